@@ -1,0 +1,31 @@
+# Set-up needs Python 3.11 or newer, git and make. Everything goes into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: install demo check test clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt zoo/pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' ./zoo
+	touch $@
+
+# The main job on the models that come with forerun: text, tokens a second, speed-up.
+demo: install
+	$(BIN)/forerun generate --prompt-file docs/demo_prompt.py --temperature 0 --max-tokens 160 --compare
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: install
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

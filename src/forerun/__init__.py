@@ -1,0 +1,61 @@
+"""forerun: exact speculative decoding. A cheap drafter runs ahead, the model checks it in one pass.
+
+import forerun
+
+engine = forerun.load("zoo")
+for event in engine.stream("def fibonacci(n):", forerun.SamplingParams(temperature=0)):
+    print(event.text, end="")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forerun.core import Origin
+    from forerun.engine.config import SpeculativeConfig
+    from forerun.engine.engine import Engine
+    from forerun.engine.load import load
+    from forerun.engine.requests import Completion, TokenEvent
+    from forerun.errors import ForerunError
+    from forerun.params import SamplingParams
+    from forerun.stats import Stats
+
+__version__ = "0.1.0"
+
+# Names are looked up when they are first used: `import forerun` loads neither torch nor transformers.
+_HOMES = {
+    "Completion": "forerun.engine.requests",
+    "Engine": "forerun.engine.engine",
+    "ForerunError": "forerun.errors",
+    "Origin": "forerun.core",
+    "SamplingParams": "forerun.params",
+    "SpeculativeConfig": "forerun.engine.config",
+    "Stats": "forerun.stats",
+    "TokenEvent": "forerun.engine.requests",
+    "load": "forerun.engine.load",
+}
+
+__all__ = [
+    "Completion",
+    "Engine",
+    "ForerunError",
+    "Origin",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "Stats",
+    "TokenEvent",
+    "__version__",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'forerun' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,362 @@
+"""The words of the system: drafts, plans, verdicts, sequences, and what a part must be able to do."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence as Several
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.params import SamplingParams
+
+if TYPE_CHECKING:
+    from forerun.randomness import Randomness
+
+
+class Origin(enum.StrEnum):
+    """Where an emitted token came from."""
+
+    ACCEPTED = "accepted"
+    RECOVERED = "recovered"
+    BONUS = "bonus"
+    PLAIN = "plain"
+
+
+class Exactness(enum.StrEnum):
+    """What a method or backend promises about its output, compared with plain decoding."""
+
+    BITWISE = "bitwise"
+    DISTRIBUTIONAL = "distributional"
+    APPROXIMATE = "approximate"
+
+
+class Drawing(enum.StrEnum):
+    """How a drafter picks its tokens; the verification rule decides which it needs."""
+
+    DRAW = "draw"
+    TOP = "top"
+    COUPLE = "couple"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far to speculate for one sequence in one round; zero tokens is a plain round."""
+
+    num_tokens: int
+    drawing: Drawing = Drawing.TOP
+
+
+@dataclass(frozen=True)
+class SparseProbs:
+    """Rows of probability with few entries: `token_ids` [n, k] and `values` [n, k], the rest zero."""
+
+    token_ids: Tensor
+    values: Tensor
+
+    def dense(self, vocab_size: int) -> Tensor:
+        """The same rows as one tensor [n, V]; ids listed twice add up."""
+        rows = self.values.new_zeros(len(self.values), vocab_size)
+        return rows.scatter_add_(1, self.token_ids, self.values)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree of proposed tokens.
+
+    Args:
+        token_ids: one id a node, n of them.
+        parents: the parent of each node, a smaller index; -1 is the last committed token.
+        probs: row i is the distribution that token i was really drawn from when it was drawn, [n, V]
+            (or sparse). None if the tree is a deterministic function of the committed tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    probs: Tensor | SparseProbs | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.parents), "one parent a node"
+        assert all(-1 <= parent < node for node, parent in enumerate(self.parents)), "parents first"
+
+    @classmethod
+    def chain(cls, token_ids: Iterable[int], probs: Tensor | None = None) -> Draft:
+        ids = tuple(token_ids)
+        return cls(ids, tuple(range(-1, len(ids) - 1)), probs)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    @property
+    def depths(self) -> list[int]:
+        """The number of drafted ancestors of each node; a child of the committed text has none."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return depths
+
+    def children(self, node: int) -> list[int]:
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    def path_to(self, node: int) -> list[int]:
+        """The nodes from the first drafted ancestor of `node` to `node`; [] for -1."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def tokens_to(self, node: int) -> list[int]:
+        return [self.token_ids[step] for step in self.path_to(node)]
+
+    def attention_mask(self) -> Tensor:
+        """Which of [last committed token, *nodes] each of them sees, bool [n + 1, n + 1]."""
+        mask = torch.eye(len(self) + 1, dtype=torch.bool)
+        mask[:, 0] = True
+        for node, parent in enumerate(self.parents):
+            mask[node + 1] |= mask[parent + 1]
+        return mask
+
+    def dense_probs(self, vocab_size: int) -> Tensor | None:
+        if isinstance(self.probs, SparseProbs):
+            return self.probs.dense(vocab_size)
+        return self.probs
+
+
+NO_DRAFT = Draft((), ())
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification made of a draft.
+
+    Args:
+        path: the accepted nodes, from the root down.
+        token_ids: the tokens to emit: those of `path`, then one recovered or bonus token unless
+            the verdict was truncated before it.
+        origins: where each of `token_ids` came from.
+    """
+
+    path: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+
+    @classmethod
+    def of(cls, draft: Draft, end: int, token_id: int) -> Verdict:
+        """The verdict whose path ends at node `end` (-1: nothing accepted) and emits `token_id` there."""
+        path = draft.path_to(end)
+        if not len(draft):
+            last = Origin.PLAIN
+        else:
+            last = Origin.RECOVERED if draft.children(end) else Origin.BONUS
+        tokens = [draft.token_ids[node] for node in path]
+        return cls(tuple(path), (*tokens, token_id), (*(Origin.ACCEPTED for _ in path), last))
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(origin is Origin.ACCEPTED for origin in self.origins)
+
+    def truncate(self, count: int) -> Verdict:
+        """Emit only the first `count` >= 1 tokens: a request ended inside the path."""
+        if count >= len(self.token_ids):
+            return self
+        # The newest token is never in the cache, so the path keeps one node less than is emitted.
+        return Verdict(self.path[: count - 1], self.token_ids[:count], self.origins[:count])
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass
+class Sequence:
+    """One request on its way: its tokens so far and what belongs to it.
+
+    Args:
+        request_id: unique in an engine.
+        token_ids: prompt and emitted tokens.
+        num_prompt_tokens: how many of them are the prompt.
+        params: how its tokens are drawn.
+        seed: the key of its randomness: `params.seed`, or one drawn for it.
+        row: its row in the caches, set at admission.
+        speculative: whether to draft for it at all.
+        finish_reason: None while it runs.
+    """
+
+    request_id: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    row: int = -1
+    speculative: bool = True
+    finish_reason: FinishReason | None = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        self.token_ids.extend(token_ids)
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """What a forward pass returns.
+
+    Args:
+        logits: [B, n, V] for `logits_for="all"`, [B, 1, V] for `"last"` (the last token of each row
+            that is no padding), None for `"none"`.
+        hidden: the requested hidden states by layer index, each [B, n, hidden_size]; layer i is the
+            output of the first i layers (0 the embedding), before the final norm.
+    """
+
+    logits: Tensor | None
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+
+
+LogitsFor = Literal["all", "last", "none"]
+
+
+class Cache(Protocol):
+    """Keys and values of a batch of rows, each with its own length.
+
+    A forward pass appends its tokens to each row; `keep` and `trim` take back what was rejected.
+    Slot and position agree for committed tokens; the nodes of a tree lie in slots in the order of
+    the forward pass, whatever their positions.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """Slots a row, in tokens."""
+
+    def length(self, row: int) -> int:
+        """Filled slots of `row` in its shortest layer."""
+
+    def view(self, rows: Several[int]) -> Any:
+        """The same cache seen as a batch of these rows, to be handed to `CausalLM.forward`."""
+
+    def keep(self, row: int, start: int, slots: Several[int]) -> None:
+        """Of the slots from `start` on, keep only `start + slots[i]`, moved to `start + i`."""
+
+    def trim(self, row: int, length: int) -> None:
+        """Forget all slots of `row` from `length` on."""
+
+
+class CausalLM(Protocol):
+    """A language model with a cache that can be rolled back."""
+
+    name: str
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    max_context: int
+    device: torch.device
+    dtype: torch.dtype
+    exactness: Exactness
+
+    def new_cache(self, rows: int, capacity: int) -> Cache:
+        """An empty cache of `rows` rows with `capacity` slots each."""
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: Any,
+        tree_mask: Tensor | None = None,
+        hidden_layers: Several[int] = (),
+        logits_for: LogitsFor = "all",
+        layers: range | None = None,
+        hidden_in: Tensor | None = None,
+    ) -> ForwardOutput:
+        """Run new tokens and append their keys and values to the cache.
+
+        Args:
+            token_ids: [B, n], int64.
+            positions: [B, n]; -1 marks padding, which stands at the end of a row, is seen by no
+                token and is not appended.
+            cache: a view of B rows.
+            tree_mask: bool [B, n, m], m >= n: which of the row's last m - n slots and of the new
+                tokens each token sees; everything before is seen by all. None: causal.
+            hidden_layers: layers whose hidden states to return.
+            logits_for: which tokens need logits.
+            layers: the layers to run (all if None); only their caches grow. Logits are made
+                only when the last layer runs.
+            hidden_in: [B, n, hidden_size], enters below `layers` instead of the embedding.
+
+        Raises:
+            CacheError: when a row's cache is full.
+        """
+
+
+class Drafter(Protocol):
+    """Proposes tokens. One file a method; the engine checks what it declares when it is built."""
+
+    name: str
+    exactness: Exactness
+    drawings: frozenset[Drawing]
+    """The ways of drawing that it supports; {TOP} for deterministic drafters."""
+    draws_trees: bool
+    hidden_layers: tuple[int, ...]
+    """Hidden layers of the target that `observe` needs."""
+
+    def propose(
+        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        """One draft a sequence, of at most the planned number of tokens along any path."""
+
+    def observe(
+        self, sequences: Several[Sequence], verdicts: Several[Verdict], output: ForwardOutput
+    ) -> None:
+        """See what became of the round; the sequences hold the emitted tokens already."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended."""
+
+
+class Verifier(Protocol):
+    """A rule that turns a draft and the target's rows into a verdict."""
+
+    name: str
+    exactness: Exactness
+
+    def verify(
+        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
+    ) -> Verdict:
+        """Verify one draft. Row 0 of `target_probs` [n + 1, V] follows the committed tokens, row i + 1 node i."""
+
+
+class Policy(Protocol):
+    """Decides from the past alone how far to speculate."""
+
+    name: str
+
+    def plan(self, sequences: Several[Sequence]) -> list[Plan]:
+        """One plan a sequence for the coming round."""
+
+    def observe(
+        self,
+        sequences: Several[Sequence],
+        drafts: Several[Draft],
+        verdicts: Several[Verdict],
+        seconds: float,
+    ) -> None:
+        """See the round's outcome and the seconds that it took, drafting included."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended."""

@@ -1,0 +1,1 @@
+"""Rounds of drafting and verifying over a ragged batch, and the plain loop beside them."""

@@ -1,0 +1,86 @@
+"""How to speculate: one flat dataclass, with the field's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from forerun.drafters import drafter_names
+from forerun.errors import ConfigError, UnknownNameError
+from forerun.policies import policy_names
+from forerun.verification import rule_names
+
+DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How to speculate.
+
+    Args:
+        method: the drafter; None speculates not at all.
+        model: the draft model, a directory or a hub id, for methods that need one.
+        revision: its revision on the hub.
+        num_speculative_tokens: tokens to draft a round (where an adaptive policy starts).
+        prompt_lookup_min, prompt_lookup_max: n-gram sizes of the `ngram` method.
+        rejection_sample_method: the verification rule; `auto` takes coupled for requests with a
+            seed, token for point masses, block for drawn chains.
+        draft_sample_method: how a draft model picks tokens: `probabilistic` draws as the request
+            would, `greedy` takes its most likely token, `auto` leaves it to the rule.
+        policy: how the length changes from round to round.
+        monitor: stop speculating where it does not pay, and probe again later.
+        draft_dtype: precision of the draft model.
+
+    Raises:
+        ConfigError: for a value out of range or a combination that cannot be exact.
+    """
+
+    method: str | None = None
+    model: str | None = None
+    revision: str | None = None
+    num_speculative_tokens: int = 4
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    rejection_sample_method: str = "auto"
+    draft_sample_method: str = "auto"
+    policy: str = "fixed"
+    monitor: bool = True
+    draft_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        named = {
+            "method": (self.method, drafter_names()),
+            "rejection_sample_method": (self.rejection_sample_method, rule_names()),
+            "draft_sample_method": (self.draft_sample_method, DRAFT_SAMPLE_METHODS),
+            "policy": (self.policy, policy_names()),
+        }
+        for kind, (name, known) in named.items():
+            if name is not None and name not in known:
+                raise UnknownNameError(kind, name, known)
+        if not 1 <= self.num_speculative_tokens <= 64:
+            raise ConfigError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}; it must lie in [1, 64]."
+            )
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max "
+                f"{self.prompt_lookup_max}; give 1 <= min <= max."
+            )
+        if self.draft_sample_method == "greedy" and self.rejection_sample_method == "block":
+            raise ConfigError(
+                "block verification needs drawn drafts, greedy drafts are point masses; "
+                "use rejection_sample_method 'token' or draft_sample_method 'auto'."
+            )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
+        """Make one from a mapping; an unknown key is an error that lists the known ones."""
+        known = [option.name for option in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise UnknownNameError("speculative option", name, known)
+        return cls(**values)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)

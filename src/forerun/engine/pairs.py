@@ -1,0 +1,70 @@
+"""Which drafter to take for a target when none is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from forerun.engine.config import SpeculativeConfig
+from forerun.errors import ConfigError
+
+_QWEN3 = "Qwen/Qwen3-0.6B"
+_QWEN25 = "Qwen/Qwen2.5-0.5B-Instruct"
+_LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
+_GPT2 = "openai-community/gpt2"
+
+# Drafts of the target's own family and vocabulary, five times smaller or more.
+KNOWN_DRAFTS = {
+    "zoo": "zoo-draft",
+    "Qwen/Qwen3-4B": _QWEN3,
+    "Qwen/Qwen3-8B": _QWEN3,
+    "Qwen/Qwen3-14B": _QWEN3,
+    "Qwen/Qwen3-32B": _QWEN3,
+    "Qwen/Qwen2.5-3B-Instruct": _QWEN25,
+    "Qwen/Qwen2.5-7B-Instruct": _QWEN25,
+    "Qwen/Qwen2.5-14B-Instruct": _QWEN25,
+    "Qwen/Qwen2.5-32B-Instruct": _QWEN25,
+    "meta-llama/Llama-3.1-8B-Instruct": _LLAMA,
+    "meta-llama/Llama-3.1-70B-Instruct": _LLAMA,
+    "meta-llama/Llama-3.3-70B-Instruct": _LLAMA,
+    "openai-community/gpt2-large": _GPT2,
+    "openai-community/gpt2-xl": _GPT2,
+    "gpt2-large": "gpt2",
+    "gpt2-xl": "gpt2",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A complete config, and one sentence on what was chosen, if anything had to be."""
+
+    config: SpeculativeConfig
+    note: str | None = None
+
+
+def choose(config: SpeculativeConfig, target: str) -> Choice:
+    """Fill in the method and the draft model that a config leaves open.
+
+    Args:
+        config: `method` and `model` may be None.
+        target: the target as the user named it.
+
+    Raises:
+        ConfigError: for a method that needs a draft model where none is known.
+    """
+    if config.model is not None and config.method not in (None, "draft_model"):
+        raise ConfigError(
+            f"method {config.method!r} takes no draft model; leave the draft model out "
+            "or use method 'draft_model'."
+        )
+    if config.model is not None:
+        return Choice(replace(config, method="draft_model"))
+    known = KNOWN_DRAFTS.get(target.rstrip("/"))
+    if config.method in (None, "draft_model") and known is not None:
+        note = None if target == "zoo" else f"drafting with {known}, the known draft for {target}"
+        return Choice(replace(config, method="draft_model", model=known), note)
+    if config.method == "draft_model":
+        raise ConfigError(f"no draft model is known for {target}; name one, or use method 'ngram'.")
+    if config.method is None:
+        note = f"no draft model is known for {target}: drafting by prompt lookup (ngram)"
+        return Choice(replace(config, method="ngram"), note)
+    return Choice(config)

@@ -1,0 +1,140 @@
+"""What goes into the engine and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from forerun.core import FinishReason, Origin, Sequence, Verdict
+from forerun.engine.text import TextStream
+from forerun.params import SamplingParams
+from forerun.stats import Stats
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The log probability of a token and of the most likely alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One emitted token.
+
+    `text` is what became certain with it: the text of a token that ends inside a character or a
+    possible stop string comes with a later one.
+    """
+
+    request_id: int
+    token_id: int
+    origin: Origin
+    text: str
+    logprob: TokenLogprob | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A request that has ended.
+
+    Args:
+        request_id: what `Engine.add` returned.
+        prompt_ids, token_ids: token ids of prompt and output.
+        text: the output without special tokens, cut at a stop string.
+        origins: where each output token came from.
+        finish_reason: why it ended.
+        stats: its counters.
+        logprobs: one a token, if asked for.
+    """
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    origins: tuple[Origin, ...]
+    finish_reason: FinishReason | None
+    stats: Stats
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass
+class Running:
+    """A request while it runs: its sequence and everything that is only for its output."""
+
+    sequence: Sequence
+    stop_token_ids: frozenset[int]
+    token_limit: int
+    stream: TextStream
+    stats: Stats = field(default_factory=Stats)
+    origins: list[Origin] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def cut(self, verdict: Verdict) -> Verdict:
+        """End the verdict, and the request, at the first stop token, stop string or limit."""
+        room = self.token_limit - self.sequence.num_output_tokens
+        for count, token in enumerate(verdict.token_ids, start=1):
+            stopped = token in self.stop_token_ids
+            # The end-of-text token itself is no text, whatever stop strings say.
+            if self.stream.push(token) or stopped:
+                self.sequence.finish_reason = FinishReason.STOP
+            elif count == room:
+                self.sequence.finish_reason = FinishReason.LENGTH
+            ended = self.sequence.finish_reason is not None
+            self.texts.append(self.stream.release(finished=ended))
+            if ended:
+                return verdict.truncate(count)
+        return verdict
+
+    def events(self, count: int) -> list[TokenEvent]:
+        """The newest `count` tokens as events."""
+        sequence = self.sequence
+        total = sequence.num_output_tokens
+        return [
+            TokenEvent(
+                request_id=sequence.request_id,
+                token_id=sequence.output_ids[index],
+                origin=self.origins[index],
+                text=self.texts[index],
+                logprob=self.logprobs[index] if self.logprobs else None,
+                finish_reason=sequence.finish_reason if index == total - 1 else None,
+            )
+            for index in range(total - count, total)
+        ]
+
+    def completion(self) -> Completion:
+        sequence = self.sequence
+        wants_logprobs = sequence.params.logprobs is not None
+        return Completion(
+            request_id=sequence.request_id,
+            prompt_ids=tuple(sequence.token_ids[: sequence.num_prompt_tokens]),
+            token_ids=tuple(sequence.output_ids),
+            text=self.stream.text,
+            origins=tuple(self.origins),
+            finish_reason=sequence.finish_reason,
+            stats=self.stats,
+            logprobs=tuple(self.logprobs) if wants_logprobs else None,
+        )
+
+
+def token_logprobs(
+    logits: Tensor, probs: Tensor, token_ids: tuple[int, ...], params: SamplingParams
+) -> list[TokenLogprob]:
+    """Log probabilities of `token_ids`, one a row of `logits` and `probs` [N, V]."""
+    if params.logprobs is None:
+        return []
+    if params.logprobs_mode == "raw":
+        rows = (logits if logits.dtype == probs.dtype else logits.float()).log_softmax(-1)
+    else:
+        rows = probs.log()
+    top = rows.topk(min(params.logprobs, rows.shape[-1]), dim=-1)
+    return [
+        TokenLogprob(
+            token, row[token].item(), tuple(zip(ids.tolist(), values.tolist(), strict=True))
+        )
+        for token, row, ids, values in zip(token_ids, rows, top.indices, top.values, strict=True)
+    ]

@@ -1,0 +1,128 @@
+"""One round: plan, draft, run the target once, verify, keep what was accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from forerun.core import (
+    Cache,
+    CausalLM,
+    Draft,
+    Drafter,
+    ForwardOutput,
+    Plan,
+    Policy,
+    Sequence,
+    Verdict,
+    Verifier,
+)
+from forerun.engine.requests import Running, token_logprobs
+from forerun.models.running import run_rows
+from forerun.randomness import Randomness
+from forerun.sampling import prefixes_of, warp
+from forerun.verification import make_rule, resolve
+
+
+@dataclass
+class Parts:
+    """What a round works with."""
+
+    target: CausalLM
+    cache: Cache
+    randomness: Randomness
+    rule: str
+    drafter: Drafter | None = None
+    policy: Policy | None = None
+    rules: dict[str, Verifier] = field(default_factory=dict)
+
+    def rule_for(self, sequence: Sequence, draft: Draft) -> Verifier:
+        name = resolve(self.rule, sequence, draft)
+        if name not in self.rules:
+            self.rules[name] = make_rule(name)
+        return self.rules[name]
+
+
+def run_round(parts: Parts, running: Several[Running], plans: Several[Plan]) -> list[Verdict]:
+    """Run one round over a batch; every sequence gains at least one token."""
+    sequences = [one.sequence for one in running]
+    started = perf_counter()
+    drafts = _propose(parts, sequences, plans)
+    drafted = perf_counter()
+    output = _run_target(parts, sequences, drafts)
+    assert output.logits is not None
+    ran = perf_counter()
+    verdicts = []
+    for one, draft, rows in zip(running, drafts, output.logits, strict=True):
+        verdict = _verify(parts, one, draft, rows[: len(draft) + 1])
+        parts.cache.keep(one.sequence.row, len(one.sequence), verdict.path)
+        one.sequence.extend(verdict.token_ids)
+        assert parts.cache.length(one.sequence.row) == len(one.sequence) - 1
+        one.origins.extend(verdict.origins)
+        one.stats.count(draft, verdict)
+        verdicts.append(verdict)
+    if parts.drafter is not None:
+        parts.drafter.observe(sequences, verdicts, output)
+    ended = perf_counter()
+    if parts.policy is not None:
+        parts.policy.observe(sequences, drafts, verdicts, ended - started)
+    _share_time(running, drafted - started, ran - drafted, ended - ran)
+    return verdicts
+
+
+def _propose(parts: Parts, sequences: list[Sequence], plans: Several[Plan]) -> list[Draft]:
+    if parts.drafter is None or not any(plan.num_tokens for plan in plans):
+        return [Draft((), ())] * len(sequences)
+    return parts.drafter.propose(sequences, plans, parts.randomness)
+
+
+def _run_target(parts: Parts, sequences: list[Sequence], drafts: list[Draft]) -> ForwardOutput:
+    """One forward pass over the newest token and the draft of every sequence."""
+    positions = []
+    for sequence, draft in zip(sequences, drafts, strict=True):
+        length = len(sequence)
+        positions.append([length - 1, *(length + depth for depth in draft.depths)])
+    return run_rows(
+        parts.target,
+        parts.cache,
+        [sequence.row for sequence in sequences],
+        [[s.token_ids[-1], *draft.token_ids] for s, draft in zip(sequences, drafts, strict=True)],
+        positions=positions,
+        tree_mask=_tree_mask(drafts, parts.target.device),
+        hidden_layers=parts.drafter.hidden_layers if parts.drafter is not None else (),
+    )
+
+
+def _tree_mask(drafts: list[Draft], device: torch.device) -> Tensor | None:
+    """Who sees whom among [last, *nodes], bool [B, n, n]; None where all drafts are chains."""
+    if all(draft.is_chain for draft in drafts):
+        return None
+    width = max(len(draft) for draft in drafts) + 1
+    mask = torch.zeros(len(drafts), width, width, dtype=torch.bool)
+    for row, draft in zip(mask, drafts, strict=True):
+        row[: len(draft) + 1, : len(draft) + 1] = draft.attention_mask()
+    return mask.to(device)
+
+
+def _verify(parts: Parts, one: Running, draft: Draft, logits: Tensor) -> Verdict:
+    """Verify one draft against its rows of logits [n + 1, V] and end it where the request ends."""
+    probs = warp(logits, prefixes_of(one.sequence, draft))
+    rule = parts.rule_for(one.sequence, draft)
+    verdict = one.cut(rule.verify(draft, probs, one.sequence, parts.randomness))
+    if one.sequence.params.logprobs is not None:
+        rows = [0, *(node + 1 for node in verdict.path)][: len(verdict.token_ids)]
+        params = one.sequence.params
+        one.logprobs += token_logprobs(logits[rows], probs[rows], verdict.token_ids, params)
+    return verdict
+
+
+def _share_time(running: Several[Running], draft: float, target: float, verify: float) -> None:
+    for one in running:
+        one.stats.draft_seconds += draft / len(running)
+        one.stats.target_seconds += target / len(running)
+        one.stats.verify_seconds += verify / len(running)
+        one.stats.seconds += (draft + target + verify) / len(running)

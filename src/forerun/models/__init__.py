@@ -1,0 +1,53 @@
+"""Models that can be run speculatively, and loading them.
+
+Importing this package does not import transformers; loading does.
+"""
+
+from forerun.models.architecture import Architecture, native, read_architecture
+from forerun.models.decoder import Decoder
+from forerun.models.gpt2 import GPT2
+from forerun.models.hf import HFModel, refuse_unsupported
+from forerun.models.layouts import Layout, layout_of
+from forerun.models.loading import (
+    eos_token_ids,
+    load_config,
+    load_model,
+    load_tokenizer,
+    model_from_tensors,
+)
+from forerun.models.memory import (
+    MemoryNeed,
+    ModelSummary,
+    available_bytes,
+    check_memory,
+    describe,
+    memory_need,
+)
+from forerun.models.placement import resolve_device, resolve_dtype
+from forerun.models.transformer import Transformer
+
+__all__ = [
+    "GPT2",
+    "Architecture",
+    "Decoder",
+    "HFModel",
+    "Layout",
+    "MemoryNeed",
+    "ModelSummary",
+    "Transformer",
+    "available_bytes",
+    "check_memory",
+    "describe",
+    "eos_token_ids",
+    "layout_of",
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+    "memory_need",
+    "model_from_tensors",
+    "native",
+    "read_architecture",
+    "refuse_unsupported",
+    "resolve_device",
+    "resolve_dtype",
+]

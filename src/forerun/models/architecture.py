@@ -1,0 +1,147 @@
+"""What a decoder's config.json says, in one set of names for every family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from forerun.errors import CheckpointError
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_fast": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose frequencies do not depend on the text's length."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of a decoder.
+
+    Attributes:
+        family: `llama`, `mistral`, `qwen2`, `qwen3` or `gpt2`.
+        windows: by layer, how many tokens back it sees, its own included; None for all.
+        query_key_norm: whether queries and keys are normalized head by head (Qwen3).
+        attention_bias: of the query, key and value projections.
+        output_bias: of the attention's output projection.
+        config: the config of transformers that it was read from.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_context: int
+    norm_eps: float
+    activation: str
+    tied: bool
+    windows: tuple[int | None, ...]
+    query_key_norm: bool = False
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    config: Any = field(default=None, repr=False, compare=False)
+
+
+def native(config: Any) -> bool:
+    """Whether a config of transformers describes a model that runs on our own decoders."""
+    if config.model_type == "gpt2":
+        exotic = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
+        plain = not (exotic or config.add_cross_attention or config.reorder_and_upcast_attn)
+        return plain and config.activation_function in ACTIVATIONS
+    if config.model_type not in ("llama", "mistral", "qwen2", "qwen3"):
+        return False
+    rope = config.rope_parameters or {}
+    known_rope = rope.get("rope_type") in ROPE_TYPES and rope.get("partial_rotary_factor", 1) == 1
+    return known_rope and config.hidden_act in ACTIVATIONS
+
+
+def read_architecture(config: Any) -> Architecture:
+    """The shape that a config of transformers describes; `native(config)` must hold.
+
+    Raises:
+        CheckpointError: for numbers that fit no model.
+    """
+    shape = _read_gpt2(config) if config.model_type == "gpt2" else _read_llama_like(config)
+    if shape.num_heads % shape.num_kv_heads:
+        raise CheckpointError(
+            f"config.json: num_attention_heads is {shape.num_heads}; it must be a multiple of "
+            f"num_key_value_heads, {shape.num_kv_heads}."
+        )
+    return shape
+
+
+def _read_gpt2(config: Any) -> Architecture:
+    return Architecture(
+        family="gpt2",
+        vocab_size=config.vocab_size,
+        hidden_size=config.n_embd,
+        intermediate_size=config.n_inner or 4 * config.n_embd,
+        num_layers=config.n_layer,
+        num_heads=config.n_head,
+        num_kv_heads=config.n_head,
+        head_dim=config.n_embd // config.n_head,
+        max_context=config.n_positions,
+        norm_eps=config.layer_norm_epsilon,
+        activation=config.activation_function,
+        tied=bool(config.tie_word_embeddings),
+        windows=(None,) * config.n_layer,
+        attention_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        config=config,
+    )
+
+
+def _read_llama_like(config: Any) -> Architecture:
+    family = config.model_type
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # Llama and Qwen3 have a switch for biases, Qwen2 always has them, on these three only.
+    switch = bool(getattr(config, "attention_bias", False)) and family in ("llama", "qwen3")
+    return Architecture(
+        family=family,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        head_dim=head_dim,
+        max_context=config.max_position_embeddings,
+        norm_eps=config.rms_norm_eps,
+        activation=config.hidden_act,
+        tied=bool(config.tie_word_embeddings),
+        windows=_windows(config),
+        query_key_norm=family == "qwen3",
+        attention_bias=switch or family == "qwen2",
+        output_bias=switch,
+        mlp_bias=bool(getattr(config, "mlp_bias", False)) and family == "llama",
+        config=config,
+    )
+
+
+def _windows(config: Any) -> tuple[int | None, ...]:
+    window: int | None = getattr(config, "sliding_window", None)
+    layers: int = config.num_hidden_layers
+    if config.model_type == "llama" or window is None:
+        return (None,) * layers
+    if config.model_type == "mistral":
+        return (window,) * layers
+    kinds = config.layer_types
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

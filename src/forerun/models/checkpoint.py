@@ -1,0 +1,184 @@
+"""Reading published tensors, from files or from memory, and checking them against a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from forerun.errors import CheckpointError
+from forerun.models.hub import read_json
+from forerun.models.layouts import Layout, Published
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Source(Protocol):
+    """Where published tensors come from."""
+
+    name: str
+
+    def keys(self) -> list[str]:
+        """All keys that are there."""
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """The shape of a tensor, without reading it."""
+
+    def read(self, key: str) -> Tensor:
+        """The tensor, on the CPU if it comes from a file."""
+
+
+class TensorSource:
+    """Tensors in memory, such as a `state_dict`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], name: str) -> None:
+        self.name, self._tensors = name, tensors
+
+    def keys(self) -> list[str]:
+        """All keys that are there."""
+        return list(self._tensors)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return tuple(self._tensors[key].shape)
+
+    def read(self, key: str) -> Tensor:
+        """The tensor itself."""
+        return self._tensors[key].detach()
+
+
+class SafetensorsSource:
+    """The safetensors files of a directory: one, or several with an index.
+
+    Args:
+        directory: of the checkpoint.
+
+    Raises:
+        CheckpointError: when files are missing or broken, or only pickled weights are there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.name = str(directory)
+        self._files: dict[Path, Any] = {}
+        self._where = self._index(directory)
+
+    def _index(self, directory: Path) -> dict[str, Path]:
+        if (directory / INDEX).is_file():
+            weight_map = read_json(directory / INDEX).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise CheckpointError(f"{directory / INDEX} has no weight_map; download it again.")
+            where = {key: directory / str(file) for key, file in weight_map.items()}
+            for file in sorted(set(where.values())):
+                present = set(self._open(file).keys())
+                lost = [key for key, at in where.items() if at == file and key not in present]
+                if lost:
+                    raise CheckpointError(
+                        f"{file} lacks {lost[0]}, which {INDEX} places there; download both again."
+                    )
+            return where
+        if (directory / SINGLE).is_file():
+            return dict.fromkeys(self._open(directory / SINGLE).keys(), directory / SINGLE)
+        raise CheckpointError(_no_weights(directory))
+
+    def _open(self, file: Path) -> Any:
+        if file not in self._files:
+            try:
+                # The type stubs do not know safe_open as a function.
+                self._files[file] = safe_open(str(file), framework="pt", device="cpu")
+            except FileNotFoundError:
+                raise CheckpointError(
+                    f"{file.name} is missing in {file.parent}; {INDEX} names it: download it."
+                ) from None
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(_broken(file, error)) from error
+        return self._files[file]
+
+    def keys(self) -> list[str]:
+        """All keys that are there."""
+        return list(self._where)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """The shape of a tensor, from the file's header."""
+        return tuple(self._open(self._where[key]).get_slice(key).get_shape())
+
+    def read(self, key: str) -> Tensor:
+        """The tensor, on the CPU; only its own bytes are read."""
+        file = self._where[key]
+        try:
+            tensor: Tensor = self._open(file).get_tensor(key)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(_broken(file, error)) from error
+        return tensor
+
+
+def _broken(file: Path, error: Exception) -> str:
+    return f"{file} is corrupt or cut off ({str(error).splitlines()[0]}); download it again."
+
+
+def _no_weights(directory: Path) -> str:
+    pickled = sorted(p.name for end in ("*.bin", "*.pt", "*.pth") for p in directory.glob(end))
+    if pickled:
+        return (
+            f"{directory} holds only pickled weights ({pickled[0]}), which can run code when read; "
+            "save the model again with transformers' save_pretrained, which writes safetensors."
+        )
+    return f"{directory} holds no weights; it must have {SINGLE} or {INDEX} with its files."
+
+
+def read_weights(
+    source: Source, layout: Layout, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """Our tensors by name, from published ones that are all checked before any is read.
+
+    Raises:
+        CheckpointError: for missing, unexpected or misshapen tensors, naming the first.
+    """
+    expected = layout.published()
+    found: dict[str, str] = {}
+    unexpected = []
+    for key in source.keys():  # noqa: SIM118, a source is no mapping
+        published = key if key in expected else layout.prefix + key
+        if published in expected:
+            found[published] = key
+        elif not layout.ignored.fullmatch(key):
+            unexpected.append(key)
+    _check_keys(source, expected, found, unexpected)
+    for published, key in found.items():
+        if source.shape(key) != expected[published]:
+            raise CheckpointError(
+                f"{source.name}: {key} has shape {list(source.shape(key))}, but config.json asks "
+                f"for {list(expected[published])}; config and weights are not of one model."
+            )
+
+    def read(part: Published) -> Tensor:
+        return source.read(found[part.key])
+
+    return layout.fuse(read, dtype, device)
+
+
+def _check_keys(
+    source: Source,
+    expected: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, str],
+    unexpected: list[str],
+) -> None:
+    missing = [key for key in expected if key not in found]
+    if missing:
+        shape = list(expected[missing[0]])
+        raise CheckpointError(
+            f"{source.name} lacks {missing[0]} of shape {shape}{_more(missing)}; "
+            "the checkpoint is incomplete or config.json is of another model."
+        )
+    if unexpected:
+        raise CheckpointError(
+            f"{source.name} holds {unexpected[0]}{_more(unexpected)}, which config.json has no "
+            "place for; config and weights are not of one model."
+        )
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more tensors" if len(names) > 1 else ""

@@ -1,0 +1,197 @@
+"""Loading a model, its config and its tokenizer, from a directory or from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.core import CausalLM
+from forerun.errors import CheckpointError, UnsupportedModelError
+from forerun.models.architecture import native, read_architecture
+from forerun.models.checkpoint import SafetensorsSource, Source, TensorSource, read_weights
+from forerun.models.decoder import Decoder
+from forerun.models.gpt2 import GPT2
+from forerun.models.hf import load_adapter
+from forerun.models.hub import read_json, resolve
+from forerun.models.layouts import layout_of
+from forerun.models.placement import resolve_device, resolve_dtype
+from forerun.models.transformer import Transformer
+
+
+def load_model(
+    path_or_hub_id: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    name: str | None = None,
+) -> CausalLM:
+    """Load a language model: Llama, Mistral, Qwen2, Qwen3 and GPT-2 on our own decoders, any other
+    that transformers knows and whose cache can be cropped on the adapter.
+
+    Args:
+        path_or_hub_id: a checkpoint's directory, or an id such as `Qwen/Qwen3-0.6B`.
+        revision: branch, tag or commit on the hub.
+        dtype: `fp32`, `bf16`, `fp16`, `fp64`, or `auto`: the checkpoint's (for float16 on
+            a CPU: float32).
+        device: `cpu`, `cuda`, `mps`, or `auto`: the fastest that is there.
+        name: how messages call the model; by default what it was loaded from.
+
+    Raises:
+        CheckpointError: for missing, corrupt or inconsistent files.
+        UnsupportedModelError: for an architecture that cannot be run speculatively.
+        ConfigError: for a dtype or device that does not exist or is not there.
+    """
+    place = resolve_device(device)
+    directory = resolve(path_or_hub_id, revision, weights=True)
+    config = _read_config(directory)
+    name = name or _default_name(path_or_hub_id)
+    eos = _eos_token_ids(directory, config)
+    if not native(config):
+        return load_adapter(
+            directory, config, resolve_dtype(dtype, config.dtype, place), place, name, eos
+        )
+    _refuse_quantized(config, name)
+    source = SafetensorsSource(directory)
+    stored = config.dtype or source.read(source.keys()[0]).dtype
+    return build(config, source, resolve_dtype(dtype, stored, place), place, name, eos)
+
+
+def model_from_tensors(
+    config: Any,
+    tensors: Mapping[str, Tensor],
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    name: str = "model",
+) -> Transformer:
+    """A model on our own decoders from published tensors in memory, such as a `state_dict`.
+
+    Raises:
+        CheckpointError: for missing, unexpected or misshapen tensors.
+        UnsupportedModelError: for a config that none of our decoders runs.
+    """
+    if not native(config):
+        raise UnsupportedModelError(
+            f"{config.model_type} has no decoder of its own here; "
+            "save the model and load it with load_model."
+        )
+    place = resolve_device(device)
+    stored = next(iter(tensors.values())).dtype if tensors else None
+    source = TensorSource(tensors, name)
+    eos = _as_ids(config.eos_token_id)
+    return build(config, source, resolve_dtype(dtype, stored, place), place, name, eos)
+
+
+def build(
+    config: Any,
+    source: Source,
+    dtype: torch.dtype,
+    device: torch.device,
+    name: str,
+    eos_token_ids: frozenset[int],
+) -> Transformer:
+    """One of our decoders from a config and its published tensors.
+
+    Raises:
+        CheckpointError: for missing, unexpected or misshapen tensors.
+    """
+    shape = read_architecture(config)
+    weights = read_weights(source, layout_of(shape), dtype, device)
+    family = GPT2 if shape.family == "gpt2" else Decoder
+    return family(shape, weights, name, eos_token_ids)
+
+
+def load_config(path_or_hub_id: str | Path, *, revision: str | None = None) -> Any:
+    """The config of a checkpoint, as transformers reads it.
+
+    Raises:
+        CheckpointError: when it is missing, no JSON, or wrong.
+        UnsupportedModelError: for a model type that transformers does not know.
+    """
+    return _read_config(resolve(path_or_hub_id, revision, weights=False))
+
+
+def load_tokenizer(path_or_hub_id: str | Path, *, revision: str | None = None) -> Any:
+    """The tokenizer of a checkpoint, as transformers makes it.
+
+    Raises:
+        CheckpointError: when its files are missing or broken.
+    """
+    from transformers import AutoTokenizer
+
+    directory = resolve(path_or_hub_id, revision, weights=False)
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except Exception as error:
+        # The tokenizers library raises bare Exceptions for broken files.
+        raise CheckpointError(
+            f"{directory} has no tokenizer that transformers can read ({_first_line(error)}); "
+            "it needs tokenizer.json or the files of a slow tokenizer."
+        ) from error
+
+
+def eos_token_ids(path_or_hub_id: str | Path, *, revision: str | None = None) -> frozenset[int]:
+    """The tokens that end a text: those of generation_config.json, else those of config.json.
+
+    Raises:
+        CheckpointError: when config.json is missing or a file is no JSON.
+    """
+    directory = resolve(path_or_hub_id, revision, weights=False)
+    return _eos_token_ids(directory, _read_config(directory))
+
+
+def _read_config(directory: Path) -> Any:
+    from transformers import AutoConfig
+
+    content = read_json(directory / "config.json")
+    kind = content.get("model_type")
+    if kind is None:
+        raise CheckpointError(f"{directory / 'config.json'} names no model_type; add it.")
+    try:
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    except Exception as error:
+        # Configs of transformers check themselves and raise whatever their checks raise.
+        if "does not recognize this architecture" in str(error):
+            raise UnsupportedModelError(
+                f"transformers does not know the model type {kind!r} of {directory}; "
+                "update transformers."
+            ) from error
+        raise CheckpointError(
+            f"{directory / 'config.json'} is wrong ({_first_line(error)}); download it again."
+        ) from error
+
+
+def _eos_token_ids(directory: Path, config: Any) -> frozenset[int]:
+    path = directory / "generation_config.json"
+    ids = _as_ids(read_json(path).get("eos_token_id")) if path.is_file() else frozenset()
+    return ids or _as_ids(getattr(config.get_text_config(), "eos_token_id", None))
+
+
+def _as_ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)
+
+
+def _refuse_quantized(config: Any, name: str) -> None:
+    settings = getattr(config, "quantization_config", None)
+    if settings is not None:
+        method = settings.get("quant_method") if isinstance(settings, dict) else settings
+        raise UnsupportedModelError(
+            f"{name} is quantized ({method}), which is not read; load the original checkpoint."
+        )
+
+
+def _default_name(path_or_hub_id: str | Path) -> str:
+    path = Path(path_or_hub_id).expanduser()
+    return path.resolve().name if path.is_dir() else str(path_or_hub_id)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

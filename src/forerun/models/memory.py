@@ -1,0 +1,143 @@
+"""Memory that models and caches will take, known before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.errors import MemoryLimitError
+from forerun.models.architecture import native, read_architecture
+from forerun.models.layouts import layout_of
+from forerun.models.placement import DTYPES
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """What a config says about a model.
+
+    Attributes:
+        family: the model type.
+        native: whether it runs on our own decoder, else through transformers.
+        parameters: shared ones counted once.
+        weight_bytes: by name of the dtype.
+        cache_values_per_token: numbers that one token of one row keeps in the cache.
+        max_context: in tokens, None if the config does not say.
+    """
+
+    family: str
+    native: bool
+    parameters: int
+    weight_bytes: dict[str, int]
+    cache_values_per_token: int
+    max_context: int | None
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+
+    def cache_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes that one token of one row keeps in a cache of `dtype`."""
+        return self.cache_values_per_token * dtype.itemsize
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes of a model's weights and of its cache."""
+
+    name: str
+    weight_bytes: int
+    cache_bytes: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of both."""
+        return self.weight_bytes + self.cache_bytes
+
+
+def describe(config: Any) -> ModelSummary:
+    """Sizes of the model that a config of transformers describes, without loading it."""
+    text = config.get_text_config()
+    ours = native(config)
+    if ours:
+        shape = read_architecture(config)
+        parameters = layout_of(shape).num_parameters()
+        heads, size = shape.num_kv_heads, shape.head_dim
+    else:
+        parameters = _count_on_meta(config)
+        attention_heads = text.num_attention_heads
+        heads = getattr(text, "num_key_value_heads", None) or attention_heads
+        size = getattr(text, "head_dim", None) or text.hidden_size // attention_heads
+    return ModelSummary(
+        family=config.model_type,
+        native=ours,
+        parameters=parameters,
+        weight_bytes={name: parameters * dtype.itemsize for name, dtype in DTYPES.items()},
+        cache_values_per_token=2 * text.num_hidden_layers * heads * size,
+        max_context=getattr(text, "max_position_embeddings", None),
+        vocab_size=text.vocab_size,
+        num_layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+    )
+
+
+def _count_on_meta(config: Any) -> int:
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(int(parameter.numel()) for parameter in model.parameters())
+
+
+def memory_need(
+    name: str, config: Any, dtype: torch.dtype, *, rows: int, capacity: int
+) -> MemoryNeed:
+    """Bytes that a model in `dtype` and its cache, rows times capacity slots, will take."""
+    summary = describe(config)
+    return MemoryNeed(
+        name,
+        summary.parameters * dtype.itemsize,
+        rows * capacity * summary.cache_bytes_per_token(dtype),
+    )
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Memory that can be taken on a device now, in bytes; None if it cannot be told."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # Not Linux: ask the C library below.
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def check_memory(needs: Sequence[MemoryNeed], device: torch.device) -> None:
+    """See that target, draft and their caches fit on a device together.
+
+    Raises:
+        MemoryLimitError: with the numbers, and what to change.
+    """
+    available = available_bytes(device)
+    total = sum(need.total for need in needs)
+    if available is None or total <= available:
+        return
+    parts = ", ".join(
+        f"{need.name} {_gib(need.weight_bytes)} + cache {_gib(need.cache_bytes)}" for need in needs
+    )
+    raise MemoryLimitError(
+        f"{_gib(total)} are needed on {device} but {_gib(available)} are free ({parts}); use a "
+        "smaller dtype, context, batch or draft."
+    )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

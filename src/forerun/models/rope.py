@@ -1,0 +1,61 @@
+"""Rotary position embedding (Su et al., arXiv 2104.09864) from a table that grows with the text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FIRST_ROWS = 1024
+
+
+class RotaryTable:
+    """Cosines and sines by position, in the model's dtype.
+
+    Computed in float32 and rounded once, as transformers does, so that both agree in any dtype.
+
+    Args:
+        config: a config of transformers with `rope_parameters`.
+        head_dim: size of one head.
+        dtype, device: of the table.
+    """
+
+    def __init__(
+        self, config: Any, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._frequencies, self._scale = _frequencies(config, head_dim)
+        self._dtype, self._device = dtype, device
+        self._cos = self._sin = torch.empty(0, head_dim, dtype=dtype, device=device)
+
+    def at(self, positions: Tensor, furthest: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [B, 1, n, head_dim] of positions [B, n], none beyond `furthest`."""
+        if furthest >= len(self._cos):
+            self._grow(max(furthest + 1, 2 * len(self._cos), _FIRST_ROWS))
+        # Padding has position -1, which reads the table's last row; nobody looks at the result.
+        return self._cos[positions][:, None], self._sin[positions][:, None]
+
+    def _grow(self, rows: int) -> None:
+        angles = torch.outer(torch.arange(rows, dtype=torch.float32), self._frequencies)
+        angles = torch.cat((angles, angles), dim=-1)
+        self._cos = (angles.cos() * self._scale).to(self._device, self._dtype)
+        self._sin = (angles.sin() * self._scale).to(self._device, self._dtype)
+
+
+def _frequencies(config: Any, head_dim: int) -> tuple[Tensor, float]:
+    """Inverse frequencies [head_dim / 2] in float32, and the factor on cosines and sines."""
+    rope = config.rope_parameters
+    if rope["rope_type"] == "default":
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        return 1.0 / (rope["rope_theta"] ** exponents), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    return frequencies, float(scale)
+
+
+def rotate(vectors: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate queries or keys [B, heads, n, head_dim] by cosines and sines [B, 1, n, head_dim]."""
+    cos, sin = rotation
+    low, high = vectors.chunk(2, dim=-1)
+    return vectors * cos + torch.cat((-high, low), dim=-1) * sin

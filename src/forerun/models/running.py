@@ -1,0 +1,56 @@
+"""Running models on ragged rows: padding, positions and chunked prefill, for target and drafters alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+
+import torch
+from torch import Tensor
+
+from forerun.core import Cache, CausalLM, ForwardOutput, LogitsFor
+
+PREFILL_CHUNK = 512
+
+
+def run_rows(
+    model: CausalLM,
+    cache: Cache,
+    rows: Several[int],
+    token_ids: Several[Several[int]],
+    *,
+    positions: Several[Several[int]] | None = None,
+    tree_mask: Tensor | None = None,
+    hidden_layers: Several[int] = (),
+    logits_for: LogitsFor = "all",
+) -> ForwardOutput:
+    """Append `token_ids[i]` to row `rows[i]` of the cache in one forward pass.
+
+    Positions go on from each row's length unless given. Rows may differ in their number of tokens;
+    what the shorter ones return beyond theirs is padding.
+    """
+    width = max(len(tokens) for tokens in token_ids)
+    padded, places = [], []
+    for index, tokens in enumerate(token_ids):
+        missing = width - len(tokens)
+        if positions is None:
+            start = cache.length(rows[index])
+            place: Several[int] = range(start, start + len(tokens))
+        else:
+            place = positions[index]
+        padded.append([*tokens, *[0] * missing])
+        places.append([*place, *[-1] * missing])
+    return model.forward(
+        torch.tensor(padded, device=model.device),
+        torch.tensor(places, device=model.device),
+        cache.view(rows),
+        tree_mask=tree_mask,
+        hidden_layers=hidden_layers,
+        logits_for=logits_for,
+    )
+
+
+def prefill(model: CausalLM, cache: Cache, row: int, token_ids: Several[int]) -> None:
+    """Append committed tokens to one row, chunk by chunk, without making logits."""
+    for start in range(0, len(token_ids), PREFILL_CHUNK):
+        chunk = token_ids[start : start + PREFILL_CHUNK]
+        run_rows(model, cache, [row], [chunk], logits_for="none")

@@ -1,0 +1,134 @@
+"""Stops speculating where it loses, and looks again later."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+
+from forerun.core import Draft, Plan, Policy, Sequence, Verdict
+
+# Below this acceptance four drafted tokens do not pay where a drafting round takes 2.2 plain ones:
+# a careful guess for the first decision, before plain rounds of this run have been timed.
+FIRST_BREAK_EVEN = 0.3
+
+
+@dataclass
+class _Watch:
+    """What the monitor knows of one sequence."""
+
+    recent: deque[tuple[int, int]]
+    pause: int
+    paused_for: int = 0
+
+
+@dataclass
+class _RoundTimes:
+    """Moving averages of seconds a round, from rounds in which all sequences did the same."""
+
+    plain: float | None = None
+    drafting: float | None = None
+    drafted: float = field(default=0.0)
+
+    def observe(self, drafts: Several[Draft], seconds: float) -> None:
+        drafted = [len(draft) for draft in drafts]
+        if not any(drafted):
+            self.plain = _blend(self.plain, seconds)
+        elif all(drafted):
+            self.drafting = _blend(self.drafting, seconds)
+            self.drafted = _blend(self.drafted or None, sum(drafted) / len(drafted))
+
+    def break_even(self) -> float:
+        """The acceptance at which a drafting round is worth its time: as many accepted tokens as
+        the plain rounds that it takes longer, over the tokens drafted."""
+        if self.plain is None or self.drafting is None:
+            return FIRST_BREAK_EVEN
+        return max(0.0, (self.drafting / self.plain - 1.0) / self.drafted)
+
+
+class Monitor:
+    """Wraps a policy and plans plain rounds for sequences whose drafts are not worth their time.
+
+    After `min_rounds` drafting rounds, a sequence whose acceptance over its last `min_rounds` lies
+    below break-even decodes plainly for `pause` rounds, then probes for a few rounds; each failed
+    probe doubles the pause. Break-even is `FIRST_BREAK_EVEN` until both kinds of round have been
+    timed, then it follows from the measured times.
+
+    Args:
+        policy: what plans the lengths while speculation is worth it.
+        min_rounds: drafting rounds before the first decision.
+        pause: plain rounds before the first probe.
+        probe_rounds: drafting rounds of a probe.
+        break_even: fixes the acceptance below which to stop; None measures it.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        min_rounds: int = 24,
+        pause: int = 32,
+        probe_rounds: int = 6,
+        break_even: float | None = None,
+    ) -> None:
+        self.policy = policy
+        self.name = policy.name
+        self.min_rounds, self.pause, self.probe_rounds = min_rounds, pause, probe_rounds
+        self.fixed_break_even = break_even
+        self._times = _RoundTimes()
+        self._watches: dict[int, _Watch] = {}
+
+    @property
+    def break_even(self) -> float:
+        """The acceptance below which speculation stops."""
+        fixed = self.fixed_break_even
+        return self._times.break_even() if fixed is None else fixed
+
+    def plan(self, sequences: Several[Sequence]) -> list[Plan]:
+        plans = self.policy.plan(sequences)
+        return [
+            Plan(0) if self._watch_of(sequence).paused_for else plan
+            for sequence, plan in zip(sequences, plans, strict=True)
+        ]
+
+    def observe(
+        self,
+        sequences: Several[Sequence],
+        drafts: Several[Draft],
+        verdicts: Several[Verdict],
+        seconds: float,
+    ) -> None:
+        self.policy.observe(sequences, drafts, verdicts, seconds)
+        self._times.observe(drafts, seconds)
+        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
+            watch = self._watch_of(sequence)
+            if watch.paused_for:
+                watch.paused_for -= 1
+            elif len(draft):
+                watch.recent.append((len(draft), verdict.num_accepted))
+                self._judge(watch)
+
+    def release(self, sequence: Sequence) -> None:
+        self.policy.release(sequence)
+        self._watches.pop(sequence.request_id, None)
+
+    def _judge(self, watch: _Watch) -> None:
+        if len(watch.recent) < (watch.recent.maxlen or 0):
+            return
+        drafted = sum(one for one, _ in watch.recent)
+        accepted = sum(one for _, one in watch.recent)
+        if accepted / drafted >= self.break_even:
+            if watch.recent.maxlen != self.min_rounds:  # a probe that went well
+                watch.recent = deque(watch.recent, maxlen=self.min_rounds)
+                watch.pause = self.pause
+            return
+        watch.paused_for = watch.pause
+        watch.pause *= 2
+        watch.recent = deque(maxlen=self.probe_rounds)
+
+    def _watch_of(self, sequence: Sequence) -> _Watch:
+        fresh = _Watch(deque(maxlen=self.min_rounds), self.pause)
+        return self._watches.setdefault(sequence.request_id, fresh)
+
+
+def _blend(average: float | None, value: float) -> float:
+    return value if average is None else 0.9 * average + 0.1 * value

@@ -1,0 +1,108 @@
+"""A drafter of trees from a toy model: drawn with or without replacement, or the most likely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+
+import torch
+from torch import Tensor
+
+from forerun.core import (
+    NO_DRAFT,
+    Draft,
+    Drawing,
+    Exactness,
+    ForwardOutput,
+    Plan,
+    Sequence,
+    Verdict,
+)
+from forerun.randomness import Purpose, Randomness
+from forerun.sampling import Prefix, draw, draw_coupled, warp
+from forerun.testing.toy import ToyModel
+
+
+class TreeDrafter:
+    """Every node of depth d gets `branching[d]` children, drawn in order.
+
+    Args:
+        model: whose rows the children are drawn from.
+        branching: children a node by depth; the plan's number of tokens bounds the depth.
+        replacement: whether a sibling may repeat the token of an earlier one.
+    """
+
+    name = "tree"
+    exactness = Exactness.DISTRIBUTIONAL
+    drawings = frozenset(Drawing)
+    draws_trees = True
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(
+        self, model: ToyModel, branching: tuple[int, ...] = (2, 2, 1), replacement: bool = False
+    ) -> None:
+        self.model, self.branching, self.replacement = model, branching, replacement
+
+    def propose(
+        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        pairs = zip(sequences, plans, strict=True)
+        return [self._grow(sequence, plan, randomness) for sequence, plan in pairs]
+
+    def observe(
+        self, sequences: Several[Sequence], verdicts: Several[Verdict], output: ForwardOutput
+    ) -> None:
+        """Nothing to learn."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Nothing to forget."""
+
+    def _grow(self, sequence: Sequence, plan: Plan, randomness: Randomness) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        rows: list[Tensor] = []
+        level = [-1]
+        for children in self.branching[: plan.num_tokens]:
+            grown = []
+            for parent in level:
+                drafted = Draft(tuple(tokens), tuple(parents)).tokens_to(parent)
+                prefix = Prefix(sequence, tuple(drafted))
+                logits = self.model.next_logits([*sequence.token_ids, *drafted])
+                row = warp(logits[None], [prefix])
+                for token, used in self._siblings(row, prefix, plan, children, tokens, randomness):
+                    grown.append(len(tokens))
+                    tokens.append(token)
+                    parents.append(parent)
+                    rows.append(used)
+            level = grown
+        if not tokens:
+            return NO_DRAFT
+        probs = torch.stack(rows) if plan.drawing is Drawing.DRAW else None
+        return Draft(tuple(tokens), tuple(parents), probs)
+
+    def _siblings(
+        self,
+        row: Tensor,
+        prefix: Prefix,
+        plan: Plan,
+        count: int,
+        tokens: list[int],
+        randomness: Randomness,
+    ) -> list[tuple[int, Tensor]]:
+        """Up to `count` children with the rows that they were drawn from."""
+        siblings = []
+        for index in range(count):
+            if plan.drawing is Drawing.DRAW:
+                key = (prefix.sequence.seed, len(prefix.sequence), Purpose.DRAFT)
+                token = draw(row, [randomness.uniform(*key, len(tokens) + index)])[0]
+            elif plan.drawing is Drawing.COUPLE:
+                token = draw_coupled(row, [prefix], randomness)[0]
+            else:
+                token = int(row.argmax())
+            siblings.append((token, row[0]))
+            if plan.drawing is Drawing.DRAW and self.replacement:
+                continue
+            row = row.scatter(1, torch.tensor([[token]]), 0.0)
+            if row.sum() <= 0:
+                break
+            row = row / row.sum()
+        return siblings

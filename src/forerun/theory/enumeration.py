@@ -1,0 +1,32 @@
+"""The exact law of what a rule emits, by following every branch of its tests.
+
+A decision (see forerun.verification.decision) is taken here as plain arrays, so that this module
+knows nothing of the code that it judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating]
+
+
+def end_probabilities(
+    accept: Floats, on_accept: Sequence[int], on_reject: Sequence[int], start: int, num_nodes: int
+) -> NDArray[np.float64]:
+    """The probability that the walk ends at each node; entry 0 is the committed text, [n + 1]."""
+    ends = np.zeros(num_nodes + 1)
+    open_tests = [(start, 1.0)]
+    while open_tests:
+        at, probability = open_tests.pop()
+        if probability == 0.0:
+            continue
+        if at < 0:
+            ends[~at] += probability
+            continue
+        open_tests.append((on_accept[at], probability * float(accept[at])))
+        open_tests.append((on_reject[at], probability * (1.0 - float(accept[at]))))
+    return ends

@@ -1,0 +1,53 @@
+"""The rules that turn a draft and the target's rows into a verdict: exact, and enumerable."""
+
+from __future__ import annotations
+
+from forerun import registry
+from forerun.core import Draft, Drawing, Sequence, Verifier
+from forerun.verification.block import BlockRule
+from forerun.verification.coupled import CoupledRule
+from forerun.verification.token import TokenRule
+
+GROUP = "forerun.verifiers"
+AUTO = "auto"
+
+RULES: dict[str, type[Verifier]] = {
+    "token": TokenRule,
+    "standard": TokenRule,
+    "block": BlockRule,
+    "coupled": CoupledRule,
+}
+
+
+def rule_names() -> list[str]:
+    """All names that `make_rule` knows, and `auto`."""
+    return [AUTO, *registry.names(RULES, GROUP)]
+
+
+def make_rule(name: str) -> Verifier:
+    """The rule called `name`.
+
+    Raises:
+        UnknownNameError: listing the rules.
+    """
+    rule: Verifier = registry.find("rejection_sample_method", name, {**RULES}, GROUP)()
+    return rule
+
+
+def resolve(name: str, sequence: Sequence, draft: Draft) -> str:
+    """The rule that `name` means for this draft: `auto` is coupled for requests with a seed, token
+    for point masses and trees, block for drawn chains. A rule for drawn chains leaves point masses
+    (greedy requests, plain rounds) to the token rule."""
+    if name == AUTO:
+        if sequence.params.seed is not None:
+            return "coupled"
+        name = "block" if draft.is_chain else "token"
+    return "token" if name == "block" and draft.probs is None else name
+
+
+def drawing_for(name: str, sequence: Sequence) -> Drawing:
+    """How drafts must be drawn for the rule `name`, where the drafter can choose."""
+    if sequence.params.greedy:
+        return Drawing.TOP
+    coupled = name == "coupled" or (name == AUTO and sequence.params.seed is not None)
+    return Drawing.COUPLE if coupled else Drawing.DRAW

@@ -1,0 +1,1 @@
+"""Trained weights and held-out prompts for forerun; data only, found by importlib.resources."""
