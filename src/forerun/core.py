@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence as Several
+from collections.abc import Iterable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -151,10 +152,9 @@ class Verdict:
     def of(cls, draft: Draft, end: int, token_id: int) -> Verdict:
         """The verdict whose path ends at node `end` (-1: nothing accepted) and emits `token_id` there."""
         path = draft.path_to(end)
+        last = Origin.RECOVERED if draft.children(end) else Origin.BONUS
         if not len(draft):
             last = Origin.PLAIN
-        else:
-            last = Origin.RECOVERED if draft.children(end) else Origin.BONUS
         tokens = [draft.token_ids[node] for node in path]
         return cls(tuple(path), (*tokens, token_id), (*(Origin.ACCEPTED for _ in path), last))
 
@@ -338,7 +338,8 @@ class Verifier(Protocol):
     def verify(
         self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
     ) -> Verdict:
-        """Verify one draft. Row 0 of `target_probs` [n + 1, V] follows the committed tokens, row i + 1 node i."""
+        """Verify one draft. Row 0 of `target_probs` [n + 1, V] follows the committed tokens, row
+        i + 1 follows node i."""
 
 
 class Policy(Protocol):

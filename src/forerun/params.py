@@ -10,7 +10,7 @@ from typing import Any
 from forerun.errors import ConfigError, UnknownNameError
 
 TokenMask = Callable[[Sequence[int], Sequence[int]], Any]
-"""`mask(committed_ids, drafted_ids)` returns a boolean mask [V] of the tokens allowed next, or None for all."""
+"""`mask(committed_ids, drafted_ids)` returns the tokens allowed next, bool [V], or None for all."""
 
 
 @dataclass(frozen=True)

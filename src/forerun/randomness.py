@@ -102,7 +102,7 @@ def _signed(value: int) -> int:
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:
     """A logical shift; the one of int64 tensors copies the sign."""
-    return (value >> bits) & (2 ** (64 - bits) - 1)
+    return torch.bitwise_and(value >> bits, 2 ** (64 - bits) - 1)
 
 
 def _mix_tensor(value: Tensor) -> Tensor:

@@ -199,7 +199,7 @@ def _penalize(row: Tensor, prefix: Prefix) -> None:
         output = [*sequence.output_ids, *prefix.drafted]
         if output:
             ids = torch.tensor(output, dtype=torch.long, device=row.device)
-            ids, counts = ids.unique(return_counts=True)
+            ids, counts = torch.unique(ids, return_counts=True)
             row[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(row.dtype)
 
 

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from forerun.drafters import drafter_names
 from forerun.errors import ConfigError, UnknownNameError
-from forerun.policies import policy_names
-from forerun.verification import rule_names
 
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 
@@ -49,6 +46,11 @@ class SpeculativeConfig:
     draft_dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        # Imported here because they import torch, and the options alone should be quick to have.
+        from forerun.drafters import drafter_names
+        from forerun.policies import policy_names
+        from forerun.verification import rule_names
+
         named = {
             "method": (self.method, drafter_names()),
             "rejection_sample_method": (self.rejection_sample_method, rule_names()),

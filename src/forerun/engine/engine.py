@@ -75,9 +75,11 @@ class Engine:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_context = min(max_context or target.max_context, target.max_context)
         self.drafter = drafter
-        self.policy: Policy | None = drafter and make_policy(
-            self.config.policy, self.config.num_speculative_tokens, self.config.monitor
-        )
+        self.policy: Policy | None = None
+        if drafter is not None:
+            self.policy = make_policy(
+                self.config.policy, self.config.num_speculative_tokens, self.config.monitor
+            )
         tree_slots = MOST_TREE_NODES if drafter is not None and drafter.draws_trees else 0
         self._parts = Parts(
             target=target,

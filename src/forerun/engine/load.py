@@ -29,6 +29,7 @@ def load(
     device: str = "auto",
     max_batch_size: int = 1,
     max_context: int | None = None,
+    tokenizer: Any = None,
 ) -> Engine:
     """Load a model, and a drafter for it, into an engine.
 
@@ -42,6 +43,7 @@ def load(
         max_batch_size: requests that run at once.
         max_context: prompt and output tokens of a request at most; by default the model's own
             context, 4096 tokens at most.
+        tokenizer: the model's own, from `load_tokenizer`, where it was needed before.
 
     Raises:
         ForerunError: one of its kinds, saying what is wrong and what to do.
@@ -67,7 +69,8 @@ def load(
         rows=max_batch_size,
         capacity=context,
     )
-    tokenizer = load_tokenizer(target_path, revision=revision)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(target_path, revision=revision)
     if draft_path is not None:
         check_vocabulary(tokenizer, load_tokenizer(draft_path, revision=config.revision), config)
     target = load_model(target_path, revision=revision, dtype=dtype, device=device, name=model)

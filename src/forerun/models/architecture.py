@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from forerun.errors import CheckpointError
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "swish": F.silu,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu_fast": partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_fast": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
 }
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from forerun.kv_cache import Appending
 
@@ -83,13 +83,15 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Sight, scale: floa
     batch, heads, width, size = query.shape
     groups = heads // keys.shape[1]
     if seen.causal:
-        out = F.scaled_dot_product_attention(
+        out = functional.scaled_dot_product_attention(
             query, keys, values, is_causal=True, scale=scale, enable_gqa=groups > 1
         )
     else:
         # The heads that share keys go in as more queries: far faster than repeating the keys.
         mask = seen.mask if seen.mask is None or groups == 1 else seen.mask.repeat(1, 1, groups, 1)
         folded = query.reshape(batch, heads // groups, groups * width, size)
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+        out = functional.scaled_dot_product_attention(
+            folded, keys, values, attn_mask=mask, scale=scale
+        )
         out = out.reshape(batch, heads, width, size)
     return out.transpose(1, 2).reshape(batch, width, heads * size)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.rope import RotaryTable, rotate
@@ -54,21 +54,15 @@ class DecoderLayer:
 class Decoder(Transformer):
     """Llama, Mistral, Qwen2 and Qwen3: rotary positions, RMS norms, a gated MLP, shared keys."""
 
-    def __init__(
-        self,
-        shape: Architecture,
-        weights: Mapping[str, Tensor],
-        name: str,
-        eos_token_ids: frozenset[int] = frozenset(),
-    ) -> None:
-        super().__init__(shape, weights, name, eos_token_ids)
+    def __init__(self, shape: Architecture, weights: Mapping[str, Tensor], name: str) -> None:
+        super().__init__(shape, weights, name)
         self.layers = [DecoderLayer.of(weights, index) for index in range(shape.num_layers)]
         self.norm = weights["norm.weight"]
         self.rotary = RotaryTable(shape.config, shape.head_dim, self.dtype, self.device)
         self.activation = ACTIVATIONS[shape.activation]
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        return F.embedding(token_ids, self.weights["embedding.weight"])
+        return functional.embedding(token_ids, self.weights["embedding.weight"])
 
     def rotation(self, positions: Tensor, furthest: int) -> tuple[Tensor, Tensor]:
         return self.rotary.at(positions, furthest)
@@ -78,13 +72,13 @@ class Decoder(Transformer):
         normed = rms_norm(hidden, layer.input_norm, eps)
         hidden = hidden + self._attention(index, normed, step)
         normed = rms_norm(hidden, layer.mlp_norm, eps)
-        gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return hidden + F.linear(self.activation(gate) * up, layer.down, layer.down_bias)
+        gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return hidden + functional.linear(self.activation(gate) * up, layer.down, layer.down_bias)
 
     def _attention(self, index: int, normed: Tensor, step: Step) -> Tensor:
         layer, shape = self.layers[index], self.shape
         batch, width, _ = normed.shape
-        fused = F.linear(normed, layer.qkv, layer.qkv_bias)
+        fused = functional.linear(normed, layer.qkv, layer.qkv_bias)
         heads = fused.view(batch, width, -1, shape.head_dim)
         sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         query, key, value = torch.split(heads, sizes, dim=2)
@@ -95,15 +89,15 @@ class Decoder(Transformer):
         query = rotate(query.transpose(1, 2), step.rotation)
         key = rotate(key.transpose(1, 2), step.rotation)
         mixed = self.attention(index, step, query, key, value.transpose(1, 2))
-        return F.linear(mixed, layer.output, layer.output_bias)
+        return functional.linear(mixed, layer.output, layer.output_bias)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(rms_norm(hidden, self.norm, self.shape.norm_eps), self.head)
+        return functional.linear(rms_norm(hidden, self.norm, self.shape.norm_eps), self.head)
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Divide by the root mean square (arXiv 1910.07467), computed in float32 at least."""
     if hidden.dtype in (torch.float32, torch.float64):
-        return F.rms_norm(hidden, weight.shape, weight, eps)
+        return functional.rms_norm(hidden, weight.shape, weight, eps)
     # Rounded before the weight, as transformers does, so that both agree in 16 bits.
-    return F.rms_norm(hidden.float(), weight.shape, eps=eps).to(hidden.dtype) * weight
+    return functional.rms_norm(hidden.float(), weight.shape, eps=eps).to(hidden.dtype) * weight

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.transformer import Step, Transformer
@@ -14,14 +14,8 @@ from forerun.models.transformer import Step, Transformer
 class GPT2(Transformer):
     """GPT-2 and models of its shape."""
 
-    def __init__(
-        self,
-        shape: Architecture,
-        weights: Mapping[str, Tensor],
-        name: str,
-        eos_token_ids: frozenset[int] = frozenset(),
-    ) -> None:
-        super().__init__(shape, weights, name, eos_token_ids)
+    def __init__(self, shape: Architecture, weights: Mapping[str, Tensor], name: str) -> None:
+        super().__init__(shape, weights, name)
         self.activation = ACTIVATIONS[shape.activation]
         # One lookup of a layer's tensors by short name, not six formatted keys a layer and pass.
         self.layers = [self._pick(f"layers.{index}.") for index in range(shape.num_layers)]
@@ -31,8 +25,8 @@ class GPT2(Transformer):
         return {key.removeprefix(prefix): t for key, t in found if key.startswith(prefix)}
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        places = F.embedding(positions.clamp(min=0), self.weights["positions.weight"])
-        return F.embedding(token_ids, self.weights["embedding.weight"]) + places
+        places = functional.embedding(positions.clamp(min=0), self.weights["positions.weight"])
+        return functional.embedding(token_ids, self.weights["embedding.weight"]) + places
 
     def layer(self, index: int, hidden: Tensor, step: Step) -> Tensor:
         layer, shape = self.layers[index], self.shape
@@ -44,12 +38,12 @@ class GPT2(Transformer):
         return hidden + _linear(layer, "down", inner)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(self._norm(self.weights, "norm", hidden), self.head)
+        return functional.linear(self._norm(self.weights, "norm", hidden), self.head)
 
     def _norm(self, tensors: Mapping[str, Tensor], name: str, hidden: Tensor) -> Tensor:
         weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
-        return F.layer_norm(hidden, weight.shape, weight, bias, self.shape.norm_eps)
+        return functional.layer_norm(hidden, weight.shape, weight, bias, self.shape.norm_eps)
 
 
 def _linear(tensors: Mapping[str, Tensor], name: str, hidden: Tensor) -> Tensor:
-    return F.linear(hidden, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+    return functional.linear(hidden, tensors[f"{name}.weight"], tensors[f"{name}.bias"])

@@ -26,7 +26,6 @@ class HFModel:
     Args:
         model: of transformers, ready on its device.
         name: how messages and reports call the model.
-        eos_token_ids: tokens that end a text.
 
     Raises:
         UnsupportedModelError: when its cache cannot be rolled back or it ignores tree masks.
@@ -34,10 +33,10 @@ class HFModel:
 
     exactness = Exactness.DISTRIBUTIONAL
 
-    def __init__(self, model: Any, name: str, eos_token_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(self, model: Any, name: str) -> None:
         config = model.config.get_text_config()
         refuse_unsupported(model.config, name)
-        self.model, self.name, self.eos_token_ids = model, name, eos_token_ids
+        self.model, self.name = model, name
         self.vocab_size = int(config.vocab_size)
         self.num_layers = int(config.num_hidden_layers)
         self.hidden_size = int(config.hidden_size)
@@ -170,7 +169,8 @@ class HFModel:
         places = torch.tensor([[0, 1, 1]], device=self.device)
         branched = self.forward(ids.to(self.device), places, cache.view([0]), tree)
         plain = self.forward(line.to(self.device), places[:, :2], cache.view([1]))
-        assert branched.logits is not None and plain.logits is not None, "logits were asked for"
+        assert branched.logits is not None, "logits were asked for"
+        assert plain.logits is not None, "logits were asked for"
         held = [len(c.layers) and c.get_seq_length() for c in cache.caches]
         if held != [3, 2]:
             raise UnsupportedModelError(
@@ -191,7 +191,6 @@ def load_adapter(
     dtype: torch.dtype,
     device: torch.device,
     name: str,
-    eos_token_ids: frozenset[int],
 ) -> HFModel:
     """Load a model through transformers.
 
@@ -225,7 +224,7 @@ def load_adapter(
             f"{directory} lacks {lost[0]} in the shape that config.json asks for "
             f"({len(lost)} such tensors); the checkpoint is incomplete."
         )
-    return HFModel(model.to(device).eval(), name, eos_token_ids)
+    return HFModel(model.to(device).eval(), name)
 
 
 def refuse_unsupported(config: Any, name: str) -> None:

@@ -50,15 +50,14 @@ def load_model(
     directory = resolve(path_or_hub_id, revision, weights=True)
     config = _read_config(directory)
     name = name or _default_name(path_or_hub_id)
-    eos = _eos_token_ids(directory, config)
     if not native(config):
         return load_adapter(
-            directory, config, resolve_dtype(dtype, config.dtype, place), place, name, eos
+            directory, config, resolve_dtype(dtype, config.dtype, place), place, name
         )
     _refuse_quantized(config, name)
     source = SafetensorsSource(directory)
     stored = config.dtype or source.read(source.keys()[0]).dtype
-    return build(config, source, resolve_dtype(dtype, stored, place), place, name, eos)
+    return build(config, source, resolve_dtype(dtype, stored, place), place, name)
 
 
 def model_from_tensors(
@@ -83,8 +82,7 @@ def model_from_tensors(
     place = resolve_device(device)
     stored = next(iter(tensors.values())).dtype if tensors else None
     source = TensorSource(tensors, name)
-    eos = _as_ids(config.eos_token_id)
-    return build(config, source, resolve_dtype(dtype, stored, place), place, name, eos)
+    return build(config, source, resolve_dtype(dtype, stored, place), place, name)
 
 
 def build(
@@ -93,7 +91,6 @@ def build(
     dtype: torch.dtype,
     device: torch.device,
     name: str,
-    eos_token_ids: frozenset[int],
 ) -> Transformer:
     """One of our decoders from a config and its published tensors.
 
@@ -103,7 +100,7 @@ def build(
     shape = read_architecture(config)
     weights = read_weights(source, layout_of(shape), dtype, device)
     family = GPT2 if shape.family == "gpt2" else Decoder
-    return family(shape, weights, name, eos_token_ids)
+    return family(shape, weights, name)
 
 
 def load_config(path_or_hub_id: str | Path, *, revision: str | None = None) -> Any:
@@ -142,7 +139,10 @@ def eos_token_ids(path_or_hub_id: str | Path, *, revision: str | None = None) ->
         CheckpointError: when config.json is missing or a file is no JSON.
     """
     directory = resolve(path_or_hub_id, revision, weights=False)
-    return _eos_token_ids(directory, _read_config(directory))
+    config = _read_config(directory)
+    path = directory / "generation_config.json"
+    ids = _as_ids(read_json(path).get("eos_token_id")) if path.is_file() else frozenset()
+    return ids or _as_ids(getattr(config.get_text_config(), "eos_token_id", None))
 
 
 def _read_config(directory: Path) -> Any:
@@ -164,12 +164,6 @@ def _read_config(directory: Path) -> Any:
         raise CheckpointError(
             f"{directory / 'config.json'} is wrong ({_first_line(error)}); download it again."
         ) from error
-
-
-def _eos_token_ids(directory: Path, config: Any) -> frozenset[int]:
-    path = directory / "generation_config.json"
-    ids = _as_ids(read_json(path).get("eos_token_id")) if path.is_file() else frozenset()
-    return ids or _as_ids(getattr(config.get_text_config(), "eos_token_id", None))
 
 
 def _as_ids(value: int | list[int] | None) -> frozenset[int]:

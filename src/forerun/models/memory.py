@@ -13,7 +13,7 @@ import torch
 from forerun.errors import MemoryLimitError
 from forerun.models.architecture import native, read_architecture
 from forerun.models.layouts import layout_of
-from forerun.models.placement import DTYPES
+from forerun.models.placement import DTYPES, resolve_device, resolve_dtype
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,44 @@ def available_bytes(device: torch.device) -> int | None:
         return None
 
 
-def check_memory(needs: Sequence[MemoryNeed], device: torch.device) -> None:
-    """See that target, draft and their caches fit on a device together.
+def check_memory(
+    target: Any,
+    draft: Any = None,
+    *,
+    dtype: str = "auto",
+    draft_dtype: str = "auto",
+    device: str = "auto",
+    rows: int,
+    capacity: int,
+) -> None:
+    """See that a target, its draft model and their caches fit on a device together.
+
+    Args:
+        target: a config of transformers.
+        draft: the draft model's; None for a drafter without one.
+        dtype, draft_dtype, device: names, as `load_model` takes them.
+        rows: rows of the caches.
+        capacity: slots a row, in tokens.
+
+    Raises:
+        MemoryLimitError: with the numbers, and what to change.
+        ConfigError: for a dtype or device that does not exist or is not there.
+    """
+    place = resolve_device(device)
+    needs = []
+    for name, config, named in (("target", target, dtype), ("draft", draft, draft_dtype)):
+        if config is not None:
+            resolved = resolve_dtype(named, config.dtype, place)
+            needs.append(memory_need(name, config, resolved, rows=rows, capacity=capacity))
+    refuse_excess(needs, available_bytes(place), place)
+
+
+def refuse_excess(needs: Sequence[MemoryNeed], available: int | None, device: torch.device) -> None:
+    """Raise if the needs exceed the bytes available; None means that nobody knows.
 
     Raises:
         MemoryLimitError: with the numbers, and what to change.
     """
-    available = available_bytes(device)
     total = sum(need.total for need in needs)
     if available is None or total <= available:
         return

@@ -26,7 +26,7 @@ def resolve_device(name: str = "auto") -> torch.device:
         best = "mps" if torch.backends.mps.is_available() else "cpu"
         return torch.device("cuda" if torch.cuda.is_available() else best)
     kind, _, index = name.partition(":")
-    if kind not in DEVICES or (index and not (kind == "cuda" and index.isdigit())):
+    if kind not in DEVICES or (index and not (kind in ("cuda", "mps") and index.isdigit())):
         raise UnknownNameError("device", name, DEVICES)
     if kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

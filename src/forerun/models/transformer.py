@@ -38,23 +38,12 @@ class Transformer(ABC):
         shape: of the model.
         weights: our tensors by name, as `layouts` names them, on one device in one dtype.
         name: how messages and reports call the model.
-
-    Attributes:
-        shape, weights: as given.
-        eos_token_ids: tokens that end a text, as the checkpoint says.
     """
 
     exactness = Exactness.DISTRIBUTIONAL
 
-    def __init__(
-        self,
-        shape: Architecture,
-        weights: Mapping[str, Tensor],
-        name: str,
-        eos_token_ids: frozenset[int] = frozenset(),
-    ) -> None:
+    def __init__(self, shape: Architecture, weights: Mapping[str, Tensor], name: str) -> None:
         self.shape, self.weights, self.name = shape, weights, name
-        self.eos_token_ids = eos_token_ids
         self.vocab_size, self.num_layers = shape.vocab_size, shape.num_layers
         self.hidden_size, self.max_context = shape.hidden_size, shape.max_context
         embedding = weights["embedding.weight"]

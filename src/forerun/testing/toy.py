@@ -76,7 +76,7 @@ class ToyModel:
 
     def next_logits(self, token_ids: Several[int]) -> Tensor:
         """Logits [V] after `token_ids`."""
-        logits = torch.zeros(self.vocab_size, dtype=self.dtype)
+        logits = torch.zeros(self.vocab_size, dtype=self.tables.dtype)
         for back, token in enumerate(reversed(token_ids[-self.order :])):
             logits += self.tables[back, token]
         return logits
@@ -114,11 +114,11 @@ class ToyModel:
         if logits_for == "last":
             last = (positions >= 0).sum(-1) - 1
             logits = logits[torch.arange(len(logits)), last][:, None]
-        hidden = {layer: logits[..., :1] for layer in hidden_layers}
+        hidden = dict.fromkeys(hidden_layers, logits[..., :1])
         return ForwardOutput(logits, hidden)
 
     def _run_row(self, held: list[int], new: list[int], mask: Tensor | None, width: int) -> Tensor:
-        logits = torch.zeros(width, self.vocab_size, dtype=self.dtype)
+        logits = torch.zeros(width, self.vocab_size, dtype=self.tables.dtype)
         start = len(held)
         held.extend(new)
         for index in range(len(new)):

@@ -115,7 +115,7 @@ class Windows:
         self.tokens, self.seed = tokens, seed
 
     def batch(self, start: int, length: int, count: int) -> np.ndarray:
-        """`count` windows of `length` + 1 tokens for a run that has seen `start` tokens. [count, length + 1]"""
+        """The next windows of a run that has seen `start` tokens, [count, length + 1]."""
         per_epoch = (len(self.tokens) - 1) // length - 1
         if per_epoch < 1:
             raise TrainingError(f"{len(self.tokens)} tokens are too few for windows of {length}.")

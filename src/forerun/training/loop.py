@@ -73,7 +73,8 @@ def learning_rate_factor(fraction: float, warmup: float) -> float:
 
 def make_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers; AdamW for the embedding, the norms and the biases."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         inside = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
         (matrices if inside else others).append(parameter)
@@ -136,7 +137,7 @@ class Trainer:
         window = next(phase.window for phase in settings.phases if fraction < phase.until)
         rows = max(1, settings.batch_tokens // window)
         batch = torch.from_numpy(self.windows.batch(self.progress.tokens, window, rows))
-        parts = batch.split(max(1, settings.micro_batch_tokens // window))
+        parts = torch.split(batch, max(1, settings.micro_batch_tokens // window))
         total = 0.0
         for part in parts:
             with torch.autocast(self.device.type, torch.bfloat16):

@@ -24,15 +24,20 @@ from forerun.training.corpus import (
     encode,
     read_modules,
     save_tokens,
+    standard_library,
     train_tokenizer,
 )
+from forerun.training.evaluate import evaluate_pair
+from forerun.training.heldout import cut_prompts, save_prompts
 from forerun.training.loop import Phase, Trainer, TrainingSettings
 from forerun.training.losses import distillation_loss, next_token_loss
+from forerun.training.publish import publish_licence, publish_model, write_json
 
 logger = logging.getLogger(__name__)
 
 VOCAB_SIZE = 4096
 CONTEXT = 2048
+NUM_PROMPTS = 200
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ def train_draft(
     target.eval().requires_grad_(False)
 
     def loss(student: nn.Module, batch: Tensor) -> Tensor:
-        with torch.inference_mode():
+        with torch.no_grad():
             teacher_logits = target(input_ids=batch[:, :-1], use_cache=False).logits
         logits = student(input_ids=batch[:, :-1], use_cache=False).logits
         return distillation_loss(logits, teacher_logits)
@@ -154,6 +159,20 @@ def train_draft(
     windows = Windows(corpus.train, second.seed)
     Trainer(model, loss, windows, second, work / "distilled.pt").run()
     return model
+
+
+def publish(package: Path, corpus: Corpus, target: nn.Module, draft: nn.Module) -> None:
+    """Write both checkpoints, the held-out prompts, their licence and the measured report."""
+    folders = {"target": package / "target", "draft": package / "draft"}
+    publish_model(target, corpus.tokenizer, folders["target"], CONTEXT)
+    publish_model(draft, corpus.tokenizer, folders["draft"], CONTEXT)
+    held_out = [module for module in read_modules() if module.held_out]
+    prompts = cut_prompts(held_out, NUM_PROMPTS)
+    save_prompts(package / "heldout.jsonl", prompts)
+    publish_licence(standard_library(), package)
+    report = evaluate_pair(folders["target"], folders["draft"], corpus.held_out, prompts)
+    write_json(package / "report.json", report)
+    logger.info("%s", report)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -184,7 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replace(DISTILLATION_SETTINGS, max_seconds=options.distillation_seconds),
     )
     target = train_target(options.work, corpus, target_settings, options.device)
-    train_draft(options.work, corpus, target, draft_settings, options.device)
+    draft = train_draft(options.work, corpus, target, draft_settings, options.device)
+    if options.publish is not None:
+        publish(options.publish, corpus, target, draft)
 
 
 if __name__ == "__main__":

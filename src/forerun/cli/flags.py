@@ -1,0 +1,153 @@
+"""The options of `forerun generate`: one table; defaults come from the dataclasses that they fill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+import click
+
+from forerun.cli.config import config_option
+from forerun.cli.options import Option, TokenBias, TokenIds, Whole
+from forerun.engine.config import SpeculativeConfig
+from forerun.params import SamplingParams
+
+AT_LEAST_ONE = click.IntRange(min=1)
+
+INPUT: tuple[tuple[str, Any, str], ...] = (
+    ("prompt", Whole(), "The text to go on from."),
+    ("prompt_file", str, "A UTF-8 file that holds it; - is standard input, as is leaving it out."),
+)
+
+# Name, type and help of what fills SamplingParams; a type in a list marks a repeatable option.
+SAMPLING: tuple[tuple[str, Any, str], ...] = (
+    ("temperature", float, "0 takes the most likely token."),
+    ("top_k", int, "Keep the k most likely tokens; 0 keeps all."),
+    ("top_p", float, "Keep the most likely tokens until their probability reaches this."),
+    ("min_p", float, "Keep tokens with this share of the largest probability."),
+    ("repetition_penalty", float, "Above 1: tokens of prompt and output become less likely."),
+    ("presence_penalty", float, "Subtracted from the logits of tokens in the output."),
+    ("frequency_penalty", float, "The same, once an occurrence."),
+    ("logit_bias", [TokenBias()], "Added to a token's logit. Repeatable."),
+    ("allowed_token_ids", TokenIds(), "Emit nothing else, e.g. 11,42."),
+    ("banned_token_ids", TokenIds(), "Never emit these."),
+    ("seed", int, "Makes the output a function of prompt and options."),
+    ("max_tokens", int, "Tokens of output at most."),
+    ("stop", [Whole()], "Cut the text before this string. Repeatable."),
+    ("stop_token_ids", TokenIds(), "End after one of these tokens."),
+    ("ignore_eos", bool, "Go on after an end-of-text token."),
+    ("logprobs", int, "Report each token's log probability and N alternatives (with --json)."),
+    ("logprobs_mode", str, "raw, or processed: as drawn from."),
+)
+
+# The same for SpeculativeConfig, by the names of its fields; RENAMED are the flags' own.
+SPECULATIVE: tuple[tuple[str, Any, str], ...] = (
+    ("method", str, "The drafter: draft_model or ngram. Left out, one is picked."),
+    ("model", str, "The draft model, a directory or a hub id."),
+    ("revision", str, "Its revision on the hub."),
+    ("draft_dtype", str, "Its precision: auto, fp32, bf16 or fp16."),
+    ("num_speculative_tokens", int, "Tokens to draft a round."),
+    ("prompt_lookup_min", int, "Shortest n-gram that method ngram looks up."),
+    ("prompt_lookup_max", int, "Longest n-gram that method ngram looks up."),
+    ("rejection_sample_method", str, "The verification rule: auto, token, block or coupled."),
+    ("draft_sample_method", str, "How a draft model picks: auto, greedy or probabilistic."),
+    ("policy", str, "How the length of drafts changes: fixed or adaptive."),
+    ("monitor", bool, "Stop drafting where it does not pay."),
+)
+RENAMED = {"model": "draft_model", "revision": "draft_revision"}
+SPECULATIVE_FLAGS = tuple(RENAMED.get(name, name) for name, _, _ in SPECULATIVE)
+
+
+def generate_options() -> list[click.Parameter]:
+    """All options of `forerun generate`, in the order of its help."""
+    return [
+        *(Option(name, "Prompt", type=kind, help=text) for name, kind, text in INPUT),
+        *model_options(),
+        Option(
+            "speculative",
+            "Speculation",
+            off=True,
+            default=True,
+            help="Draft ahead, or decode plainly.",
+        ),
+        *_from_dataclass(SpeculativeConfig, SPECULATIVE, "Speculation"),
+        *_from_dataclass(SamplingParams, SAMPLING, "Sampling"),
+        *_comparison_options(),
+        json_option(),
+        config_option(),
+    ]
+
+
+def model_options() -> list[Option]:
+    """The options that say which model to run, and where."""
+    section = "Model"
+    return [
+        Option(
+            "model",
+            section,
+            default="zoo",
+            help="A checkpoint's directory, a hub id, or zoo, the small model of forerun.",
+        ),
+        *place_options(),
+        Option(
+            "threads", "Model", type=AT_LEAST_ONE, help="Threads of the CPU; torch's own number."
+        ),
+    ]
+
+
+def place_options() -> list[Option]:
+    """The options that say how a model is to be run."""
+    section = "Model"
+    return [
+        Option("revision", section, help="Branch, tag or commit on the hub."),
+        Option("dtype", section, default="auto", help="auto (as stored), fp32, bf16 or fp16."),
+        Option("device", section, default="auto", help="auto, cpu, cuda or mps."),
+        Option(
+            "max_context",
+            section,
+            type=AT_LEAST_ONE,
+            help="Tokens of prompt and output at most; as many as are needed.",
+        ),
+    ]
+
+
+def json_option() -> Option:
+    """`--json`."""
+    return Option(
+        "json", "Other", is_flag=True, help="Print one JSON object to standard output instead."
+    )
+
+
+def _comparison_options() -> list[Option]:
+    section = "Comparison"
+    return [
+        Option("compare", section, is_flag=True, help="Decode plainly too; same text? how fast?"),
+        Option(
+            "compare_rounds",
+            section,
+            type=AT_LEAST_ONE,
+            default=3,
+            help="Pairs of timed runs for --compare.",
+        ),
+    ]
+
+
+def _from_dataclass(
+    owner: type, rows: Iterable[tuple[str, Any, str]], section: str
+) -> list[Option]:
+    members = {field.name: field for field in fields(owner)}
+    return [_option(members[name], kind, text, section) for name, kind, text in rows]
+
+
+def _option(field: Field[Any], kind: Any, text: str, section: str) -> Option:
+    name = RENAMED.get(field.name, field.name) if section == "Speculation" else field.name
+    default = None if field.default is MISSING else field.default
+    if isinstance(kind, list):
+        return Option(name, section, type=kind[0], multiple=True, help=text)
+    if kind is bool:
+        return Option(name, section, off=bool(default), is_flag=True, default=default, help=text)
+    # An empty tuple is nothing that a help text should show.
+    return Option(
+        name, section, type=kind, default=default, help=text, show_default=default not in (None, ())
+    )

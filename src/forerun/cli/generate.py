@@ -1,0 +1,230 @@
+"""`forerun generate`: complete a prompt."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from forerun.cli.flags import RENAMED, SAMPLING, SPECULATIVE, SPECULATIVE_FLAGS, generate_options
+from forerun.cli.options import Command, flag_of, given, stronger
+from forerun.cli.prompt import read_prompt
+from forerun.cli.quiet import quiet_libraries
+from forerun.engine.config import SpeculativeConfig
+from forerun.errors import ConfigError
+from forerun.params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forerun.cli.compare import Run
+    from forerun.cli.report import Outcome
+    from forerun.core import Origin
+    from forerun.engine.engine import Engine
+    from forerun.engine.requests import TokenEvent
+
+DEFECT_FOUND = 1
+# Caches are allocated in steps of this many tokens.
+CONTEXT_STEP = 64
+
+
+class Output(Protocol):
+    """Where a result goes: a terminal, a pipe, or one JSON object."""
+
+    def legend(self, origins: Iterable[Origin]) -> None:
+        """Explain the marks before the first token."""
+
+    def event(self, event: TokenEvent) -> None:
+        """See a token as it comes."""
+
+    def begin(self, label: str, run: Run) -> None:
+        """See a run of a comparison begin."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """See the end."""
+
+
+@click.pass_context
+def generate(ctx: click.Context, **values: Any) -> int:
+    """Complete a prompt with the model's own text, drafted ahead and verified.
+
+    Standard output carries the text alone, or one JSON object; everything else goes to standard
+    error.
+    """
+    _settle(ctx, values)
+    text = read_prompt(values["prompt"], values["prompt_file"])
+    params = sampling_params(values)
+    speculative = speculative_config(values) if values["speculative"] else None
+    engine, prompt_ids = _load(values, text, params, speculative)
+    output = _choose_output(values["json"])
+    if values["compare"]:
+        return _compare(values, engine, prompt_ids, params, output)
+    return _complete(values, engine, prompt_ids, params, output)
+
+
+def sampling_params(values: dict[str, Any]) -> SamplingParams:
+    """The sampling parameters that the options ask for.
+
+    Raises:
+        ConfigError: for a value out of range, or a token with two biases.
+    """
+    chosen = {name: values[name] for name, _, _ in SAMPLING}
+    biases = chosen["logit_bias"]
+    chosen["logit_bias"] = dict(biases)
+    if len(biases) != len(chosen["logit_bias"]):
+        raise ConfigError("--logit-bias names a token twice; give each once.")
+    return SamplingParams.from_dict(chosen)
+
+
+def speculative_config(values: dict[str, Any]) -> SpeculativeConfig:
+    """How the options ask to speculate.
+
+    Raises:
+        ConfigError: for a value out of range or a name that does not exist.
+    """
+    return SpeculativeConfig.from_dict(
+        {name: values[RENAMED.get(name, name)] for name, _, _ in SPECULATIVE}
+    )
+
+
+def _settle(ctx: click.Context, values: dict[str, Any]) -> None:
+    """Refuse options that contradict each other; where one comes from a weaker place, it yields."""
+    _exclude(ctx, values, "prompt", "prompt_file")
+    if not values["speculative"]:
+        for name in (*SPECULATIVE_FLAGS, "compare"):
+            if given(ctx, name) and stronger(ctx, "speculative", name) == name:
+                raise ConfigError(
+                    f"{flag_of(ctx, name)} needs speculation, which is switched off; "
+                    "add --speculative."
+                )
+        values["compare"] = False
+    if given(ctx, "compare_rounds") and not values["compare"]:
+        raise ConfigError("--compare-rounds is of use with --compare alone; add it.")
+    if values["logprobs"] is not None and not values["json"]:
+        raise ConfigError("--logprobs are part of the JSON object; add --json.")
+
+
+def _exclude(ctx: click.Context, values: dict[str, Any], one: str, other: str) -> None:
+    if given(ctx, one) and given(ctx, other):
+        values[other if stronger(ctx, one, other) == one else one] = None
+
+
+def _load(
+    values: dict[str, Any],
+    text: str,
+    params: SamplingParams,
+    speculative: SpeculativeConfig | None,
+) -> tuple[Engine, list[int]]:
+    """The engine, with room for this request and no more, and the prompt's token ids."""
+    quiet_libraries()
+    import torch
+
+    from forerun.engine.load import load, locate
+    from forerun.engine.pairs import choose
+    from forerun.models import load_tokenizer
+
+    if values["threads"] is not None:
+        torch.set_num_threads(values["threads"])
+    model, revision = values["model"], values["revision"]
+    if speculative is not None:
+        choice = choose(speculative, model)
+        speculative = choice.config
+        if choice.note:
+            click.echo(f"forerun: {choice.note}", err=True)
+    tokenizer = load_tokenizer(locate(model), revision=revision)
+    prompt_ids = list(tokenizer.encode(text))
+    engine = load(
+        model,
+        speculative or False,
+        revision=revision,
+        dtype=values["dtype"],
+        device=values["device"],
+        max_context=values["max_context"] or _context_for(len(prompt_ids), params),
+        tokenizer=tokenizer,
+    )
+    return engine, prompt_ids
+
+
+def _context_for(prompt_tokens: int, params: SamplingParams) -> int:
+    assert params.max_tokens is not None
+    needed = prompt_tokens + params.max_tokens
+    return -(-needed // CONTEXT_STEP) * CONTEXT_STEP
+
+
+def _choose_output(as_json: bool) -> Output:
+    if as_json:
+        from forerun.cli.report import JsonOutput
+
+        return JsonOutput()
+    from forerun.cli.terminal import PlainOutput, TerminalOutput
+
+    if sys.stdout.isatty():
+        return TerminalOutput()
+    # Prompts are read as UTF-8 whatever the locale, and text is written as such.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8")
+    return PlainOutput()
+
+
+def _complete(
+    values: dict[str, Any],
+    engine: Engine,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    output: Output,
+) -> int:
+    from forerun.cli.compare import Run
+    from forerun.cli.report import Outcome
+
+    stream = engine.stream if values["speculative"] else engine.stream_plain
+    run = Run(stream(prompt_ids, params))
+    _explain(output)
+    try:
+        run.follow(output.event)
+    except KeyboardInterrupt:
+        run.stream.close()
+        output.finish(Outcome(values["model"], engine, run))
+        raise
+    output.finish(Outcome(values["model"], engine, run))
+    return 0
+
+
+def _compare(
+    values: dict[str, Any],
+    engine: Engine,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    output: Output,
+) -> int:
+    from forerun.cli.attribution import DEFECT
+    from forerun.cli.compare import compare
+    from forerun.cli.report import Outcome
+
+    started: list[Run] = []
+
+    def begin(label: str, run: Run) -> None:
+        # Whoever interrupts sees what there is so far.
+        started.append(run)
+        output.begin(label, run)
+
+    try:
+        found = compare(engine, prompt_ids, params, values["compare_rounds"], begin=begin)
+    except KeyboardInterrupt:
+        started[-1].stream.close()
+        # The first speculative run of the full length, or what there is of the warm-up.
+        shown = started[2] if len(started) > 2 else started[0]
+        output.finish(Outcome(values["model"], engine, shown))
+        raise
+    _explain(output)
+    output.finish(Outcome(values["model"], engine, found.shown.speculative, found))
+    return DEFECT_FOUND if found.difference and found.difference.explanation == DEFECT else 0
+
+
+def _explain(output: Output) -> None:
+    from forerun.core import Origin
+
+    output.legend(Origin)
+
+
+command = Command("generate", params=generate_options(), callback=generate, help=generate.__doc__)

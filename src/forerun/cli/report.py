@@ -1,0 +1,123 @@
+"""The result of `forerun generate` as one JSON object."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from forerun.cli.compare import Comparison, Run
+from forerun.cli.machine import hardware, versions
+from forerun.core import FinishReason, Origin
+from forerun.engine.engine import Engine
+from forerun.engine.requests import TokenEvent, TokenLogprob
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has come of the command, complete or interrupted.
+
+    Args:
+        model: as the user named it.
+        engine: that ran it.
+        run: the run whose text is shown.
+        comparison: with plain decoding, where it was asked for and came to its end.
+    """
+
+    model: str
+    engine: Engine
+    run: Run
+    comparison: Comparison | None = None
+
+    @property
+    def finish_reason(self) -> str:
+        return self.run.completion.finish_reason or FinishReason.CANCELLED
+
+
+class JsonOutput:
+    """Prints one object when all is done, and nothing before."""
+
+    def legend(self, origins: Iterable[Origin]) -> None:
+        """Nothing to explain."""
+
+    def event(self, event: TokenEvent) -> None:
+        """Wait for the end."""
+
+    def begin(self, label: str, run: Run) -> None:
+        """Say nothing of the progress."""
+
+    def finish(self, outcome: Outcome) -> None:
+        print_json(report(outcome))
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """One object and a newline on standard output."""
+    click.echo(json.dumps(content, indent=2, allow_nan=False))
+
+
+def report(outcome: Outcome) -> dict[str, Any]:
+    """The object; `comparison` adds `plain`, `speedup` and what belongs to them."""
+    engine, completion = outcome.engine, outcome.run.completion
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "versions": versions(),
+        "hardware": hardware(engine.target.device),
+        "model": outcome.model,
+        "draft_model": engine.config.model,
+        "method": engine.config.method,
+        "exactness": engine.target.exactness,
+        "dtype": str(engine.target.dtype).removeprefix("torch."),
+        "prompt_tokens": len(completion.prompt_ids),
+        **_of_run(outcome.run),
+        "origins": list(completion.origins),
+        "finish_reason": outcome.finish_reason,
+    }
+    if completion.logprobs is not None:
+        content["logprobs"] = [_of_logprob(entry) for entry in completion.logprobs]
+    if outcome.comparison is not None:
+        content |= _of_comparison(outcome.comparison)
+    return content
+
+
+def _of_run(run: Run) -> dict[str, Any]:
+    completion = run.completion
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "seconds": run.seconds,
+        "tokens_per_second": run.tokens_per_second,
+        "stats": completion.stats.as_dict(),
+    }
+
+
+def _of_comparison(comparison: Comparison) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "plain": _of_run(comparison.shown.plain),
+        "compare_rounds": len(comparison.pairs),
+        "speedup": comparison.speedup,
+        "speedup_range": list(comparison.spread),
+        "decode_speedup": comparison.decode_speedup,
+        "identical": comparison.identical,
+    }
+    if comparison.difference is not None:
+        content["first_difference"] = asdict(comparison.difference)
+    return content
+
+
+def _of_logprob(entry: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token_id": entry.token_id,
+        "logprob": _finite(entry.logprob),
+        "top": [{"token_id": token, "logprob": _finite(value)} for token, value in entry.top],
+    }
+
+
+def _finite(value: float) -> float | None:
+    # JSON has no infinity; a token that could not be drawn has no log probability.
+    return value if math.isfinite(value) else None

@@ -1,0 +1,177 @@
+"""The result of `forerun generate` for people: text as it comes, then a panel of statistics."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TextIO
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.segment import Segment, Segments
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from forerun.cli.compare import Comparison, Run
+from forerun.cli.report import Outcome
+from forerun.core import Origin
+from forerun.engine.requests import TokenEvent
+from forerun.stats import Stats
+
+STYLES = {
+    Origin.ACCEPTED: "green",
+    Origin.RECOVERED: "yellow",
+    Origin.BONUS: "cyan",
+    Origin.PLAIN: "default",
+}
+_BAR_WIDTH = 20
+# A model may emit escape sequences; in a terminal they are shown, not obeyed.
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+
+
+class PlainOutput:
+    """Text alone on standard output, in UTF-8; all talk on standard error."""
+
+    def __init__(self, stdout: TextIO | None = None, stderr: Console | None = None) -> None:
+        self.stdout = stdout or sys.stdout
+        self.stderr = stderr or Console(stderr=True, highlight=False)
+        self._written = 0
+        self._status_shown = False
+
+    def legend(self, origins: Iterable[Origin]) -> None:
+        """Plain text has no colours to explain."""
+
+    def event(self, event: TokenEvent) -> None:
+        """Write what became certain with a token."""
+        self._written += len(event.text)
+        if event.text:
+            self.write(event.text, event.origin)
+
+    def begin(self, label: str, run: Run) -> None:
+        """Show on one line what a comparison is at; no thread draws it while runs are timed."""
+        if self.stderr.is_terminal:
+            self.stderr.file.write(f"\r\x1b[2Kcomparing: {label}")
+            self.stderr.file.flush()
+            self._status_shown = True
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write what is left, one newline, and the statistics."""
+        if self._status_shown:
+            self.stderr.file.write("\r\x1b[2K")
+            self.stderr.file.flush()
+        completion = outcome.run.completion
+        if not self._written and outcome.comparison is not None:
+            for event in outcome.run.events:
+                self.event(event)
+        # An interruption falls between tokens that were made and tokens that were handed out.
+        rest = completion.text[self._written :]
+        self.write(rest + "\n", Origin.PLAIN)
+        self.stderr.print(summary(outcome))
+
+    def write(self, text: str, origin: Origin) -> None:
+        """Text as it is."""
+        self.stdout.write(text)
+        self.stdout.flush()
+
+
+class TerminalOutput(PlainOutput):
+    """Text coloured by where each token came from."""
+
+    def __init__(self, console: Console | None = None, stderr: Console | None = None) -> None:
+        super().__init__(stderr=stderr)
+        self.console = console or Console(highlight=False)
+
+    def legend(self, origins: Iterable[Origin]) -> None:
+        """Say which colour is which."""
+        entries = [Text(f"■ {origin}", STYLES[origin]) for origin in origins]
+        self.stderr.print(Text("  ").join(entries))
+
+    def write(self, text: str, origin: Origin) -> None:
+        """Text with its colour: as a segment, which rich neither wraps nor measures."""
+        segment = Segment(text.translate(_VISIBLE), Style.parse(STYLES[origin]))
+        self.console.print(Segments([segment]), crop=False, soft_wrap=True)
+        self.console.file.flush()
+
+
+def summary(outcome: Outcome) -> Panel:
+    """The closing panel."""
+    stats, run = outcome.run.completion.stats, outcome.run
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("tokens", f"{stats.num_emitted_tokens} after {stats.prompt_tokens} of prompt")
+    table.add_row(
+        "speed",
+        f"{_number(run.tokens_per_second, 1)} tokens/s "
+        f"(decoding alone {_number(stats.tokens_per_second, 1)})",
+    )
+    table.add_row("tokens per target forward", _number(stats.tokens_per_target_forward))
+    if stats.num_drafts:
+        _add_acceptance(table, stats)
+    table.add_row("time", _stages(stats))
+    if outcome.comparison is not None:
+        _add_comparison(table, outcome.comparison)
+    table.add_row("exactness", str(outcome.engine.target.exactness))
+    return Panel(table, title=_title(outcome), title_align="left", expand=False)
+
+
+def _title(outcome: Outcome) -> str:
+    config = outcome.engine.config
+    if config.method is None:
+        how = "plain decoding"
+    else:
+        how = config.method + (f" {config.model}" if config.model else "")
+    return f"{outcome.model}, {how}: {outcome.finish_reason}"
+
+
+def _add_acceptance(table: Table, stats: Stats) -> None:
+    table.add_row("mean acceptance length", _number(stats.mean_acceptance_length))
+    table.add_row(
+        "acceptance rate",
+        f"{stats.acceptance_rate or 0:.0%} "
+        f"({stats.num_accepted_tokens} of {stats.num_draft_tokens} drafted)",
+    )
+    for position, count in enumerate(stats.num_accepted_tokens_per_pos, start=1):
+        share = count / stats.num_drafts
+        bar = "█" * round(share * _BAR_WIDTH)
+        table.add_row(
+            "  by position" if position == 1 else "", f"{position} {bar:<{_BAR_WIDTH}} {share:.0%}"
+        )
+
+
+def _stages(stats: Stats) -> str:
+    stages = {"prefill": stats.prefill_seconds}
+    if stats.num_drafts:
+        stages["draft"] = stats.draft_seconds
+        stages["target"] = stats.target_seconds
+        stages["verify"] = stats.verify_seconds
+    else:
+        stages["decode"] = stats.seconds
+    total = sum(stages.values()) or 1.0
+    return ", ".join(
+        f"{name} {value:.2f} s ({value / total:.0%})" for name, value in stages.items()
+    )
+
+
+def _add_comparison(table: Table, comparison: Comparison) -> None:
+    low, high = comparison.spread
+    table.add_row("plain", f"{_number(comparison.shown.plain.tokens_per_second, 1)} tokens/s")
+    table.add_row(
+        "speed-up",
+        f"{comparison.speedup:.2f}x ({low:.2f}x to {high:.2f}x in {len(comparison.pairs)} rounds; "
+        f"decoding alone {comparison.decode_speedup:.2f}x)",
+    )
+    answers = {True: "yes", False: "no", None: "not comparable: drawn without a shared seed"}
+    table.add_row("same tokens as plain", answers[comparison.identical])
+    found = comparison.difference
+    if found is not None:
+        table.add_row(
+            "first difference",
+            f"token {found.index}: {found.text!r} against {found.plain_text!r}; "
+            f"logit margin {found.margin:.2g}: {found.explanation}",
+        )
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

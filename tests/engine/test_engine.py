@@ -1,0 +1,314 @@
+"""Admission, limits, stops, cancellation, streams and statistics of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from forerun.core import FinishReason, Origin
+from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.ngram import NgramDrafter
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.errors import ConfigError, PromptError, UnknownNameError
+from forerun.params import SamplingParams
+from forerun.sampling import Prefix, warp
+from forerun.stats import Stats
+from forerun.testing import ToyModel, TreeDrafter
+from matrix import DRAFT, DRAFTERS, PROMPTS, ROWS, TARGET
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=30)
+
+
+class Letters:
+    """A tokenizer of one letter a token."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return "".join(chr(ord("a") + token) for token in token_ids)
+
+
+def engine(rows: int = ROWS, length: int = 3, **options: object) -> Engine:
+    return Engine(
+        TARGET,
+        DraftModelDrafter(DRAFT, rows, DRAFT.max_context),
+        SpeculativeConfig(num_speculative_tokens=length),
+        max_batch_size=rows,
+        tokenizer=Letters(),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def plain_ids(prompt: list[int], params: SamplingParams, **options: object) -> tuple[int, ...]:
+    stream = Engine(TARGET, tokenizer=Letters(), **options).stream_plain(prompt, params)  # type: ignore[arg-type]
+    for _ in stream:
+        pass
+    return stream.completion.token_ids
+
+
+def test_more_requests_than_rows_wait_their_turn() -> None:
+    prompts = [[one, 1, 2] for one in range(9)]
+    many = engine(rows=2).generate(prompts, GREEDY)
+    for prompt, completion in zip(prompts, many, strict=True):
+        assert completion.prompt_ids == tuple(prompt)
+        assert completion.token_ids == plain_ids(prompt, GREEDY)
+
+
+def test_requests_join_and_leave_between_rounds() -> None:
+    """Different lengths, samplers and speculation in one batch; every output as if alone."""
+    params = [
+        replace(GREEDY, max_tokens=5),
+        SamplingParams(seed=4, max_tokens=40),
+        replace(GREEDY, presence_penalty=0.5),
+        SamplingParams(seed=4, max_tokens=11, top_k=3),
+    ]
+    both = engine(rows=2)
+    first = [both.add([1, 2], params[0]), both.add([3], params[1], speculative=False)]
+    both.step()
+    second = [both.add([4, 5, 6], params[2]), both.add([7], params[3])]
+    while both.has_work:
+        both.step()
+    prompts = [[1, 2], [3], [4, 5, 6], [7]]
+    for request_id, prompt, one in zip(first + second, prompts, params, strict=True):
+        assert both.completion(request_id).token_ids == plain_ids(prompt, one)
+
+
+def test_speculation_can_be_off_for_one_request() -> None:
+    completion = engine().generate([[1, 2]], GREEDY, speculative=False)[0]
+    assert set(completion.origins) == {Origin.PLAIN}
+    assert completion.stats.num_drafts == 0
+    assert completion.stats.tokens_per_target_forward == 1
+
+
+def test_max_tokens_cuts_inside_an_accepted_path() -> None:
+    whole = plain_ids([1, 2, 3], GREEDY)
+    for limit in range(1, 20):
+        completion = engine(length=5).generate([[1, 2, 3]], replace(GREEDY, max_tokens=limit))[0]
+        assert completion.token_ids == whole[:limit]
+        assert completion.finish_reason is FinishReason.LENGTH
+        assert completion.stats.num_emitted_tokens == limit
+
+
+def test_stop_tokens_cut_where_plain_decoding_does() -> None:
+    whole = plain_ids([1, 2, 3], GREEDY)
+    for stop in set(whole):
+        params = replace(GREEDY, stop_token_ids=(stop,))
+        completion = engine(length=5).generate([[1, 2, 3]], params)[0]
+        assert completion.token_ids == whole[: whole.index(stop) + 1]
+        assert completion.finish_reason is FinishReason.STOP
+
+
+def test_end_of_text_ends_unless_ignored() -> None:
+    whole = plain_ids([1, 2, 3], GREEDY)
+    eos = whole[6]
+    one = engine(eos_token_ids=[eos])
+    assert one.generate([[1, 2, 3]], GREEDY)[0].token_ids == whole[: whole.index(eos) + 1]
+    ignoring = replace(GREEDY, ignore_eos=True)
+    assert one.generate([[1, 2, 3]], ignoring)[0].token_ids == whole
+
+
+def test_stop_strings_cut_text_and_tokens() -> None:
+    whole = plain_ids([1, 2, 3], GREEDY)
+    text = Letters().decode(whole)
+    for start in range(0, 20, 3):
+        stop = text[start : start + 3]
+        completion = engine(length=5).generate(
+            [[1, 2, 3]], replace(GREEDY, stop=(stop, "nothing"))
+        )[0]
+        at = text.index(stop)
+        assert completion.text == text[:at]
+        assert completion.token_ids == whole[: at + 3]
+        assert completion.finish_reason is FinishReason.STOP
+
+
+def test_the_context_is_never_exceeded() -> None:
+    """The last round drafts no further than the context goes."""
+    one = engine(length=5, max_context=24)
+    completion = one.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=None))[0]
+    assert len(completion.token_ids) == 21
+    assert completion.finish_reason is FinishReason.LENGTH
+
+
+def test_a_draft_model_with_a_shorter_context_stops_drafting() -> None:
+    short = ToyModel(TARGET.vocab_size, noise=1.0, max_context=12)
+    one = Engine(TARGET, DraftModelDrafter(short, 1, 512), SpeculativeConfig())
+    completion = one.generate([[1, 2, 3]], GREEDY)[0]
+    assert completion.token_ids == plain_ids([1, 2, 3], GREEDY)
+    assert completion.stats.num_plain_rounds > 0
+    assert completion.stats.num_drafts > 0
+
+
+def test_streams_carry_text_origins_and_the_end() -> None:
+    one = engine()
+    stream = one.stream("bcd", GREEDY)
+    events = list(stream)
+    completion = stream.completion
+    assert "".join(event.text for event in events) == completion.text
+    assert [event.token_id for event in events] == list(completion.token_ids)
+    assert {Origin.ACCEPTED, Origin.RECOVERED, Origin.BONUS} >= {event.origin for event in events}
+    assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
+    assert events[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_leaving_a_stream_early_frees_its_row() -> None:
+    one = engine(rows=1)
+    stream = one.stream([1, 2], GREEDY)
+    for _ in range(4):
+        next(stream)
+    stream.close()
+    assert stream.completion.finish_reason is FinishReason.CANCELLED
+    assert len(stream.completion.token_ids) >= 4
+    assert one.generate([[1, 2, 3]], GREEDY)[0].token_ids == plain_ids([1, 2, 3], GREEDY)
+
+
+def test_cancellation_of_running_and_waiting_requests() -> None:
+    one = engine(rows=1)
+    running, waiting, kept = (one.add([1, 2], GREEDY) for _ in range(3))
+    one.step()
+    assert one.cancel(waiting)
+    assert one.cancel(running)
+    assert not one.cancel(running)
+    while one.has_work:
+        one.step()
+    assert one.completion(running).finish_reason is FinishReason.CANCELLED
+    assert one.completion(waiting).token_ids == ()
+    assert one.completion(kept).token_ids == plain_ids([1, 2], GREEDY)
+    with pytest.raises(ConfigError, match="handed out once"):
+        one.completion(kept)
+
+
+@pytest.mark.parametrize("failing", [KeyboardInterrupt, ValueError])
+def test_an_interrupted_round_can_be_repeated(failing: type[BaseException]) -> None:
+    """Whatever a mask hook raises, the caches go back to what is committed."""
+    calls = iter(range(10_000))
+
+    def mask(committed: object, drafted: object) -> None:
+        if next(calls) == 9:
+            raise failing
+
+    one = engine(rows=2)
+    ids = [one.add([1, 2], GREEDY), one.add([3, 4], replace(GREEDY, mask=mask))]
+    interruptions = 0
+    while one.has_work:
+        try:
+            one.step()
+        except failing:
+            interruptions += 1
+    assert interruptions == 1
+    assert one.completion(ids[0]).token_ids == plain_ids([1, 2], GREEDY)
+    assert one.completion(ids[1]).token_ids == plain_ids([3, 4], GREEDY)
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_logprobs_are_those_of_plain_decoding(mode: str) -> None:
+    params = SamplingParams(
+        seed=2, max_tokens=20, top_k=4, temperature=0.5, logprobs=3, logprobs_mode=mode
+    )
+    completion = engine().generate([[1, 2, 3]], params)[0]
+    assert completion.logprobs is not None
+    tokens = [1, 2, 3]
+    for token, reported in zip(completion.token_ids, completion.logprobs, strict=True):
+        logits = TARGET.next_logits(tokens)
+        row = logits.log_softmax(-1)
+        if mode == "processed":
+            from forerun.core import Sequence as Tokens
+
+            row = warp(logits[None], [Prefix(Tokens(0, tokens, 3, params, 2))])[0].log()
+        assert reported.token_id == token
+        assert reported.logprob == pytest.approx(row[token].item())
+        best = row.topk(3)
+        assert [one for one, _ in reported.top] == best.indices.tolist()
+        tokens.append(token)
+
+
+@pytest.mark.parametrize("case", DRAFTERS, ids=lambda case: case.name)
+def test_statistics_add_up(case: object) -> None:
+    one = Engine(TARGET, case.make(), SpeculativeConfig(), max_batch_size=ROWS)  # type: ignore[attr-defined]
+    completions = one.generate(PROMPTS["ragged"], SamplingParams(max_tokens=40))
+    for completion in completions:
+        stats = completion.stats
+        accepted = completion.origins.count(Origin.ACCEPTED)
+        assert stats.num_emitted_tokens == len(completion.token_ids) == len(completion.origins)
+        assert stats.num_accepted_tokens == accepted == sum(stats.num_accepted_tokens_per_pos)
+        assert sorted(stats.num_accepted_tokens_per_pos, reverse=True) == (
+            stats.num_accepted_tokens_per_pos
+        )
+        assert stats.num_plain_rounds == completion.origins.count(Origin.PLAIN)
+        assert stats.num_target_forwards == stats.num_drafts + stats.num_plain_rounds
+        # Each round emits what it accepts and one token more, but for one cut at the end.
+        assert stats.num_emitted_tokens - accepted in (
+            stats.num_target_forwards,
+            stats.num_target_forwards - 1,
+        )
+    total = Stats.total(completion.stats for completion in completions)
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens"):
+        assert getattr(total, name) == getattr(one.stats, name)
+    assert total.num_accepted_tokens_per_pos == one.stats.num_accepted_tokens_per_pos
+    assert total.seconds == pytest.approx(
+        total.draft_seconds + total.target_seconds + total.verify_seconds
+    )
+
+
+def test_bad_requests_are_refused() -> None:
+    one = engine(max_context=16)
+    with pytest.raises(PromptError, match="empty"):
+        one.add([])
+    with pytest.raises(PromptError, match="has 16 tokens and the context 16"):
+        one.add([1] * 16)
+    with pytest.raises(PromptError, match="token id 11"):
+        one.add([11])
+    with pytest.raises(ConfigError, match="stop_token_ids"):
+        one.add([1], SamplingParams(stop_token_ids=(99,)))
+    with pytest.raises(ConfigError, match="needs a tokenizer"):
+        Engine(TARGET).add("abc")
+    with pytest.raises(ConfigError, match="need a tokenizer"):
+        Engine(TARGET).add([1], SamplingParams(stop=("a",)))
+    with pytest.raises(ConfigError, match="2 prompts but 1 sets"):
+        one.generate([[1], [2]], [GREEDY])
+
+
+def test_illegal_combinations_are_refused_at_construction() -> None:
+    block = SpeculativeConfig(rejection_sample_method="block")
+    with pytest.raises(ConfigError, match="ngram proposes point masses"):
+        Engine(TARGET, NgramDrafter(), block)
+    with pytest.raises(ConfigError, match="tree proposes trees"):
+        Engine(TARGET, TreeDrafter(DRAFT), block)
+    with pytest.raises(ConfigError, match="greedy drafts are point masses"):
+        SpeculativeConfig(rejection_sample_method="block", draft_sample_method="greedy")
+    drafter = NgramDrafter()
+    drafter.hidden_layers = (7,)
+    with pytest.raises(ConfigError, match=r"ngram reads hidden layers \[7\] of toy-11"):
+        Engine(TARGET, drafter)
+    with pytest.raises(ConfigError, match="max_batch_size"):
+        Engine(TARGET, max_batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "ngrams"}, "Did you mean 'ngram'"),
+        ({"rejection_sample_method": "blok"}, "Did you mean 'block'"),
+        ({"policy": "adaptiv"}, "Did you mean 'adaptive'"),
+        ({"num_speculative_tokens": 0}, r"must lie in \[1, 64\]"),
+        ({"prompt_lookup_min": 3, "prompt_lookup_max": 2}, "1 <= min <= max"),
+        ({"num_speculative_token": 3}, "Did you mean 'num_speculative_tokens'"),
+    ],
+    ids=str,
+)
+def test_bad_configs_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises((ConfigError, UnknownNameError), match=message):
+        SpeculativeConfig.from_dict(options)
+
+
+def test_float32_rows_work_too() -> None:
+    """The toy runs in float64; a model in float32 goes through the same code."""
+    single = ToyModel(TARGET.vocab_size)
+    single.tables = single.tables.float()
+    single.dtype = torch.float32
+    one = Engine(single, DraftModelDrafter(DRAFT, 1, 512), SpeculativeConfig())
+    assert one.generate([[1, 2, 3]], GREEDY)[0].token_ids == plain_ids([1, 2, 3], GREEDY)

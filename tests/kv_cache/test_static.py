@@ -1,0 +1,127 @@
+"""The cache alone: what is written is read back, rows are ragged, rollback forgets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun.errors import CacheError
+from forerun.kv_cache import StaticCache
+
+LAYERS, ROWS, HEADS, CAPACITY, SIZE = 2, 3, 2, 8, 4
+
+
+@pytest.fixture
+def cache() -> StaticCache:
+    sizes = (LAYERS, ROWS, HEADS, CAPACITY, SIZE)
+    return StaticCache(*sizes, dtype=torch.float64, device=torch.device("cpu"))
+
+
+def put(cache: StaticCache, rows: list[int], positions: list[list[int]], layers: range) -> Tensor:
+    """Append recognizable keys (values are their negatives) and return them."""
+    appending = cache.view(rows).append(torch.tensor(positions), layers)
+    keys = torch.rand(len(rows), HEADS, len(positions[0]), SIZE, dtype=torch.float64)
+    for layer in layers:
+        appending.write(layer, keys, -keys)
+    return keys
+
+
+ALL = range(LAYERS)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [1, 2], [2], [0, 2], [2, 0]])
+def test_reads_back_what_was_written(cache: StaticCache, rows: list[int]) -> None:
+    first = put(cache, rows, [[0, 1, 2]] * len(rows), ALL)
+    second = put(cache, rows, [[3]] * len(rows), ALL)
+    appending = cache.view(rows).append(torch.full((len(rows), 1), -1), ALL)
+    keys, values = appending.read(1)
+    assert torch.equal(keys, torch.cat((first, second), dim=2))
+    assert torch.equal(values, -keys)
+    assert [cache.length(row) for row in range(ROWS)] == [4 if r in rows else 0 for r in range(3)]
+
+
+def test_padding_is_not_written(cache: StaticCache) -> None:
+    keys = put(cache, [0, 1, 2], [[0, 1, 2], [0, -1, -1], [-1, -1, -1]], ALL)
+    assert [cache.length(row) for row in range(ROWS)] == [3, 1, 0]
+    assert torch.equal(cache.keys[0][1, :, :1], keys[1, :, :1])
+    assert not cache.keys[0][1, :, 1:].any()
+    assert not cache.keys[0][2].any()
+
+
+def test_ragged_rows_go_to_their_own_slots(cache: StaticCache) -> None:
+    put(cache, [0, 1], [[0, 1, 2], [0, -1, -1]], ALL)
+    keys = put(cache, [0, 1], [[3, -1], [1, 2]], ALL)
+    assert torch.equal(cache.keys[1][0, :, 3], keys[0, :, 0])
+    assert torch.equal(cache.keys[1][1, :, 1:3], keys[1])
+    assert cache.positions[1, :3].tolist() == [0, 1, 2]
+
+
+def test_keep_moves_the_path_and_leaves_other_rows(cache: StaticCache) -> None:
+    before = put(cache, [0, 1], [[0, 1, 2, 2, 3, 3]] * 2, ALL)
+    cache.keep(0, 1, [0, 2, 4])
+    assert [cache.length(0), cache.length(1)] == [4, 6]
+    assert torch.equal(cache.keys[1][0, :, :4], before[0, :, [0, 1, 3, 5]])
+    assert torch.equal(cache.values[0][0, :, :4], -before[0, :, [0, 1, 3, 5]])
+    assert torch.equal(cache.keys[1][1, :, :6], before[1])
+    assert cache.positions[0, :4].tolist() == [0, 1, 2, 3]
+
+
+def test_keep_of_nothing_forgets_all_from_start(cache: StaticCache) -> None:
+    put(cache, [0], [[0, 1, 2, 3]], ALL)
+    cache.keep(0, 2, [])
+    assert cache.length(0) == 2
+
+
+def test_layers_grow_and_shrink_by_themselves(cache: StaticCache) -> None:
+    put(cache, [0], [[0, 1]], ALL)
+    put(cache, [0], [[2, 3, 4]], range(1))
+    assert cache.length(0) == 2
+    assert cache.lengths[0][0] == 5
+    cache.keep(0, 1, [0, 2, 3])
+    assert [lengths[0] for lengths in cache.lengths] == [4, 2]
+    cache.trim(0, 3)
+    assert [lengths[0] for lengths in cache.lengths] == [3, 2]
+    cache.trim(0, 0)
+    assert [lengths[0] for lengths in cache.lengths] == [0, 0]
+
+
+def test_layers_of_different_lengths_are_not_run_together(cache: StaticCache) -> None:
+    put(cache, [0], [[0, 1, 2]], range(1))
+    with pytest.raises(CacheError, match="layers 0 to 1 hold 0 to 3 tokens of row 0"):
+        put(cache, [0], [[3]], ALL)
+
+
+def test_overflow_names_the_numbers(cache: StaticCache) -> None:
+    put(cache, [1], [[0, 1, 2, 3, 4, 5]], ALL)
+    with pytest.raises(CacheError, match=r"row 1 holds 6 tokens and cannot take 3 .* 8"):
+        put(cache, [1], [[6, 7, 8]], ALL)
+    put(cache, [1], [[6, 7, -1]], ALL)
+    assert cache.length(1) == cache.capacity == CAPACITY
+
+
+@pytest.mark.parametrize("slots", [[1, 0], [0, 0], [3], [-1]])
+def test_keep_refuses_slots_that_are_none(cache: StaticCache, slots: list[int]) -> None:
+    put(cache, [0], [[0, 1, 2, 3]], ALL)
+    with pytest.raises(CacheError, match="they must ascend"):
+        cache.keep(0, 1, slots)
+
+
+@pytest.mark.parametrize("rows", [[3], [-1], [0, 0]])
+def test_view_refuses_rows_that_are_none(cache: StaticCache, rows: list[int]) -> None:
+    with pytest.raises(CacheError, match="name rows 0 to 2"):
+        cache.view(rows)
+
+
+def test_other_misuse_is_refused(cache: StaticCache) -> None:
+    with pytest.raises(CacheError, match="0 empties it"):
+        cache.trim(0, -1)
+    with pytest.raises(CacheError, match="2 rows of tokens were run on a view of 1"):
+        cache.view([0]).append(torch.tensor([[0], [0]]), ALL)
+    with pytest.raises(CacheError, match="at least 1 of each"):
+        StaticCache(1, 0, 1, 8, 4, torch.float32, torch.device("cpu"))
+
+
+def test_bytes_are_those_of_the_tensors(cache: StaticCache) -> None:
+    slots = ROWS * CAPACITY
+    assert cache.nbytes == 2 * LAYERS * slots * HEADS * SIZE * 8 + slots * 8

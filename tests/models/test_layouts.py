@@ -1,0 +1,109 @@
+"""The key maps cover exactly what is published, and can be undone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from published_configs import PUBLISHED
+from tiny_models import NATIVE, tiny_config, tiny_model
+
+from forerun.errors import CheckpointError, UnsupportedModelError
+from forerun.models import describe, layout_of, load_config, native, read_architecture
+
+
+@pytest.fixture(params=PUBLISHED)
+def published(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, int]:
+    """A published config, read from its config.json, and its number of parameters."""
+    values, parameters = PUBLISHED[request.param]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    return load_config(tmp_path), parameters
+
+
+def meta_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes by key of the model of transformers; a tied head is left out."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del shapes["lm_head.weight"]
+    return shapes
+
+
+def test_published_keys_and_shapes(published: tuple[Any, int]) -> None:
+    config, parameters = published
+    layout = layout_of(read_architecture(config))
+    assert layout.published() == meta_shapes(config)
+    assert layout.num_parameters() == describe(config).parameters == parameters
+
+
+def test_published_rotations(published: tuple[Any, int]) -> None:
+    """Old config.json files say rope_theta and rope_scaling; the table is that of transformers."""
+    from transformers import AutoModelForCausalLM
+
+    from forerun.models.rope import RotaryTable
+
+    config, _ = published
+    if config.model_type == "gpt2":
+        pytest.skip("GPT-2 has learned positions")
+    config.num_hidden_layers, config.vocab_size, config.hidden_size = 1, 8, 64
+    config.intermediate_size, config.layer_types = 8, ["full_attention"]
+    size = read_architecture(config).head_dim
+    rotary = AutoModelForCausalLM.from_config(config).model.rotary_emb
+    positions = torch.tensor([[0, 1, 17, 4095, 30000]])
+    wanted = rotary(torch.zeros(1), positions)
+    table = RotaryTable(config, size, torch.float32, torch.device("cpu"))
+    for mine, theirs in zip(table.at(positions, 30000), wanted, strict=True):
+        torch.testing.assert_close(mine[:, 0], theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_tiny_keys_and_shapes(name: str) -> None:
+    config = tiny_config(name)
+    assert layout_of(read_architecture(config)).published() == meta_shapes(config)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_publishing_undoes_fusing(name: str) -> None:
+    state = tiny_model(name).state_dict()
+    layout = layout_of(read_architecture(tiny_config(name)))
+    ours = layout.fuse(lambda part: state[part.key], torch.float32, torch.device("cpu"))
+    assert {tensor.name: tensor.shape for tensor in layout.tensors} == {
+        key: tuple(tensor.shape) for key, tensor in ours.items()
+    }
+    back = dict(layout.publish(ours))
+    assert back.keys() == layout.published().keys()
+    assert all(torch.equal(back[key], state[key]) for key in back)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+        ("llama", {"hidden_act": "mish"}),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        ("gpt2", {"add_cross_attention": True}),
+        ("gpt_neox", {}),
+    ],
+)
+def test_variants_that_our_decoders_do_not_run(name: str, change: dict[str, Any]) -> None:
+    config = tiny_config(name)
+    for key, value in change.items():
+        setattr(config, key, value)
+    assert not native(config)
+
+
+def test_wrong_head_counts_and_families_are_refused() -> None:
+    config = tiny_config("llama")
+    shape = read_architecture(config)
+    config.num_key_value_heads = 3
+    with pytest.raises(CheckpointError, match="must be a multiple of num_key_value_heads, 3"):
+        read_architecture(config)
+    object.__setattr__(shape, "family", "bert")
+    with pytest.raises(UnsupportedModelError, match="known are gpt2, llama"):
+        layout_of(shape)

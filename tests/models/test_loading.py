@@ -1,0 +1,290 @@
+"""Loading: every form of a good checkpoint, and one clear line for every bad one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import run, tiny_model, tokens
+
+from forerun.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedModelError
+from forerun.models import (
+    eos_token_ids,
+    load_config,
+    load_model,
+    load_tokenizer,
+    model_from_tensors,
+)
+
+
+@pytest.fixture
+def copy(checkpoint: Any, tmp_path: Path) -> Callable[[str], Path]:
+    """A family's checkpoint to be broken."""
+    return lambda name: Path(shutil.copytree(checkpoint(name), tmp_path / name))
+
+
+def edit(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the tensors of a checkpoint in place."""
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def logits(model: Any) -> torch.Tensor:
+    found: torch.Tensor = run(model, model.new_cache(1, 8), tokens(1, 6)).logits
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
+def test_sharded_checkpoints(name: str, reference: Any, load: Any, tmp_path: Path) -> None:
+    reference(name).save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert torch.equal(logits(load_model(tmp_path, device="cpu")), logits(load(name)))
+
+
+def test_gpt2_with_and_without_prefix(load: Any, copy: Any) -> None:
+    """The hub's files lack `transformer.` and hold the causal mask as a buffer."""
+    directory = copy("gpt2")
+
+    def strip(tensors: dict[str, Any]) -> None:
+        for key in list(tensors):
+            tensors[key.removeprefix("transformer.")] = tensors.pop(key)
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
+        tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+
+    edit(directory, strip)
+    assert torch.equal(logits(load_model(directory, device="cpu")), logits(load("gpt2")))
+
+
+def test_a_tied_head_may_be_stored(load: Any, copy: Any) -> None:
+    directory = copy("qwen3")
+    edit(directory, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    assert torch.equal(logits(load_model(directory, device="cpu")), logits(load("qwen3")))
+
+
+def test_from_tensors_equals_from_files(load: Any) -> None:
+    model = tiny_model("qwen2")
+    ours = model_from_tensors(model.config, model.state_dict())
+    assert torch.equal(logits(ours), logits(load("qwen2")))
+
+
+def test_names(checkpoint: Any) -> None:
+    assert load_model(checkpoint("llama"), device="cpu").name == checkpoint("llama").name
+    assert load_model(checkpoint("llama"), device="cpu", name="target").name == "target"
+
+
+def test_dtypes(checkpoint: Any, tmp_path: Path) -> None:
+    tiny_model("llama").half().save_pretrained(tmp_path)
+    assert load_model(tmp_path, device="cpu").dtype is torch.float32
+    assert load_model(tmp_path, device="cpu", dtype="fp16").dtype is torch.float16
+    tiny_model("llama").bfloat16().save_pretrained(tmp_path)
+    assert load_model(tmp_path, device="cpu").dtype is torch.bfloat16
+    with pytest.raises(UnknownNameError, match="Did you mean 'bf16'"):
+        load_model(tmp_path, device="cpu", dtype="bf1")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_devices() -> None:
+    with pytest.raises(ConfigError, match="sees 0 CUDA devices"):
+        load_model("anything", device="cuda")
+    with pytest.raises(UnknownNameError, match="unknown device 'tpu'"):
+        load_model("anything", device="tpu")
+    with pytest.raises(UnknownNameError):
+        load_model("anything", device="cpu:1x")
+
+
+def test_eos_of_the_generation_config_comes_first(copy: Any) -> None:
+    directory = copy("llama")
+    assert eos_token_ids(directory) == {3}
+    (directory / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    assert eos_token_ids(directory) == {5, 7}
+    (directory / "generation_config.json").write_text("{}")
+    assert eos_token_ids(directory) == {3}
+    (directory / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"generation_config\.json cannot be read as JSON"):
+        eos_token_ids(directory)
+
+
+def drop(key: str) -> Callable[[Path], None]:
+    return lambda directory: edit(directory, lambda tensors: tensors.pop(key))
+
+
+def reshape(directory: Path) -> None:
+    edit(directory, lambda t: t.update({"model.norm.weight": torch.ones(7)}))
+
+
+def add(directory: Path) -> None:
+    edit(directory, lambda t: t.update({"model.layers.9.norm.weight": torch.ones(7)}))
+
+
+def cut(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def scribble(directory: Path) -> None:
+    (directory / "model.safetensors").write_bytes(b"not a tensor at all")
+
+
+def pickle_only(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+def rewrite(name: str, text: str) -> Callable[[Path], None]:
+    def breaking(directory: Path) -> None:
+        (directory / name).write_text(text)
+
+    return breaking
+
+
+def index(content: Any) -> Callable[[Path], None]:
+    return rewrite("model.safetensors.index.json", json.dumps(content))
+
+
+def config_text(text: str) -> Callable[[Path], None]:
+    return rewrite("config.json", text)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "missing tensor": (
+        drop("model.layers.1.self_attn.k_proj.weight"),
+        r"lacks model\.layers\.1\.self_attn\.k_proj\.weight of shape \[12, 24\]",
+    ),
+    "missing head": (drop("lm_head.weight"), r"lacks lm_head\.weight of shape \[61, 24\]"),
+    "wrong shape": (reshape, r"model\.norm\.weight has shape \[7\].* \[24\]"),
+    "leftover": (add, r"holds model\.layers\.9\.norm\.weight, which config.json has no place for"),
+    "cut off": (cut, "model.safetensors is corrupt or cut off"),
+    "no safetensors": (scribble, "model.safetensors is corrupt or cut off"),
+    "pickled": (pickle_only, r"only pickled weights \(pytorch_model\.bin\).*save_pretrained"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "holds no weights"),
+    "missing shard": (
+        index({"weight_map": {"a": "model-1.safetensors"}}),
+        "model-1.safetensors is missing in",
+    ),
+    "key not in shard": (
+        index({"weight_map": {"a": "model.safetensors"}}),
+        "lacks a, which model.safetensors.in",
+    ),
+    "no weight map": (index({}), "has no weight_map"),
+    "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
+    "bad JSON": (config_text("{"), r"config\.json cannot be read as JSON"),
+    "no object": (config_text("[]"), "holds no JSON object"),
+    "no type": (config_text("{}"), "names no model_type"),
+    "wrong config": (
+        config_text('{"model_type": "llama", "hidden_size": 7, "num_attention_heads": 2}'),
+        "config.json is wrong",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_checkpoints(case: str, copy: Any) -> None:
+    breaking, message = BROKEN[case]
+    directory = copy("llama")
+    breaking(directory)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_model(directory, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_files_of_the_adapter(copy: Any) -> None:
+    directory = copy("gpt_neox")
+    edit(directory, lambda tensors: tensors.pop("gpt_neox.layers.1.attention.dense.weight"))
+    with pytest.raises(CheckpointError, match=r"lacks gpt_neox\.layers\.1\.attention\.dense"):
+        load_model(directory, device="cpu")
+    cut(directory)
+    with pytest.raises(CheckpointError, match="transformers cannot load"):
+        load_model(directory, device="cpu")
+
+
+def test_unknown_and_quantized_models(copy: Any) -> None:
+    directory = copy("llama")
+    values = json.loads((directory / "config.json").read_text())
+    config_text(json.dumps(values | {"quantization_config": {"quant_method": "gptq"}}))(directory)
+    with pytest.raises(UnsupportedModelError, match=r"quantized \(gptq\)"):
+        load_model(directory, device="cpu")
+    config_text('{"model_type": "frobnicator"}')(directory)
+    with pytest.raises(UnsupportedModelError, match="does not know the model type 'frobnicator'"):
+        load_config(directory)
+
+
+def test_paths_that_are_none(tmp_path: Path) -> None:
+    for name in ("/no/such/dir", "./none", "a/b/c"):
+        with pytest.raises(CheckpointError, match="there is no directory"):
+            load_config(name)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(CheckpointError, match="is a file; give the directory"):
+        load_config(tmp_path / "model.gguf")
+
+
+def test_tokenizers(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"yes": 0, "no": 1}, unk_token="no"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).encode("yes") == [0]
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match="has no tokenizer that transformers can read"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_missing_tokenizer(checkpoint: Any) -> None:
+    with pytest.raises(CheckpointError, match="has no tokenizer that transformers can read"):
+        load_tokenizer(checkpoint("llama"))
+
+
+def hub_errors() -> dict[str, tuple[Exception, str]]:
+    import httpx2
+    from huggingface_hub import errors
+
+    response = httpx2.Response(404, request=httpx2.Request("GET", "https://huggingface.co"))
+    return {
+        "gated": (errors.GatedRepoError("no", response=response), "is gated: accept its licence"),
+        "not found": (errors.RepositoryNotFoundError("no", response=response), "check the name"),
+        "revision": (
+            errors.RevisionNotFoundError("no", response=response),
+            "has no revision 'v9'",
+        ),
+        "offline": (errors.LocalEntryNotFoundError("no"), "HF_HUB_OFFLINE"),
+        "bad id": (errors.HFValidationError("no"), "check the name"),
+        "server": (errors.HfHubHTTPError("504 oh\nno", response=response), "downloaded: 504 oh;"),
+        "disk": (OSError("disk full"), "could not be downloaded: disk full"),
+    }
+
+
+@pytest.mark.parametrize("case", list(hub_errors()))
+def test_hub_errors_say_what_to_do(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    error, message = hub_errors()[case]
+
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_model("someone/model", device="cpu", revision="v9")
+    assert "\n" not in str(caught.value)
+
+
+def test_hub_downloads_no_pickles(
+    checkpoint: Any, load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def download(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(checkpoint("llama"))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    model = load_model("someone/model", device="cpu", revision="main")
+    assert torch.equal(logits(model), logits(load("llama")))
+    assert model.name == asked["name"] == "someone/model"
+    assert asked["revision"] == "main"
+    assert "*.safetensors" in asked["allow_patterns"]
+    assert not any("bin" in pattern for pattern in asked["allow_patterns"])

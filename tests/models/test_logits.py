@@ -1,0 +1,124 @@
+"""Every family gives the logits and hidden states that transformers gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES, NATIVE, run, tokens
+from torch import Tensor
+
+WIDTH = 20
+# A tree after a prompt: [last committed token, then nodes with these parents among all of them].
+PARENTS = [-1, 0, 0, 1, 1, 2, 3, 5]
+
+
+def expected(model: Any, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model(ids).logits
+    return logits
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def tree_inputs(prompt: int) -> tuple[Tensor, Tensor, list[list[int]]]:
+    """Positions [1, n], mask [1, n, n] and the path to each node of the tree."""
+    paths: list[list[int]] = []
+    for node, parent in enumerate(PARENTS):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+    mask = torch.zeros(1, len(PARENTS), len(PARENTS), dtype=torch.bool)
+    for node, path in enumerate(paths):
+        mask[0, node, path] = True
+    return torch.tensor([[prompt + len(path) - 1 for path in paths]]), mask, paths
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prefill(name: str, reference: Any, load: Any) -> None:
+    model, ids = load(name), tokens(2, WIDTH)
+    out = run(model, model.new_cache(2, 32), ids)
+    close(out.logits, expected(reference(name), ids))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_chunks_then_step_by_step(name: str, reference: Any, load: Any) -> None:
+    model, ids = load(name), tokens(2, WIDTH)
+    cache = model.new_cache(2, 32)
+    assert run(model, cache, ids[:, :7], logits_for="none").logits is None
+    last = run(model, cache, ids[:, 7:12], 7, logits_for="last").logits
+    steps = [run(model, cache, ids[:, i : i + 1], i).logits for i in range(12, WIDTH)]
+    close(torch.cat((last, *steps), dim=1), expected(reference(name), ids)[:, 11:])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_node_of_a_tree_equals_its_own_path(name: str, reference: Any, load: Any) -> None:
+    model, prompt = load(name), tokens(1, 9)
+    nodes = tokens(1, len(PARENTS), seed=1)
+    cache = model.new_cache(1, 32)
+    run(model, cache, prompt)
+    places, mask, paths = tree_inputs(9)
+    logits = model.forward(nodes, places, cache.view([0]), tree_mask=mask).logits
+    for node, path in enumerate(paths):
+        line = torch.cat((prompt, nodes[:, path]), dim=1)
+        close(logits[0, node], expected(reference(name), line)[0, -1])
+
+
+@pytest.mark.parametrize("name", ["mistral", "gpt2", "gpt_neox"])
+def test_a_tree_grows_level_by_level(name: str, reference: Any, load: Any) -> None:
+    """A wider mask covers the nodes that earlier passes left in the cache."""
+    model, prompt = load(name), tokens(1, 9)
+    nodes = tokens(1, len(PARENTS), seed=1)
+    cache = model.new_cache(1, 32)
+    run(model, cache, prompt)
+    places, mask, paths = tree_inputs(9)
+    parts = []
+    for start, stop in ((0, 3), (3, 6), (6, 8)):
+        new = slice(start, stop)
+        seen = mask[:, new, :stop]
+        out = model.forward(nodes[:, new], places[:, new], cache.view([0]), tree_mask=seen)
+        parts.append(out.logits)
+    logits = torch.cat(parts, dim=1)
+    for node, path in enumerate(paths):
+        line = torch.cat((prompt, nodes[:, path]), dim=1)
+        close(logits[0, node], expected(reference(name), line)[0, -1])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_hidden_states(name: str, reference: Any, load: Any) -> None:
+    model, ids = load(name), tokens(1, 8)
+    with torch.no_grad():
+        states = reference(name)(ids, output_hidden_states=True).hidden_states
+    out = run(model, model.new_cache(1, 16), ids, hidden_layers=(0, 2), logits_for="none")
+    assert set(out.hidden) == {0, 2}
+    close(out.hidden[0], states[0])
+    close(out.hidden[2], states[2])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_last_hidden_state_lies_before_the_norm(name: str, load: Any) -> None:
+    model, ids = load(name), tokens(1, 8)
+    out = run(model, model.new_cache(1, 16), ids, hidden_layers=(3,))
+    torch.testing.assert_close(model.logits(out.hidden[3]), out.logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["llama-rope3", "qwen3", "gpt2", "gpt_neox"])
+def test_bf16_stays_near(name: str, reference: Any, load: Any) -> None:
+    model, ids = load(name, "bf16"), tokens(1, 8)
+    assert model.dtype is torch.bfloat16
+    found = run(model, model.new_cache(1, 16), ids).logits
+    wanted = expected(reference(name), ids)
+    assert found.dtype is torch.bfloat16
+    assert (found.float() - wanted).std() < 0.05 * wanted.std()
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_float64_stays_float64(name: str, load: Any) -> None:
+    model, ids = load(name, "fp64"), tokens(1, 8)
+    out = run(model, model.new_cache(1, 16), ids, hidden_layers=(1,))
+    assert out.logits.dtype is out.hidden[1].dtype is torch.float64
+    # A forward pass that drops to float32 on its way differs from one token at a time.
+    cache = model.new_cache(1, 16)
+    steps = [run(model, cache, ids[:, i : i + 1], i).logits for i in range(8)]
+    close(torch.cat(steps, dim=1), out.logits, 1e-12)

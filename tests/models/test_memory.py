@@ -1,0 +1,83 @@
+"""Sizes are known before anything is loaded, and too large ones are refused with the numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny_config, tiny_model
+
+from forerun.errors import MemoryLimitError
+from forerun.models import MemoryNeed, available_bytes, check_memory, describe, memory_need
+from forerun.models.memory import refuse_excess
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sizes_are_those_of_the_model(name: str, load: Any) -> None:
+    summary = describe(tiny_config(name))
+    model = tiny_model(name)
+    assert summary.parameters == sum(p.numel() for p in model.parameters())
+    assert summary.weight_bytes["bf16"] == 2 * summary.parameters
+    assert (summary.vocab_size, summary.num_layers, summary.max_context) == (61, 3, 64)
+    loaded = load(name)
+    cache = loaded.new_cache(2, 5)
+    if summary.native:
+        held = sum(t.nbytes for t in (*cache.keys, *cache.values))
+        assert held == 2 * 5 * summary.cache_bytes_per_token(torch.float32)
+        assert sum(t.nbytes for t in loaded.weights.values()) == summary.weight_bytes["fp32"]
+    else:
+        ids = torch.ones(1, 5, dtype=torch.int64)
+        loaded.forward(ids, torch.arange(5)[None], cache.view([0]))
+        assert cache.nbytes == 5 * summary.cache_bytes_per_token(torch.float32)
+
+
+def test_needs_add_up() -> None:
+    config = tiny_config("llama")
+    need = memory_need("target", config, torch.bfloat16, rows=3, capacity=10)
+    summary = describe(config)
+    assert need.weight_bytes == summary.weight_bytes["bf16"]
+    assert need.cache_bytes == 30 * summary.cache_values_per_token * 2
+    assert need.total == need.weight_bytes + need.cache_bytes
+
+
+def test_too_much_is_refused_with_the_numbers() -> None:
+    needs = [MemoryNeed("target", 3 * 2**30, 2**29), MemoryNeed("draft", 2**30, 0)]
+    refuse_excess(needs, sum(need.total for need in needs), CPU)
+    refuse_excess(needs, None, CPU)
+    with pytest.raises(MemoryLimitError, match=r"4\.50 GiB are needed on cpu but 4\.00 GiB are"):
+        refuse_excess(needs, 2**32, CPU)
+
+
+def test_check_memory_asks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = tiny_config("llama"), tiny_config("qwen3")
+    check_memory(target, draft, device="cpu", rows=1, capacity=64)
+    monkeypatch.setattr("forerun.models.memory.available_bytes", lambda _: 1000)
+    with pytest.raises(MemoryLimitError, match=r"target .* draft .* smaller dtype"):
+        check_memory(target, draft, dtype="bf16", device="cpu", rows=1, capacity=64)
+
+
+def test_available_bytes_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = available_bytes(CPU)
+    assert known is not None
+    assert known > 2**20
+
+    def missing(*_: Any, **__: Any) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    whole = available_bytes(CPU)
+    assert whole is not None
+    assert whole > 2**20
+    monkeypatch.delattr("os.sysconf")
+    assert available_bytes(CPU) is None
+
+
+def test_importing_does_not_import_transformers() -> None:
+    code = "import sys, forerun.models.memory; sys.exit('transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,110 @@
+"""Lengths follow acceptance, and speculation stops where it loses."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.core import Draft, Origin, Sequence, Verdict
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.errors import UnknownNameError
+from forerun.params import SamplingParams
+from forerun.policies import make_policy
+from forerun.policies.adaptive import AdaptivePolicy
+from forerun.policies.fixed import FixedPolicy
+from forerun.policies.monitor import FIRST_BREAK_EVEN, Monitor
+from forerun.testing import ToyModel, TreeDrafter
+from matrix import TARGET
+
+SEQUENCE = Sequence(0, [1], 1, SamplingParams(), seed=0)
+OTHER = Sequence(1, [1], 1, SamplingParams(), seed=0)
+
+
+def outcome(drafted: int, accepted: int) -> tuple[Draft, Verdict]:
+    draft = Draft.chain(range(drafted))
+    origins = (*[Origin.ACCEPTED] * accepted, Origin.RECOVERED)
+    return draft, Verdict(tuple(range(accepted)), tuple(range(accepted + 1)), origins)
+
+
+def feed(policy: object, drafted: int, accepted: int, seconds: float = 1.0) -> None:
+    draft, verdict = outcome(drafted, accepted)
+    policy.observe([SEQUENCE], [draft], [verdict], seconds)  # type: ignore[attr-defined]
+
+
+def test_each_sequence_has_its_own_adaptive_length() -> None:
+    policy = AdaptivePolicy(4)
+    draft, verdict = outcome(4, 4)
+    for _ in range(6):
+        policy.observe([SEQUENCE], [draft], [verdict], 1.0)
+    assert [plan.num_tokens for plan in policy.plan([SEQUENCE, OTHER])] == [6, 4]
+    policy.release(SEQUENCE)
+    assert policy.plan([SEQUENCE])[0].num_tokens == 4
+
+
+def test_plain_rounds_do_not_move_an_adaptive_length() -> None:
+    policy = AdaptivePolicy(4)
+    for _ in range(9):
+        feed(policy, 0, 0)
+    assert policy.plan([SEQUENCE])[0].num_tokens == 4
+
+
+def planned(monitor: Monitor) -> int:
+    return monitor.plan([SEQUENCE])[0].num_tokens
+
+
+def test_the_monitor_waits_stops_probes_and_comes_back() -> None:
+    monitor = Monitor(FixedPolicy(4), min_rounds=5, pause=3, probe_rounds=2, break_even=0.3)
+    for _ in range(5):
+        assert planned(monitor) == 4
+        feed(monitor, 4, 1)
+    for _ in range(3):
+        assert planned(monitor) == 0
+        feed(monitor, 0, 0)
+    for _ in range(2):  # the first probe fails
+        assert planned(monitor) == 4
+        feed(monitor, 4, 0)
+    for _ in range(6):  # and doubles the pause
+        assert planned(monitor) == 0
+        feed(monitor, 0, 0)
+    for _ in range(20):  # the second one does not
+        assert planned(monitor) == 4
+        feed(monitor, 4, 3)
+
+
+def test_the_monitor_leaves_good_drafts_alone() -> None:
+    monitor = Monitor(FixedPolicy(4), min_rounds=5, break_even=0.3)
+    for _ in range(50):
+        assert planned(monitor) == 4
+        feed(monitor, 4, 2)
+
+
+def test_break_even_follows_from_measured_times() -> None:
+    """A drafting round of 1.6 plain ones with 4 tokens drafted pays from 0.6 accepted on: 15 %."""
+    monitor = Monitor(FixedPolicy(4))
+    assert monitor.break_even == FIRST_BREAK_EVEN
+    feed(monitor, 4, 2, seconds=1.6)
+    assert monitor.break_even == FIRST_BREAK_EVEN
+    feed(monitor, 0, 0, seconds=1.0)
+    assert monitor.break_even == pytest.approx(0.15)
+
+
+def test_a_hopeless_draft_is_given_up_in_the_engine() -> None:
+    """Speculation stops, is probed again, and the output stays that of plain decoding."""
+    hopeless = ToyModel(TARGET.vocab_size, seed=99)
+    params = SamplingParams(temperature=0.0, max_tokens=200)
+    outputs = {}
+    for monitored in (True, False):
+        config = SpeculativeConfig(num_speculative_tokens=4, monitor=monitored)
+        engine = Engine(TARGET, TreeDrafter(hopeless, (1, 1, 1, 1)), config)
+        outputs[monitored] = engine.generate([[1, 2, 3]], params)[0]
+    assert outputs[True].token_ids == outputs[False].token_ids
+    assert outputs[False].stats.num_plain_rounds <= 1
+    assert outputs[True].stats.num_plain_rounds > 100
+    assert outputs[True].stats.num_drafts >= 24
+
+
+def test_policies_by_name() -> None:
+    assert make_policy("fixed", 3, monitored=False).name == "fixed"
+    assert isinstance(make_policy("adaptive", 3), Monitor)
+    with pytest.raises(UnknownNameError, match="Did you mean 'fixed'"):
+        make_policy("fixd", 3)

@@ -1,0 +1,30 @@
+"""A reader sees the old file or the new one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forerun.files import atomic_path, content_hash, write_text
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file.txt"
+    write_text(path, "old")
+
+    def fail() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert path.read_text() == "old"
+    assert [one.name for one in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_hashes_are_of_the_content(tmp_path: Path) -> None:
+    write_text(tmp_path / "one", "abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert content_hash(tmp_path / "one") == expected

@@ -1,0 +1,73 @@
+"""The zoo's text: a fixed split, a lossless tokenizer, windows that visit everything once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.errors import TrainingError
+from forerun.training.corpus import (
+    END_OF_TEXT,
+    Module,
+    Windows,
+    encode,
+    read_modules,
+    train_tokenizer,
+)
+
+SOURCE = "def f(x):\n    return [x, 12]  # naïve 日本 🙂\n\n\nclass A:\n\tpass\n"
+
+
+def test_modules_are_read_by_path_and_data_is_left_out(tmp_path: Path) -> None:
+    for name in ("a.py", "pkg/b.py", "encodings/cp1.py", "site-packages/c.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(SOURCE)
+    (tmp_path / "latin.py").write_bytes(b"# caf\xe9\n")
+    assert [module.path for module in read_modules(tmp_path)] == ["a.py", "pkg/b.py"]
+    with pytest.raises(TrainingError, match="no Python source"):
+        read_modules(tmp_path / "nowhere")
+
+
+def test_the_split_depends_on_the_path_alone_and_holds_out_few() -> None:
+    paths = [f"package/module_{number}.py" for number in range(3200)]
+    held_out = [Module(path, "").held_out for path in paths]
+    assert held_out == [Module(path, "other text").held_out for path in paths]
+    assert 60 < sum(held_out) < 140
+
+
+TOKENIZER = train_tokenizer(iter([SOURCE] * 5), 300)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=40))
+def test_every_text_comes_back_from_its_tokens(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
+
+
+def test_texts_end_with_token_zero() -> None:
+    assert TOKENIZER.token_to_id(END_OF_TEXT) == 0
+    tokens = encode(TOKENIZER, [Module("a", "x = 1\n"), Module("b", "y\n")])
+    assert tokens.dtype == np.uint16
+    assert (tokens == 0).sum() == 2
+    assert tokens[-1] == 0
+
+
+def test_an_epoch_visits_every_window_once_and_resumes_anywhere() -> None:
+    windows = Windows(np.arange(1000, dtype=np.uint16), seed=3)
+    per_epoch = (1000 - 1) // 10 - 1
+    rows = windows.batch(0, 10, per_epoch)
+    assert rows.shape == (per_epoch, 11)
+    assert set(Counter(rows[:, 0].tolist()).values()) == {1}
+    assert (np.diff(rows, axis=1) == 1).all()
+    resumed = Windows(np.arange(1000, dtype=np.uint16), seed=3)
+    np.testing.assert_array_equal(resumed.batch(70, 10, 5), rows[7:12])
+    second = windows.batch(per_epoch * 10, 10, per_epoch)
+    assert not np.array_equal(rows, second)
+    with pytest.raises(TrainingError, match="too few"):
+        windows.batch(0, 600, 1)
