@@ -16,7 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt zoo/pyproject.toml
 
 # The main job on the models that come with forerun: text, tokens a second, speed-up.
 demo: install
-	$(BIN)/forerun generate --prompt-file docs/demo_prompt.py --temperature 0 --max-tokens 160 --compare
+	$(BIN)/forerun generate --prompt-file docs/demo_prompt.txt --temperature 0 --max-tokens 160 --compare
 
 check: install
 	$(BIN)/ruff format --check .

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -304,16 +304,40 @@ class CausalLM(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class DrafterSetup:
+    """What a drafter may be built from.
+
+    Args:
+        target: the model that it drafts for.
+        rows: sequences that run at once.
+        capacity: tokens of prompt and output a sequence, drafted ones included.
+        options: the speculative options by name.
+        load_draft_model: loads the draft model that the options name.
+    """
+
+    target: CausalLM
+    rows: int
+    capacity: int
+    options: Mapping[str, Any]
+    load_draft_model: Callable[[], CausalLM]
+
+
 class Drafter(Protocol):
     """Proposes tokens. One file a method; the engine checks what it declares when it is built."""
 
     name: str
+    needs_draft_model: bool
     exactness: Exactness
     drawings: frozenset[Drawing]
     """The ways of drawing that it supports; {TOP} for deterministic drafters."""
     draws_trees: bool
     hidden_layers: tuple[int, ...]
     """Hidden layers of the target that `observe` needs."""
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> Drafter:
+        """Make one for an engine."""
 
     def propose(
         self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness

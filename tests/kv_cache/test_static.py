@@ -107,7 +107,7 @@ def test_keep_refuses_slots_that_are_none(cache: StaticCache, slots: list[int]) 
         cache.keep(0, 1, slots)
 
 
-@pytest.mark.parametrize("rows", [[3], [-1], [0, 0]])
+@pytest.mark.parametrize("rows", [[], [3], [-1], [0, 0]])
 def test_view_refuses_rows_that_are_none(cache: StaticCache, rows: list[int]) -> None:
     with pytest.raises(CacheError, match="name rows 0 to 2"):
         cache.view(rows)

@@ -18,13 +18,13 @@ TOLERANCE = {"gemma2": 1e-4, "gpt_neox": 1e-5}
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_kept_path_equals_a_fresh_prefill(name: str, load: Any) -> None:
-    model, prompt, nodes = load(name, "fp64"), tokens(1, 9), tokens(1, 8, seed=1)
+    model, prompt, nodes = load(name, "fp64"), tokens(1, 9), tokens(1, 10, seed=1)
     tolerance = TOLERANCE.get(name, 1e-10)
     cache = model.new_cache(2, 32)
     run(model, cache, prompt)
     places, mask, paths = tree_inputs(9)
     model.forward(nodes, places, cache.view([0]), tree_mask=mask)
-    path = paths[7]
+    path = paths[9]
     cache.keep(0, 9, path)
     assert cache.length(0) == 9 + len(path)
     line = torch.cat((prompt, nodes[:, path]), dim=1)
@@ -83,15 +83,16 @@ def test_ragged_batch_equals_single_rows(name: str, load: Any) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ragged_trees_equal_single_trees(name: str, load: Any) -> None:
-    model, ids, nodes = load(name, "fp64"), tokens(2, 9), tokens(2, 8, seed=1)
+    model, ids, nodes = load(name, "fp64"), tokens(2, 9), tokens(2, 10, seed=1)
     tolerance = TOLERANCE.get(name, 1e-10)
-    prompts, sizes = [9, 4], [3, 8]
+    prompts, sizes = [9, 4], [3, 10]
     cache = model.new_cache(2, 32)
-    places, masks = torch.full((2, 8), -1), torch.zeros(2, 8, 8, dtype=torch.bool)
+    places, masks = torch.full((2, 10), -1), torch.zeros(2, 10, 10, dtype=torch.bool)
     for row, (start, size) in enumerate(zip(prompts, sizes, strict=True)):
         at = torch.arange(start)[None]
         model.forward(ids[row : row + 1, :start], at, cache.view([row]))
         own, mask, _ = tree_inputs(start)
+        masks[row, :, size:] = True  # Padding is seen by none, whatever the mask says.
         places[row, :size], masks[row, :size, :size] = own[0, :size], mask[0, :size, :size]
     found = model.forward(nodes, places, cache.view([0, 1]), tree_mask=masks).logits
     for row, (start, size) in enumerate(zip(prompts, sizes, strict=True)):
@@ -155,3 +156,21 @@ def test_the_adapter_refuses_what_it_cannot_do(name: str, load: Any) -> None:
         cache.view([1])
     with pytest.raises(CacheError, match="0 empties it"):
         cache.trim(0, -1)
+
+
+def test_nodes_of_a_tree_may_come_in_any_depth_order(load: Any) -> None:
+    """A window is cut for the node that looks furthest back, wherever it stands in the pass."""
+    model, prompt, nodes = load("mistral", "fp64"), tokens(1, 9), tokens(1, 10, seed=1)
+    whole, parts = model.new_cache(1, 32), model.new_cache(1, 32)
+    places, mask, _ = tree_inputs(9)
+    for cache in (whole, parts):
+        run(model, cache, prompt)
+    wanted = model.forward(nodes, places, whole.view([0]), tree_mask=mask).logits
+    first = [0, 1, 2, 5]
+    model.forward(
+        nodes[:, first], places[:, first], parts.view([0]), tree_mask=mask[:, first][:, :, first]
+    )
+    rest = [7, 8, 9, 3]  # Node 3 is the shallowest of them and comes last.
+    seen = mask[:, rest][:, :, [*first, *rest]]
+    found = model.forward(nodes[:, rest], places[:, rest], parts.view([0]), tree_mask=seen).logits
+    close(found, wanted[:, rest], 1e-12)

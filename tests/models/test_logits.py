@@ -9,9 +9,13 @@ import torch
 from tiny_models import FAMILIES, NATIVE, run, tokens
 from torch import Tensor
 
+from forerun.models.attention import sight
+from forerun.models.decoder import rms_norm
+
 WIDTH = 20
 # A tree after a prompt: [last committed token, then nodes with these parents among all of them].
-PARENTS = [-1, 0, 0, 1, 1, 2, 3, 5]
+# Its longest path leaves a sliding window of 3, and its slots are not its positions.
+PARENTS = [-1, 0, 0, 1, 1, 2, 3, 5, 7, 8]
 
 
 def expected(model: Any, ids: Tensor) -> Tensor:
@@ -74,7 +78,7 @@ def test_a_tree_grows_level_by_level(name: str, reference: Any, load: Any) -> No
     run(model, cache, prompt)
     places, mask, paths = tree_inputs(9)
     parts = []
-    for start, stop in ((0, 3), (3, 6), (6, 8)):
+    for start, stop in ((0, 3), (3, 6), (6, 10)):
         new = slice(start, stop)
         seen = mask[:, new, :stop]
         out = model.forward(nodes[:, new], places[:, new], cache.view([0]), tree_mask=seen)
@@ -114,11 +118,32 @@ def test_bf16_stays_near(name: str, reference: Any, load: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_float64_stays_float64(name: str, load: Any) -> None:
+def test_float64_is_the_same_however_it_is_cut(name: str, load: Any) -> None:
     model, ids = load(name, "fp64"), tokens(1, 8)
     out = run(model, model.new_cache(1, 16), ids, hidden_layers=(1,))
     assert out.logits.dtype is out.hidden[1].dtype is torch.float64
-    # A forward pass that drops to float32 on its way differs from one token at a time.
     cache = model.new_cache(1, 16)
     steps = [run(model, cache, ids[:, i : i + 1], i).logits for i in range(8)]
     close(torch.cat(steps, dim=1), out.logits, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_are_computed_in_their_dtype(dtype: torch.dtype) -> None:
+    hidden, weight = torch.randn(2, 3, 8, dtype=dtype), torch.randn(8, dtype=dtype)
+    wanted = hidden / (hidden.double().square().mean(-1, keepdim=True) + 0.1).sqrt() * weight
+    close(rms_norm(hidden, weight, 0.1).double(), wanted, 8 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_padding_sees_something(start: int, load: Any) -> None:
+    """A softmax over nothing is NaN on some devices."""
+    cache = load("llama").new_cache(2, 8)
+    if start:
+        run(load("llama"), cache, tokens(2, start))
+    places = torch.tensor([[start, start + 1, -1], [-1, -1, -1]])
+    appending = cache.view([0, 1]).append(places, range(3))
+    tree = torch.zeros(2, 3, 3, dtype=torch.bool)
+    tree[0, :2, :2] = torch.eye(2, dtype=torch.bool)
+    for mask in (tree, None):
+        seen = sight(appending, mask, 4, torch.float32).mask
+        assert seen is None or (seen == 0).any(-1).all()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import FAMILIES, tiny_config, tiny_model
 
-from forerun.errors import MemoryLimitError
+from forerun.errors import MemoryLimitError, UnsupportedModelError
 from forerun.models import MemoryNeed, available_bytes, check_memory, describe, memory_need
 from forerun.models.memory import refuse_excess
 
@@ -35,6 +35,13 @@ def test_sizes_are_those_of_the_model(name: str, load: Any) -> None:
         ids = torch.ones(1, 5, dtype=torch.int64)
         loaded.forward(ids, torch.arange(5)[None], cache.view([0]))
         assert cache.nbytes == 5 * summary.cache_bytes_per_token(torch.float32)
+
+
+def test_what_cannot_run_is_not_described() -> None:
+    from transformers import AutoConfig
+
+    with pytest.raises(UnsupportedModelError, match=r"\(mamba\) is recurrent"):
+        describe(AutoConfig.for_model("mamba"))
 
 
 def test_needs_add_up() -> None:

@@ -19,7 +19,7 @@ _LLAMA_LIKE: dict[str, Any] = {
 }
 _SCALED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_SCALED}
-_SLIDING = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+_SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -28,14 +28,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
     ),
-    "mistral": ("mistral", {"sliding_window": 5}),
+    "mistral": ("mistral", {"sliding_window": 3}),
     "qwen2": ("qwen2", {}),
     "qwen2-sliding": ("qwen2", _SLIDING),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen3-yarn": ("qwen3", {"head_dim": 16, "rope_parameters": {"rope_type": "yarn", **_SCALED}}),
     "gpt2": ("gpt2", {}),
     "gpt_neox": ("gpt_neox", {}),
-    "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 5}),
+    "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 3}),
     "opt": ("opt", {}),
 }
 NATIVE = [name for name in FAMILIES if name not in ("gpt_neox", "gemma2", "opt")]

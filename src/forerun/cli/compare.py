@@ -113,7 +113,7 @@ def compare(
     params: SamplingParams,
     rounds: int,
     *,
-    begin: Callable[[str, Run], None] = lambda label, run: None,
+    begin: Callable[[str, Run], None],
 ) -> Comparison:
     """Warm up both sides, then run them in turn: what the machine does meanwhile hits both alike.
 

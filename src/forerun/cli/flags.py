@@ -15,11 +15,6 @@ from forerun.params import SamplingParams
 
 AT_LEAST_ONE = click.IntRange(min=1)
 
-INPUT: tuple[tuple[str, Any, str], ...] = (
-    ("prompt", Whole(), "The text to go on from."),
-    ("prompt_file", str, "A UTF-8 file that holds it; - is standard input, as is leaving it out."),
-)
-
 # Name, type and help of what fills SamplingParams; a type in a list marks a repeatable option.
 SAMPLING: tuple[tuple[str, Any, str], ...] = (
     ("temperature", float, "0 takes the most likely token."),
@@ -62,7 +57,13 @@ SPECULATIVE_FLAGS = tuple(RENAMED.get(name, name) for name, _, _ in SPECULATIVE)
 def generate_options() -> list[click.Parameter]:
     """All options of `forerun generate`, in the order of its help."""
     return [
-        *(Option(name, "Prompt", type=kind, help=text) for name, kind, text in INPUT),
+        Option("prompt", "Prompt", type=Whole(), help="The text to go on from."),
+        Option(
+            "prompt_file",
+            "Prompt",
+            metavar="FILE",
+            help="A UTF-8 file that holds it; - is standard input, as is leaving both out.",
+        ),
         *model_options(),
         Option(
             "speculative",
@@ -91,7 +92,7 @@ def model_options() -> list[Option]:
         ),
         *place_options(),
         Option(
-            "threads", "Model", type=AT_LEAST_ONE, help="Threads of the CPU; torch's own number."
+            "threads", section, type=AT_LEAST_ONE, help="Threads of the CPU; torch's own number."
         ),
     ]
 

@@ -46,7 +46,7 @@ class Output(Protocol):
 
 
 @click.pass_context
-def generate(ctx: click.Context, **values: Any) -> int:
+def generate(ctx: click.Context, /, **values: Any) -> int:
     """Complete a prompt with the model's own text, drafted ahead and verified.
 
     Standard output carries the text alone, or one JSON object; everything else goes to standard
@@ -122,16 +122,16 @@ def _load(
 
     from forerun.engine.load import load, locate
     from forerun.engine.pairs import choose
-    from forerun.models import load_tokenizer
+    from forerun.models import load_config, load_tokenizer
 
     if values["threads"] is not None:
         torch.set_num_threads(values["threads"])
-    model, revision = values["model"], values["revision"]
+    model, revision, note = values["model"], values["revision"], None
     if speculative is not None:
         choice = choose(speculative, model)
-        speculative = choice.config
-        if choice.note:
-            click.echo(f"forerun: {choice.note}", err=True)
+        speculative, note = choice.config, choice.note
+    # A directory that holds no model at all is told by its config, not by its tokenizer.
+    load_config(locate(model), revision=revision)
     tokenizer = load_tokenizer(locate(model), revision=revision)
     prompt_ids = list(tokenizer.encode(text))
     engine = load(
@@ -143,6 +143,8 @@ def _load(
         max_context=values["max_context"] or _context_for(len(prompt_ids), params),
         tokenizer=tokenizer,
     )
+    if note:
+        click.echo(f"forerun: {note}", err=True)
     return engine, prompt_ids
 
 

@@ -37,8 +37,7 @@ class Memory:
     draft_counted: bool
 
 
-@click.pass_context
-def info(ctx: click.Context, model: str, **values: Any) -> None:
+def info(model: str, **values: Any) -> None:
     """What a model is, what it needs and what would draft for it.
 
     MODEL is a checkpoint's directory, a hub id, or zoo, the small model of forerun. Only its

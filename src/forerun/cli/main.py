@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a defect found, 2 wrong use, 130 interrupted, 141 nobody r
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
@@ -90,10 +91,9 @@ def _say_error(message: str) -> None:
 
 def _discard_stdout() -> None:
     """Send what is still buffered nowhere, so that the interpreter's exit does not complain."""
-    try:
+    # A stream without a file has nothing to be flushed.
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass  # There is no such file to be flushed.
 
 
 application = Application(

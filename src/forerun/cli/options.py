@@ -50,6 +50,8 @@ class Option(click.Option):
     def __init__(self, name: str, section: str, *, off: bool = False, **settings: Any) -> None:
         flag = name.replace("_", "-")
         settings.setdefault("show_default", True)
+        if isinstance(settings.get("type"), click.IntRange):
+            settings.setdefault("metavar", "INTEGER")
         super().__init__(
             [f"--{flag}/--no-{flag}" if off else f"--{flag}", name],
             envvar=f"FORERUN_{name.upper()}",

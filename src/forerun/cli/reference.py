@@ -29,16 +29,13 @@ Exit codes: 0 done, 1 a defect found, 2 wrong use, 130 interrupted, 141 nobody r
 
 def render() -> str:
     """The whole document."""
-    context = click.Context(
-        application, info_name="forerun", terminal_width=WIDTH, max_content_width=WIDTH
-    )
+    settings = {**application.context_settings, "terminal_width": WIDTH}
+    context = click.Context(application, info_name="forerun", **settings)
     parts = [HEAD, _block("forerun", application.get_help(context))]
     for name in sorted(COMMANDS):
         command = application.get_command(context, name)
         assert command is not None
-        with click.Context(
-            command, info_name=name, parent=context, terminal_width=WIDTH, max_content_width=WIDTH
-        ) as inner:
+        with click.Context(command, info_name=name, parent=context, **settings) as inner:
             parts.append(_block(f"forerun {name}", command.get_help(inner)))
     return "\n".join(parts)
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from forerun.cli.compare import Comparison, Run
 from forerun.cli.report import Outcome
 from forerun.core import Origin
+from forerun.engine.config import SpeculativeConfig
 from forerun.engine.requests import TokenEvent
 from forerun.stats import Stats
 
@@ -99,7 +100,10 @@ def summary(outcome: Outcome) -> Panel:
     stats, run = outcome.run.completion.stats, outcome.run
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
-    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row("model", outcome.model)
+    table.add_row("drafter", _drafter(outcome.engine.config))
+    table.add_row("ended by", outcome.finish_reason)
     table.add_row("tokens", f"{stats.num_emitted_tokens} after {stats.prompt_tokens} of prompt")
     table.add_row(
         "speed",
@@ -113,16 +117,13 @@ def summary(outcome: Outcome) -> Panel:
     if outcome.comparison is not None:
         _add_comparison(table, outcome.comparison)
     table.add_row("exactness", str(outcome.engine.target.exactness))
-    return Panel(table, title=_title(outcome), title_align="left", expand=False)
+    return Panel(table, expand=False)
 
 
-def _title(outcome: Outcome) -> str:
-    config = outcome.engine.config
+def _drafter(config: SpeculativeConfig) -> str:
     if config.method is None:
-        how = "plain decoding"
-    else:
-        how = config.method + (f" {config.model}" if config.model else "")
-    return f"{outcome.model}, {how}: {outcome.finish_reason}"
+        return "none: plain decoding"
+    return f"{config.method} {config.model}" if config.model else config.method
 
 
 def _add_acceptance(table: Table, stats: Stats) -> None:

@@ -13,6 +13,7 @@ from forerun.core import (
     NO_DRAFT,
     CausalLM,
     Draft,
+    DrafterSetup,
     Drawing,
     Exactness,
     ForwardOutput,
@@ -69,6 +70,7 @@ class DraftModelDrafter:
     exactness = Exactness.DISTRIBUTIONAL
     drawings = frozenset(Drawing)
     draws_trees = False
+    needs_draft_model = True
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(
@@ -79,6 +81,11 @@ class DraftModelDrafter:
         self.capacity = min(capacity, model.max_context)
         self.cache = model.new_cache(rows, self.capacity)
         self._rows = [_Row() for _ in range(rows)]
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> DraftModelDrafter:
+        model = setup.load_draft_model()
+        return cls(model, setup.rows, setup.capacity, setup.target.vocab_size)
 
     def propose(
         self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Several
 from forerun.core import (
     NO_DRAFT,
     Draft,
+    DrafterSetup,
     Drawing,
     Exactness,
     ForwardOutput,
@@ -61,6 +62,7 @@ class NgramDrafter:
     exactness = Exactness.DISTRIBUTIONAL
     drawings = frozenset({Drawing.TOP})
     draws_trees = False
+    needs_draft_model = False
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(self, prompt_lookup_min: int = 2, prompt_lookup_max: int = 4) -> None:
@@ -71,6 +73,11 @@ class NgramDrafter:
             )
         self.sizes = range(prompt_lookup_min, prompt_lookup_max + 1)
         self._indexes: dict[int, _Index] = {}
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> NgramDrafter:
+        options = setup.options
+        return cls(options["prompt_lookup_min"], options["prompt_lookup_max"])
 
     def propose(
         self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forerun.core import CausalLM, Drafter
+from forerun.core import CausalLM, Drafter, DrafterSetup
 from forerun.drafters import find_drafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -133,20 +133,17 @@ def _make_drafter(
     config: SpeculativeConfig, target: CausalLM, draft: str | Path | None, rows: int, capacity: int
 ) -> Drafter:
     assert config.method is not None
-    kind = find_drafter(config.method)
-    drafter: Drafter
-    if config.method == "draft_model":
+
+    def load_draft_model() -> CausalLM:
         assert draft is not None
-        model = load_model(
+        return load_model(
             draft,
             revision=config.revision,
             dtype=config.draft_dtype,
             device=str(target.device),
             name=config.model,
         )
-        drafter = kind(model, rows, capacity, vocab_size=target.vocab_size)
-    elif config.method == "ngram":
-        drafter = kind(config.prompt_lookup_min, config.prompt_lookup_max)
-    else:
-        drafter = kind()
+
+    setup = DrafterSetup(target, rows, capacity, config.as_dict(), load_draft_model)
+    drafter: Drafter = find_drafter(config.method).build(setup)
     return drafter

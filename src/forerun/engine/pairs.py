@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from forerun.drafters import find_drafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
 
@@ -51,20 +52,21 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
     Raises:
         ConfigError: for a method that needs a draft model where none is known.
     """
-    if config.model is not None and config.method not in (None, "draft_model"):
+    needs_model = config.method is None or find_drafter(config.method).needs_draft_model
+    if config.model is not None and not needs_model:
         raise ConfigError(
             f"method {config.method!r} takes no draft model; leave the draft model out "
             "or use method 'draft_model'."
         )
     if config.model is not None:
-        return Choice(replace(config, method="draft_model"))
+        return Choice(replace(config, method=config.method or "draft_model"))
     known = KNOWN_DRAFTS.get(target.rstrip("/"))
-    if config.method in (None, "draft_model") and known is not None:
+    if needs_model and known is not None:
         note = None if target == "zoo" else f"drafting with {known}, the known draft for {target}"
-        return Choice(replace(config, method="draft_model", model=known), note)
-    if config.method == "draft_model":
-        raise ConfigError(f"no draft model is known for {target}; name one, or use method 'ngram'.")
+        return Choice(replace(config, method=config.method or "draft_model", model=known), note)
     if config.method is None:
         note = f"no draft model is known for {target}: drafting by prompt lookup (ngram)"
         return Choice(replace(config, method="ngram"), note)
+    if needs_model:
+        raise ConfigError(f"no draft model is known for {target}; name one, or use method 'ngram'.")
     return Choice(config)

@@ -76,9 +76,10 @@ class StaticCache:
         """The cache as a batch of these rows.
 
         Raises:
-            CacheError: for a row that does not exist or is named twice.
+            CacheError: for no rows, or a row that does not exist or is named twice.
         """
-        if any(not 0 <= row < self.rows for row in rows) or len(set(rows)) != len(rows):
+        known = all(0 <= row < self.rows for row in rows)
+        if not rows or not known or len(set(rows)) != len(rows):
             raise CacheError(
                 f"rows {list(rows)} are no batch of this cache; "
                 f"name rows 0 to {self.rows - 1}, once each."

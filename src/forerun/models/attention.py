@@ -37,7 +37,8 @@ def sight(
         window: a token at position i sees positions above i - window only; None: no limit.
         dtype: of the additive mask.
     """
-    lowest = min((row[0] for row in appending.host_positions if row[0] >= 0), default=0)
+    places = (place for row in appending.host_positions for place in row if place >= 0)
+    lowest = min(places, default=0)
     # A slot's position never exceeds its index, so these slots are out of every token's window.
     first = 0 if window is None else max(0, lowest + 1 - window)
     width = appending.positions.shape[1]

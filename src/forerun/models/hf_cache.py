@@ -54,10 +54,10 @@ class HFCache:
         """The cache as a batch of these rows.
 
         Raises:
-            CacheError: for a row that does not exist or is named twice.
+            CacheError: for no rows, or a row that does not exist or is named twice.
         """
         known = range(len(self.caches))
-        if any(row not in known for row in rows) or len(set(rows)) != len(rows):
+        if not rows or not set(rows) <= set(known) or len(set(rows)) != len(rows):
             raise CacheError(
                 f"rows {list(rows)} are no batch of this cache; "
                 f"name rows 0 to {known.stop - 1}, once each."

@@ -12,6 +12,7 @@ import torch
 
 from forerun.errors import MemoryLimitError
 from forerun.models.architecture import native, read_architecture
+from forerun.models.hf import max_context, refuse_unsupported
 from forerun.models.layouts import layout_of
 from forerun.models.placement import DTYPES, resolve_device, resolve_dtype
 
@@ -26,7 +27,7 @@ class ModelSummary:
         parameters: shared ones counted once.
         weight_bytes: by name of the dtype.
         cache_values_per_token: numbers that one token of one row keeps in the cache.
-        max_context: in tokens, None if the config does not say.
+        max_context: in tokens.
     """
 
     family: str
@@ -34,7 +35,7 @@ class ModelSummary:
     parameters: int
     weight_bytes: dict[str, int]
     cache_values_per_token: int
-    max_context: int | None
+    max_context: int
     vocab_size: int
     num_layers: int
     hidden_size: int
@@ -59,25 +60,31 @@ class MemoryNeed:
 
 
 def describe(config: Any) -> ModelSummary:
-    """Sizes of the model that a config of transformers describes, without loading it."""
+    """Sizes of the model that a config of transformers describes, without loading it.
+
+    Raises:
+        UnsupportedModelError: for an architecture that cannot be run speculatively.
+    """
     text = config.get_text_config()
     ours = native(config)
     if ours:
         shape = read_architecture(config)
         parameters = layout_of(shape).num_parameters()
-        heads, size = shape.num_kv_heads, shape.head_dim
+        heads, size, context = shape.num_kv_heads, shape.head_dim, shape.max_context
     else:
+        refuse_unsupported(config, "the model")
         parameters = _count_on_meta(config)
         attention_heads = text.num_attention_heads
         heads = getattr(text, "num_key_value_heads", None) or attention_heads
         size = getattr(text, "head_dim", None) or text.hidden_size // attention_heads
+        context = max_context(text, "the model")
     return ModelSummary(
         family=config.model_type,
         native=ours,
         parameters=parameters,
         weight_bytes={name: parameters * dtype.itemsize for name, dtype in DTYPES.items()},
         cache_values_per_token=2 * text.num_hidden_layers * heads * size,
-        max_context=getattr(text, "max_position_embeddings", None),
+        max_context=context,
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,

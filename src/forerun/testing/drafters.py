@@ -10,6 +10,7 @@ from torch import Tensor
 from forerun.core import (
     NO_DRAFT,
     Draft,
+    DrafterSetup,
     Drawing,
     Exactness,
     ForwardOutput,
@@ -17,6 +18,7 @@ from forerun.core import (
     Sequence,
     Verdict,
 )
+from forerun.errors import ConfigError
 from forerun.randomness import Purpose, Randomness
 from forerun.sampling import Prefix, draw, draw_coupled, warp
 from forerun.testing.toy import ToyModel
@@ -35,12 +37,20 @@ class TreeDrafter:
     exactness = Exactness.DISTRIBUTIONAL
     drawings = frozenset(Drawing)
     draws_trees = True
+    needs_draft_model = False
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(
         self, model: ToyModel, branching: tuple[int, ...] = (2, 2, 1), replacement: bool = False
     ) -> None:
         self.model, self.branching, self.replacement = model, branching, replacement
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> TreeDrafter:
+        """Draft from the target itself, which must be a toy model."""
+        if not isinstance(setup.target, ToyModel):
+            raise ConfigError(f"{cls.name} drafts from toy models only, not {setup.target.name}.")
+        return cls(setup.target)
 
     def propose(
         self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness

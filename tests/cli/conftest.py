@@ -1,0 +1,117 @@
+"""A tiny pair of models with a tokenizer, and ways to run the command line on it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from forerun.cli.main import application
+
+VOCAB_SIZE = 300
+CONTEXT = 16384
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No variable of the machine reaches a test, and no test takes all cores."""
+    for name in os.environ:
+        if name.startswith("FORERUN_") or name in ("NO_COLOR", "FORCE_COLOR"):
+            monkeypatch.delenv(name)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["def add(a, b):\n    return a + b\n"] * 9, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Directories of a target and of a draft model: the target with some noise."""
+    root = tmp_path_factory.mktemp("models")
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+        eos_token_id=0,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(7)
+    model = Qwen3ForCausalLM(config).eval()
+    tokenizer = _tokenizer()
+    for name in ("target", "draft"):
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += 0.02 * torch.randn_like(weight)
+    return str(root / "target"), str(root / "draft")
+
+
+class Cli:
+    """`forerun generate` on the pair, in this process."""
+
+    def __init__(self, target: str, draft: str) -> None:
+        self.target, self.draft = target, draft
+
+    def run(self, *args: str, **settings: Any) -> Result:
+        """Any command line."""
+        # A defect of the program must fail the test with its own traceback.
+        return CliRunner().invoke(application, args, catch_exceptions=False, **settings)
+
+    def generate(self, *args: str, **settings: Any) -> Result:
+        """With target and draft named, and a limit."""
+        pair = ("--model", self.target, "--draft-model", self.draft, "--no-monitor")
+        return self.run("generate", *pair, "--max-tokens", "24", *args, **settings)
+
+    def json(self, *args: str, **settings: Any) -> dict[str, Any]:
+        """The object that `--json` prints, which is all that stands on standard output."""
+        result = self.generate("--prompt", "def add", "--json", *args, **settings)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.endswith("}\n")
+        content: dict[str, Any] = json.loads(result.stdout)
+        return content
+
+
+@pytest.fixture
+def cli(pair: tuple[str, str]) -> Cli:
+    return Cli(*pair)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    """`write(name, content)` makes a file and returns its path."""
+
+    def make(name: str, content: str | bytes) -> str:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return make

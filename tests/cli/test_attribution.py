@@ -1,0 +1,114 @@
+"""Where outputs differ, near-ties are told from defects."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from typing import Any
+
+import pytest
+import torch
+
+from forerun.cli import attribution, compare
+from forerun.cli.attribution import DEFECT, NUMERICS, deciding_scores, first_difference
+from forerun.engine.engine import Engine
+from forerun.params import SamplingParams
+from forerun.testing.toy import ToyModel
+
+PROMPT = [1, 2, 3]
+TOKENIZER = types.SimpleNamespace(decode=lambda ids: f"<{ids[0]}>")
+
+
+def plain_ids(model: Any, params: SamplingParams) -> list[int]:
+    stream = Engine(model).stream_plain(PROMPT, params)
+    return [event.token_id for event in stream]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=12),
+        SamplingParams(temperature=0, max_tokens=12, frequency_penalty=1.0, logit_bias={4: 3.0}),
+        SamplingParams(seed=5, max_tokens=12),
+        SamplingParams(seed=5, max_tokens=12, temperature=2.0, top_k=6, repetition_penalty=1.3),
+    ],
+)
+def test_scores_decide_as_plain_decoding_does(params: SamplingParams) -> None:
+    model = ToyModel()
+    ids = plain_ids(model, params)
+    for index, token in enumerate(ids):
+        logits = attribution._logits_after(model, [*PROMPT, *ids[:index]])
+        scores = deciding_scores(logits, PROMPT, ids[:index], params)
+        assert scores.argmax().item() == token
+
+
+def test_equal_outputs_have_no_difference() -> None:
+    params = SamplingParams(temperature=0)
+    assert first_difference(ToyModel(), TOKENIZER, PROMPT, [4, 5], [4, 5], params) is None
+
+
+def test_another_token_is_a_defect() -> None:
+    params = SamplingParams(temperature=0, max_tokens=8)
+    model = ToyModel()
+    ids = plain_ids(model, params)
+    wrong = [*ids[:5], (ids[5] + 1) % model.vocab_size, *ids[6:]]
+    found = first_difference(model, TOKENIZER, PROMPT, wrong, ids, params)
+    assert found is not None
+    assert (found.index, found.token_id, found.plain_token_id) == (5, wrong[5], ids[5])
+    assert (found.text, found.plain_text) == (f"<{wrong[5]}>", f"<{ids[5]}>")
+    assert found.gap is not None
+    assert found.gap > found.tolerance > 0
+    assert found.explanation == DEFECT
+    logits = attribution._logits_after(model, [*PROMPT, *ids[:5]]).sort().values
+    assert found.margin == pytest.approx((logits[-1] - logits[-2]).item())
+
+
+@pytest.mark.parametrize(("nudge", "explanation"), [(0.5, NUMERICS), (2.0, DEFECT)])
+def test_a_near_tie_is_numerics(
+    nudge: float, explanation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=0)
+    logits = torch.tensor([1.0, 8.0, 3.0])
+    logits[2] = 8.0 - nudge * attribution.tolerance(logits, torch.float32, params)
+    monkeypatch.setattr(attribution, "_logits_after", lambda *_: logits)
+    target: Any = types.SimpleNamespace(dtype=torch.float32)
+    found = first_difference(target, TOKENIZER, PROMPT, [2], [1], params)
+    assert found is not None
+    assert found.explanation == explanation
+    # Two tokens that tie explain nothing about a third.
+    third = first_difference(target, TOKENIZER, PROMPT, [0], [1], params)
+    assert third is not None
+    assert third.explanation == DEFECT
+
+
+def test_an_output_that_ends_early_is_a_defect() -> None:
+    params = SamplingParams(temperature=0)
+    ids = plain_ids(ToyModel(), dataclasses.replace(params, max_tokens=6))
+    found = first_difference(ToyModel(), TOKENIZER, PROMPT, ids[:4], ids, params)
+    assert found is not None
+    assert (found.index, found.token_id, found.explanation) == (4, None, DEFECT)
+
+
+def test_a_defect_is_reported_and_ends_with_one(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = compare.Run.completion.fget
+    assert original is not None
+
+    def corrupted(run: Any) -> Any:
+        completion = original(run)
+        if "accepted" not in completion.origins:
+            return completion
+        ids = completion.token_ids
+        return dataclasses.replace(completion, token_ids=(*ids[:3], (ids[3] + 1) % 300, *ids[4:]))
+
+    monkeypatch.setattr(compare.Run, "completion", property(corrupted))
+    options = ("--prompt", "def add", "--temperature", "0", "--compare", "--compare-rounds", "1")
+    result = cli.generate(*options, "--json")
+    assert result.exit_code == 1
+    content = json.loads(result.stdout)
+    assert content["identical"] is False
+    assert content["first_difference"]["index"] == 3
+    assert content["first_difference"]["explanation"] == DEFECT
+    result = cli.generate(*options)
+    assert result.exit_code == 1
+    assert "first difference" in result.stderr

@@ -1,0 +1,90 @@
+"""`forerun info`: from config.json alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from test_wrong_use import refused
+
+KEYS = {
+    "schema_version",
+    "versions",
+    "hardware",
+    "model",
+    "family",
+    "backend",
+    "parameters",
+    "weight_bytes",
+    "max_context",
+    "vocab_size",
+    "num_layers",
+    "hidden_size",
+    "dtype",
+    "cache_bytes_per_token",
+    "exactness",
+    "known_draft",
+    "default_method",
+    "methods",
+    "memory",
+}
+
+
+@pytest.fixture
+def bare(cli: Any, tmp_path: Path) -> str:
+    """A directory with a config and nothing else."""
+    shutil.copy(Path(cli.target) / "config.json", tmp_path)
+    return str(tmp_path)
+
+
+def test_object(cli: Any, bare: str) -> None:
+    content = json.loads(cli.run("info", bare, "--json", "--dtype", "fp32").stdout)
+    assert set(content) == KEYS
+    with safe_open(Path(cli.target) / "model.safetensors", "pt") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    parameters = sum(rows * (columns[0] if columns else 1) for rows, *columns in shapes)
+    assert content["parameters"] == parameters
+    assert content["weight_bytes"]["fp32"] == 4 * parameters
+    # Keys and values of one head of 8 numbers in two layers, four bytes each.
+    assert content["cache_bytes_per_token"] == 2 * 8 * 2 * 4
+    assert (content["family"], content["num_layers"]) == ("qwen3", 2)
+    assert (content["known_draft"], content["default_method"]) == (None, "ngram")
+    memory = content["memory"]
+    assert memory["needed"] == 4 * parameters + memory["context"] * 128
+    assert memory["fits"] is (memory["needed"] <= memory["available"])
+
+
+def test_text(cli: Any, bare: str) -> None:
+    result = cli.run("info", bare)
+    assert result.exit_code == 0
+    for word in ("qwen3", "parameters", "fp32", "16384", "ngram", "distributional", "fits"):
+        assert word in result.stdout
+
+
+def test_memory_that_is_not_there(cli: Any, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun import models
+
+    monkeypatch.setattr(models, "available_bytes", lambda device: 1000)
+    assert "does not fit" in cli.run("info", bare).stdout
+    monkeypatch.setattr(models, "available_bytes", lambda device: None)
+    assert json.loads(cli.run("info", bare, "--json").stdout)["memory"]["fits"] is None
+
+
+def test_known_draft_counts(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.engine import pairs
+
+    alone = json.loads(cli.run("info", cli.target, "--json").stdout)
+    monkeypatch.setitem(pairs.KNOWN_DRAFTS, cli.target, cli.draft)
+    content = json.loads(cli.run("info", cli.target, "--json").stdout)
+    assert content["known_draft"] == cli.draft
+    assert content["memory"]["needed"] == 2 * alone["memory"]["needed"]
+
+
+def test_wrong_use(cli: Any, bare: str, tmp_path: Path) -> None:
+    refused(cli.run("info", str(tmp_path / "none")), "directory")
+    refused(cli.run("info", bare, "--dtype", "fp31"), "'fp32'")
+    refused(cli.run("info", bare, "--jsn"), "'--json'")

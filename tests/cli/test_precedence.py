@@ -1,0 +1,118 @@
+"""Flags beat variables, variables beat the file, the file beats defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import click
+import pytest
+from test_wrong_use import refused
+
+from forerun.cli.flags import RENAMED, SAMPLING, SPECULATIVE, generate_options
+from forerun.cli.generate import command
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.load import load
+from forerun.params import SamplingParams
+
+GREEDY = ("--temperature", "0", "--ignore-eos")
+
+
+def count(cli: Any, *options: str) -> int:
+    """Tokens that come out, without a limit among the flags."""
+    result = cli.run(
+        "generate", "--model", cli.target, "--prompt", "a", *GREEDY, "--no-speculative", *options
+    )
+    assert result.exit_code == 0, result.output
+    return int(result.stderr.split("tokens")[1].split("after")[0])
+
+
+def test_order_of_places(cli: Any, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write("options.toml", "max-tokens = 5\n")
+    assert count(cli, "--config", file) == 5
+    monkeypatch.setenv("FORERUN_MAX_TOKENS", "6")
+    assert count(cli, "--config", file) == 6
+    assert count(cli, "--config", file, "--max-tokens", "7") == 7
+    monkeypatch.delenv("FORERUN_MAX_TOKENS")
+    monkeypatch.setenv("FORERUN_CONFIG", file)
+    assert count(cli) == 5
+
+
+def test_file_takes_every_kind_of_value(cli: Any, write: Any) -> None:
+    ids = cli.json(*GREEDY)["token_ids"]
+    file = write(
+        "options.toml",
+        f"""
+        temperature = 0
+        ignore_eos = true
+        monitor = false
+        stop = ["zzzz", "yyyy"]
+        logit-bias = ["7=0.0"]
+        banned-token-ids = [{ids[1]}]
+        """,
+    )
+    content = cli.json("--config", file)
+    assert ids[1] not in content["token_ids"]
+    assert content["token_ids"][0] == ids[0]
+    assert len(content["token_ids"]) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max-tokns = 3", ["max-tokns", "'max-tokens'"]),
+        ("[sampling]\nseed = 3", ["sampling"]),
+        ("[seed]\nvalue = 3", ["seed", "table"]),
+        ("seed = [1, 2]", ["seed", "list"]),
+        ("seed = 1.5", ["--seed"]),
+        ("max-tokens = true", ["--max-tokens"]),
+        ("seed = ", ["options.toml"]),
+        ("config = 'other.toml'", ["config"]),
+    ],
+)
+def test_wrong_files(cli: Any, write: Any, text: str, words: list[str]) -> None:
+    file = write("options.toml", text)
+    refused(cli.generate("--prompt", "a", "--config", file), *words)
+
+
+def test_missing_file(cli: Any) -> None:
+    refused(cli.generate("--prompt", "a", "--config", "/no/such.toml"), "/no/such.toml")
+
+
+def test_a_stronger_place_settles_a_contradiction(
+    cli: Any, write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write("prompt.txt", "")
+    monkeypatch.setenv("FORERUN_PROMPT_FILE", file)
+    assert cli.json(*GREEDY)["prompt_tokens"] > 0
+    monkeypatch.setenv("FORERUN_DRAFT_MODEL", cli.draft)
+    assert count(cli, "--max-tokens", "3") == 3
+
+
+def test_variables_hold_one_stop_string(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Split at its space it would end the text at the first a.
+    monkeypatch.setenv("FORERUN_STOP", "a unlikely")
+    monkeypatch.setenv("FORERUN_ALLOWED_TOKEN_IDS", "66,67,68")
+    assert len(cli.json(*GREEDY)["token_ids"]) == 24
+
+
+def test_every_field_has_a_flag_with_its_default() -> None:
+    options = {option.name: option for option in generate_options()}
+    for owner, rows in ((SamplingParams, SAMPLING), (SpeculativeConfig, SPECULATIVE)):
+        fields = {field.name: field for field in dataclasses.fields(owner)}
+        # A hook is code, which no flag can carry.
+        assert {name for name, _, _ in rows} == fields.keys() - {"mask"}
+        for name, _, _ in rows:
+            renamed = owner is SpeculativeConfig and name in RENAMED
+            option = options[RENAMED[name] if renamed else name]
+            if fields[name].default is not dataclasses.MISSING:
+                context = click.Context(command)
+                assert option.get_default(context) in (fields[name].default, None, ())
+
+
+def test_defaults_are_those_of_load() -> None:
+    options = {option.name: option for option in generate_options()}
+    parameters = inspect.signature(load).parameters
+    for name in ("model", "dtype", "device"):
+        assert options[name].default == parameters[name].default

@@ -1,0 +1,94 @@
+"""Processes of their own: what is loaded, how long it takes, signals and pipes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+LONG = ("--temperature", "0", "--ignore-eos", "--max-tokens", "12000")
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["generate", "--help"], ["info", "--help"], ["gen"]]
+)
+def test_answers_without_torch(arguments: list[str]) -> None:
+    done = python(
+        "import sys, time\n"
+        "started = time.process_time()\n"
+        "from forerun.cli.main import application\n"
+        f"try: application.main({arguments!r}, prog_name='forerun')\n"
+        "except SystemExit: pass\n"
+        "taken = time.process_time() - started\n"
+        "loaded = {'torch', 'transformers', 'tokenizers', 'numpy'} & set(sys.modules)\n"
+        "print(loaded or 'none', taken < 0.5, file=sys.stderr)"
+    )
+    assert done.stderr.splitlines()[-1] == "none True"
+
+
+def test_import_loads_no_torch() -> None:
+    done = python(
+        "import sys, forerun; forerun.SamplingParams; forerun.SpeculativeConfig\n"
+        "print({'torch', 'transformers', 'click'} & set(sys.modules) or 'none')"
+    )
+    assert done.stdout.strip() == "none", done.stderr
+
+
+def test_generate_module_is_not_loaded_for_the_help() -> None:
+    done = python(
+        "import sys\nfrom forerun.cli.main import application\n"
+        "try: application.main(['--help'])\nexcept SystemExit: pass\n"
+        "assert 'forerun.cli.generate' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "generate" in done.stdout
+
+
+@pytest.fixture
+def process(cli: Any) -> Any:
+    """A long run in a process of its own, with a pipe for its output."""
+    pair = ("--model", cli.target, "--draft-model", cli.draft, "--prompt", "def add")
+    program = [sys.executable, "-m", "forerun.cli.main", "generate", *pair, *LONG]
+    running = subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    )
+    yield running
+    running.kill()
+    running.wait()
+    for stream in (running.stdout, running.stderr):
+        stream.close()
+
+
+def test_interrupt_ends_with_partial_text(process: Any, cli: Any) -> None:
+    first = process.stdout.read(1)
+    assert first, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    rest, talk = process.communicate(timeout=60)
+    assert process.returncode == 130
+    text = (first + rest).decode()
+    assert text.endswith("\n")
+    assert b"Traceback" not in talk
+    assert b"cancelled" in talk
+    # What is there by then is the beginning of what would have come.
+    whole = cli.json(*LONG[:-1], "200")["text"]
+    common = min(len(whole), len(text) - 1)
+    assert whole[:common] == text[:common]
+
+
+def test_a_closed_pipe_ends_silently(process: Any) -> None:
+    assert process.stdout.read(1)
+    process.stdout.close()
+    talk = process.stderr.read()
+    assert process.wait(timeout=60) == 141
+    assert talk == b""

@@ -1,0 +1,106 @@
+"""What people see in a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from forerun.cli.main import application
+from forerun.cli.terminal import TerminalOutput
+from forerun.core import Origin
+from forerun.engine.requests import TokenEvent
+
+COLOURED = re.compile("\x1b\\[[0-9;]*m")
+GREEN = "\x1b[32m"
+
+
+def in_terminal(monkeypatch: pytest.MonkeyPatch, *args: str) -> str:
+    """What a command writes to a terminal as its standard output."""
+    master, slave = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with os.fdopen(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        with pytest.raises(SystemExit) as ended:
+            application.main(list(args), prog_name="forerun")
+        terminal.flush()
+        written = os.read(master, 1 << 16).decode().replace("\r\n", "\n")
+    os.close(master)
+    assert not ended.value.code
+    return written
+
+
+@pytest.fixture
+def options(cli: Any) -> tuple[str, ...]:
+    models = ("--model", cli.target, "--draft-model", cli.draft, "--no-monitor")
+    return ("generate", *models, "--prompt", "def add", "--temperature", "0", "--max-tokens", "24")
+
+
+def test_text_is_coloured_by_origin(
+    cli: Any, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = cli.json("--temperature", "0")
+    assert "accepted" in content["origins"]
+    shown = in_terminal(monkeypatch, *options)
+    assert GREEN in shown
+    expected = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in content["text"])
+    found = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in COLOURED.sub("", shown))
+    assert len(found) == len(expected) + 1
+
+
+def test_no_color_is_honoured(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert GREEN not in in_terminal(monkeypatch, *options)
+
+
+def test_json_stays_plain_in_a_terminal(
+    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = in_terminal(monkeypatch, *options, "--json")
+    assert shown.startswith("{\n")
+    assert "\x1b" not in shown
+
+
+def consoles() -> tuple[Console, io.StringIO, Console, io.StringIO]:
+    out, err = io.StringIO(), io.StringIO()
+    settings: Any = {"force_terminal": True, "color_system": "standard", "width": 80}
+    return Console(file=out, **settings), out, Console(file=err, **settings), err
+
+
+def test_legend_names_every_origin() -> None:
+    console, _, stderr, err = consoles()
+    TerminalOutput(console, stderr).legend(Origin)
+    assert all(origin in err.getvalue() for origin in Origin)
+
+
+def test_text_is_neither_wrapped_nor_obeyed() -> None:
+    console, out, stderr, _ = consoles()
+    output = TerminalOutput(console, stderr)
+    for text in ("\ta [red]", "b" * 200 + " :smile:  \n", "\x1b[2J\x07"):
+        output.event(TokenEvent(0, 0, Origin.ACCEPTED, text))
+    shown = COLOURED.sub("", out.getvalue())
+    assert shown == "\ta [red]" + "b" * 200 + " :smile:  \n" + "\u241b[2J\u2407"
+
+
+def test_panel_holds_the_statistics(cli: Any) -> None:
+    options = ("--prompt", "def add", "--temperature", "0", "--compare", "--compare-rounds", "1")
+    talk = cli.generate(*options).stderr
+    for entry in (
+        "tokens per target forward",
+        "mean acceptance length",
+        "acceptance rate",
+        "by position",
+        "prefill",
+        "draft",
+        "verify",
+        "speed-up",
+        "same tokens as plain       yes",
+    ):
+        assert entry in talk
+    assert "█" in talk

@@ -1,0 +1,124 @@
+"""Every wrong use is one line on standard error, exit code 2, and nothing on standard output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROMPT = ("--prompt", "def add")
+
+
+def refused(result: Any, *words: str) -> str:
+    """The one line of a refusal, which must hold `words`."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines: list[str] = result.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("forerun: error: ")
+    for word in words:
+        assert word in lines[0]
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--prompt", ""), ["prompt is empty"]),
+        (("--prompt-file", "/no/such/file"), ["/no/such/file", "no such file"]),
+        (("--prompt-file", "/"), ["directory"]),
+        ((*PROMPT, "--prompt-file", "x"), ["--prompt", "--prompt-file", "exclude"]),
+        ((*PROMPT, "--temperature", "-1"), ["temperature", "[0, 100]"]),
+        ((*PROMPT, "--temperature", "nan"), ["temperature"]),
+        ((*PROMPT, "--temperature", "hot"), ["--temperature", "hot"]),
+        ((*PROMPT, "--top-p", "0"), ["top_p", "(0, 1]"]),
+        ((*PROMPT, "--max-tokens", "0"), ["max_tokens"]),
+        ((*PROMPT, "--num-speculative-tokens", "0"), ["num_speculative_tokens"]),
+        ((*PROMPT, "--num-speculative-tokens", "2.5"), ["--num-speculative-tokens"]),
+        ((*PROMPT, "--threads", "0"), ["--threads"]),
+        ((*PROMPT, "--compare-rounds", "0"), ["--compare-rounds"]),
+        ((*PROMPT, "--compare-rounds", "2"), ["--compare"]),
+        ((*PROMPT, "--policy", "adptive"), ["policy", "'adaptive'"]),
+        ((*PROMPT, "--rejection-sample-method", "blok"), ["'block'"]),
+        ((*PROMPT, "--draft-sample-method", "greedi"), ["'greedy'"]),
+        ((*PROMPT, "--logprobs-mode", "row"), ["'raw'"]),
+        ((*PROMPT, "--logprobs", "2"), ["--json"]),
+        ((*PROMPT, "--logit-bias", "3"), ["--logit-bias"]),
+        ((*PROMPT, "--logit-bias", "3=1", "--logit-bias", "3=2"), ["--logit-bias"]),
+        ((*PROMPT, "--logit-bias", "3000=1", "--json"), ["logit_bias", "3000"]),
+        ((*PROMPT, "--stop-token-ids", "a,b"), ["--stop-token-ids"]),
+        ((*PROMPT, "--stop", ""), ["stop"]),
+        ((*PROMPT, "--no-speculative"), ["--draft-model", "--no-speculative", "exclude"]),
+        ((*PROMPT, "--method", "ngram"), ["draft model"]),
+        ((*PROMPT, "--dtype", "fp31"), ["'fp32'"]),
+        ((*PROMPT, "--device", "cpux"), ["'cpu'"]),
+        ((*PROMPT, "--max-context", "2"), ["context"]),
+        ((*PROMPT, "--tempature", "1"), ["--tempature", "'--temperature'"]),
+        ((*PROMPT, "--top_k", "1"), ["'--top-k'"]),
+        ((*PROMPT, "--max-new-tokens", "1"), ["'--max-tokens'"]),
+        ((*PROMPT, "--num_assistant_tokens", "1"), ["'--num-speculative-tokens'"]),
+        ((*PROMPT, "stray"), ["stray"]),
+        (("--prompt",), ["--prompt"]),
+    ],
+)
+def test_wrong_options(cli: Any, options: tuple[str, ...], words: list[str]) -> None:
+    refused(cli.generate(*options), *words)
+
+
+@pytest.mark.parametrize("name", ["ngrm", "draft-model"])
+def test_unknown_method(cli: Any, name: str) -> None:
+    result = cli.run("generate", "--model", cli.target, *PROMPT, "--method", name)
+    refused(result, "method", "ngram", "draft_model", "Did you mean")
+
+
+def test_text_that_is_none(cli: Any, write: Any) -> None:
+    broken = "ä".encode("latin-1")
+    refused(cli.generate("--prompt-file", write("latin", broken)), "UTF-8", "latin")
+    refused(cli.generate(input=broken), "standard input", "UTF-8")
+    refused(cli.generate(input=""), "empty")
+
+
+def test_models_that_are_none(cli: Any, tmp_path: Path) -> None:
+    refused(cli.run("generate", *PROMPT, "--model", str(tmp_path)), "config.json")
+    refused(cli.run("generate", *PROMPT, "--model", str(tmp_path / "none")), "directory")
+    refused(cli.generate(*PROMPT, "--draft-model", cli.target), "itself")
+
+
+def test_a_draft_that_needs_speculation_from_the_same_place(cli: Any) -> None:
+    result = cli.run("generate", "--model", cli.target, *PROMPT, "--no-speculative", "--compare")
+    refused(result, "--compare", "--no-speculative")
+
+
+def test_unknown_commands(cli: Any) -> None:
+    refused(cli.run("generat"), "'generate'")
+    refused(cli.run("--verzion"), "'--version'")
+
+
+def test_no_command_shows_the_help(cli: Any) -> None:
+    result = cli.run()
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Commands:" in result.stderr
+
+
+def test_unexpected_errors_keep_their_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.cli import generate
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(generate, "read_prompt", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.generate(*PROMPT)
+
+
+def test_many_lines_become_one(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.cli import generate
+    from forerun.errors import PromptError
+
+    def refusing(*_: Any) -> None:
+        raise PromptError("first\n  second")
+
+    monkeypatch.setattr(generate, "read_prompt", refusing)
+    assert refused(cli.generate(*PROMPT)) == "forerun: error: first second"

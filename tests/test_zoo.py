@@ -1,0 +1,89 @@
+"""The trained pair that comes with forerun: it loads anywhere, is exact, and worth drafting with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import forerun
+from forerun.core import FinishReason
+from forerun.models.zoo import zoo_path
+from forerun.training.heldout import load_prompts
+
+pytestmark = pytest.mark.zoo
+GREEDY = forerun.SamplingParams(temperature=0, max_tokens=48)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[str]:
+    return [prompt.prompt for prompt in load_prompts(zoo_path().parent / "heldout.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def engine() -> forerun.Engine:
+    config = forerun.SpeculativeConfig(method="draft_model", model="zoo-draft", monitor=False)
+    return forerun.load("zoo", config, dtype="fp32", device="cpu", max_batch_size=4)
+
+
+def test_the_package_is_complete_and_small(prompts: list[str]) -> None:
+    package = zoo_path().parent
+    weights = [zoo_path(name) / "model.safetensors" for name in ("zoo", "zoo-draft")]
+    assert sum(path.stat().st_size for path in weights) <= 64e6
+    assert len(prompts) >= 150
+    assert (package / "LICENSE.txt").exists()
+    report = json.loads((package / "report.json").read_text())
+    assert report["target"]["bits_per_byte"] < report["draft"]["bits_per_byte"]
+
+
+def test_transformers_loads_both_and_agrees(engine: forerun.Engine, prompts: list[str]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(zoo_path()).encode(prompts[0])
+    assert ids == engine.tokenizer.encode(prompts[0])  # type: ignore[union-attr]
+    for name, ours in (("zoo", engine.target), ("zoo-draft", engine.drafter.model)):  # type: ignore[union-attr]
+        theirs: Any = AutoModelForCausalLM.from_pretrained(zoo_path(name), dtype=ours.dtype)
+        with torch.inference_mode():
+            expected = theirs(torch.tensor([ids])).logits
+            cache = ours.new_cache(1, len(ids))
+            positions = torch.arange(len(ids))[None]
+            logits = ours.forward(torch.tensor([ids]), positions, cache.view([0])).logits
+        tolerance = 1e-3 if ours.dtype == torch.float32 else 0.5
+        torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance)
+
+
+def test_greedy_output_is_that_of_plain_decoding(
+    engine: forerun.Engine, prompts: list[str]
+) -> None:
+    """In float32 a near-tie may fall either way; four prompts of a fixed set have none."""
+    speculative = engine.generate(prompts[:4], GREEDY)
+    for prompt, completion in zip(prompts, speculative, strict=False):
+        stream = engine.stream_plain(prompt, GREEDY)
+        assert completion.token_ids == tuple(event.token_id for event in stream)
+
+
+def test_the_draft_is_worth_its_while(engine: forerun.Engine, prompts: list[str]) -> None:
+    completions = engine.generate(prompts[:8], GREEDY)
+    total = forerun.Stats.total(one.stats for one in completions)
+    assert total.mean_acceptance_length is not None
+    assert total.mean_acceptance_length > 2.0
+
+
+def test_the_tokenizer_gives_every_text_back(tmp_path: Path) -> None:
+    from forerun.models import load_tokenizer
+
+    tokenizer = load_tokenizer(zoo_path())
+    for text in ("def f(x):\n\treturn x\n\n\n", "naïve 日本 🙂  two  spaces \r\n", " leading"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_end_of_text_is_known(engine: forerun.Engine) -> None:
+    assert engine.eos_token_ids == {0}
+    params = forerun.SamplingParams(temperature=0, max_tokens=5, allowed_token_ids=(0,))
+    completion = engine.generate(["x = 1\n"], params)[0]
+    assert completion.finish_reason is FinishReason.STOP
+    assert completion.token_ids == (0,)
+    assert completion.text == ""
