@@ -23,7 +23,7 @@ CONTEXT = 16384
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No variable of the machine reaches a test, and no test takes all cores."""
-    for name in os.environ:
+    for name in list(os.environ):
         if name.startswith("FORERUN_") or name in ("NO_COLOR", "FORCE_COLOR"):
             monkeypatch.delenv(name)
     before = torch.get_num_threads()

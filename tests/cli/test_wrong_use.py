@@ -102,14 +102,17 @@ def test_no_command_shows_the_help(cli: Any) -> None:
     assert "Commands:" in result.stderr
 
 
-def test_unexpected_errors_keep_their_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ZeroDivisionError, EOFError, PermissionError])
+def test_unexpected_errors_keep_their_traceback(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     from forerun.cli import generate
 
     def broken(*_: Any) -> None:
-        raise ZeroDivisionError
+        raise kind
 
     monkeypatch.setattr(generate, "read_prompt", broken)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(kind):
         cli.generate(*PROMPT)
 
 

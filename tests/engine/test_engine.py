@@ -13,7 +13,7 @@ from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.errors import ConfigError, PromptError, UnknownNameError
+from forerun.errors import ConfigError, DistributionError, PromptError, UnknownNameError
 from forerun.params import SamplingParams
 from forerun.sampling import Prefix, warp
 from forerun.stats import Stats
@@ -192,7 +192,8 @@ def test_an_interrupted_round_can_be_repeated(failing: type[BaseException]) -> N
             raise failing
 
     one = engine(rows=2)
-    ids = [one.add([1, 2], GREEDY), one.add([3, 4], replace(GREEDY, mask=mask))]
+    params = [replace(GREEDY, max_tokens=11), replace(GREEDY, mask=mask)]
+    ids = [one.add([1, 2], params[0]), one.add([3, 4], params[1])]
     interruptions = 0
     while one.has_work:
         try:
@@ -200,8 +201,51 @@ def test_an_interrupted_round_can_be_repeated(failing: type[BaseException]) -> N
         except failing:
             interruptions += 1
     assert interruptions == 1
-    assert one.completion(ids[0]).token_ids == plain_ids([1, 2], GREEDY)
+    assert one.completion(ids[0]).token_ids == plain_ids([1, 2], params[0])
     assert one.completion(ids[1]).token_ids == plain_ids([3, 4], GREEDY)
+
+
+def test_a_request_that_ends_in_an_interrupted_round_has_ended() -> None:
+    """The first request finishes in the very round in which the second one's hook raises."""
+    calls = iter(range(10_000))
+
+    def mask(committed: Sequence[int], drafted: Sequence[int]) -> None:
+        if len(committed) > 2 and next(calls) == 0:
+            raise ValueError("broken hook")
+
+    one = engine(rows=2)
+    short = one.add([1, 2], replace(GREEDY, max_tokens=1))
+    one.step()
+    ids = [
+        one.add([1, 2], replace(GREEDY, max_tokens=1)),
+        one.add([3, 4, 5], replace(GREEDY, mask=mask)),
+    ]
+    with pytest.raises(ValueError, match="broken hook"):
+        one.step()
+    assert one.completion(short).finish_reason is FinishReason.LENGTH
+    assert one.completion(ids[0]).token_ids == plain_ids([1, 2], replace(GREEDY, max_tokens=1))
+    while one.has_work:
+        one.step()
+    assert one.completion(ids[1]).token_ids == plain_ids([3, 4, 5], GREEDY)
+
+
+def test_a_failing_batch_leaves_the_engine_usable() -> None:
+    def mask(committed: Sequence[int], drafted: Sequence[int]) -> list[bool]:
+        return [False] * TARGET.vocab_size
+
+    one = engine(rows=2)
+    with pytest.raises(DistributionError):
+        one.generate([[1, 2], [3], [4]], [GREEDY, replace(GREEDY, mask=mask), GREEDY])
+    assert not one.has_work
+    assert one.generate([[1, 2]], GREEDY)[0].token_ids == plain_ids([1, 2], GREEDY)
+
+
+def test_a_stream_that_is_never_read_takes_nothing() -> None:
+    one = engine(rows=1)
+    unread = one.stream([1, 2], GREEDY)
+    unread.close()
+    assert not one.has_work
+    assert one.generate([[1, 2]], GREEDY)[0].token_ids == plain_ids([1, 2], GREEDY)
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])

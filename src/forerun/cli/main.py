@@ -79,7 +79,10 @@ class Application(click.Group):
         except ForerunError as error:
             _say_error(str(error))
             code = WRONG_USE
-        except click.Abort:
+        except click.Abort as abort:
+            # click takes the end of any file for an interruption; here it is an error like others.
+            if isinstance(abort.__cause__, EOFError):
+                raise abort.__cause__ from None
             code = INTERRUPTED
         sys.exit(code or 0)
 

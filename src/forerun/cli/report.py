@@ -57,8 +57,8 @@ class JsonOutput:
 
 
 def print_json(content: dict[str, Any]) -> None:
-    """One object and a newline on standard output."""
-    click.echo(json.dumps(content, indent=2, allow_nan=False))
+    """One object on one line of standard output."""
+    click.echo(json.dumps(content, allow_nan=False))
 
 
 def report(outcome: Outcome) -> dict[str, Any]:

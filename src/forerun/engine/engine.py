@@ -69,6 +69,8 @@ class Engine:
         self.config = config or SpeculativeConfig()
         if max_batch_size < 1:
             raise ConfigError(f"max_batch_size is {max_batch_size}; it must be at least 1.")
+        if max_context is not None and max_context < 2:
+            raise ConfigError(f"max_context is {max_context}; it takes a prompt and a token, 2.")
         if drafter is not None:
             check_drafter(drafter, target, self.config)
         self.target, self.tokenizer = target, tokenizer
@@ -105,6 +107,8 @@ class Engine:
     ) -> int:
         """Queue a request and return its id; it starts when a row is free.
 
+        Its tokens come out of `step`; `completion` hands out what it came to, once, and forgets it.
+
         Raises:
             PromptError: for an empty prompt or one that leaves no room for a token.
             ConfigError: for token ids outside the vocabulary, or stop strings without a tokenizer.
@@ -125,12 +129,12 @@ class Engine:
             # Whatever stopped the round (a mask hook, Ctrl-C), the caches must not hold its draft.
             for one in running:
                 self._parts.cache.trim(one.sequence.row, len(one.sequence) - 1)
+            self._end_finished(running)
             raise
         events = []
         for one, verdict in zip(running, verdicts, strict=True):
             events += one.events(len(verdict.token_ids))
-            if one.sequence.finish_reason is not None:
-                self._end(one)
+        self._end_finished(running)
         return events
 
     def generate(
@@ -149,9 +153,14 @@ class Engine:
             self.add(prompt, one, speculative=speculative)
             for prompt, one in zip(several, each, strict=True)
         ]
-        while not all(request_id in self._ended for request_id in ids):
-            self.step()
-        return [self._ended.pop(request_id) for request_id in ids]
+        try:
+            while not all(request_id in self._ended for request_id in ids):
+                self.step()
+        finally:  # an error in one request must not leave the others behind
+            for request_id in ids:
+                self.cancel(request_id)
+            completions = [self._ended.pop(request_id) for request_id in ids]
+        return completions
 
     def stream(
         self,
@@ -160,9 +169,9 @@ class Engine:
         *,
         speculative: bool = True,
     ) -> Stream:
-        """Complete one prompt, token by token. Leaving the loop early cancels the request."""
+        """Complete one prompt, token by token. It is queued
+        when the first token is asked for; leaving the loop early cancels it."""
         running = self._prepare(prompt, params, speculative)
-        self._waiting.append(running)
         return Stream(running.sequence.request_id, self._follow(running), running.completion)
 
     def stream_plain(
@@ -275,6 +284,7 @@ class Engine:
 
     def _follow(self, running: Running) -> Iterator[TokenEvent]:
         request_id = running.sequence.request_id
+        self._waiting.append(running)
         try:
             while running.sequence.finish_reason is None:
                 for event in self.step():
@@ -293,6 +303,11 @@ class Engine:
         finally:
             self._end(running)
             del self._ended[running.sequence.request_id]
+
+    def _end_finished(self, running: list[Running]) -> None:
+        for one in running:
+            if one.sequence.finish_reason is not None:
+                self._end(one)
 
     def _end(self, one: Running) -> None:
         sequence = one.sequence
