@@ -210,19 +210,17 @@ def test_a_request_that_ends_in_an_interrupted_round_has_ended() -> None:
     calls = iter(range(10_000))
 
     def mask(committed: Sequence[int], drafted: Sequence[int]) -> None:
-        if len(committed) > 2 and next(calls) == 0:
+        # The draft model's prefixes hold two drafted tokens at most, the target's three.
+        if len(drafted) == 3 and next(calls) == 0:
             raise ValueError("broken hook")
 
     one = engine(rows=2)
-    short = one.add([1, 2], replace(GREEDY, max_tokens=1))
-    one.step()
     ids = [
         one.add([1, 2], replace(GREEDY, max_tokens=1)),
         one.add([3, 4, 5], replace(GREEDY, mask=mask)),
     ]
     with pytest.raises(ValueError, match="broken hook"):
         one.step()
-    assert one.completion(short).finish_reason is FinishReason.LENGTH
     assert one.completion(ids[0]).token_ids == plain_ids([1, 2], replace(GREEDY, max_tokens=1))
     while one.has_work:
         one.step()
