@@ -111,3 +111,10 @@ def test_defaults_are_those_of_load() -> None:
     parameters = inspect.signature(load).parameters
     for name in ("model", "dtype", "device"):
         assert options[name].default == parameters[name].default
+
+
+def test_a_mistyped_variable_is_noticed(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_TEMPRATURE", "0")
+    result = cli.generate("--prompt", "a", "--temperature", "0")
+    assert result.exit_code == 0
+    assert "did you mean FORERUN_TEMPERATURE?" in result.stderr

@@ -80,6 +80,17 @@ def test_legend_names_every_origin() -> None:
     assert all(origin in err.getvalue() for origin in Origin)
 
 
+def test_progress_leaves_no_trace() -> None:
+    console, _, stderr, err = consoles()
+    output = TerminalOutput(console, stderr)
+    unused: Any = None
+    output.begin("round 1 of 2, plain", unused)
+    output.legend(Origin)
+    lines = err.getvalue().split("\r\x1b[2K")
+    assert lines[1] == "comparing: round 1 of 2, plain"
+    assert "accepted" in lines[2]
+
+
 def test_text_is_neither_wrapped_nor_obeyed() -> None:
     console, out, stderr, _ = consoles()
     output = TerminalOutput(console, stderr)

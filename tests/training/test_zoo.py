@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,7 @@ def test_the_learning_rate_rises_and_falls_to_zero() -> None:
     assert max(factors) == factors[10] == 1.0
     assert factors[0] > 0
     assert factors[-1] == 0.0
-    assert all(a >= b for a, b in zip(factors[10:], factors[11:], strict=False))
+    assert all(a >= b for a, b in pairwise(factors[10:]))
 
 
 def test_a_state_of_another_recipe_is_refused(tmp_path: Path) -> None:

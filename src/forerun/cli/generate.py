@@ -18,7 +18,7 @@ from forerun.params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from forerun.cli.compare import Run
+    from forerun.bench.paired import Run
     from forerun.cli.report import Outcome
     from forerun.core import Origin
     from forerun.engine.engine import Engine
@@ -176,12 +176,13 @@ def _complete(
     params: SamplingParams,
     output: Output,
 ) -> int:
-    from forerun.cli.compare import Run
+    from forerun.bench.paired import Run
     from forerun.cli.report import Outcome
 
     stream = engine.stream if values["speculative"] else engine.stream_plain
     run = Run(stream(prompt_ids, params))
-    _explain(output)
+    if values["speculative"]:
+        _explain(output)
     try:
         run.follow(output.event)
     except KeyboardInterrupt:
@@ -199,9 +200,9 @@ def _compare(
     params: SamplingParams,
     output: Output,
 ) -> int:
-    from forerun.cli.attribution import DEFECT
-    from forerun.cli.compare import compare
+    from forerun.bench.paired import compare
     from forerun.cli.report import Outcome
+    from forerun.engine.attribution import DEFECT
 
     started: list[Run] = []
 

@@ -6,6 +6,8 @@ the default. Flags have the names of the dataclass fields that they fill.
 
 from __future__ import annotations
 
+import difflib
+import os
 from itertools import groupby
 from typing import Any
 
@@ -69,6 +71,17 @@ class Command(click.Command):
             with formatter.section(section):
                 records = [option.get_help_record(ctx) for option in members]
                 formatter.write_dl([record for record in records if record is not None])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        known = {str(option.envvar) for option in self.params if option.envvar}
+        for name in sorted(os.environ):
+            if name.startswith("FORERUN_") and name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+                if near:
+                    click.echo(
+                        f"forerun: warning: nobody reads {name}; did you mean {near[0]}?", err=True
+                    )
+        return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

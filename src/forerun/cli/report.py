@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from forerun.cli.compare import Comparison, Run
+from forerun.bench.paired import Comparison, Run
 from forerun.cli.machine import hardware, versions
 from forerun.core import FinishReason, Origin
 from forerun.engine.engine import Engine

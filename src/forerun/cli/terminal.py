@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from forerun.cli.compare import Comparison, Run
+from forerun.bench.paired import Comparison, Run
 from forerun.cli.report import Outcome
 from forerun.core import Origin
 from forerun.engine.config import SpeculativeConfig
@@ -56,11 +56,16 @@ class PlainOutput:
             self.stderr.file.flush()
             self._status_shown = True
 
-    def finish(self, outcome: Outcome) -> None:
-        """Write what is left, one newline, and the statistics."""
+    def clear_status(self) -> None:
+        """Take away the line that `begin` has shown."""
         if self._status_shown:
             self.stderr.file.write("\r\x1b[2K")
             self.stderr.file.flush()
+            self._status_shown = False
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write what is left, one newline, and the statistics."""
+        self.clear_status()
         completion = outcome.run.completion
         if not self._written and outcome.comparison is not None:
             for event in outcome.run.events:
@@ -85,6 +90,7 @@ class TerminalOutput(PlainOutput):
 
     def legend(self, origins: Iterable[Origin]) -> None:
         """Say which colour is which."""
+        self.clear_status()
         entries = [Text(f"■ {origin}", STYLES[origin]) for origin in origins]
         self.stderr.print(Text("  ").join(entries))
 

@@ -13,7 +13,7 @@ from forerun.engine.pairs import choose
 from forerun.errors import ConfigError, IncompatibleDraftError
 from forerun.models import load_config, load_model, load_tokenizer
 from forerun.models.loading import eos_token_ids
-from forerun.models.memory import check_memory
+from forerun.models.memory import check_memory, describe
 from forerun.models.zoo import is_zoo, zoo_path
 
 # Tokens of prompt and output a request may have unless asked otherwise: caches are allocated at once.
@@ -56,9 +56,7 @@ def load(
     if draft_path is not None:
         _refuse_itself(target_path, revision, draft_path, config.revision, model)
     target_config = load_config(target_path, revision=revision)
-    context = min(
-        max_context or DEFAULT_CONTEXT, target_config.get_text_config().max_position_embeddings
-    )
+    context = min(max_context or DEFAULT_CONTEXT, describe(target_config).max_context)
     draft_config = None if draft_path is None else load_config(draft_path, revision=config.revision)
     check_memory(
         target_config,

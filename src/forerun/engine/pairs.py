@@ -58,6 +58,10 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
             f"method {config.method!r} takes no draft model; leave the draft model out "
             "or use method 'draft_model'."
         )
+    if config.revision is not None and config.model is None:
+        raise ConfigError(
+            f"the draft revision {config.revision!r} belongs to no draft model; name the model too."
+        )
     if config.model is not None:
         return Choice(replace(config, method=config.method or "draft_model"))
     known = KNOWN_DRAFTS.get(target.rstrip("/"))
@@ -66,7 +70,18 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
         return Choice(replace(config, method=config.method or "draft_model", model=known), note)
     if config.method is None:
         note = f"no draft model is known for {target}: drafting by prompt lookup (ngram)"
-        return Choice(replace(config, method="ngram"), note)
+        config = replace(config, method="ngram")
+        _refuse_draft_dtype(config)
+        return Choice(config, note)
     if needs_model:
         raise ConfigError(f"no draft model is known for {target}; name one, or use method 'ngram'.")
+    _refuse_draft_dtype(config)
     return Choice(config)
+
+
+def _refuse_draft_dtype(config: SpeculativeConfig) -> None:
+    if config.draft_dtype != "auto":
+        raise ConfigError(
+            f"draft_dtype {config.draft_dtype!r} is for a draft model, and method "
+            f"{config.method!r} has none; leave it out or name a draft model."
+        )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from forerun.cli.attribution import Difference, first_difference
+from forerun.engine.attribution import Difference, first_difference
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion, TokenEvent

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 from typing import Any
 
 import pytest
 import torch
 
-from forerun.cli import attribution, compare
-from forerun.cli.attribution import DEFECT, NUMERICS, deciding_scores, first_difference
+from forerun.engine import attribution
+from forerun.engine.attribution import DEFECT, NUMERICS, deciding_scores, first_difference
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
 from forerun.testing.toy import ToyModel
@@ -88,27 +87,3 @@ def test_an_output_that_ends_early_is_a_defect() -> None:
     found = first_difference(ToyModel(), TOKENIZER, PROMPT, ids[:4], ids, params)
     assert found is not None
     assert (found.index, found.token_id, found.explanation) == (4, None, DEFECT)
-
-
-def test_a_defect_is_reported_and_ends_with_one(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = compare.Run.completion.fget
-    assert original is not None
-
-    def corrupted(run: Any) -> Any:
-        completion = original(run)
-        if "accepted" not in completion.origins:
-            return completion
-        ids = completion.token_ids
-        return dataclasses.replace(completion, token_ids=(*ids[:3], (ids[3] + 1) % 300, *ids[4:]))
-
-    monkeypatch.setattr(compare.Run, "completion", property(corrupted))
-    options = ("--prompt", "def add", "--temperature", "0", "--compare", "--compare-rounds", "1")
-    result = cli.generate(*options, "--json")
-    assert result.exit_code == 1
-    content = json.loads(result.stdout)
-    assert content["identical"] is False
-    assert content["first_difference"]["index"] == 3
-    assert content["first_difference"]["explanation"] == DEFECT
-    result = cli.generate(*options)
-    assert result.exit_code == 1
-    assert "first difference" in result.stderr

@@ -1,0 +1,1 @@
+"""Measuring: paired runs in one process, ratios rather than single times."""

@@ -1,0 +1,36 @@
+"""`--compare` tells a defect from rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from forerun.bench import paired
+from forerun.engine.attribution import DEFECT
+
+
+def test_a_defect_is_reported_and_ends_with_one(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = paired.Run.completion.fget
+    assert original is not None
+
+    def corrupted(run: Any) -> Any:
+        completion = original(run)
+        if "accepted" not in completion.origins:
+            return completion
+        ids = completion.token_ids
+        return dataclasses.replace(completion, token_ids=(*ids[:3], (ids[3] + 1) % 300, *ids[4:]))
+
+    monkeypatch.setattr(paired.Run, "completion", property(corrupted))
+    options = ("--prompt", "def add", "--temperature", "0", "--compare", "--compare-rounds", "1")
+    result = cli.generate(*options, "--json")
+    assert result.exit_code == 1
+    content = json.loads(result.stdout)
+    assert content["identical"] is False
+    assert content["first_difference"]["index"] == 3
+    assert content["first_difference"]["explanation"] == DEFECT
+    result = cli.generate(*options)
+    assert result.exit_code == 1
+    assert "first difference" in result.stderr

@@ -1,0 +1,137 @@
+"""From names to an engine: what is picked, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import VOCAB, tiny_model
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+import forerun
+from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.ngram import NgramDrafter
+from forerun.engine.pairs import KNOWN_DRAFTS, choose
+from forerun.errors import ConfigError, IncompatibleDraftError, MemoryLimitError
+
+Config = forerun.SpeculativeConfig
+
+
+def save(folder: Path, family: str, *, swapped: bool = False, extra: int = 0) -> str:
+    tiny_model(family).save_pretrained(folder)
+    vocabulary = {f"t{number}": number for number in range(VOCAB - 4 + extra)}
+    if swapped:
+        vocabulary["t3"], vocabulary["t4"] = 4, 3
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("saved")
+    return {
+        "target": save(root / "target", "qwen3"),
+        "draft": save(root / "draft", "llama"),
+        "swapped": save(root / "swapped", "llama", swapped=True),
+        "larger": save(root / "larger", "llama", extra=2),
+    }
+
+
+def test_a_known_draft_is_picked_and_said() -> None:
+    choice = choose(Config(), "Qwen/Qwen3-4B")
+    assert (choice.config.method, choice.config.model) == ("draft_model", "Qwen/Qwen3-0.6B")
+    assert "known draft" in str(choice.note)
+    assert choose(Config(), "zoo").config.model == "zoo-draft"
+    assert all(target != draft for target, draft in KNOWN_DRAFTS.items())
+
+
+def test_prompt_lookup_is_the_fallback_and_says_so() -> None:
+    choice = choose(Config(), "somebody/something")
+    assert choice.config.method == "ngram"
+    assert "prompt lookup" in str(choice.note)
+
+
+def test_what_is_named_is_taken() -> None:
+    assert choose(Config(method="ngram"), "Qwen/Qwen3-4B").config.method == "ngram"
+    assert choose(Config(model="x/y"), "Qwen/Qwen3-4B").config.model == "x/y"
+    assert choose(Config(model="x/y"), "Qwen/Qwen3-4B").note is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Config(method="draft_model"), "no draft model is known"),
+        (Config(method="ngram", model="x/y"), "takes no draft model"),
+        (Config(revision="main"), "belongs to no draft model"),
+        (Config(draft_dtype="bf16"), "is for a draft model"),
+        (Config(method="ngram", draft_dtype="bf16"), "is for a draft model"),
+    ],
+    ids=str,
+)
+def test_open_ends_are_refused(config: Config, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose(config, "somebody/something")
+
+
+def test_load_builds_what_was_asked_for(saved: dict[str, str]) -> None:
+    engine = forerun.load(saved["target"], Config(model=saved["draft"]), max_batch_size=3)
+    assert isinstance(engine.drafter, DraftModelDrafter)
+    assert engine.max_context == 64
+    assert engine.eos_token_ids == {3}
+    assert isinstance(forerun.load(saved["target"]).drafter, NgramDrafter)
+    assert forerun.load(saved["target"], False).drafter is None
+
+
+def test_a_draft_of_another_vocabulary_is_refused(saved: dict[str, str]) -> None:
+    with pytest.raises(IncompatibleDraftError, match="token 't3' is 4 there and 3 in the target"):
+        forerun.load(saved["target"], Config(model=saved["swapped"]))
+    with pytest.raises(IncompatibleDraftError, match="59 tokens against the target's 57"):
+        forerun.load(saved["target"], Config(model=saved["larger"]))
+
+
+def test_the_target_is_no_draft_of_its_own(saved: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"is the target .* itself"):
+        forerun.load(saved["target"], Config(model=saved["target"] + "/"))
+
+
+def test_what_does_not_fit_is_refused_with_numbers(
+    saved: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forerun.models.memory.available_bytes", lambda device: 10_000)
+    with pytest.raises(MemoryLimitError, match="GiB"):
+        forerun.load(saved["target"], Config(model=saved["draft"]))
+
+
+def test_third_party_drafters_are_found_by_entry_point(
+    saved: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Point:
+        name, value = "parrot", "parrot:Parrot"
+
+        def load(self) -> Any:
+            class Parrot(NgramDrafter):
+                name = "parrot"
+
+            return Parrot
+
+    def entry_points(group: str, name: str | None = None) -> list[Point]:
+        return [Point()] if group == "forerun.drafters" and name in (None, "parrot") else []
+
+    monkeypatch.setattr("forerun.registry.entry_points", entry_points)
+    engine = forerun.load(saved["target"], Config(method="parrot"))
+    assert engine.drafter is not None
+    assert engine.drafter.name == "parrot"
+    with pytest.raises(forerun.ForerunError, match="parrot"):
+        Config(method="parot")
+
+
+def test_a_checkpoint_without_its_config_is_refused(saved: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(forerun.ForerunError, match=r"config\.json"):
+        forerun.load(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    with pytest.raises(forerun.ForerunError, match="recurrent"):
+        forerun.load(str(tmp_path))
