@@ -103,7 +103,8 @@ def check_vocabulary(tokenizer: Any, draft_tokenizer: Any, config: SpeculativeCo
     if len(ours) != len(theirs):
         difference = f"{len(theirs)} tokens against the target's {len(ours)}"
     else:
-        token = next(token for token, number in ours.items() if theirs.get(token) != number)
+        differing = [token for token, number in ours.items() if theirs.get(token) != number]
+        token = min(differing, key=lambda token: ours[token])
         difference = f"token {token!r} is {theirs.get(token)} there and {ours[token]} in the target"
     raise IncompatibleDraftError(
         f"the draft model {config.model} has another vocabulary ({difference}); "
