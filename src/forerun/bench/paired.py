@@ -113,7 +113,7 @@ def compare(
     params: SamplingParams,
     rounds: int,
     *,
-    begin: Callable[[str, Run], None],
+    begin: Callable[[str, Run], None] | None = None,
 ) -> Comparison:
     """Warm up both sides, then run them in turn: what the machine does meanwhile hits both alike.
 
@@ -127,14 +127,16 @@ def compare(
     short = replace(params, max_tokens=min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS))
     for stream in (engine.stream, engine.stream_plain):
         run = Run(stream(prompt_ids, short))
-        begin("warming up", run)
+        if begin is not None:
+            begin("warming up", run)
         run.follow()
     pairs = []
     for number in range(1, rounds + 1):
         runs = []
         for side, stream in (("speculative", engine.stream), ("plain", engine.stream_plain)):
             run = Run(stream(prompt_ids, params))
-            begin(f"round {number} of {rounds}, {side}", run)
+            if begin is not None:
+                begin(f"round {number} of {rounds}, {side}", run)
             runs.append(run.follow())
         pairs.append(Pair(*runs))
     if not deterministic(params, engine.config):

@@ -1,0 +1,41 @@
+"""What a row of the table says follows from the comparisons, not from wishes."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.bench.heldout import summarize, table
+from forerun.bench.paired import compare
+from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.params import SamplingParams
+from matrix import DRAFT, TARGET
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    drafter = DraftModelDrafter(DRAFT, 1, DRAFT.max_context)
+    return Engine(TARGET, drafter, SpeculativeConfig(monitor=False))
+
+
+def test_rows_count_what_was_compared(engine: Engine) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=30)
+    found = [compare(engine, [1, token], params, 1) for token in range(5)]
+    row = summarize("draft_model", 0.0, found)
+    assert row.identical == 5
+    assert row.numerics == 0
+    ratios = sorted(one.speedup for one in found)
+    assert row.speedup == pytest.approx(ratios[2])
+    assert ratios[0] <= row.low <= row.speedup <= row.high <= ratios[-1]
+    assert 1 <= (row.mean_acceptance_length or 0) <= 5
+    assert 0 < row.draft_share + row.target_share < 1
+    assert table([row]).count("\n") == 2
+
+
+def test_sampling_without_a_seed_is_not_judged(engine: Engine) -> None:
+    found = [compare(engine, [1, 2], SamplingParams(max_tokens=10), 2)]
+    assert found[0].identical is None
+    assert summarize("draft_model", 1.0, found).identical is None
+    assert len(found[0].pairs) == 2
+    assert found[0].spread[0] <= found[0].speedup <= found[0].spread[1]
