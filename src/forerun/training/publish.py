@@ -29,6 +29,7 @@ def publish_model(model: nn.Module, tokenizer: Tokenizer, folder: Path, context:
     folder.mkdir(parents=True, exist_ok=True)
     config: Any = model.config
     config.dtype = torch.bfloat16
+    config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
     tied = {"lm_head.weight"}
     tensors = {
@@ -47,6 +48,10 @@ def publish_model(model: nn.Module, tokenizer: Tokenizer, folder: Path, context:
         clean_up_tokenization_spaces=False,
     )
     fast.save_pretrained(folder)
+    # Under this name older releases of transformers, and engines built on them, load it too.
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    write_json(path, {**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def publish_licence(standard_library: Path, package: Path) -> None:
