@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 from safetensors import safe_open
-from test_wrong_use import refused
 
 KEYS = {
     "schema_version",

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 import pytest
-from test_wrong_use import refused
+from refusals import refused
 
 from forerun.cli.flags import SAMPLING, SPECULATIVE, generate_options
 from forerun.cli.generate import command, sampling_params, speculative_config

@@ -6,20 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 PROMPT = ("--prompt", "def add")
-
-
-def refused(result: Any, *words: str) -> str:
-    """The one line of a refusal, which must hold `words`."""
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    lines: list[str] = result.stderr.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("forerun: error: ")
-    for word in words:
-        assert word in lines[0]
-    return lines[0]
 
 
 @pytest.mark.parametrize(

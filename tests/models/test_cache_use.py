@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_logits import close, tree_inputs
-from tiny_models import FAMILIES, NATIVE, run, tokens
+from tiny_models import FAMILIES, NATIVE, close, run, tokens, tree_inputs
 
 from forerun.errors import CacheError, ConfigError, UnsupportedModelError
 

@@ -77,3 +77,23 @@ def run(model: Any, cache: Any, ids: Tensor, start: int = 0, **options: Any) -> 
     """Run ids [B, n] at the positions from `start` on, in the first B rows."""
     places = torch.arange(start, start + ids.shape[1]).expand(ids.shape)
     return model.forward(ids, places, cache.view(range(len(ids))), **options)
+
+
+# A tree after a prompt: [last committed token, then nodes with these parents among all of them].
+# Its longest path leaves a sliding window of 3, and its slots are not its positions.
+PARENTS = [-1, 0, 0, 1, 1, 2, 3, 5, 7, 8]
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def tree_inputs(prompt: int) -> tuple[Tensor, Tensor, list[list[int]]]:
+    """Positions [1, n], mask [1, n, n] and the path to each node of the tree."""
+    paths: list[list[int]] = []
+    for node, parent in enumerate(PARENTS):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+    mask = torch.zeros(1, len(PARENTS), len(PARENTS), dtype=torch.bool)
+    for node, path in enumerate(paths):
+        mask[0, node, path] = True
+    return torch.tensor([[prompt + len(path) - 1 for path in paths]]), mask, paths
