@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.core import Drawing, Sequence
-from forerun.errors import ConfigError, DistributionError, UnknownNameError
+from forerun.errors import ConfigError, DistributionError
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, check_token_ids, couple, draw, draw_draft, warp
@@ -43,8 +43,8 @@ def test_greedy_is_one_hot_and_takes_the_lowest_id_on_ties() -> None:
     np.testing.assert_array_equal(warped([1.0, 3.0, 3.0], temperature=0.0), [0, 1, 0])
 
 
-def test_a_tiny_temperature_is_greedy_and_finite() -> None:
-    np.testing.assert_array_equal(warped(LOGITS, temperature=1e-30), [0, 1, 0, 0, 0, 0])
+def test_the_lowest_temperature_is_greedy_and_finite() -> None:
+    np.testing.assert_array_equal(warped(LOGITS, temperature=1e-5), [0, 1, 0, 0, 0, 0])
 
 
 def test_top_k_keeps_ties_of_the_last() -> None:
@@ -180,35 +180,6 @@ def test_drafted_tokens_come_with_the_rows_that_they_were_drawn_from() -> None:
     torch.testing.assert_close(rows, warp(logits, prefixes))
     assert tokens[1] == logits[1].argmax()
     assert all(rows[row, token] > 0 for row, token in enumerate(tokens))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"temperature": float("inf")},
-        {"top_p": 0.0},
-        {"top_p": 1.1},
-        {"min_p": -0.1},
-        {"top_k": -1},
-        {"repetition_penalty": 0.0},
-        {"max_tokens": 0},
-        {"logprobs": -1},
-        {"allowed_token_ids": ()},
-        {"stop": ("",)},
-    ],
-    ids=str,
-)
-def test_values_out_of_range_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ConfigError) as error:
-        SamplingParams(**options)  # type: ignore[arg-type]
-    assert next(iter(options)).replace("stop", "stop string") in str(error.value)
-
-
-def test_unknown_options_get_a_suggestion() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'temperature'"):
-        SamplingParams.from_dict({"temprature": 1.0})
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:

@@ -174,6 +174,7 @@ class FinishReason(enum.StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    ERROR = "error"
 
 
 @dataclass
@@ -188,6 +189,7 @@ class Sequence:
         seed: the key of its randomness: `params.seed`, or one drawn for it.
         row: its row in the caches, set at admission.
         speculative: whether to draft for it at all.
+        stop_token_ids: tokens that end it; nothing is drafted after them.
         finish_reason: None while it runs.
     """
 
@@ -198,6 +200,7 @@ class Sequence:
     seed: int
     row: int = -1
     speculative: bool = True
+    stop_token_ids: frozenset[int] = frozenset()
     finish_reason: FinishReason | None = None
 
     def __len__(self) -> int:
@@ -334,6 +337,10 @@ class Drafter(Protocol):
     draws_trees: bool
     hidden_layers: tuple[int, ...]
     """Hidden layers of the target that `observe` needs."""
+    vocab_size: int | None
+    """The vocabulary that it proposes from; None for ids taken from the text itself."""
+    rows: int | None
+    """Sequences that it can serve at once; None for any number."""
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Drafter:

@@ -1,9 +1,14 @@
-"""What a request asks of the sampler: one frozen dataclass, checked when it is made."""
+"""What a request asks of the sampler: one frozen dataclass, checked when it is made.
+
+Below it stand the checks that other dataclasses of options are made of, too.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+import numbers
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -11,6 +16,12 @@ from forerun.errors import ConfigError, UnknownNameError
 
 TokenMask = Callable[[Sequence[int], Sequence[int]], Any]
 """`mask(committed_ids, drafted_ids)` returns the tokens allowed next, bool [V], or None for all."""
+
+Check = Callable[[str, Any], Any]
+"""`check(name, value)` returns the value in its own type or raises ConfigError with the name."""
+
+# Below it, logits divided by the temperature leave the range in which float32 tells them apart.
+LOWEST_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -22,7 +33,7 @@ class SamplingParams:
     top-p, min-p.
 
     Args:
-        temperature: 0 takes the most likely token (the lowest id on ties).
+        temperature: 0 takes the most likely token (the lowest id on ties); else 1e-5 to 100.
         top_k: keep the k most likely tokens (and ties of the last); 0 keeps all.
         top_p: keep the smallest set of most likely tokens whose probability reaches this.
         min_p: keep tokens with at least this share of the largest probability.
@@ -34,16 +45,17 @@ class SamplingParams:
         allowed_token_ids: nothing else may be emitted; None allows all.
         banned_token_ids: never emitted.
         mask: a hook that sees committed and drafted tokens and returns the allowed ones.
-        seed: makes the output a function of the request; None draws one.
+        seed: makes the output a function of the request under the rules `auto` and `coupled`;
+            None draws one.
         max_tokens: emitted tokens at most; None means up to the context's end.
-        stop: strings at which the text is cut.
+        stop: strings at which the text is cut; one string stands for itself alone.
         stop_token_ids: tokens that end the request and stay in its ids.
         ignore_eos: go on after an end-of-text token.
         logprobs: None for none, else the number of alternatives reported beside each token.
         logprobs_mode: `raw` distribution of the model, or `processed`, as drawn from.
 
     Raises:
-        ConfigError: for a value out of range.
+        ConfigError: for a value of a wrong type or out of range.
     """
 
     temperature: float = 1.0
@@ -66,20 +78,16 @@ class SamplingParams:
     logprobs_mode: str = "raw"
 
     def __post_init__(self) -> None:
-        for name, low, high, low_open in _RANGES:
-            value = getattr(self, name)
-            if value is None:
-                continue
-            inside = (low < value if low_open else low <= value) and value <= high
-            if not inside or math.isnan(value) or value in (math.inf, -math.inf):
-                bracket = "(" if low_open else "["
-                raise ConfigError(f"{name} is {value}; it must lie in {bracket}{low:g}, {high:g}].")
-        if self.logprobs_mode not in ("raw", "processed"):
-            raise UnknownNameError("logprobs_mode", self.logprobs_mode, ("raw", "processed"))
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+        normalize(self, _CHECKS)
+        if self.allowed_token_ids is None:
+            return
+        if not self.allowed_token_ids:
             raise ConfigError("allowed_token_ids is empty; leave it out to allow every token.")
-        if any(not text for text in self.stop):
-            raise ConfigError("an empty stop string would stop at once; give text or leave it out.")
+        if set(self.allowed_token_ids) <= set(self.banned_token_ids):
+            raise ConfigError(
+                "allowed_token_ids are all in banned_token_ids, which leaves no token; "
+                "allow one that is not banned."
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -95,22 +103,163 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
-    def depends_on_history(self) -> bool:
-        """Whether the row of a prefix is more than a function of its logits."""
-        penalized = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
-        return bool(penalized) or self.mask is not None
+    def penalizes(self) -> bool:
+        """Whether any penalty is on."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0)
+        return any(penalties)
 
 
-_RANGES = (
-    # name, lowest, highest, whether the lowest itself is refused
-    ("temperature", 0.0, 100.0, False),
-    ("top_k", 0, 2**31, False),
-    ("top_p", 0.0, 1.0, True),
-    ("min_p", 0.0, 1.0, False),
-    ("repetition_penalty", 0.0, 100.0, True),
-    ("presence_penalty", -100.0, 100.0, False),
-    ("frequency_penalty", -100.0, 100.0, False),
-    ("seed", -(2**63), 2**63 - 1, False),
-    ("max_tokens", 1, 2**31, False),
-    ("logprobs", 0, 1024, False),
-)
+def normalize(options: Any, checks: Mapping[str, Check]) -> None:
+    """Put each field of a frozen dataclass through its check, and keep what the check returns.
+
+    Raises:
+        ConfigError: naming the field, what it is and what is allowed.
+    """
+    for name, check in checks.items():
+        object.__setattr__(options, name, check(name, getattr(options, name)))
+
+
+def whole(low: int, high: int) -> Check:
+    """An integer of any library, a bool excepted, as an int."""
+
+    def check(name: str, value: Any) -> int:
+        try:
+            found = None if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            found = None
+        if found is None or not low <= found <= high:
+            raise ConfigError(
+                f"{name} is {_shown(value)}; it must be an integer in [{low}, {high}]."
+            )
+        return found
+
+    return check
+
+
+def number(low: float, high: float, *, above: bool = False) -> Check:
+    """A real number in [low, high], or in (low, high] if it must lie above, as a float."""
+
+    def check(name: str, value: Any) -> float:
+        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        # NaN is in no range.
+        if not real or not low <= value <= high or (above and value == low):
+            bracket = "(" if above else "["
+            raise ConfigError(
+                f"{name} is {_shown(value)}; it must be a number in {bracket}{low:g}, {high:g}]."
+            )
+        return float(value)
+
+    return check
+
+
+def one_of(known: Iterable[str]) -> Check:
+    """One of these names."""
+    names = list(known)
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise ConfigError(f"{name} is {_shown(value)}; it must be one of {', '.join(names)}.")
+        if value not in names:
+            raise UnknownNameError(name, value, names)
+        return value
+
+    return check
+
+
+def optional(check: Check) -> Check:
+    """None, or what `check` takes."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def several(check: Check) -> Check:
+    """Any collection but text of what `check` takes, as a tuple."""
+
+    def check_all(name: str, value: Any) -> tuple[Any, ...]:
+        if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+            raise ConfigError(f"{name} is {_shown(value)}; it must be a list or tuple.")
+        return tuple(check(f"an entry of {name}", entry) for entry in value)
+
+    return check_all
+
+
+def switch(name: str, value: Any) -> bool:
+    """True or False, and nothing that merely counts as such."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {_shown(value)}; it must be True or False.")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """Text that is not empty and can be written as UTF-8, or a path as text."""
+    found = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(found, str) or not found:
+        raise ConfigError(f"{name} is {_shown(value)}; it must be text, not empty.")
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{name} is not UTF-8 text (character {error.start}); give it in UTF-8."
+        ) from None
+    return found
+
+
+def _temperature(name: str, value: Any) -> float:
+    found: float = number(0.0, 100.0)(name, value)
+    if 0.0 < found < LOWEST_TEMPERATURE:
+        raise ConfigError(
+            f"{name} is {_shown(value)}; it must be 0 or lie in [{LOWEST_TEMPERATURE:g}, 100]; "
+            "use 0 for greedy."
+        )
+    return found
+
+
+def _stops(name: str, value: Any) -> tuple[str, ...]:
+    stops: tuple[str, ...] = several(text)(name, [value] if isinstance(value, str) else value)
+    return stops
+
+
+def _biases(name: str, value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{name} is {_shown(value)}; it must be a mapping of token ids to biases."
+        )
+    biases = {_TOKEN_ID(f"a key of {name}", token): bias for token, bias in value.items()}
+    return {token: _BIAS(f"{name} of token {token}", bias) for token, bias in biases.items()}
+
+
+def _hook(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise ConfigError(f"{name} is {_shown(value)}; it must be a function of two token lists.")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value on one line, cut where it is long."""
+    line = " ".join(repr(value).split())
+    return line if len(line) <= 60 else f"{line[:57]}..."
+
+
+_TOKEN_ID = whole(0, 2**31 - 1)
+# Finite also when it is added to a logit in float32.
+_BIAS = number(-1e30, 1e30)
+
+_CHECKS: dict[str, Check] = {
+    "temperature": _temperature,
+    "top_k": whole(0, 2**31),
+    "top_p": number(0.0, 1.0, above=True),
+    "min_p": number(0.0, 1.0),
+    "repetition_penalty": number(0.0, 100.0, above=True),
+    "presence_penalty": number(-100.0, 100.0),
+    "frequency_penalty": number(-100.0, 100.0),
+    "logit_bias": _biases,
+    "allowed_token_ids": optional(several(_TOKEN_ID)),
+    "banned_token_ids": several(_TOKEN_ID),
+    "mask": optional(_hook),
+    "seed": optional(whole(-(2**63), 2**63 - 1)),
+    "max_tokens": optional(whole(1, 2**31)),
+    "stop": _stops,
+    "stop_token_ids": several(_TOKEN_ID),
+    "ignore_eos": switch,
+    "logprobs": optional(whole(0, 1024)),
+    "logprobs_mode": one_of(("raw", "processed")),
+}

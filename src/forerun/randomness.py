@@ -76,8 +76,8 @@ class Randomness:
         made_on = torch.device("cpu") if where.type == "mps" else where
         counters = torch.arange(1, size + 1, dtype=torch.int64, device=made_on)
         bits = _mix_tensor(counters * _signed(_GOLDEN) + _signed(_state(key)))
-        # The half keeps the uniform away from 0 and 1, where the noise would be infinite.
-        uniform = (_shift_right(bits, 11).double() + 0.5) * 2.0**-53
+        # 52 bits and a half: never 0 nor 1, where the noise would be infinite.
+        uniform = (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
         noise = -torch.log(-torch.log(uniform))
         return noise if where.type != "mps" else noise.float().to(where)
 

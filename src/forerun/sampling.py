@@ -42,30 +42,66 @@ def prefixes_of(sequence: Sequence, draft: Draft) -> list[Prefix]:
     return [Prefix(sequence, tuple(draft.tokens_to(node))) for node in nodes]
 
 
+@dataclass(frozen=True)
+class _History:
+    """Which tokens a sequence holds, bool [V], and how often its output does, [V]."""
+
+    seen: Tensor
+    output_counts: Tensor
+
+    @classmethod
+    def of(cls, sequence: Sequence, row: Tensor) -> _History:
+        ids = torch.tensor(sequence.token_ids, dtype=torch.long, device=row.device)
+        seen = torch.zeros_like(row, dtype=torch.bool)
+        seen[ids] = True
+        output = ids[sequence.num_prompt_tokens :]
+        return cls(seen, torch.bincount(output, minlength=len(row)).to(row.dtype))
+
+    def after(self, drafted: tuple[int, ...]) -> _History:
+        if not drafted:
+            return self
+        ids = torch.tensor(drafted, dtype=torch.long, device=self.seen.device)
+        ones = torch.ones_like(ids, dtype=self.output_counts.dtype)
+        counts = self.output_counts.index_add(0, ids, ones)
+        return _History(self.seen.index_fill(0, ids, True), counts)
+
+
 def warp(logits: Tensor, prefixes: Several[Prefix]) -> Tensor:
     """Probabilities [N, V] from logits [N, V], each row as the parameters of its prefix ask.
 
     Float64 logits stay float64, all others become float32. Greedy rows are one-hot.
 
     Raises:
-        DistributionError: for a row that is NaN, infinite or leaves no token possible.
+        DistributionError: for a row that is NaN or infinite, or that leaves no token possible.
     """
-    scores = logits if logits.dtype == torch.float64 else logits.float()
-    if any(_adjusts(prefix.params) for prefix in prefixes):
-        scores = _adjust(scores.clone(), prefixes)
-    largest = scores.amax(dim=-1, keepdim=True)
-    if not torch.isfinite(largest).all():
+    probs, dead = _warp(logits, prefixes, lenient=False)
+    if dead:
         raise DistributionError(
-            "a row of logits is all -inf or holds NaN or inf: a mask, bias or ban leaves no token, "
-            "or the model is broken."
+            "a row of logits is all -inf: its mask, bias or bans leave no token possible; "
+            "let a mask always allow at least one."
         )
-    groups = _group(prefixes)
-    if len(groups) == 1:
-        return _shape(scores - largest, prefixes[0].params)
-    probs = torch.empty_like(scores)
-    for rows in groups:
-        probs[rows] = _shape(scores[rows] - largest[rows], prefixes[rows[0]].params)
     return probs
+
+
+def warp_draft(logits: Tensor, sequence: Sequence, draft: Draft) -> Tensor:
+    """The n + 1 target rows of a draft: after the committed tokens, then after each node.
+
+    A mask hook is asked about those prefixes alone that plain decoding could reach: not about one
+    that holds a token which the rows before exclude, and not about what follows a stop token. Rows
+    of other prefixes are never followed to an emitted token; they repeat their parent's.
+    """
+    prefixes = prefixes_of(sequence, draft)
+    if sequence.params.mask is None:
+        return warp(logits, prefixes)
+    rows = [warp(logits[:1], prefixes[:1])]
+    reached = [True]
+    for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+        before = rows[parent + 1]
+        possible = token not in sequence.stop_token_ids and bool(before[0, token] > 0)
+        reached.append(reached[parent + 1] and possible)
+        at = slice(node + 1, node + 2)
+        rows.append(warp(logits[at], prefixes[at]) if reached[-1] else before)
+    return torch.cat(rows)
 
 
 def draw(probs: Tensor, uniforms: Several[float]) -> list[int]:
@@ -86,20 +122,12 @@ def couple(probs: Tensor, noise: Tensor) -> list[int]:
     return (probs.log() + noise.to(probs.device)).argmax(-1).tolist()
 
 
-def draw_next(logits: Tensor, prefixes: Several[Prefix], randomness: Randomness) -> list[int]:
-    """Plain decoding: one token a row, coupled for requests with a seed, independent for others."""
-    probs = warp(logits, prefixes)
-    uniforms = [
-        0.0
-        if prefix.params.greedy or prefix.params.seed is not None
-        else randomness.uniform(prefix.sequence.seed, prefix.position, Purpose.EMIT)
-        for prefix in prefixes
-    ]
-    tokens = draw(probs, uniforms)
-    for row, prefix in enumerate(prefixes):
-        if prefix.params.seed is not None:
-            tokens[row] = draw_coupled(probs[row : row + 1], [prefix], randomness)[0]
-    return tokens
+def draw_plain(probs: Tensor, prefix: Prefix, randomness: Randomness) -> int:
+    """Plain decoding: a token from one row [1, V], coupled if the request has a seed."""
+    if prefix.params.seed is not None or prefix.params.greedy:
+        return draw_coupled(probs, [prefix], randomness)[0]
+    uniform = randomness.uniform(prefix.sequence.seed, prefix.position, Purpose.EMIT)
+    return draw(probs, [uniform])[0]
 
 
 def draw_coupled(probs: Tensor, prefixes: Several[Prefix], randomness: Randomness) -> list[int]:
@@ -121,7 +149,7 @@ def draw_draft(
     drawings: Several[Drawing],
     nodes: Several[int],
     randomness: Randomness,
-) -> tuple[list[int], Tensor]:
+) -> tuple[list[int | None], Tensor]:
     """Draw one drafted token a row and return it with the rows that it was drawn from.
 
     Args:
@@ -132,32 +160,68 @@ def draw_draft(
         randomness: the engine's.
 
     Returns:
-        The token ids, and the rows [N, V]; rows of tokens that were not drawn are no proposal
-        distributions and must not be recorded.
+        The token ids, None where nothing can follow the prefix (a mask that allows nothing there),
+        and the rows [N, V]; rows of tokens that were not drawn are no proposal distributions and
+        must not be recorded.
     """
-    probs = warp(logits, prefixes)
-    tokens = probs.argmax(-1).tolist()
-    for drawing in (Drawing.DRAW, Drawing.COUPLE):
-        rows = [row for row, one in enumerate(drawings) if one is drawing]
-        if not rows:
-            continue
-        chosen = probs if len(rows) == len(probs) else probs[rows]
-        some = [prefixes[row] for row in rows]
-        if drawing is Drawing.COUPLE:
-            drawn = draw_coupled(chosen, some, randomness)
-        else:
-            drawn = draw(
-                chosen,
-                [
-                    randomness.uniform(
-                        prefix.sequence.seed, len(prefix.sequence), Purpose.DRAFT, nodes[row]
-                    )
-                    for row, prefix in zip(rows, some, strict=True)
-                ],
-            )
-        for row, token in zip(rows, drawn, strict=True):
-            tokens[row] = token
+    probs, dead = _warp(logits, prefixes, lenient=True)
+    tokens: list[int | None] = [None] * len(prefixes)
+    for drawing in Drawing:
+        rows = [row for row, one in enumerate(drawings) if one is drawing and row not in dead]
+        if rows:
+            some = [prefixes[row] for row in rows]
+            chosen = probs if len(rows) == len(probs) else probs[rows]
+            keys = [nodes[row] for row in rows]
+            for row, token in zip(
+                rows, _pick(chosen, some, drawing, keys, randomness), strict=True
+            ):
+                tokens[row] = token
     return tokens, probs
+
+
+def draw_siblings(
+    logits: Tensor,
+    prefix: Prefix,
+    drawing: Drawing,
+    nodes: Several[int],
+    randomness: Randomness,
+    *,
+    replacement: bool = False,
+) -> list[tuple[int, Tensor]]:
+    """Draw the children of one node, in order, each with the row [V] that it was drawn from.
+
+    Args:
+        logits: of the node, [1, V].
+        prefix: what stands before the children.
+        drawing: how to pick them; drawn ones are conditioned on the siblings before.
+        nodes: the nodes that they become.
+        randomness: the engine's.
+        replacement: whether a drawn child may repeat its siblings' tokens. Others never do.
+
+    Returns:
+        As many as the row has tokens for.
+    """
+    row, dead = _warp(logits, [prefix], lenient=True)
+    siblings: list[tuple[int, Tensor]] = []
+    for node in () if dead else nodes:
+        token = _pick(row, [prefix], drawing, [node], randomness)[0]
+        siblings.append((token, row[0]))
+        if drawing is Drawing.DRAW and replacement:
+            continue
+        row = row.clone()
+        row[0, token] = 0.0
+        total = row.sum()
+        if total <= 0:
+            break
+        row = row / total
+    return siblings
+
+
+def log_probs(logits: Tensor, probs: Tensor, mode: str) -> Tensor:
+    """What is reported as log probabilities, [N, V]: of the `raw` or the `processed` rows."""
+    if mode == "processed":
+        return probs.log()
+    return logits.to(probs.dtype).log_softmax(-1)
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
@@ -174,55 +238,113 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
                 )
 
 
+def _warp(
+    logits: Tensor, prefixes: Several[Prefix], *, lenient: bool
+) -> tuple[Tensor, frozenset[int]]:
+    """The probabilities, and which rows leave no token possible; those hold no distribution.
+
+    A lenient call takes a mask hook that fails for one that allows nothing: a drafter asks about
+    prefixes that the target may never reach.
+    """
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if any(_adjusts(prefix.params) for prefix in prefixes):
+        scores = scores.clone()
+        histories: dict[int, _History] = {}
+        for row, prefix in zip(scores, prefixes, strict=True):
+            _adjust(row, prefix, histories, lenient)
+    largest = scores.amax(dim=-1, keepdim=True)
+    dead: frozenset[int] = frozenset()
+    if not torch.isfinite(largest).all():
+        empty = largest == -torch.inf
+        if not (torch.isfinite(largest) | empty).all():
+            raise DistributionError("the model is broken: a row of its logits holds NaN or inf.")
+        dead = frozenset(empty.flatten().nonzero().flatten().tolist())
+        largest = largest.masked_fill(empty, 0.0)
+        scores = scores.masked_fill(empty, 0.0)
+    groups = _group(prefixes)
+    if len(groups) == 1:
+        return _shape(scores - largest, prefixes[0].params), dead
+    probs = torch.empty_like(scores)
+    for rows in groups:
+        probs[rows] = _shape(scores[rows] - largest[rows], prefixes[rows[0]].params)
+    return probs, dead
+
+
+def _pick(
+    probs: Tensor,
+    prefixes: Several[Prefix],
+    drawing: Drawing,
+    nodes: Several[int],
+    randomness: Randomness,
+) -> list[int]:
+    """A token a row, drawn, taken from the top, or coupled."""
+    if drawing is Drawing.TOP:
+        return probs.argmax(-1).tolist()
+    if drawing is Drawing.COUPLE:
+        return draw_coupled(probs, prefixes, randomness)
+    keys = [(prefix.sequence.seed, len(prefix.sequence), Purpose.DRAFT) for prefix in prefixes]
+    pairs = zip(keys, nodes, strict=True)
+    return draw(probs, [randomness.uniform(*key, node) for key, node in pairs])
+
+
 def _adjusts(params: SamplingParams) -> bool:
     lists = params.logit_bias or params.banned_token_ids or params.allowed_token_ids is not None
-    return bool(lists) or params.depends_on_history
+    return bool(lists) or params.penalizes or params.mask is not None
 
 
-def _adjust(scores: Tensor, prefixes: Several[Prefix]) -> Tensor:
-    for row, prefix in zip(scores, prefixes, strict=True):
-        _penalize(row, prefix)
-        _bias_and_ban(row, prefix)
-    return scores
+def _adjust(row: Tensor, prefix: Prefix, histories: dict[int, _History], lenient: bool) -> None:
+    if prefix.params.penalizes:
+        _penalize(row, prefix, histories)
+    _bias_and_ban(row, prefix.params)
+    if prefix.params.mask is None:
+        return
+    try:
+        _mask(row, prefix)
+    except Exception:
+        if not lenient:
+            raise
+        row.fill_(-torch.inf)
 
 
-def _penalize(row: Tensor, prefix: Prefix) -> None:
+def _penalize(row: Tensor, prefix: Prefix, histories: dict[int, _History]) -> None:
     params, sequence = prefix.params, prefix.sequence
-    if params.repetition_penalty != 1.0:
-        seen = torch.tensor(
-            sorted({*sequence.token_ids, *prefix.drafted}), dtype=torch.long, device=row.device
-        )
-        scores = row[seen]
-        factor = params.repetition_penalty
-        row[seen] = torch.where(scores > 0, scores / factor, scores * factor)
+    if sequence.request_id not in histories:
+        histories[sequence.request_id] = _History.of(sequence, row)
+    history = histories[sequence.request_id].after(prefix.drafted)
+    factor = params.repetition_penalty
+    if factor != 1.0:
+        penalized = torch.where(row > 0, row / factor, row * factor)
+        row.copy_(torch.where(history.seen, penalized, row))
     if params.presence_penalty or params.frequency_penalty:
-        output = [*sequence.output_ids, *prefix.drafted]
-        if output:
-            ids = torch.tensor(output, dtype=torch.long, device=row.device)
-            ids, counts = torch.unique(ids, return_counts=True)
-            row[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(row.dtype)
+        counts = history.output_counts
+        row -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
 
 
-def _bias_and_ban(row: Tensor, prefix: Prefix) -> None:
-    params = prefix.params
-    for token, bias in params.logit_bias.items():
-        row[token] += bias
+def _bias_and_ban(row: Tensor, params: SamplingParams) -> None:
+    if params.logit_bias:
+        row[list(params.logit_bias)] += torch.tensor(
+            list(params.logit_bias.values()), dtype=row.dtype, device=row.device
+        )
     if params.banned_token_ids:
         row[list(params.banned_token_ids)] = -torch.inf
     if params.allowed_token_ids is not None:
         allowed = torch.zeros_like(row, dtype=torch.bool)
         allowed[list(params.allowed_token_ids)] = True
         row.masked_fill_(~allowed, -torch.inf)
-    if params.mask is not None:
-        mask = params.mask(prefix.sequence.token_ids, prefix.drafted)
-        if mask is not None:
-            allowed = torch.as_tensor(mask, dtype=torch.bool, device=row.device)
-            if allowed.shape != row.shape:
-                raise ConfigError(
-                    f"the mask hook returned shape {list(allowed.shape)}; it must return "
-                    f"[{len(row)}], one entry a token, or None."
-                )
-            row.masked_fill_(~allowed, -torch.inf)
+
+
+def _mask(row: Tensor, prefix: Prefix) -> None:
+    assert prefix.params.mask is not None
+    mask = prefix.params.mask(prefix.sequence.token_ids, prefix.drafted)
+    if mask is None:
+        return
+    allowed = torch.as_tensor(mask, dtype=torch.bool, device=row.device)
+    if allowed.shape != row.shape:
+        raise ConfigError(
+            f"the mask hook returned shape {list(allowed.shape)}; it must return "
+            f"[{len(row)}], one entry a token, or None."
+        )
+    row.masked_fill_(~allowed, -torch.inf)
 
 
 def _group(prefixes: Several[Prefix]) -> list[list[int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +90,26 @@ def test_wrong_use(cli: Any, bare: str, tmp_path: Path) -> None:
     refused(cli.run("info", str(tmp_path / "none")), "directory")
     refused(cli.run("info", bare, "--dtype", "fp31"), "'fp32'")
     refused(cli.run("info", bare, "--jsn"), "'--json'")
+    refused(cli.run("info", ""), "MODEL", "empty")
+    refused(cli.run("info", bare, "--max-context", "16385"), "--max-context", "16384")
+    refused(cli.run("info", bare, "--revision", "main"), "revision 'main'", "directory")
+
+
+def test_a_refusal_names_the_model_as_the_user_did(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    for command in (
+        ("info", str(tmp_path)),
+        ("generate", "--prompt", "a", "--model", str(tmp_path)),
+    ):
+        refused(cli.run(*command), f"{tmp_path} (mamba) is recurrent")
+
+
+def test_a_config_that_contradicts_itself_is_one_line(cli: Any, tmp_path: Path) -> None:
+    """In a process of its own: what transformers logs is settled when it is imported."""
+    config = json.loads((Path(cli.target) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    program = [sys.executable, "-m", "forerun.cli.main", "info", str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "config.json is wrong" in done.stderr

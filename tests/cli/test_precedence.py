@@ -89,6 +89,16 @@ def test_a_stronger_place_settles_a_contradiction(
     assert count(cli, "--max-tokens", "3") == 3
 
 
+def test_a_variable_for_another_method_yields_to_a_flag(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORERUN_PROMPT_LOOKUP_MAX", "9")
+    assert cli.json(*GREEDY)["method"] == "draft_model"
+    monkeypatch.setenv("FORERUN_DRAFT_MODEL", cli.draft)
+    result = cli.run("generate", "--model", cli.target, "--prompt", "a")
+    refused(result, "--prompt-lookup-max", "'draft_model'")
+
+
 def test_variables_hold_one_stop_string(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = cli.json(*GREEDY)
     # Split at its space, it would end the text at the first character.

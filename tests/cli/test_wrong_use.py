@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,25 @@ PROMPT = ("--prompt", "def add")
         ((*PROMPT, "--policy", "adptive"), ["policy", "'adaptive'"]),
         ((*PROMPT, "--rejection-sample-method", "blok"), ["'block'"]),
         ((*PROMPT, "--draft-sample-method", "greedi"), ["'greedy'"]),
-        ((*PROMPT, "--logprobs-mode", "row"), ["'raw'"]),
+        ((*PROMPT, "--logprobs-mode", "row", "--logprobs", "1", "--json"), ["'raw'"]),
+        ((*PROMPT, "--logprobs-mode", "processed"), ["--logprobs-mode", "--logprobs alone"]),
+        ((*PROMPT, "--temperature", "1e-7"), ["temperature", "use 0 for greedy"]),
+        ((*PROMPT, "--num-speculative-tokens", "11", "--policy", "adaptive"), ["[2, 10]"]),
+        ((*PROMPT, "--threads", "100000"), ["--threads", "cores", "at most"]),
+        ((*PROMPT, "--prompt-lookup-min", "2"), ["--prompt-lookup-min", "--method ngram"]),
+        ((*PROMPT, "--prompt-lookup-max", "9"), ["--prompt-lookup-max", "'draft_model'"]),
+        ((*PROMPT, "--revision", "main"), ["revision 'main'", "directory"]),
+        ((*PROMPT, "--draft-revision", "main"), ["revision 'main'", "directory"]),
+        ((*PROMPT, "--max-context", "16385"), ["--max-context", "16384"]),
+        (("--prompt", "a\udcffb"), ["--prompt", "UTF-8"]),
+        ((*PROMPT, "--stop", "\udcff"), ["--stop", "UTF-8"]),
+        ((*PROMPT, "--draft-model", "\udcff"), ["--draft-model", "UTF-8"]),
+        ((*PROMPT, "--model", ""), ["--model", "empty"]),
+        ((*PROMPT, "--draft-model", ""), ["--draft-model", "empty"]),
+        ((*PROMPT, "--draft-revision", ""), ["--draft-revision", "empty"]),
+        ((*PROMPT, "--device", ""), ["--device", "empty"]),
+        (("--prompt-file", ""), ["--prompt-file", "empty"]),
+        ((*PROMPT, "--config", ""), ["--config", "empty"]),
         ((*PROMPT, "--logprobs", "2"), ["--json"]),
         ((*PROMPT, "--logit-bias", "3"), ["--logit-bias"]),
         ((*PROMPT, "--logit-bias", "3=1", "--logit-bias", "3=2"), ["--logit-bias"]),
@@ -59,6 +79,25 @@ def test_wrong_options(cli: Any, options: tuple[str, ...], words: list[str]) -> 
 def test_unknown_method(cli: Any, name: str) -> None:
     result = cli.run("generate", "--model", cli.target, *PROMPT, "--method", name)
     refused(result, "method", "ngram", "draft_model", "Did you mean")
+
+
+@pytest.mark.parametrize(
+    "option", [("--draft-sample-method", "greedy"), ("--draft-dtype", "auto")], ids=str
+)
+def test_prompt_lookup_has_no_draft_model(cli: Any, option: tuple[str, str]) -> None:
+    for method in ((), ("--method", "ngram")):
+        result = cli.run("generate", "--model", cli.target, *PROMPT, *method, *option)
+        refused(result, option[0], "'ngram'", "--method draft_model")
+
+
+def test_an_argument_of_other_bytes(cli: Any) -> None:
+    """As a shell hands it over: bytes that are no UTF-8, in a process of its own."""
+    program = [sys.executable, "-m", "forerun.cli.main", "generate", "--prompt", b"a\xffb"]
+    done = subprocess.run(program, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.splitlines() == [
+        b"forerun: error: Invalid value for '--prompt': it is not UTF-8 text (character 1)."
+    ]
 
 
 def test_text_that_is_none(cli: Any, write: Any) -> None:

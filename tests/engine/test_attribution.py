@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from typing import Any
 
@@ -79,6 +80,64 @@ def test_a_near_tie_is_numerics(
     third = first_difference(target, TOKENIZER, PROMPT, [0], [1], params)
     assert third is not None
     assert third.explanation == DEFECT
+
+
+# The last token wins by its noise wherever it may be drawn; the second one wins elsewhere.
+EDGES = {
+    "top_k": ({"top_k": 2}, [5.0, 4.0, 4.0]),
+    "top_p": ({"top_p": 0.75}, [20.0, 20 + math.log(0.5), 20 + math.log(0.5)]),
+    "min_p": ({"min_p": math.exp(-2.0)}, [5.0, 4.0, 3.0]),
+}
+
+
+@pytest.mark.parametrize("kind", EDGES)
+@pytest.mark.parametrize("side", [-1, 1], ids=["left out", "let in"])
+@pytest.mark.parametrize("nudge", [0.5, 8.0], ids=["rounding", "far"])
+def test_a_token_at_an_edge_is_numerics(
+    kind: str, side: int, nudge: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target's logits leave the last token out, or let it in; one of the outputs had it."""
+    options, values = EDGES[kind]
+    params = SamplingParams(seed=1, **options)  # type: ignore[arg-type]
+    logits = torch.tensor(values, dtype=torch.float64)
+    logits[2] += side * nudge * attribution.tolerance(logits, torch.float32, params)
+    noise = torch.tensor([-9.0, 0.0, 9.0], dtype=torch.float64)
+    monkeypatch.setattr(attribution.Randomness, "gumbel", lambda *_: noise)
+    monkeypatch.setattr(attribution, "_logits_after", lambda *_: logits)
+    best = deciding_scores(logits, PROMPT, [], params).argmax().item()
+    assert best == (2 if side > 0 else 1)
+    target: Any = types.SimpleNamespace(dtype=torch.float32)
+    found = first_difference(target, TOKENIZER, PROMPT, [3 - best], [best], params)
+    assert found is not None
+    assert found.explanation == (NUMERICS if nudge < 1 else DEFECT)
+
+
+@pytest.mark.parametrize(("nudge", "explanation"), [(0.7, NUMERICS), (1.4, DEFECT)])
+def test_edges_do_not_widen_the_tolerance_of_scores(
+    nudge: float, explanation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(seed=1, top_k=2, temperature=0.5)
+    logits = torch.tensor([1.0, 8.0, 8.0], dtype=torch.float64)
+    logits[2] -= nudge * 0.5 * attribution.tolerance(logits, torch.float32, params)
+    monkeypatch.setattr(attribution.Randomness, "gumbel", lambda *_: torch.zeros(3))
+    monkeypatch.setattr(attribution, "_logits_after", lambda *_: logits)
+    target: Any = types.SimpleNamespace(dtype=torch.float32)
+    found = first_difference(target, TOKENIZER, PROMPT, [2], [1], params)
+    assert found is not None
+    assert found.explanation == explanation
+
+
+def test_a_banned_token_is_a_defect_whatever_the_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits = torch.tensor([1.0, 8.0, 8.0])
+    monkeypatch.setattr(attribution, "_logits_after", lambda *_: logits)
+    target: Any = types.SimpleNamespace(dtype=torch.bfloat16)
+    for options in ({"temperature": 0}, {"seed": 1, "top_p": 0.9}):
+        params = SamplingParams(banned_token_ids=(2,), **options)  # type: ignore[arg-type]
+        found = first_difference(target, TOKENIZER, PROMPT, [2], [1], params)
+        assert found is not None
+        assert (found.gap, found.explanation) == (None, DEFECT)
 
 
 def test_an_output_that_ends_early_is_a_defect() -> None:

@@ -8,13 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from forerun.core import FinishReason, Origin
+from forerun.core import Drawing, FinishReason, Origin
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.errors import ConfigError, DistributionError, PromptError, UnknownNameError
-from forerun.params import SamplingParams
+from forerun.errors import (
+    ConfigError,
+    DistributionError,
+    IncompatibleDraftError,
+    PromptError,
+    UnknownNameError,
+)
+from forerun.params import SamplingParams, TokenMask
 from forerun.sampling import Prefix, warp
 from forerun.stats import Stats
 from forerun.testing import ToyModel, TreeDrafter
@@ -182,14 +188,13 @@ def test_cancellation_of_running_and_waiting_requests() -> None:
         one.completion(kept)
 
 
-@pytest.mark.parametrize("failing", [KeyboardInterrupt, ValueError])
-def test_an_interrupted_round_can_be_repeated(failing: type[BaseException]) -> None:
-    """Whatever a mask hook raises, the caches go back to what is committed."""
+def test_an_interrupted_round_can_be_repeated() -> None:
+    """Ctrl-C may come anywhere, in a mask hook too: the caches go back to what is committed."""
     calls = iter(range(10_000))
 
     def mask(committed: object, drafted: object) -> None:
         if next(calls) == 9:
-            raise failing
+            raise KeyboardInterrupt
 
     one = engine(rows=2)
     params = [replace(GREEDY, max_tokens=11), replace(GREEDY, mask=mask)]
@@ -198,44 +203,140 @@ def test_an_interrupted_round_can_be_repeated(failing: type[BaseException]) -> N
     while one.has_work:
         try:
             one.step()
-        except failing:
+        except KeyboardInterrupt:
             interruptions += 1
     assert interruptions == 1
     assert one.completion(ids[0]).token_ids == plain_ids([1, 2], params[0])
     assert one.completion(ids[1]).token_ids == plain_ids([3, 4], GREEDY)
 
 
-def test_a_request_that_ends_in_an_interrupted_round_has_ended() -> None:
-    """The first request finishes in the very round in which the second one's hook raises."""
-    calls = iter(range(10_000))
+def broken(committed: Sequence[int], drafted: Sequence[int]) -> list[bool]:
+    """A mask hook that works for three tokens, then fails."""
+    if len(committed) > 4:
+        raise ValueError("broken hook")
+    return [True] * TARGET.vocab_size
 
-    def mask(committed: Sequence[int], drafted: Sequence[int]) -> None:
-        # The draft model's prefixes hold two drafted tokens at most, the target's three.
-        if len(drafted) == 3 and next(calls) == 0:
-            raise ValueError("broken hook")
 
-    one = engine(rows=2)
-    ids = [
-        one.add([1, 2], replace(GREEDY, max_tokens=1)),
-        one.add([3, 4, 5], replace(GREEDY, mask=mask)),
-    ]
-    with pytest.raises(ValueError, match="broken hook"):
-        one.step()
-    assert one.completion(ids[0]).token_ids == plain_ids([1, 2], replace(GREEDY, max_tokens=1))
+def dead(committed: Sequence[int], drafted: Sequence[int]) -> list[bool]:
+    return [False] * TARGET.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("mask", "error"), [(broken, ValueError), (dead, DistributionError)], ids=["broken", "dead"]
+)
+def test_a_request_that_fails_ends_alone(mask: TokenMask, error: type[Exception]) -> None:
+    """No token of the others is lost, and their events all come out."""
+    one = engine(rows=3)
+    failing = one.add([3, 4], replace(GREEDY, mask=mask))
+    others = [one.add(prompt, GREEDY) for prompt in ([1, 2], [5], [6, 7])]
+    events = []
     while one.has_work:
-        one.step()
-    assert one.completion(ids[1]).token_ids == plain_ids([3, 4, 5], GREEDY)
+        events += one.step()
+    completion = one.completion(failing)
+    assert completion.finish_reason is FinishReason.ERROR
+    assert isinstance(completion.error, error)
+    for request_id, prompt in zip(others, ([1, 2], [5], [6, 7]), strict=True):
+        expected = plain_ids(prompt, GREEDY)
+        assert tuple(e.token_id for e in events if e.request_id == request_id) == expected
+        assert one.completion(request_id).token_ids == expected
 
 
-def test_a_failing_batch_leaves_the_engine_usable() -> None:
-    def mask(committed: Sequence[int], drafted: Sequence[int]) -> list[bool]:
-        return [False] * TARGET.vocab_size
-
+def test_a_failing_prompt_ends_generate_and_leaves_the_engine_usable() -> None:
     one = engine(rows=2)
     with pytest.raises(DistributionError):
-        one.generate([[1, 2], [3], [4]], [GREEDY, replace(GREEDY, mask=mask), GREEDY])
+        one.generate([[1, 2], [3], [4]], [GREEDY, replace(GREEDY, mask=dead), GREEDY])
     assert not one.has_work
+    stream = one.stream([1, 2], replace(GREEDY, mask=broken))
+    with pytest.raises(ValueError, match="broken hook"):
+        list(stream)
+    assert len(stream.completion.token_ids) >= 3
     assert one.generate([[1, 2]], GREEDY)[0].token_ids == plain_ids([1, 2], GREEDY)
+
+
+def test_masks_are_asked_about_reachable_prefixes_alone() -> None:
+    """A grammar that ends: after the stop token, and after a token that it forbids, it has no
+    next state and fails when asked. Plain decoding never asks, so speculation must not either."""
+    allowed = {position: {position % 5, (position + 3) % 5, 9} for position in range(100)}
+
+    def mask(committed: Sequence[int], drafted: Sequence[int]) -> list[bool]:
+        tokens = [*committed, *drafted]
+        for position, token in enumerate(tokens[2:], start=2):
+            if token not in allowed[position] or (token == 9 and position < len(tokens)):
+                raise ValueError("no such state")
+        return [token in allowed[len(tokens)] for token in range(TARGET.vocab_size)]
+
+    for case in DRAFTERS:
+        for seed in range(8):
+            params = SamplingParams(seed=seed, mask=mask, max_tokens=40, stop_token_ids=(9,))
+            one = Engine(TARGET, case.make(), SpeculativeConfig(num_speculative_tokens=4))
+            completion = one.generate([[1, 2]], params)[0]
+            assert completion.token_ids == plain_ids([1, 2], params)
+            assert completion.finish_reason is FinishReason.STOP
+
+
+def test_streams_side_by_side_lose_no_token() -> None:
+    one = engine(rows=2)
+    added = one.add([8, 9], GREEDY)
+    first, second = one.stream([1, 2], GREEDY), one.stream([3], GREEDY)
+    tokens: dict[int, list[int]] = {first.request_id: [], second.request_id: []}
+    for pair in zip(first, second, strict=True):
+        for event in pair:
+            tokens[event.request_id].append(event.token_id)
+    in_between = one.generate([[5, 6]], GREEDY)[0]
+    events = one.step()
+    assert tuple(tokens[first.request_id]) == plain_ids([1, 2], GREEDY)
+    assert tuple(tokens[second.request_id]) == plain_ids([3], GREEDY)
+    assert in_between.token_ids == plain_ids([5, 6], GREEDY)
+    assert tuple(e.token_id for e in events if e.request_id == added) == plain_ids([8, 9], GREEDY)
+
+
+def test_an_interrupted_prefill_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.models import running
+
+    monkeypatch.setattr(running, "PREFILL_CHUNK", 4)
+    target = ToyModel(TARGET.vocab_size)
+    one = Engine(target)
+    request_id = one.add(list(range(11)), GREEDY)
+    forward, calls = target.forward, iter(range(100))
+
+    def interrupted(*args: object, **options: object) -> object:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return forward(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(target, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one.step()
+    while one.has_work:
+        one.step()
+    assert one.completion(request_id).token_ids == plain_ids(list(range(11)), GREEDY)
+
+
+def test_plain_streams_take_a_row_while_they_run() -> None:
+    one = engine(rows=1)
+    first, second = one.stream_plain([1, 2], GREEDY), one.stream_plain([3], GREEDY)
+    next(first)
+    with pytest.raises(ConfigError, match="all rows are taken"):
+        next(second)
+    first.close()
+    assert first.completion.finish_reason is FinishReason.CANCELLED
+    assert one.generate([[1, 2]], GREEDY)[0].token_ids == plain_ids([1, 2], GREEDY)
+
+
+def test_greedy_drafts_stay_greedy_under_a_seed() -> None:
+    """`draft_sample_method` is obeyed whatever the rule."""
+    drawings = set()
+
+    class Watching(DraftModelDrafter):
+        def propose(self, sequences, plans, randomness):  # type: ignore[no-untyped-def]
+            drawings.update(plan.drawing for plan in plans)
+            return super().propose(sequences, plans, randomness)
+
+    config = SpeculativeConfig(draft_sample_method="greedy")
+    params = SamplingParams(seed=3, max_tokens=20)
+    one = Engine(TARGET, Watching(DRAFT, 1, 512), config)
+    assert one.generate([[1, 2]], params)[0].token_ids == plain_ids([1, 2], params)
+    assert drawings == {Drawing.TOP}
 
 
 def test_a_stream_that_is_never_read_takes_nothing() -> None:
@@ -310,6 +411,12 @@ def test_bad_requests_are_refused() -> None:
         Engine(TARGET).add("abc")
     with pytest.raises(ConfigError, match="need a tokenizer"):
         Engine(TARGET).add([1], SamplingParams(stop=("a",)))
+    with pytest.raises(PromptError, match="whole numbers"):
+        one.add([1.5])  # type: ignore[list-item]
+    with pytest.raises(PromptError, match="put this one into a list"):
+        one.generate("abc")
+    with pytest.raises(PromptError, match="no UTF-8"):
+        one.add("a\udcffb")
     with pytest.raises(ConfigError, match="2 prompts but 1 sets"):
         one.generate([[1], [2]], [GREEDY])
 
@@ -328,6 +435,14 @@ def test_illegal_combinations_are_refused_at_construction() -> None:
         Engine(TARGET, drafter)
     with pytest.raises(ConfigError, match="max_batch_size"):
         Engine(TARGET, max_batch_size=0)
+    with pytest.raises(ConfigError, match="takes 2 to 512 tokens"):
+        Engine(TARGET, max_context=513)
+    with pytest.raises(IncompatibleDraftError, match="proposes from 7 tokens and toy-11 has 11"):
+        Engine(TARGET, DraftModelDrafter(ToyModel(7), 1, 512))
+    with pytest.raises(ConfigError, match="built for 1 sequences at once and the engine runs 3"):
+        Engine(TARGET, DraftModelDrafter(DRAFT, 1, 512), max_batch_size=3)
+    with pytest.raises(ConfigError, match="asks for method 'ngram' and no drafter"):
+        Engine(TARGET, None, SpeculativeConfig(method="ngram"))
 
 
 @pytest.mark.parametrize(
@@ -336,7 +451,7 @@ def test_illegal_combinations_are_refused_at_construction() -> None:
         ({"method": "ngrams"}, "Did you mean 'ngram'"),
         ({"rejection_sample_method": "blok"}, "Did you mean 'block'"),
         ({"policy": "adaptiv"}, "Did you mean 'adaptive'"),
-        ({"num_speculative_tokens": 0}, r"must lie in \[1, 64\]"),
+        ({"num_speculative_tokens": 0}, r"in \[1, 64\]"),
         ({"prompt_lookup_min": 3, "prompt_lookup_max": 2}, "1 <= min <= max"),
         ({"num_speculative_token": 3}, "Did you mean 'num_speculative_tokens'"),
     ],

@@ -111,6 +111,14 @@ def test_eos_of_the_generation_config_comes_first(copy: Any) -> None:
         eos_token_ids(directory)
 
 
+@pytest.mark.parametrize("value", ['"3"', "61", "-1", "true", "[3, 61]", "[[3]]", "3.0", "{}"])
+def test_end_tokens_that_are_none(copy: Any, value: str) -> None:
+    directory = copy("llama")
+    (directory / "generation_config.json").write_text(f'{{"eos_token_id": {value}}}')
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id .* 0 to 60"):
+        eos_token_ids(directory)
+
+
 def drop(key: str) -> Callable[[Path], None]:
     return lambda directory: edit(directory, lambda tensors: tensors.pop(key))
 
@@ -235,9 +243,16 @@ def test_tokenizers(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_a_missing_tokenizer(checkpoint: Any) -> None:
-    with pytest.raises(CheckpointError, match="has no tokenizer that transformers can read"):
-        load_tokenizer(checkpoint("llama"))
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_a_missing_tokenizer(checkpoint: Any, name: str) -> None:
+    """Of some types transformers would make an empty one."""
+    with pytest.raises(CheckpointError, match=r"has no tokenizer \(tokenizer\.json, "):
+        load_tokenizer(checkpoint(name))
+
+
+def test_a_directory_has_no_revision(checkpoint: Any) -> None:
+    with pytest.raises(ConfigError, match="revision 'main' is for a model on the hub"):
+        load_config(checkpoint("llama"), revision="main")
 
 
 def hub_errors() -> dict[str, tuple[Exception, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from forerun.cli.options import Option
+from forerun.cli.options import FileName, Option
 from forerun.errors import ConfigError, UnknownNameError
 
 
@@ -17,6 +17,7 @@ def config_option() -> Option:
     return Option(
         "config",
         "Other",
+        type=FileName(),
         metavar="FILE",
         is_eager=True,
         expose_value=False,

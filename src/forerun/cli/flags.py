@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from forerun.cli.config import config_option
-from forerun.cli.options import Option, TokenBias, TokenIds, Whole
+from forerun.cli.options import FileName, Name, Option, TokenBias, TokenIds, Whole
 from forerun.engine.config import SpeculativeConfig
 from forerun.params import SamplingParams
 
@@ -17,7 +17,7 @@ AT_LEAST_ONE = click.IntRange(min=1)
 
 # Name, type and help of what fills SamplingParams; a type in a list marks a repeatable option.
 SAMPLING: tuple[tuple[str, Any, str], ...] = (
-    ("temperature", float, "0 takes the most likely token."),
+    ("temperature", float, "0 takes the most likely token; else 1e-5 to 100."),
     ("top_k", int, "Keep the k most likely tokens; 0 keeps all."),
     ("top_p", float, "Keep the most likely tokens until their probability reaches this."),
     ("min_p", float, "Keep tokens with this share of the largest probability."),
@@ -27,27 +27,27 @@ SAMPLING: tuple[tuple[str, Any, str], ...] = (
     ("logit_bias", [TokenBias()], "Added to a token's logit. Repeatable."),
     ("allowed_token_ids", TokenIds(), "Emit nothing else, e.g. 11,42."),
     ("banned_token_ids", TokenIds(), "Never emit these."),
-    ("seed", int, "Makes the output a function of prompt and options."),
+    ("seed", int, "Makes the output a function of the request (rules auto and coupled)."),
     ("max_tokens", int, "Tokens of output at most."),
     ("stop", [Whole()], "Cut the text before this string. Repeatable."),
     ("stop_token_ids", TokenIds(), "End after one of these tokens."),
     ("ignore_eos", bool, "Go on after an end-of-text token."),
     ("logprobs", int, "Report each token's log probability and N alternatives (with --json)."),
-    ("logprobs_mode", str, "raw, or processed: as drawn from."),
+    ("logprobs_mode", Name(), "raw, or processed: as drawn from."),
 )
 
 # The same for SpeculativeConfig, by the names of its fields; RENAMED are the flags' own.
 SPECULATIVE: tuple[tuple[str, Any, str], ...] = (
-    ("method", str, "The drafter: draft_model or ngram. Left out, one is picked."),
-    ("model", str, "The draft model, a directory or a hub id."),
-    ("revision", str, "Its revision on the hub."),
-    ("draft_dtype", str, "Its precision: auto, fp32, bf16 or fp16."),
+    ("method", Name(), "The drafter: draft_model or ngram. Left out, one is picked."),
+    ("model", Name(), "The draft model, a directory or a hub id."),
+    ("revision", Name(), "Its revision on the hub."),
+    ("draft_dtype", Name(), "Its precision: auto, fp32, bf16 or fp16."),
     ("num_speculative_tokens", int, "Tokens to draft a round."),
     ("prompt_lookup_min", int, "Shortest n-gram that method ngram looks up."),
     ("prompt_lookup_max", int, "Longest n-gram that method ngram looks up."),
-    ("rejection_sample_method", str, "The verification rule: auto, token, block or coupled."),
-    ("draft_sample_method", str, "How a draft model picks: auto, greedy or probabilistic."),
-    ("policy", str, "How the length of drafts changes: fixed or adaptive."),
+    ("rejection_sample_method", Name(), "The verification rule: auto, token, block or coupled."),
+    ("draft_sample_method", Name(), "How a draft model picks: auto, greedy or probabilistic."),
+    ("policy", Name(), "How the length of drafts changes: fixed or adaptive."),
     ("monitor", bool, "Stop drafting where it does not pay."),
 )
 RENAMED = {"model": "draft_model", "revision": "draft_revision"}
@@ -61,6 +61,7 @@ def generate_options() -> list[click.Parameter]:
         Option(
             "prompt_file",
             "Prompt",
+            type=FileName(),
             metavar="FILE",
             help="A UTF-8 file that holds it; - is standard input, as is leaving both out.",
         ),
@@ -87,6 +88,7 @@ def model_options() -> list[Option]:
         Option(
             "model",
             section,
+            type=Name(),
             default="zoo",
             help="A checkpoint's directory, a hub id, or zoo, the small model of forerun.",
         ),
@@ -101,9 +103,15 @@ def place_options() -> list[Option]:
     """The options that say how a model is to be run."""
     section = "Model"
     return [
-        Option("revision", section, help="Branch, tag or commit on the hub."),
-        Option("dtype", section, default="auto", help="auto (as stored), fp32, bf16 or fp16."),
-        Option("device", section, default="auto", help="auto, cpu, cuda or mps."),
+        Option("revision", section, type=Name(), help="Branch, tag or commit on the hub."),
+        Option(
+            "dtype",
+            section,
+            type=Name(),
+            default="auto",
+            help="auto (as stored), fp32, bf16 or fp16.",
+        ),
+        Option("device", section, type=Name(), default="auto", help="auto, cpu, cuda or mps."),
         Option(
             "max_context",
             section,

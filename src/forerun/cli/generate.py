@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from forerun.cli.flags import RENAMED, SAMPLING, SPECULATIVE, SPECULATIVE_FLAGS, generate_options
-from forerun.cli.options import Command, flag_of, given, stronger
+from forerun.cli.combinations import check_context, refuse_unread, settle
+from forerun.cli.flags import RENAMED, SAMPLING, SPECULATIVE, generate_options
+from forerun.cli.options import Command
 from forerun.cli.prompt import read_prompt
 from forerun.cli.quiet import quiet_libraries
 from forerun.engine.config import SpeculativeConfig
@@ -52,11 +53,11 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
     Standard output carries the text alone, or one JSON object; everything else goes to standard
     error.
     """
-    _settle(ctx, values)
+    settle(ctx, values)
     text = read_prompt(values["prompt"], values["prompt_file"])
     params = sampling_params(values)
     speculative = speculative_config(values) if values["speculative"] else None
-    engine, prompt_ids = _load(values, text, params, speculative)
+    engine, prompt_ids = _load(ctx, values, text, params, speculative)
     output = _choose_output(values["json"])
     if values["compare"]:
         return _compare(values, engine, prompt_ids, params, output)
@@ -88,29 +89,8 @@ def speculative_config(values: dict[str, Any]) -> SpeculativeConfig:
     )
 
 
-def _settle(ctx: click.Context, values: dict[str, Any]) -> None:
-    """Refuse options that contradict each other; where one comes from a weaker place, it yields."""
-    _exclude(ctx, values, "prompt", "prompt_file")
-    if not values["speculative"]:
-        for name in (*SPECULATIVE_FLAGS, "compare"):
-            if given(ctx, name) and stronger(ctx, "speculative", name) == name:
-                raise ConfigError(
-                    f"{flag_of(ctx, name)} needs speculation, which is switched off; "
-                    "add --speculative."
-                )
-        values["compare"] = False
-    if given(ctx, "compare_rounds") and not values["compare"]:
-        raise ConfigError("--compare-rounds is of use with --compare alone; add it.")
-    if values["logprobs"] is not None and not values["json"]:
-        raise ConfigError("--logprobs are part of the JSON object; add --json.")
-
-
-def _exclude(ctx: click.Context, values: dict[str, Any], one: str, other: str) -> None:
-    if given(ctx, one) and given(ctx, other):
-        values[other if stronger(ctx, one, other) == one else one] = None
-
-
 def _load(
+    ctx: click.Context,
     values: dict[str, Any],
     text: str,
     params: SamplingParams,
@@ -121,26 +101,23 @@ def _load(
     import torch
 
     from forerun.engine.load import load, locate
-    from forerun.engine.pairs import choose
-    from forerun.models import load_config, load_tokenizer
+    from forerun.models import load_tokenizer
 
     if values["threads"] is not None:
         torch.set_num_threads(values["threads"])
-    model, revision, note = values["model"], values["revision"], None
-    if speculative is not None:
-        choice = choose(speculative, model)
-        speculative, note = choice.config, choice.note
+    model, revision = values["model"], values["revision"]
+    config, note = (None, None) if speculative is None else _choose(ctx, speculative, model)
     # A directory that holds no model at all is told by its config, not by its tokenizer.
-    load_config(locate(model), revision=revision)
+    longest = _longest_context(values)
     tokenizer = load_tokenizer(locate(model), revision=revision)
     prompt_ids = list(tokenizer.encode(text))
     engine = load(
         model,
-        speculative or False,
+        config or False,
         revision=revision,
         dtype=values["dtype"],
         device=values["device"],
-        max_context=values["max_context"] or _context_for(len(prompt_ids), params),
+        max_context=values["max_context"] or min(_needed(len(prompt_ids), params), longest),
         tokenizer=tokenizer,
     )
     if note:
@@ -148,7 +125,30 @@ def _load(
     return engine, prompt_ids
 
 
-def _context_for(prompt_tokens: int, params: SamplingParams) -> int:
+def _choose(
+    ctx: click.Context, speculative: SpeculativeConfig, model: str
+) -> tuple[SpeculativeConfig, str | None]:
+    """The complete config, and what to say about it once all is loaded."""
+    from forerun.engine.pairs import choose
+
+    choice = choose(speculative, model)
+    refuse_unread(ctx, choice.config)
+    return choice.config, choice.note
+
+
+def _longest_context(values: dict[str, Any]) -> int:
+    """The model's own context, in tokens; `--max-context` is no longer."""
+    from forerun.engine.load import locate
+    from forerun.models import describe, load_config
+
+    model = values["model"]
+    config = load_config(locate(model), revision=values["revision"])
+    longest = describe(config, model).max_context
+    check_context(values["max_context"], longest, model)
+    return longest
+
+
+def _needed(prompt_tokens: int, params: SamplingParams) -> int:
     assert params.max_tokens is not None
     needed = prompt_tokens + params.max_tokens
     return -(-needed // CONTEXT_STEP) * CONTEXT_STEP

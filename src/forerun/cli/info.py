@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forerun.cli.combinations import check_context
 from forerun.cli.flags import json_option, place_options
-from forerun.cli.options import Command
+from forerun.cli.options import Command, Name
 from forerun.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
@@ -74,9 +75,10 @@ def describe_model(
     config = load_config(locate(model), revision=revision)
     place = resolve_device(device)
     resolved = resolve_dtype(dtype, config.dtype, place)
-    summary = describe(config)
+    summary = describe(config, model)
+    check_context(max_context, summary.max_context, model)
     choice = choose(SpeculativeConfig(), model).config
-    context = max_context or min(summary.max_context or USUAL_CONTEXT, USUAL_CONTEXT)
+    context = max_context or min(summary.max_context, USUAL_CONTEXT)
     return {
         "schema_version": SCHEMA_VERSION,
         "versions": versions(),
@@ -154,7 +156,7 @@ def _rows(content: dict[str, Any]) -> dict[str, str]:
         "parameters": f"{content['parameters']:,}",
         "weights": weights,
         "cache": f"{cache} a token in {content['dtype']}",
-        "context": f"{content['max_context'] or 'unknown'} tokens",
+        "context": f"{content['max_context']} tokens",
         "vocabulary": f"{content['vocab_size']} tokens",
         "layers": f"{content['num_layers']}, {content['hidden_size']} wide",
         "exactness": content["exactness"],
@@ -185,7 +187,7 @@ def _size(count: float) -> str:
 command = Command(
     "info",
     params=[
-        click.Argument(["model"], default="zoo", required=False),
+        click.Argument(["model"], type=Name(), default="zoo", required=False, metavar="[MODEL]"),
         *place_options(),
         json_option(),
     ],

@@ -105,6 +105,32 @@ class Whole(click.ParamType[str]):
         return [rv]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            # Bytes of an argument that are no UTF-8 come as surrogates.
+            self.fail(f"it is not UTF-8 text (character {error.start}).", param, ctx)
+        return text
+
+
+class Name(Whole):
+    """Text that is not empty: what names a model, a method or a place."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not str(value):
+            self.fail("it is empty; give a value or leave the option out.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class FileName(click.ParamType[str]):
+    """A file's name, which need not be UTF-8, but not be empty."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value:
+            self.fail("it is empty; name a file or leave the option out.", param, ctx)
         return str(value)
 
 

@@ -10,7 +10,8 @@ def quiet_libraries() -> None:
 
     Must run before transformers is imported. What the user has set stays.
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # What transformers logs as an error it raises too, and that comes to the user as one line.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not os.isatty(2):
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

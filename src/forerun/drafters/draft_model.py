@@ -46,6 +46,7 @@ class _Chain:
     plan: Plan
     token_ids: list[int] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
+    ended: bool = False
 
     def finish(self) -> Draft:
         drawn = self.plan.drawing is Drawing.DRAW
@@ -77,7 +78,8 @@ class DraftModelDrafter:
         self, model: CausalLM, rows: int, capacity: int, vocab_size: int | None = None
     ) -> None:
         self.model = model
-        self.vocab_size = vocab_size or model.vocab_size
+        self.vocab_size: int | None = vocab_size or model.vocab_size
+        self.rows: int | None = rows
         self.capacity = min(capacity, model.max_context)
         self.cache = model.new_cache(rows, self.capacity)
         self._rows = [_Row() for _ in range(rows)]
@@ -95,8 +97,7 @@ class DraftModelDrafter:
         logits = self._catch_up([chain.sequence for chain in growing]) if growing else None
         while growing and logits is not None:
             self._draw(growing, logits, randomness)
-            more = [len(chain.token_ids) < self._room(chain) for chain in growing]
-            growing = [chain for chain, grows in zip(growing, more, strict=True) if grows]
+            growing = [chain for chain in growing if self._grows(chain)]
             logits = self._extend(growing) if growing else None
         return [chain.finish() if chain.token_ids else NO_DRAFT for chain in chains]
 
@@ -114,6 +115,9 @@ class DraftModelDrafter:
         """Tokens that the plan and the draft model's context allow."""
         return min(chain.plan.num_tokens, self.capacity - len(chain.sequence))
 
+    def _grows(self, chain: _Chain) -> bool:
+        return not chain.ended and len(chain.token_ids) < self._room(chain)
+
     def _draw(self, chains: list[_Chain], logits: Tensor, randomness: Randomness) -> None:
         tokens, probs = draw_draft(
             logits,
@@ -123,6 +127,10 @@ class DraftModelDrafter:
             randomness,
         )
         for chain, token, row in zip(chains, tokens, probs, strict=True):
+            # Nothing comes after a stop token, nor where a mask lets nothing follow.
+            chain.ended = token is None or token in chain.sequence.stop_token_ids
+            if token is None:
+                continue
             chain.token_ids.append(token)
             if chain.plan.drawing is Drawing.DRAW:
                 chain.rows.append(row)
@@ -171,6 +179,7 @@ class DraftModelDrafter:
         for row, tokens in zip(rows, token_ids, strict=True):
             self._rows[row].token_ids.extend(tokens)
         assert output.logits is not None
+        assert self.vocab_size is not None
         logits = output.logits[:, 0, : self.vocab_size]
         padding = self.vocab_size - logits.shape[-1]
         return functional.pad(logits, (0, padding), value=-torch.inf) if padding else logits

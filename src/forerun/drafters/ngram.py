@@ -64,6 +64,8 @@ class NgramDrafter:
     draws_trees = False
     needs_draft_model = False
     hidden_layers: tuple[int, ...] = ()
+    vocab_size: int | None = None
+    rows: int | None = None
 
     def __init__(self, prompt_lookup_min: int = 2, prompt_lookup_max: int = 4) -> None:
         if not 1 <= prompt_lookup_min <= prompt_lookup_max:
@@ -103,4 +105,7 @@ class NgramDrafter:
             return NO_DRAFT
         # A copy that runs into the end of the text goes on with its own beginning: a period.
         period = len(sequence) - start
-        return Draft.chain(sequence.token_ids[start + step % period] for step in range(count))
+        copied = [sequence.token_ids[start + step % period] for step in range(count)]
+        # Nothing comes after a stop token.
+        stops = (at + 1 for at, token in enumerate(copied) if token in sequence.stop_token_ids)
+        return Draft.chain(copied[: next(stops, count)])

@@ -18,8 +18,10 @@ from forerun.sampling import Prefix, warp
 
 # How many roundings of the largest logit the order of additions may amount to. Sums in float32
 # and float64 round at every addition; 16-bit formats are summed in float32 and round only what
-# is stored, a few times a layer and in both directions.
+# is stored, a few times a layer and in both directions. These are allowances, not bounds.
 ROUNDINGS = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 64, torch.float64: 64}
+# The sums of top-p are taken in float32 whatever the model's dtype.
+_SUMS = ROUNDINGS[torch.float32] * torch.finfo(torch.float32).eps
 
 NUMERICS, DEFECT = "numerics", "defect"
 
@@ -34,8 +36,9 @@ class Difference:
         plain_token_id, plain_text: what plain decoding emitted.
         margin: gap between the two largest raw logits of the target at that place.
         gap: how far the worse of the two tokens lies below the best, in the scores that decide:
-            logits, or under a seed log probabilities with their noise. None: not possible at all.
-        tolerance: the gap that float rounding explains.
+            logits, or under a seed log probabilities with their noise. None: not possible at all,
+            also not where rounding moves the edge of top-k, top-p or min-p.
+        tolerance: the gap that float rounding explains, see `tolerance`.
         explanation: `numerics` or `defect`.
     """
 
@@ -60,18 +63,21 @@ def first_difference(
 ) -> Difference | None:
     """Find the first difference and attribute it; None where the outputs are the same.
 
-    One pass of the target over the plain output up to there gives the logits. A token at the very
-    edge of top-k or top-p can be let in or left out by rounding; that counts as a defect here.
+    One pass of the target over the plain output up to there gives the logits. Rounding explains a
+    difference where it lets both tokens come out: by a near-tie, or by letting one of them in or
+    leaving it out at the edge of top-k, top-p or min-p.
     """
     index = _first_index(token_ids, plain_ids)
     if index is None:
         return None
     tokens = [ids[index] if index < len(ids) else None for ids in (token_ids, plain_ids)]
     logits = _logits_after(target, [*prompt_ids, *plain_ids[:index]])
-    scores = deciding_scores(logits, prompt_ids, plain_ids[:index], params)
     best = logits.double().topk(2).values
-    gap = _gap(scores, tokens)
     allowed = tolerance(logits, target.dtype, params)
+    row = _Row.of(logits, prompt_ids, plain_ids[:index], params)
+    emitted = [token for token in tokens if token is not None]
+    # Where an output has ended, there is no token to be explained.
+    gap = row.gap(emitted, allowed) if len(emitted) == len(tokens) else None
     texts = [None if token is None else tokenizer.decode([token]) for token in tokens]
     return Difference(
         index=index,
@@ -91,6 +97,10 @@ def tolerance(logits: Tensor, dtype: torch.dtype, params: SamplingParams) -> flo
 
     A logit is a sum whose terms have the size of the largest one, up to cancellation: its error is
     counted in roundings of that. Temperature divides logits and errors alike.
+
+    In 16-bit formats that is coarse: where the largest logit is 20, about 1.25 in bfloat16 and 0.16
+    in float16, against 0.00015 in float32. `numerics` then means that rounding could have done it,
+    and a defect that moves logits by less goes unseen; to rule one out, compare in float32.
     """
     largest = logits.abs().max().item()
     scale = 1.0 if params.greedy else params.temperature
@@ -101,17 +111,91 @@ def deciding_scores(
     logits: Tensor, prompt_ids: Several[int], output_ids: Several[int], params: SamplingParams
 ) -> Tensor:
     """What plain decoding takes the largest of, float64 [V]: after penalties, bias and masks, the
-    logits (up to a constant) if greedy; with a seed, log probabilities plus its Gumbel noise."""
-    if params.greedy:
-        params = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-        seed = None
-    else:
-        seed = params.seed
-    sequence = Sequence(0, [*prompt_ids, *output_ids], len(prompt_ids), params, seed or 0)
-    scores = warp(logits[None].double(), [Prefix(sequence)])[0].log()
-    if seed is not None:
-        scores = scores + Randomness().gumbel(seed, len(sequence), len(scores), scores.device)
-    return scores
+    logits (up to a constant) if greedy; with a seed, log probabilities (up to a constant) plus its
+    Gumbel noise, -inf outside top-k, top-p and min-p."""
+    row = _Row.of(logits, prompt_ids, output_ids, params)
+    return row.scores.masked_fill(~row.kept(row.adjusted), -math.inf)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What decides about one token.
+
+    Args:
+        adjusted: logits after penalties, bias and masks, up to a constant, float64 [V].
+        scores: the same divided by the temperature, with the noise of the seed.
+        params: of the request.
+    """
+
+    adjusted: Tensor
+    scores: Tensor
+    params: SamplingParams
+
+    @classmethod
+    def of(
+        cls,
+        logits: Tensor,
+        prompt_ids: Several[int],
+        output_ids: Several[int],
+        params: SamplingParams,
+    ) -> _Row:
+        open_params = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        token_ids = [*prompt_ids, *output_ids]
+        adjusted = _log_warp(logits.double(), token_ids, len(prompt_ids), open_params)
+        scores = adjusted if params.greedy else adjusted / params.temperature
+        if not params.greedy and params.seed is not None:
+            noise = Randomness().gumbel(params.seed, len(token_ids), len(scores), scores.device)
+            scores = scores + noise
+        return cls(adjusted, scores, params)
+
+    def kept(self, adjusted: Tensor, slack: float = 0.0) -> Tensor:
+        """Which tokens top-k, top-p and min-p leave of such logits, bool [V]."""
+        params = self.params
+        if params.greedy:
+            return torch.isfinite(adjusted)
+        # Without top-p there is no sum that could round.
+        top_p = min(max(params.top_p + slack, 1e-9), 1.0) if params.top_p < 1 else 1.0
+        cut = SamplingParams(
+            temperature=params.temperature, top_k=params.top_k, top_p=top_p, min_p=params.min_p
+        )
+        return torch.isfinite(_log_warp(adjusted, [0], 1, cut))
+
+    def gap(self, tokens: Several[int], allowed: float) -> float | None:
+        """How far the worse of the tokens lies below the best; None where it is not possible.
+
+        Each token counts as it does best: as it is, or where rounding lets one of the tokens in or
+        leaves it out. Only the edges move then, not the scores.
+        """
+        step = allowed if self.params.greedy else allowed * self.params.temperature
+        readings = [self.kept(self.adjusted)]
+        for token in tokens:
+            readings += [self._let_in(token, step), self._leave_out(token, step)]
+        gaps = []
+        for token in tokens:
+            kept = [self.scores[reading].max() for reading in readings if reading[token]]
+            if not kept:
+                return None
+            gaps.append((min(kept) - self.scores[token]).item())
+        return max(gaps)
+
+    def _let_in(self, token: int, step: float) -> Tensor:
+        """What is kept where rounding has lowered all that stands before the token."""
+        before = self.adjusted >= self.adjusted[token]
+        before[token] = False
+        return self.kept(torch.where(before, self.adjusted - step, self.adjusted), _SUMS)
+
+    def _leave_out(self, token: int, step: float) -> Tensor:
+        """What is kept where rounding has raised all that can come before the token."""
+        before = self.adjusted + step >= self.adjusted[token]
+        before[token] = False
+        return self.kept(torch.where(before, self.adjusted + step, self.adjusted), -_SUMS)
+
+
+def _log_warp(
+    row: Tensor, token_ids: list[int], num_prompt_tokens: int, params: SamplingParams
+) -> Tensor:
+    sequence = Sequence(0, token_ids, num_prompt_tokens, params, params.seed or 0)
+    return warp(row[None], [Prefix(sequence)])[0].log()
 
 
 def _first_index(one: Several[int], other: Several[int]) -> int | None:
@@ -119,13 +203,6 @@ def _first_index(one: Several[int], other: Several[int]) -> int | None:
         if mine != theirs:
             return index
     return None if len(one) == len(other) else min(len(one), len(other))
-
-
-def _gap(scores: Tensor, tokens: Several[int | None]) -> float | None:
-    if None in tokens:
-        return None
-    gap = (scores.max() - scores[list(tokens)].min()).item()
-    return gap if math.isfinite(gap) else None
 
 
 def _logits_after(target: CausalLM, token_ids: list[int]) -> Tensor:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from forerun.core import CausalLM, Drafter, Drawing
 from forerun.engine.config import SpeculativeConfig
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, IncompatibleDraftError
 
 
-def check_drafter(drafter: Drafter, target: CausalLM, config: SpeculativeConfig) -> None:
+def check_drafter(
+    drafter: Drafter, target: CausalLM, config: SpeculativeConfig, max_batch_size: int
+) -> None:
     """Refuse what could not be exact or could not run.
 
     Raises:
         ConfigError: naming the target, the drafter and the way out.
+        IncompatibleDraftError: where the vocabularies differ.
     """
     rule = config.rejection_sample_method
     if rule == "block" and Drawing.DRAW not in drafter.drawings:
@@ -29,4 +32,14 @@ def check_drafter(drafter: Drafter, target: CausalLM, config: SpeculativeConfig)
         raise ConfigError(
             f"{drafter.name} reads hidden layers {missing} of {target.name}, "
             f"which has layers 0 to {target.num_layers}."
+        )
+    if drafter.vocab_size not in (None, target.vocab_size):
+        raise IncompatibleDraftError(
+            f"{drafter.name} proposes from {drafter.vocab_size} tokens and {target.name} has "
+            f"{target.vocab_size}; they must share one vocabulary."
+        )
+    if drafter.rows is not None and drafter.rows < max_batch_size:
+        raise ConfigError(
+            f"{drafter.name} was built for {drafter.rows} sequences at once and the engine runs "
+            f"{max_batch_size}; build it with as many rows."
         )

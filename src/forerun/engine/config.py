@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from forerun.errors import ConfigError, UnknownNameError
+from forerun.params import Check, normalize, one_of, optional, switch, text, whole
+from forerun.theory.adaptive import AdaptiveLength
 
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 
@@ -16,10 +18,12 @@ class SpeculativeConfig:
     """How to speculate.
 
     Args:
-        method: the drafter; None speculates not at all.
+        method: the drafter. None lets `forerun.load` pick one; an `Engine` without a drafter
+            decodes plainly.
         model: the draft model, a directory or a hub id, for methods that need one.
         revision: its revision on the hub.
-        num_speculative_tokens: tokens to draft a round (where an adaptive policy starts).
+        num_speculative_tokens: tokens to draft a round, 1 to 64; under the adaptive policy those
+            of the first rounds, 2 to 10.
         prompt_lookup_min, prompt_lookup_max: n-gram sizes of the `ngram` method.
         rejection_sample_method: the verification rule; `auto` takes coupled for requests with a
             seed, token for point masses, block for drawn chains.
@@ -30,7 +34,7 @@ class SpeculativeConfig:
         draft_dtype: precision of the draft model.
 
     Raises:
-        ConfigError: for a value out of range or a combination that cannot be exact.
+        ConfigError: for a value of a wrong type or out of range, or a combination that cannot be exact.
     """
 
     method: str | None = None
@@ -46,28 +50,18 @@ class SpeculativeConfig:
     draft_dtype: str = "auto"
 
     def __post_init__(self) -> None:
-        # Imported here because they import torch, and the options alone should be quick to have.
-        from forerun.drafters import drafter_names
-        from forerun.policies import policy_names
-        from forerun.verification import rule_names
-
-        named = {
-            "method": (self.method, drafter_names()),
-            "rejection_sample_method": (self.rejection_sample_method, rule_names()),
-            "draft_sample_method": (self.draft_sample_method, DRAFT_SAMPLE_METHODS),
-            "policy": (self.policy, policy_names()),
-        }
-        for kind, (name, known) in named.items():
-            if name is not None and name not in known:
-                raise UnknownNameError(kind, name, known)
-        if not 1 <= self.num_speculative_tokens <= 64:
-            raise ConfigError(
-                f"num_speculative_tokens is {self.num_speculative_tokens}; it must lie in [1, 64]."
-            )
-        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+        normalize(self, _checks())
+        if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max "
                 f"{self.prompt_lookup_max}; give 1 <= min <= max."
+            )
+        shortest, longest = AdaptiveLength.shortest, AdaptiveLength.longest
+        adaptive = self.policy == "adaptive"
+        if adaptive and not shortest <= self.num_speculative_tokens <= longest:
+            raise ConfigError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}; under policy 'adaptive' "
+                f"it must lie in [{shortest}, {longest}], or use policy 'fixed'."
             )
         if self.draft_sample_method == "greedy" and self.rejection_sample_method == "block":
             raise ConfigError(
@@ -86,3 +80,25 @@ class SpeculativeConfig:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _checks() -> dict[str, Check]:
+    # Imported here because they import torch, and the options alone should be quick to have.
+    from forerun.drafters import drafter_names
+    from forerun.models.placement import DTYPES
+    from forerun.policies import policy_names
+    from forerun.verification import rule_names
+
+    return {
+        "method": optional(one_of(drafter_names())),
+        "model": optional(text),
+        "revision": optional(text),
+        "num_speculative_tokens": whole(1, 64),
+        "prompt_lookup_min": whole(1, 2**31),
+        "prompt_lookup_max": whole(1, 2**31),
+        "rejection_sample_method": one_of(rule_names()),
+        "draft_sample_method": one_of(DRAFT_SAMPLE_METHODS),
+        "policy": one_of(policy_names()),
+        "monitor": switch,
+        "draft_dtype": one_of(("auto", *DTYPES)),
+    }

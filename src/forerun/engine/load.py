@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from forerun.models import load_config, load_model, load_tokenizer
 from forerun.models.loading import eos_token_ids
 from forerun.models.memory import check_memory, describe
 from forerun.models.zoo import is_zoo, zoo_path
+
+logger = logging.getLogger(__name__)
 
 # Tokens of prompt and output a request may have unless asked otherwise: caches are allocated at once.
 DEFAULT_CONTEXT = 4096
@@ -48,42 +52,66 @@ def load(
     Raises:
         ForerunError: one of its kinds, saying what is wrong and what to do.
     """
-    config = speculative if isinstance(speculative, SpeculativeConfig) else SpeculativeConfig()
+    config = None
     if speculative is not False:
-        config = choose(config, model).config
-    target_path = locate(model)
-    draft_path = None if config.model is None else locate(config.model)
-    if draft_path is not None:
-        _refuse_itself(target_path, revision, draft_path, config.revision, model)
-    target_config = load_config(target_path, revision=revision)
-    context = min(max_context or DEFAULT_CONTEXT, describe(target_config).max_context)
-    draft_config = None if draft_path is None else load_config(draft_path, revision=config.revision)
+        given = SpeculativeConfig() if speculative is True else speculative
+        choice = choose(given, model)
+        config = choice.config
+        if choice.note:
+            logger.warning("%s", choice.note)
+    target = Checkpoint.of(model, revision)
+    draft = None if config is None else _draft_of(config, target)
+    context = _context(target, max_context)
     check_memory(
-        target_config,
-        draft_config,
+        target.config,
+        draft and draft.config,
         dtype=dtype,
-        draft_dtype=config.draft_dtype,
+        draft_dtype="auto" if config is None else config.draft_dtype,
         device=device,
         rows=max_batch_size,
         capacity=context,
     )
-    if tokenizer is None:
-        tokenizer = load_tokenizer(target_path, revision=revision)
-    if draft_path is not None:
-        check_vocabulary(tokenizer, load_tokenizer(draft_path, revision=config.revision), config)
-    target = load_model(target_path, revision=revision, dtype=dtype, device=device, name=model)
-    drafter = None
-    if speculative is not False:
-        drafter = _make_drafter(config, target, draft_path, max_batch_size, context)
+    tokenizer = tokenizer or target.tokenizer()
+    if draft is not None:
+        check_vocabulary(tokenizer, draft.tokenizer(), draft.name)
+    loaded = target.load(dtype, device)
     return Engine(
-        target,
-        drafter,
+        loaded,
+        None if config is None else _make_drafter(config, loaded, draft, max_batch_size, context),
         config,
         tokenizer=tokenizer,
-        eos_token_ids=eos_token_ids(target_path, revision=revision),
+        eos_token_ids=eos_token_ids(target.path, revision=revision),
         max_batch_size=max_batch_size,
         max_context=context,
     )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model by name: where it is and how to read its parts."""
+
+    name: str
+    path: str | Path
+    revision: str | None
+    config: Any
+
+    @classmethod
+    def of(cls, name: str, revision: str | None) -> Checkpoint:
+        path = locate(name)
+        return cls(name, path, revision, load_config(path, revision=revision))
+
+    def tokenizer(self) -> Any:
+        return load_tokenizer(self.path, revision=self.revision)
+
+    def load(self, dtype: str, device: str) -> CausalLM:
+        return load_model(
+            self.path, revision=self.revision, dtype=dtype, device=device, name=self.name
+        )
+
+    def is_same(self, other: Checkpoint) -> bool:
+        if Path(self.path).is_dir() and Path(other.path).is_dir():
+            return Path(self.path).resolve() == Path(other.path).resolve()
+        return (str(self.path), self.revision) == (str(other.path), other.revision)
 
 
 def locate(name: str) -> str | Path:
@@ -91,7 +119,7 @@ def locate(name: str) -> str | Path:
     return zoo_path(name) if is_zoo(name) else name
 
 
-def check_vocabulary(tokenizer: Any, draft_tokenizer: Any, config: SpeculativeConfig) -> None:
+def check_vocabulary(tokenizer: Any, draft_tokenizer: Any, name: str) -> None:
     """Refuse a draft whose token ids mean something else than the target's.
 
     Raises:
@@ -107,42 +135,46 @@ def check_vocabulary(tokenizer: Any, draft_tokenizer: Any, config: SpeculativeCo
         token = min(differing, key=lambda token: ours[token])
         difference = f"token {token!r} is {theirs.get(token)} there and {ours[token]} in the target"
     raise IncompatibleDraftError(
-        f"the draft model {config.model} has another vocabulary ({difference}); "
+        f"the draft model {name} has another vocabulary ({difference}); "
         "choose a draft of the target's family, or method 'ngram'."
     )
 
 
-def _refuse_itself(
-    target: str | Path,
-    revision: str | None,
-    draft: str | Path,
-    draft_revision: str | None,
-    name: str,
-) -> None:
-    same = str(target) == str(draft) and revision == draft_revision
-    both_local = Path(target).is_dir() and Path(draft).is_dir()
-    if same or (both_local and Path(target).resolve() == Path(draft).resolve()):
+def _draft_of(config: SpeculativeConfig, target: Checkpoint) -> Checkpoint | None:
+    if config.model is None:
+        return None
+    draft = Checkpoint.of(config.model, config.revision)
+    if draft.is_same(target):
         raise ConfigError(
-            f"the draft model is the target {name} itself: every token would be accepted, at twice "
-            "the work of plain decoding; choose a smaller draft, or method 'ngram'."
+            f"the draft model is the target {target.name} itself: every token would be accepted, at "
+            "twice the work of plain decoding; choose a smaller draft, or method 'ngram'."
         )
+    return draft
+
+
+def _context(target: Checkpoint, max_context: int | None) -> int:
+    longest = describe(target.config).max_context
+    if max_context is None:
+        return min(DEFAULT_CONTEXT, longest)
+    if not 2 <= max_context <= longest:
+        raise ConfigError(
+            f"max_context is {max_context}; {target.name} takes 2 to {longest} tokens."
+        )
+    return max_context
 
 
 def _make_drafter(
-    config: SpeculativeConfig, target: CausalLM, draft: str | Path | None, rows: int, capacity: int
+    config: SpeculativeConfig,
+    target: CausalLM,
+    draft: Checkpoint | None,
+    rows: int,
+    capacity: int,
 ) -> Drafter:
-    assert config.method is not None
-
     def load_draft_model() -> CausalLM:
         assert draft is not None
-        return load_model(
-            draft,
-            revision=config.revision,
-            dtype=config.draft_dtype,
-            device=str(target.device),
-            name=config.model,
-        )
+        return draft.load(config.draft_dtype, str(target.device))
 
+    assert config.method is not None
     setup = DrafterSetup(target, rows, capacity, config.as_dict(), load_draft_model)
     drafter: Drafter = find_drafter(config.method).build(setup)
     return drafter

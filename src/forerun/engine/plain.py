@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from time import perf_counter
 
 from forerun.core import Cache, CausalLM, Origin, Verdict
-from forerun.engine.requests import Completion, Running, TokenEvent, token_logprobs
+from forerun.engine.requests import Running, TokenEvent, token_logprobs
 from forerun.models.running import prefill, run_rows
 from forerun.randomness import Randomness
-from forerun.sampling import Prefix, draw_next, warp
+from forerun.sampling import Prefix, draw_plain, log_probs, warp
 
 
 def stream_plain(
@@ -30,23 +30,15 @@ def stream_plain(
         logits = run_rows(target, cache, [sequence.row], [newest], logits_for="last").logits
         assert logits is not None
         prefix = Prefix(sequence)
-        token = draw_next(logits[:, 0], [prefix], randomness)[0]
+        probs = warp(logits[:, 0], [prefix])
+        token = draw_plain(probs, prefix, randomness)
         if params.logprobs is not None:
-            probs = warp(logits[:, 0], [prefix])
-            one.logprobs += token_logprobs(logits[:, 0], probs, (token,), params)
+            rows = log_probs(logits[:, 0], probs, params.logprobs_mode)
+            one.logprobs += token_logprobs(rows, (token,), params.logprobs)
         one.cut(Verdict((), (token,), (Origin.PLAIN,)))
         sequence.extend([token])
         one.origins.append(Origin.PLAIN)
         one.stats.num_plain_rounds += 1
         one.stats.num_emitted_tokens += 1
         one.stats.seconds += perf_counter() - started
-        yield from one.events(1)
-
-
-def decode_plain(
-    target: CausalLM, cache: Cache, one: Running, randomness: Randomness
-) -> Completion:
-    """Decode one request to its end."""
-    for _ in stream_plain(target, cache, one, randomness):
-        pass
-    return one.completion()
+        yield from one.hand_out()

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from forerun.core import FinishReason, Origin, Sequence, Verdict
 from forerun.engine.text import TextStream
-from forerun.params import SamplingParams
 from forerun.stats import Stats
 
 
@@ -49,6 +48,7 @@ class Completion:
         finish_reason: why it ended.
         stats: its counters.
         logprobs: one a token, if asked for.
+        error: what ended it, where `finish_reason` is ERROR.
     """
 
     request_id: int
@@ -59,30 +59,41 @@ class Completion:
     finish_reason: FinishReason | None
     stats: Stats
     logprobs: tuple[TokenLogprob, ...] | None = None
+    error: Exception | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Running:
     """A request while it runs: its sequence and everything that is only for its output."""
 
     sequence: Sequence
-    stop_token_ids: frozenset[int]
     token_limit: int
     stream: TextStream
     stats: Stats = field(default_factory=Stats)
     origins: list[Origin] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    error: Exception | None = None
+    num_handed_out: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.sequence.finish_reason is not None
+
+    def fail(self, error: Exception) -> None:
+        """End the request with what has gone wrong in it."""
+        self.error = error
+        self.sequence.finish_reason = FinishReason.ERROR
 
     def cut(self, verdict: Verdict) -> Verdict:
         """End the verdict, and the request, at the first stop token, stop string or limit."""
         room = self.token_limit - self.sequence.num_output_tokens
         for count, token in enumerate(verdict.token_ids, start=1):
-            stopped = token in self.stop_token_ids
+            stopped = token in self.sequence.stop_token_ids
             # The end-of-text token itself is no text, whatever stop strings say.
             if self.stream.push(token) or stopped:
                 self.sequence.finish_reason = FinishReason.STOP
-            elif count == room:
+            elif count >= room:
                 self.sequence.finish_reason = FinishReason.LENGTH
             ended = self.sequence.finish_reason is not None
             self.texts.append(self.stream.release(finished=ended))
@@ -90,21 +101,28 @@ class Running:
                 return verdict.truncate(count)
         return verdict
 
-    def events(self, count: int) -> list[TokenEvent]:
-        """The newest `count` tokens as events."""
+    def events(self, start: int) -> list[TokenEvent]:
+        """The output tokens from `start` on as events."""
         sequence = self.sequence
-        total = sequence.num_output_tokens
+        token_ids = sequence.output_ids
+        total = len(token_ids)
         return [
             TokenEvent(
                 request_id=sequence.request_id,
-                token_id=sequence.output_ids[index],
+                token_id=token_ids[index],
                 origin=self.origins[index],
                 text=self.texts[index],
                 logprob=self.logprobs[index] if self.logprobs else None,
                 finish_reason=sequence.finish_reason if index == total - 1 else None,
             )
-            for index in range(total - count, total)
+            for index in range(start, total)
         ]
+
+    def hand_out(self) -> list[TokenEvent]:
+        """The tokens that `Engine.step` has not returned yet."""
+        events = self.events(self.num_handed_out)
+        self.num_handed_out += len(events)
+        return events
 
     def completion(self) -> Completion:
         sequence = self.sequence
@@ -118,20 +136,13 @@ class Running:
             finish_reason=sequence.finish_reason,
             stats=self.stats,
             logprobs=tuple(self.logprobs) if wants_logprobs else None,
+            error=self.error,
         )
 
 
-def token_logprobs(
-    logits: Tensor, probs: Tensor, token_ids: tuple[int, ...], params: SamplingParams
-) -> list[TokenLogprob]:
-    """Log probabilities of `token_ids`, one a row of `logits` and `probs` [N, V]."""
-    if params.logprobs is None:
-        return []
-    if params.logprobs_mode == "raw":
-        rows = (logits if logits.dtype == probs.dtype else logits.float()).log_softmax(-1)
-    else:
-        rows = probs.log()
-    top = rows.topk(min(params.logprobs, rows.shape[-1]), dim=-1)
+def token_logprobs(rows: Tensor, token_ids: tuple[int, ...], count: int) -> list[TokenLogprob]:
+    """Those of `token_ids`, one a row of log probabilities [N, V], with `count` alternatives."""
+    top = rows.topk(min(count, rows.shape[-1]), dim=-1)
     return [
         TokenLogprob(
             token, row[token].item(), tuple(zip(ids.tolist(), values.tolist(), strict=True))

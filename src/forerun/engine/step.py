@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.core import (
+    NO_DRAFT,
     Cache,
     CausalLM,
     Draft,
@@ -24,8 +25,10 @@ from forerun.core import (
 from forerun.engine.requests import Running, token_logprobs
 from forerun.models.running import run_rows
 from forerun.randomness import Randomness
-from forerun.sampling import prefixes_of, warp
+from forerun.sampling import log_probs, warp_draft
 from forerun.verification import make_rule, resolve
+
+NOTHING = Verdict((), (), ())
 
 
 @dataclass
@@ -48,8 +51,14 @@ class Parts:
 
 
 def run_round(parts: Parts, running: Several[Running], plans: Several[Plan]) -> list[Verdict]:
-    """Run one round over a batch; every sequence gains at least one token."""
+    """Run one round over a batch; every sequence gains at least one token, or fails by itself.
+
+    Returns:
+        One verdict a sequence; one that has failed emits nothing.
+    """
     sequences = [one.sequence for one in running]
+    for sequence in sequences:
+        assert parts.cache.length(sequence.row) == len(sequence) - 1
     started = perf_counter()
     drafts = _propose(parts, sequences, plans)
     drafted = perf_counter()
@@ -59,12 +68,13 @@ def run_round(parts: Parts, running: Several[Running], plans: Several[Plan]) -> 
     verdicts = []
     for one, draft, rows in zip(running, drafts, output.logits, strict=True):
         verdict = _verify(parts, one, draft, rows[: len(draft) + 1])
-        parts.cache.keep(one.sequence.row, len(one.sequence), verdict.path)
-        one.sequence.extend(verdict.token_ids)
-        assert parts.cache.length(one.sequence.row) == len(one.sequence) - 1
-        one.origins.extend(verdict.origins)
-        one.stats.count(draft, verdict)
         verdicts.append(verdict)
+        if verdict.token_ids:
+            parts.cache.keep(one.sequence.row, len(one.sequence), verdict.path)
+            one.sequence.extend(verdict.token_ids)
+            one.origins.extend(verdict.origins)
+            one.stats.count(draft, verdict)
+            assert parts.cache.length(one.sequence.row) == len(one.sequence) - 1
     if parts.drafter is not None:
         parts.drafter.observe(sequences, verdicts, output)
     ended = perf_counter()
@@ -76,7 +86,7 @@ def run_round(parts: Parts, running: Several[Running], plans: Several[Plan]) -> 
 
 def _propose(parts: Parts, sequences: list[Sequence], plans: Several[Plan]) -> list[Draft]:
     if parts.drafter is None or not any(plan.num_tokens for plan in plans):
-        return [Draft((), ())] * len(sequences)
+        return [NO_DRAFT] * len(sequences)
     return parts.drafter.propose(sequences, plans, parts.randomness)
 
 
@@ -109,14 +119,24 @@ def _tree_mask(drafts: list[Draft], device: torch.device) -> Tensor | None:
 
 
 def _verify(parts: Parts, one: Running, draft: Draft, logits: Tensor) -> Verdict:
-    """Verify one draft against its rows of logits [n + 1, V] and end it where the request ends."""
-    probs = warp(logits, prefixes_of(one.sequence, draft))
-    rule = parts.rule_for(one.sequence, draft)
-    verdict = one.cut(rule.verify(draft, probs, one.sequence, parts.randomness))
-    if one.sequence.params.logprobs is not None:
+    """Verify one draft against its rows of logits [n + 1, V] and end it where the request ends.
+
+    An error here (a mask that allows nothing, a hook that fails) is the request's own: it ends
+    this one and leaves the rest of the batch alone.
+    """
+    params = one.sequence.params
+    try:
+        probs = warp_draft(logits, one.sequence, draft)
+        rule = parts.rule_for(one.sequence, draft)
+        verdict = rule.verify(draft, probs, one.sequence, parts.randomness)
+    except Exception as error:
+        one.fail(error)
+        return NOTHING
+    verdict = one.cut(verdict)
+    if params.logprobs is not None:
         rows = [0, *(node + 1 for node in verdict.path)][: len(verdict.token_ids)]
-        params = one.sequence.params
-        one.logprobs += token_logprobs(logits[rows], probs[rows], verdict.token_ids, params)
+        log_rows = log_probs(logits[rows], probs[rows], params.logprobs_mode)
+        one.logprobs += token_logprobs(log_rows, verdict.token_ids, params.logprobs)
     return verdict
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import CheckpointError
+from forerun.errors import CheckpointError, ConfigError
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
@@ -25,9 +25,15 @@ def resolve(path_or_hub_id: str | Path, revision: str | None = None, *, weights:
 
     Raises:
         CheckpointError: when there is no such directory, or the hub does not deliver.
+        ConfigError: for the revision of a directory, which has none.
     """
     path = Path(path_or_hub_id).expanduser()
     if path.is_dir():
+        if revision is not None:
+            raise ConfigError(
+                f"revision {revision!r} is for a model on the hub, and {path} is a directory; "
+                "leave the revision out."
+            )
         return path
     if path.exists():
         raise CheckpointError(f"{path} is a file; give the directory that holds config.json.")

@@ -21,6 +21,9 @@ from forerun.models.layouts import layout_of
 from forerun.models.placement import resolve_device, resolve_dtype
 from forerun.models.transformer import Transformer
 
+# What tokenizers are made of: fast ones, BPE and WordPiece, SentencePiece, tiktoken.
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
+
 
 def load_model(
     path_or_hub_id: str | Path,
@@ -122,6 +125,12 @@ def load_tokenizer(path_or_hub_id: str | Path, *, revision: str | None = None) -
     from transformers import AutoTokenizer
 
     directory = resolve(path_or_hub_id, revision, weights=False)
+    # Without any, transformers makes an empty tokenizer of some model types.
+    if not any(path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)):
+        raise CheckpointError(
+            f"{directory} has no tokenizer ({', '.join(TOKENIZER_FILES)}); "
+            "save the model's tokenizer there."
+        )
     try:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except Exception as error:
@@ -136,13 +145,15 @@ def eos_token_ids(path_or_hub_id: str | Path, *, revision: str | None = None) ->
     """The tokens that end a text: those of generation_config.json, else those of config.json.
 
     Raises:
-        CheckpointError: when config.json is missing or a file is no JSON.
+        CheckpointError: when config.json is missing, a file is no JSON, or an id is none.
     """
     directory = resolve(path_or_hub_id, revision, weights=False)
-    config = _read_config(directory)
+    config = _read_config(directory).get_text_config()
     path = directory / "generation_config.json"
-    ids = _as_ids(read_json(path).get("eos_token_id")) if path.is_file() else frozenset()
-    return ids or _as_ids(getattr(config.get_text_config(), "eos_token_id", None))
+    value = read_json(path).get("eos_token_id") if path.is_file() else None
+    if value is None or value == []:
+        path, value = directory / "config.json", getattr(config, "eos_token_id", None)
+    return _as_ids(value, config.vocab_size, path)
 
 
 def _read_config(directory: Path) -> Any:
@@ -166,10 +177,15 @@ def _read_config(directory: Path) -> Any:
         ) from error
 
 
-def _as_ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)
+def _as_ids(value: Any, vocab_size: int, path: Path) -> frozenset[int]:
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise CheckpointError(
+                f"{path}: eos_token_id is {value!r}; it must be a token id from 0 to "
+                f"{vocab_size - 1}, or a list of them."
+            )
+    return frozenset(ids)
 
 
 def _refuse_quantized(config: Any, name: str) -> None:

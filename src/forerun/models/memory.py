@@ -59,8 +59,12 @@ class MemoryNeed:
         return self.weight_bytes + self.cache_bytes
 
 
-def describe(config: Any) -> ModelSummary:
+def describe(config: Any, name: str = "the model") -> ModelSummary:
     """Sizes of the model that a config of transformers describes, without loading it.
+
+    Args:
+        config: of transformers.
+        name: how messages call the model.
 
     Raises:
         UnsupportedModelError: for an architecture that cannot be run speculatively.
@@ -72,12 +76,12 @@ def describe(config: Any) -> ModelSummary:
         parameters = layout_of(shape).num_parameters()
         heads, size, context = shape.num_kv_heads, shape.head_dim, shape.max_context
     else:
-        refuse_unsupported(config, "the model")
+        refuse_unsupported(config, name)
         parameters = _count_on_meta(config)
         attention_heads = text.num_attention_heads
         heads = getattr(text, "num_key_value_heads", None) or attention_heads
         size = getattr(text, "head_dim", None) or text.hidden_size // attention_heads
-        context = max_context(text, "the model")
+        context = max_context(text, name)
     return ModelSummary(
         family=config.model_type,
         native=ours,
@@ -103,7 +107,7 @@ def memory_need(
     name: str, config: Any, dtype: torch.dtype, *, rows: int, capacity: int
 ) -> MemoryNeed:
     """Bytes that a model in `dtype` and its cache, rows times capacity slots, will take."""
-    summary = describe(config)
+    summary = describe(config, name)
     return MemoryNeed(
         name,
         summary.parameters * dtype.itemsize,

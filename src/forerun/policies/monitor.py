@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
+from statistics import median
 
 from forerun.core import Draft, Plan, Policy, Sequence, Verdict
 
 # Below this acceptance four drafted tokens do not pay where a drafting round takes 2.2 plain ones:
 # a careful guess for the first decision, before plain rounds of this run have been timed.
 FIRST_BREAK_EVEN = 0.3
+# That many plain rounds are run on purpose, once so many drafting ones have been timed.
+PLAIN_ROUNDS, ROUNDS_BEFORE_PLAIN = 2, 8
 
 
 @dataclass
@@ -24,26 +27,35 @@ class _Watch:
 
 @dataclass
 class _RoundTimes:
-    """Moving averages of seconds a round, from rounds in which all sequences did the same."""
+    """Seconds a round for one batch size, from rounds in which all sequences did the same.
 
-    plain: float | None = None
-    drafting: float | None = None
-    drafted: float = field(default=0.0)
+    Medians: a round in which somebody's prompt went through the draft model says nothing about
+    the next one.
+    """
+
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=15))
+    drafting: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=15))
 
     def observe(self, drafts: Several[Draft], seconds: float) -> None:
         drafted = [len(draft) for draft in drafts]
         if not any(drafted):
-            self.plain = _blend(self.plain, seconds)
+            self.plain.append(seconds)
         elif all(drafted):
-            self.drafting = _blend(self.drafting, seconds)
-            self.drafted = _blend(self.drafted or None, sum(drafted) / len(drafted))
+            self.drafting.append((seconds, sum(drafted) / len(drafted)))
+
+    @property
+    def wants_plain(self) -> bool:
+        """Whether drafting rounds have been timed and have nothing to be compared with."""
+        return len(self.plain) < PLAIN_ROUNDS and len(self.drafting) >= ROUNDS_BEFORE_PLAIN
 
     def break_even(self) -> float:
         """The acceptance at which a drafting round is worth its time: as many accepted tokens as
         the plain rounds that it takes longer, over the tokens drafted."""
-        if self.plain is None or self.drafting is None:
+        if not self.plain or not self.drafting:
             return FIRST_BREAK_EVEN
-        return max(0.0, (self.drafting / self.plain - 1.0) / self.drafted)
+        drafting = median(seconds for seconds, _ in self.drafting)
+        drafted = median(count for _, count in self.drafting)
+        return max(0.0, (drafting / median(self.plain) - 1.0) / drafted)
 
 
 class Monitor:
@@ -51,8 +63,8 @@ class Monitor:
 
     After `min_rounds` drafting rounds, a sequence whose acceptance over its last `min_rounds` lies
     below break-even decodes plainly for `pause` rounds, then probes for a few rounds; each failed
-    probe doubles the pause. Break-even is `FIRST_BREAK_EVEN` until both kinds of round have been
-    timed, then it follows from the measured times.
+    probe doubles the pause. Break-even follows from the measured times of both kinds of round, for
+    the batch size at hand; a few plain rounds are run early on to have them.
 
     Args:
         policy: what plans the lengths while speculation is worth it.
@@ -74,16 +86,17 @@ class Monitor:
         self.name = policy.name
         self.min_rounds, self.pause, self.probe_rounds = min_rounds, pause, probe_rounds
         self.fixed_break_even = break_even
-        self._times = _RoundTimes()
+        self._times: dict[int, _RoundTimes] = {}
         self._watches: dict[int, _Watch] = {}
 
-    @property
-    def break_even(self) -> float:
+    def break_even(self, batch_size: int) -> float:
         """The acceptance below which speculation stops."""
         fixed = self.fixed_break_even
-        return self._times.break_even() if fixed is None else fixed
+        return self._times_of(batch_size).break_even() if fixed is None else fixed
 
     def plan(self, sequences: Several[Sequence]) -> list[Plan]:
+        if self.fixed_break_even is None and self._times_of(len(sequences)).wants_plain:
+            return [Plan(0)] * len(sequences)
         plans = self.policy.plan(sequences)
         return [
             Plan(0) if self._watch_of(sequence).paused_for else plan
@@ -98,25 +111,25 @@ class Monitor:
         seconds: float,
     ) -> None:
         self.policy.observe(sequences, drafts, verdicts, seconds)
-        self._times.observe(drafts, seconds)
+        self._times_of(len(sequences)).observe(drafts, seconds)
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             watch = self._watch_of(sequence)
             if watch.paused_for:
                 watch.paused_for -= 1
             elif len(draft):
                 watch.recent.append((len(draft), verdict.num_accepted))
-                self._judge(watch)
+                self._judge(watch, self.break_even(len(sequences)))
 
     def release(self, sequence: Sequence) -> None:
         self.policy.release(sequence)
         self._watches.pop(sequence.request_id, None)
 
-    def _judge(self, watch: _Watch) -> None:
+    def _judge(self, watch: _Watch, break_even: float) -> None:
         if len(watch.recent) < (watch.recent.maxlen or 0):
             return
         drafted = sum(one for one, _ in watch.recent)
         accepted = sum(one for _, one in watch.recent)
-        if accepted / drafted >= self.break_even:
+        if accepted / drafted >= break_even:
             if watch.recent.maxlen != self.min_rounds:  # a probe that went well
                 watch.recent = deque(watch.recent, maxlen=self.min_rounds)
                 watch.pause = self.pause
@@ -125,10 +138,9 @@ class Monitor:
         watch.pause *= 2
         watch.recent = deque(maxlen=self.probe_rounds)
 
+    def _times_of(self, batch_size: int) -> _RoundTimes:
+        return self._times.setdefault(batch_size, _RoundTimes())
+
     def _watch_of(self, sequence: Sequence) -> _Watch:
         fresh = _Watch(deque(maxlen=self.min_rounds), self.pause)
         return self._watches.setdefault(sequence.request_id, fresh)
-
-
-def _blend(average: float | None, value: float) -> float:
-    return value if average is None else 0.9 * average + 0.1 * value

@@ -19,8 +19,8 @@ from forerun.core import (
     Verdict,
 )
 from forerun.errors import ConfigError
-from forerun.randomness import Purpose, Randomness
-from forerun.sampling import Prefix, draw, draw_coupled, warp
+from forerun.randomness import Randomness
+from forerun.sampling import Prefix, draw_siblings
 from forerun.testing.toy import ToyModel
 
 
@@ -44,6 +44,8 @@ class TreeDrafter:
         self, model: ToyModel, branching: tuple[int, ...] = (2, 2, 1), replacement: bool = False
     ) -> None:
         self.model, self.branching, self.replacement = model, branching, replacement
+        self.vocab_size: int | None = model.vocab_size
+        self.rows: int | None = None
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> TreeDrafter:
@@ -74,45 +76,25 @@ class TreeDrafter:
         for children in self.branching[: plan.num_tokens]:
             grown = []
             for parent in level:
-                drafted = Draft(tuple(tokens), tuple(parents)).tokens_to(parent)
-                prefix = Prefix(sequence, tuple(drafted))
+                drafted = tuple(Draft(tuple(tokens), tuple(parents)).tokens_to(parent))
+                if drafted and drafted[-1] in sequence.stop_token_ids:
+                    continue
                 logits = self.model.next_logits([*sequence.token_ids, *drafted])
-                row = warp(logits[None], [prefix])
-                for token, used in self._siblings(row, prefix, plan, children, tokens, randomness):
+                nodes = range(len(tokens), len(tokens) + children)
+                for token, row in draw_siblings(
+                    logits[None],
+                    Prefix(sequence, drafted),
+                    plan.drawing,
+                    nodes,
+                    randomness,
+                    replacement=self.replacement,
+                ):
                     grown.append(len(tokens))
                     tokens.append(token)
                     parents.append(parent)
-                    rows.append(used)
+                    rows.append(row)
             level = grown
         if not tokens:
             return NO_DRAFT
         probs = torch.stack(rows) if plan.drawing is Drawing.DRAW else None
         return Draft(tuple(tokens), tuple(parents), probs)
-
-    def _siblings(
-        self,
-        row: Tensor,
-        prefix: Prefix,
-        plan: Plan,
-        count: int,
-        tokens: list[int],
-        randomness: Randomness,
-    ) -> list[tuple[int, Tensor]]:
-        """Up to `count` children with the rows that they were drawn from."""
-        siblings = []
-        for index in range(count):
-            if plan.drawing is Drawing.DRAW:
-                key = (prefix.sequence.seed, len(prefix.sequence), Purpose.DRAFT)
-                token = draw(row, [randomness.uniform(*key, len(tokens) + index)])[0]
-            elif plan.drawing is Drawing.COUPLE:
-                token = draw_coupled(row, [prefix], randomness)[0]
-            else:
-                token = int(row.argmax())
-            siblings.append((token, row[0]))
-            if plan.drawing is Drawing.DRAW and self.replacement:
-                continue
-            row = row.scatter(1, torch.tensor([[token]]), 0.0)
-            if row.sum() <= 0:
-                break
-            row = row / row.sum()
-        return siblings

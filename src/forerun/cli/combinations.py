@@ -1,0 +1,101 @@
+"""Options that contradict each other, or that nobody would read."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.flags import SPECULATIVE_FLAGS
+from forerun.cli.options import flag_of, given, stronger
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forerun.engine.config import SpeculativeConfig
+
+# An option, and the one without which nobody reads it.
+OF_USE_WITH = (("compare_rounds", "compare"), ("logprobs_mode", "logprobs"))
+# What only methods with a draft model read, and what only those without one do.
+FOR_DRAFT_MODELS = ("draft_sample_method", "draft_dtype")
+FOR_PROMPT_LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
+# More threads than this a core only wait for each other, and a machine runs out of them.
+MOST_THREADS_PER_CORE = 4
+
+
+def settle(ctx: click.Context, values: dict[str, Any]) -> None:
+    """Refuse options that contradict each other; where one comes from a weaker place, it yields.
+
+    Raises:
+        ConfigError: naming both, and which to add or to leave out.
+    """
+    _exclude(ctx, values, "prompt", "prompt_file")
+    if not values["speculative"]:
+        _refuse_speculation(ctx)
+        values["compare"] = False
+    for name, other in OF_USE_WITH:
+        if given(ctx, name) and (values[other] is None or values[other] is False):
+            raise ConfigError(
+                f"{flag_of(ctx, name)} is of use with {flag_of(ctx, other)} alone; add it."
+            )
+    if values["logprobs"] is not None and not values["json"]:
+        raise ConfigError("--logprobs are part of the JSON object; add --json.")
+    most = MOST_THREADS_PER_CORE * (os.cpu_count() or 1)
+    if values["threads"] is not None and values["threads"] > most:
+        raise ConfigError(
+            f"--threads is {values['threads']}; this machine has {os.cpu_count()} cores, "
+            f"give at most {most}."
+        )
+
+
+def refuse_unread(ctx: click.Context, config: SpeculativeConfig) -> None:
+    """Refuse options that the method does not read, unless it was named in a stronger place.
+
+    Raises:
+        ConfigError: naming the option and the method.
+    """
+    from forerun.drafters import find_drafter
+
+    assert config.method is not None
+    needs_model = find_drafter(config.method).needs_draft_model
+    other = "ngram" if needs_model else "draft_model"
+    for name in FOR_PROMPT_LOOKUP if needs_model else FOR_DRAFT_MODELS:
+        if given(ctx, name) and not _yields(ctx, name, ("method", "draft_model")):
+            raise ConfigError(
+                f"{flag_of(ctx, name)} is not read by method {config.method!r}; "
+                f"leave it out or use --method {other}."
+            )
+
+
+def check_context(max_context: int | None, longest: int, model: str) -> None:
+    """Refuse a `--max-context` above the model's own.
+
+    Raises:
+        ConfigError: with the model's number.
+    """
+    if max_context is not None and max_context > longest:
+        raise ConfigError(
+            f"--max-context is {max_context}; the context of {model} is {longest} tokens, "
+            "give at most that."
+        )
+
+
+def _refuse_speculation(ctx: click.Context) -> None:
+    for name in (*SPECULATIVE_FLAGS, "compare"):
+        if given(ctx, name) and stronger(ctx, "speculative", name) == name:
+            raise ConfigError(
+                f"{flag_of(ctx, name)} needs speculation, which is switched off; add --speculative."
+            )
+
+
+def _exclude(ctx: click.Context, values: dict[str, Any], one: str, other: str) -> None:
+    if given(ctx, one) and given(ctx, other):
+        values[other if stronger(ctx, one, other) == one else one] = None
+
+
+def _yields(ctx: click.Context, name: str, others: tuple[str, ...]) -> bool:
+    """Whether one of the others comes from a stronger place than the option."""
+    source = ctx.get_parameter_source(name)
+    assert source is not None
+    places = [ctx.get_parameter_source(other) for other in others if given(ctx, other)]
+    return any(place is not None and place < source for place in places)

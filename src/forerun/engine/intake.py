@@ -1,0 +1,96 @@
+"""From a prompt and parameters to a request that can run, or a typed error."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from forerun.core import CausalLM, Sequence
+from forerun.engine.requests import Running
+from forerun.engine.text import TextStream, Tokenizer
+from forerun.errors import ConfigError, PromptError
+from forerun.params import SamplingParams
+from forerun.randomness import fresh_seed
+from forerun.sampling import check_token_ids
+from forerun.stats import Stats
+
+Prompt = str | Iterable[int]
+
+
+@dataclass
+class Intake:
+    """Checks requests and numbers them.
+
+    Args:
+        target: the model that they are for.
+        tokenizer: None takes token ids only.
+        eos_token_ids: tokens that end a text.
+        max_context: prompt and output tokens of a request at most.
+    """
+
+    target: CausalLM
+    tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
+    max_context: int
+    next_id: int = 0
+
+    def take(self, prompt: Prompt, params: SamplingParams, speculative: bool) -> Running:
+        """Make a request.
+
+        Raises:
+            PromptError: for an empty prompt, one that leaves no room for a token, or no token ids.
+            ConfigError: for token ids outside the vocabulary, or stop strings without a tokenizer.
+        """
+        token_ids = self._encode(prompt)
+        if not token_ids:
+            raise PromptError("the prompt is empty; give at least one token to go on from.")
+        if len(token_ids) >= self.max_context:
+            raise PromptError(
+                f"the prompt has {len(token_ids)} tokens and the context {self.max_context}; "
+                "shorten the prompt or raise max_context."
+            )
+        check_token_ids(params, self.target.vocab_size)
+        if params.stop and self.tokenizer is None:
+            raise ConfigError("stop strings need a tokenizer; use stop_token_ids instead.")
+        ends: frozenset[int] = frozenset() if params.ignore_eos else self.eos_token_ids
+        sequence = Sequence(
+            request_id=self.next_id,
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids),
+            params=params,
+            seed=fresh_seed() if params.seed is None else params.seed,
+            speculative=speculative,
+            stop_token_ids=ends | frozenset(params.stop_token_ids),
+        )
+        self.next_id += 1
+        room = self.max_context - len(token_ids)
+        return Running(
+            sequence=sequence,
+            token_limit=min(params.max_tokens or room, room),
+            stream=TextStream(self.tokenizer, params.stop),
+            stats=Stats(prompt_tokens=len(token_ids)),
+        )
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ConfigError("a text prompt needs a tokenizer; give token ids instead.")
+            try:
+                prompt.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise PromptError(f"the prompt is no UTF-8 text ({error.reason}).") from error
+            return list(self.tokenizer.encode(prompt))
+        try:
+            token_ids = [operator.index(token) for token in prompt]
+        except TypeError as error:
+            raise PromptError(
+                f"a prompt is a text or a list of token ids, whole numbers ({error})."
+            ) from error
+        size = self.target.vocab_size
+        for token in token_ids:
+            if not 0 <= token < size:
+                raise PromptError(
+                    f"the prompt holds token id {token}; this model's ids are 0 to {size - 1}."
+                )
+        return token_ids
