@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from forerun.checks import text
 from forerun.errors import ConfigError, UnknownNameError
-from forerun.params import SamplingParams, text
+from forerun.params import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import VOCAB, tiny_model, tokens
 
-from forerun.core import CausalLM, Drafter
+from forerun.contracts import CausalLM, Drafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig

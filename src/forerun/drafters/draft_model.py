@@ -9,18 +9,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from forerun.core import (
-    NO_DRAFT,
-    CausalLM,
-    Draft,
-    DrafterSetup,
-    Drawing,
-    Exactness,
-    ForwardOutput,
-    Plan,
-    Sequence,
-    Verdict,
-)
+from forerun.contracts import CausalLM, DrafterSetup
+from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Sequence, Verdict
 from forerun.models.running import prefill, run_rows
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, draw_draft

@@ -7,17 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Several
 
-from forerun.core import (
-    NO_DRAFT,
-    Draft,
-    DrafterSetup,
-    Drawing,
-    Exactness,
-    ForwardOutput,
-    Plan,
-    Sequence,
-    Verdict,
-)
+from forerun.contracts import DrafterSetup
+from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Sequence, Verdict
 from forerun.errors import ConfigError
 from forerun.randomness import Randomness
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.core import CausalLM, Sequence
+from forerun.contracts import CausalLM
+from forerun.core import Sequence
 from forerun.models.running import prefill, run_rows
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
@@ -75,9 +76,7 @@ def first_difference(
     best = logits.double().topk(2).values
     allowed = tolerance(logits, target.dtype, params)
     row = _Row.of(logits, prompt_ids, plain_ids[:index], params)
-    emitted = [token for token in tokens if token is not None]
-    # Where an output has ended, there is no token to be explained.
-    gap = row.gap(emitted, allowed) if len(emitted) == len(tokens) else None
+    gap = row.gap(tokens, allowed)
     texts = [None if token is None else tokenizer.decode([token]) for token in tokens]
     return Difference(
         index=index,
@@ -160,23 +159,25 @@ class _Row:
         )
         return torch.isfinite(_log_warp(adjusted, [0], 1, cut))
 
-    def gap(self, tokens: Several[int], allowed: float) -> float | None:
-        """How far the worse of the tokens lies below the best; None where it is not possible.
+    def gap(self, tokens: Several[int | None], allowed: float) -> float | None:
+        """How far the worse of the tokens lies below the best; None where it is not possible, or
+        where there is none because an output has ended.
 
         Each token counts as it does best: as it is, or where rounding lets one of the tokens in or
         leaves it out. Only the edges move then, not the scores.
         """
         step = allowed if self.params.greedy else allowed * self.params.temperature
         readings = [self.kept(self.adjusted)]
-        for token in tokens:
+        emitted = [token for token in tokens if token is not None]
+        for token in emitted:
             readings += [self._let_in(token, step), self._leave_out(token, step)]
         gaps = []
-        for token in tokens:
+        for token in emitted:
             kept = [self.scores[reading].max() for reading in readings if reading[token]]
             if not kept:
                 return None
             gaps.append((min(kept) - self.scores[token]).item())
-        return max(gaps)
+        return max(gaps) if len(emitted) == len(tokens) else None
 
     def _let_in(self, token: int, step: float) -> Tensor:
         """What is kept where rounding has lowered all that stands before the token."""

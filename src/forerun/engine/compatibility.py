@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from forerun.core import CausalLM, Drafter, Drawing
+from forerun.contracts import CausalLM, Drafter
+from forerun.core import Drawing
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError, IncompatibleDraftError
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from forerun.checks import Check, normalize, one_of, optional, switch, text, whole
 from forerun.errors import ConfigError, UnknownNameError
-from forerun.params import Check, normalize, one_of, optional, switch, text, whole
 from forerun.theory.adaptive import AdaptiveLength
 
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from time import perf_counter
 
-from forerun.core import CausalLM, Drafter, Drawing, FinishReason, Plan, Policy
+from forerun.contracts import CausalLM, Drafter, Policy
+from forerun.core import Drawing, FinishReason, Plan
 from forerun.engine.compatibility import check_drafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Prompt

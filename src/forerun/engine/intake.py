@@ -6,7 +6,8 @@ import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from forerun.core import CausalLM, Sequence
+from forerun.contracts import CausalLM
+from forerun.core import Sequence
 from forerun.engine.requests import Running
 from forerun.engine.text import TextStream, Tokenizer
 from forerun.errors import ConfigError, PromptError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.core import CausalLM, Drafter, DrafterSetup
+from forerun.contracts import CausalLM, Drafter, DrafterSetup
 from forerun.drafters import find_drafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine

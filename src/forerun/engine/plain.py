@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from time import perf_counter
 
-from forerun.core import Cache, CausalLM, Origin, Verdict
+from forerun.contracts import Cache, CausalLM
+from forerun.core import Origin, Verdict
 from forerun.engine.requests import Running, TokenEvent, token_logprobs
 from forerun.models.running import prefill, run_rows
 from forerun.randomness import Randomness

@@ -9,19 +9,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from forerun.core import (
-    NO_DRAFT,
-    Cache,
-    CausalLM,
-    Draft,
-    Drafter,
-    ForwardOutput,
-    Plan,
-    Policy,
-    Sequence,
-    Verdict,
-    Verifier,
-)
+from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
+from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Sequence, Verdict
 from forerun.engine.requests import Running, token_logprobs
 from forerun.models.running import run_rows
 from forerun.randomness import Randomness

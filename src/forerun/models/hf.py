@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.core import Exactness, ForwardOutput, LogitsFor
+from forerun.contracts import LogitsFor
+from forerun.core import Exactness, ForwardOutput
 from forerun.errors import CacheError, CheckpointError, UnsupportedModelError
 from forerun.models.hf_cache import HFCache, HFCacheView
 
@@ -18,7 +19,7 @@ _OPEN_MASKS = frozenset({"full_attention", "sliding_attention"})
 
 
 class HFModel:
-    """A model of transformers; implements `forerun.core.CausalLM` row by row.
+    """A model of transformers; implements `forerun.contracts.CausalLM` row by row.
 
     Trees run under an explicit attention mask. Partial layers and the hidden states above the
     last layer are not to be had from transformers and are refused.
@@ -62,7 +63,7 @@ class HFModel:
         layers: range | None = None,
         hidden_in: Tensor | None = None,
     ) -> ForwardOutput:
-        """Run new tokens and append their keys and values, as `forerun.core.CausalLM` says.
+        """Run new tokens and append their keys and values, as `forerun.contracts.CausalLM` says.
 
         Raises:
             CacheError: when a row is full or a position lies beyond the context.

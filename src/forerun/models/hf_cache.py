@@ -12,7 +12,7 @@ from forerun.errors import CacheError
 
 
 class HFCache:
-    """Rows of `DynamicCache`; implements `forerun.core.Cache`.
+    """Rows of `DynamicCache`; implements `forerun.contracts.Cache`.
 
     Every layer keeps all its keys and values, those of sliding windows too: a window that has
     dropped a slot cannot be rolled back.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.core import CausalLM
+from forerun.contracts import CausalLM
 from forerun.errors import CheckpointError, UnsupportedModelError
 from forerun.models.architecture import native, read_architecture
 from forerun.models.checkpoint import SafetensorsSource, Source, TensorSource, read_weights

@@ -7,7 +7,8 @@ from collections.abc import Sequence as Several
 import torch
 from torch import Tensor
 
-from forerun.core import Cache, CausalLM, ForwardOutput, LogitsFor
+from forerun.contracts import Cache, CausalLM, LogitsFor
+from forerun.core import ForwardOutput
 
 PREFILL_CHUNK = 512
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.core import Exactness, ForwardOutput, LogitsFor
+from forerun.contracts import LogitsFor
+from forerun.core import Exactness, ForwardOutput
 from forerun.errors import CacheError, ConfigError
 from forerun.kv_cache import Appending, CacheView, StaticCache
 from forerun.models.architecture import Architecture
@@ -32,7 +33,7 @@ class Step:
 
 
 class Transformer(ABC):
-    """A decoder over a `StaticCache`; implements `forerun.core.CausalLM`.
+    """A decoder over a `StaticCache`; implements `forerun.contracts.CausalLM`.
 
     Args:
         shape: of the model.
@@ -68,7 +69,7 @@ class Transformer(ABC):
         layers: range | None = None,
         hidden_in: Tensor | None = None,
     ) -> ForwardOutput:
-        """Run new tokens and append their keys and values, as `forerun.core.CausalLM` says.
+        """Run new tokens and append their keys and values, as `forerun.contracts.CausalLM` says.
 
         Raises:
             CacheError: when a row is full, its layers differ in length, or a position lies

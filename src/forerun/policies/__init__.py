@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from forerun import registry
-from forerun.core import Policy
+from forerun.contracts import Policy
 from forerun.policies.adaptive import AdaptivePolicy
 from forerun.policies.fixed import FixedPolicy
 from forerun.policies.monitor import Monitor

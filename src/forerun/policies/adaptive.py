@@ -12,7 +12,7 @@ class AdaptivePolicy:
     """Grow and shrink each sequence's length by `theory.adaptive.AdaptiveLength`.
 
     Args:
-        num_speculative_tokens: the length that a sequence starts with, clamped to the rule's limits.
+        num_speculative_tokens: the length that a sequence starts with, within the rule's limits.
     """
 
     name = "adaptive"

@@ -7,7 +7,8 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from statistics import median
 
-from forerun.core import Draft, Plan, Policy, Sequence, Verdict
+from forerun.contracts import Policy
+from forerun.core import Draft, Plan, Sequence, Verdict
 
 # Below this acceptance four drafted tokens do not pay where a drafting round takes 2.2 plain ones:
 # a careful guess for the first decision, before plain rounds of this run have been timed.

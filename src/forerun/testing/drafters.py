@@ -7,17 +7,8 @@ from collections.abc import Sequence as Several
 import torch
 from torch import Tensor
 
-from forerun.core import (
-    NO_DRAFT,
-    Draft,
-    DrafterSetup,
-    Drawing,
-    Exactness,
-    ForwardOutput,
-    Plan,
-    Sequence,
-    Verdict,
-)
+from forerun.contracts import DrafterSetup
+from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Sequence, Verdict
 from forerun.errors import ConfigError
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, draw_siblings

@@ -7,7 +7,8 @@ from collections.abc import Sequence as Several
 import torch
 from torch import Tensor
 
-from forerun.core import Exactness, ForwardOutput, LogitsFor
+from forerun.contracts import LogitsFor
+from forerun.core import Exactness, ForwardOutput
 from forerun.errors import CacheError, UnsupportedModelError
 
 
@@ -92,7 +93,7 @@ class ToyModel:
         layers: range | None = None,
         hidden_in: Tensor | None = None,
     ) -> ForwardOutput:
-        """See `forerun.core.CausalLM.forward`. There are no layers to run apart.
+        """See `forerun.contracts.CausalLM.forward`. There are no layers to run apart.
 
         Raises:
             UnsupportedModelError: for partial runs.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from forerun.core import CausalLM
+from forerun.contracts import CausalLM
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.load import load
 from forerun.engine.requests import Completion

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from forerun import registry
-from forerun.core import Draft, Drawing, Sequence, Verifier
+from forerun.contracts import Verifier
+from forerun.core import Draft, Drawing, Sequence
 from forerun.verification.block import BlockRule
 from forerun.verification.coupled import CoupledRule
 from forerun.verification.token import TokenRule
