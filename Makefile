@@ -11,7 +11,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt zoo/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' ./zoo
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./zoo
 	touch $@
 
 # The main job on the models that come with forerun: text, tokens a second, speed-up.
