@@ -11,6 +11,7 @@ import torch
 
 import forerun
 from forerun.core import FinishReason
+from forerun.engine.attribution import NUMERICS, first_difference
 from forerun.models.zoo import zoo_path
 from forerun.training.heldout import load_prompts
 
@@ -58,11 +59,17 @@ def test_transformers_loads_both_and_agrees(engine: forerun.Engine, prompts: lis
 def test_greedy_output_is_that_of_plain_decoding(
     engine: forerun.Engine, prompts: list[str]
 ) -> None:
-    """In float32 a near-tie may fall either way; four prompts of a fixed set have none."""
-    speculative = engine.generate(prompts[:4], GREEDY)
-    for prompt, completion in zip(prompts, speculative, strict=False):
+    """Token for token, but where float32 rounding explains how a near-tie fell."""
+    identical = 0
+    for prompt, ours in zip(prompts, engine.generate(prompts[:6], GREEDY), strict=False):
         stream = engine.stream_plain(prompt, GREEDY)
-        assert completion.token_ids == tuple(event.token_id for event in stream)
+        plain = [event.token_id for event in stream]
+        found = first_difference(
+            engine.target, engine.tokenizer, ours.prompt_ids, ours.token_ids, plain, GREEDY
+        )
+        identical += found is None
+        assert found is None or found.explanation == NUMERICS
+    assert identical >= 5
 
 
 def test_the_draft_is_worth_its_while(engine: forerun.Engine, prompts: list[str]) -> None:
