@@ -6,6 +6,7 @@ import numbers
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from forerun.errors import ConfigError, UnknownNameError
@@ -22,6 +23,18 @@ def normalize(options: Any, checks: Mapping[str, Check]) -> None:
     """
     for name, check in checks.items():
         object.__setattr__(options, name, check(name, getattr(options, name)))
+
+
+def refuse_unknown(kind: str, values: Iterable[str], owner: type) -> None:
+    """Refuse names that are no fields of the dataclass `owner`.
+
+    Raises:
+        UnknownNameError: listing the fields.
+    """
+    known = [field.name for field in fields(owner)]
+    for name in values:
+        if name not in known:
+            raise UnknownNameError(kind, name, known)
 
 
 def whole(low: int, high: int) -> Check:

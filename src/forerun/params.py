@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.checks import (
@@ -12,13 +12,14 @@ from forerun.checks import (
     number,
     one_of,
     optional,
+    refuse_unknown,
     several,
     shown,
     switch,
     text,
     whole,
 )
-from forerun.errors import ConfigError, UnknownNameError
+from forerun.errors import ConfigError
 
 TokenMask = Callable[[Sequence[int], Sequence[int]], Any]
 """`mask(committed_ids, drafted_ids)` returns the tokens allowed next, bool [V], or None for all."""
@@ -95,10 +96,7 @@ class SamplingParams:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Make one from a mapping; an unknown key is an error that lists the known ones."""
-        known = [option.name for option in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise UnknownNameError("sampling option", name, known)
+        refuse_unknown("sampling option", values, cls)
         return cls(**values)
 
     @property

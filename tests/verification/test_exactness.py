@@ -48,6 +48,17 @@ def sequences_law(tables: Tables, length: int) -> Law:
     return law
 
 
+def ends_of(decision: Decision, num_nodes: int) -> np.ndarray:
+    """The probability that the walk ends at each node, the committed text first."""
+    return end_probabilities(
+        decision.accept.numpy(),
+        decision.on_accept,
+        decision.on_reject,
+        decision.start,
+        num_nodes,
+    )
+
+
 def drawn_drafts(
     tables: Tables, parents: tuple[int, ...], replacement: bool
 ) -> Iterator[tuple[float, Draft]]:
@@ -87,13 +98,7 @@ def emitted_law(
     law: Law = defaultdict(float)
     for probability, draft in drafts:
         decision = decide(draft, target_rows(target, draft))
-        ends = end_probabilities(
-            decision.accept.numpy(),
-            decision.on_accept,
-            decision.on_reject,
-            decision.start,
-            len(draft),
-        )
+        ends = ends_of(decision, len(draft))
         for end in range(-1, len(draft)):
             for last, share in enumerate(decision.emit[end + 1].tolist()):
                 emitted = (*draft.tokens_to(end), last)
@@ -164,13 +169,7 @@ def test_identical_models_accept_everything() -> None:
     for _, draft in drawn_drafts(target, (-1, 0, 1), True):
         for decide in (token.decide, block.decide):
             decision = decide(draft, target_rows(target, draft))
-            ends = end_probabilities(
-                decision.accept.numpy(),
-                decision.on_accept,
-                decision.on_reject,
-                decision.start,
-                len(draft),
-            )
+            ends = ends_of(decision, len(draft))
             assert ends[-1] == pytest.approx(1.0, abs=1e-12)
             assert torch.isfinite(decision.emit).all()
 
@@ -185,13 +184,7 @@ def test_block_never_accepts_less_than_token() -> None:
             total = 0.0
             for probability, one in drawn_drafts(draft, (-1, 0, 1), True):
                 decision = decide(one, target_rows(target, one))
-                ends = end_probabilities(
-                    decision.accept.numpy(),
-                    decision.on_accept,
-                    decision.on_reject,
-                    decision.start,
-                    len(one),
-                )
+                ends = ends_of(decision, len(one))
                 total += probability * float(ends @ np.arange(4))
             accepted.append(total)
         gains.append(accepted[1] - accepted[0])

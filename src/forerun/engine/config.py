@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from forerun.checks import Check, normalize, one_of, optional, switch, text, whole
-from forerun.errors import ConfigError, UnknownNameError
+from forerun.checks import Check, normalize, one_of, optional, refuse_unknown, switch, text, whole
+from forerun.errors import ConfigError
 from forerun.theory.adaptive import AdaptiveLength
 
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
@@ -72,10 +72,7 @@ class SpeculativeConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
         """Make one from a mapping; an unknown key is an error that lists the known ones."""
-        known = [option.name for option in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise UnknownNameError("speculative option", name, known)
+        refuse_unknown("speculative option", values, cls)
         return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 VOCAB_SIZE = 4096
 CONTEXT = 2048
 NUM_PROMPTS = 200
+NUM_EVALUATED = 60
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,9 @@ def publish(package: Path, corpus: Corpus, target: nn.Module, draft: nn.Module) 
     prompts = cut_prompts(held_out, NUM_PROMPTS)
     save_prompts(package / "heldout.jsonl", prompts)
     publish_licence(standard_library(), package)
-    report = evaluate_pair(folders["target"], folders["draft"], corpus.held_out, prompts)
+    report = evaluate_pair(
+        folders["target"], folders["draft"], corpus.held_out, prompts[:NUM_EVALUATED]
+    )
     write_json(package / "report.json", report)
     logger.info("%s", report)
 
