@@ -11,6 +11,7 @@
     ├── MemoryLimitError        weights and caches would not fit
     ├── CacheError              a cache that is full or misused
     ├── DistributionError       probabilities that are none: all -inf, NaN, wrong sums
+    ├── ExactnessError          a method that changes the distribution, found by a check
     └── TrainingError           a training run that cannot start or go on
 
 All of them are user errors in the sense of the command line: exit code 2 and one line on stderr.
@@ -71,6 +72,10 @@ class CacheError(ForerunError):
 
 class DistributionError(ForerunError, ValueError):
     """Probabilities that are none: a row of all -inf, NaN, a sum that is not one."""
+
+
+class ExactnessError(ForerunError, AssertionError):
+    """A drafter or a rule that would change the target's distribution."""
 
 
 class TrainingError(ForerunError):

@@ -40,12 +40,7 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
             )
     if values["logprobs"] is not None and not values["json"]:
         raise ConfigError("--logprobs are part of the JSON object; add --json.")
-    most = MOST_THREADS_PER_CORE * (os.cpu_count() or 1)
-    if values["threads"] is not None and values["threads"] > most:
-        raise ConfigError(
-            f"--threads is {values['threads']}; this machine has {os.cpu_count()} cores, "
-            f"give at most {most}."
-        )
+    check_threads(values["threads"])
 
 
 def refuse_unread(ctx: click.Context, config: SpeculativeConfig) -> None:
@@ -65,6 +60,19 @@ def refuse_unread(ctx: click.Context, config: SpeculativeConfig) -> None:
                 f"{flag_of(ctx, name)} is not read by method {config.method!r}; "
                 f"leave it out or use --method {other}."
             )
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse more threads than a machine runs well with.
+
+    Raises:
+        ConfigError: with the machine's number of cores.
+    """
+    most = MOST_THREADS_PER_CORE * (os.cpu_count() or 1)
+    if threads is not None and threads > most:
+        raise ConfigError(
+            f"--threads is {threads}; this machine has {os.cpu_count()} cores, give at most {most}."
+        )
 
 
 def check_context(max_context: int | None, longest: int, model: str) -> None:

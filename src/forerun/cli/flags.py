@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -73,15 +73,15 @@ def generate_options() -> list[click.Parameter]:
             default=True,
             help="Draft ahead, or decode plainly.",
         ),
-        *_from_dataclass(SpeculativeConfig, SPECULATIVE, "Speculation"),
-        *_from_dataclass(SamplingParams, SAMPLING, "Sampling"),
+        *from_dataclass(SpeculativeConfig, SPECULATIVE, "Speculation"),
+        *from_dataclass(SamplingParams, SAMPLING, "Sampling"),
         *_comparison_options(),
         json_option(),
         config_option(),
     ]
 
 
-def model_options() -> list[Option]:
+def model_options(dtype: str = "auto") -> list[Option]:
     """The options that say which model to run, and where."""
     section = "Model"
     return [
@@ -92,14 +92,14 @@ def model_options() -> list[Option]:
             default="zoo",
             help="A checkpoint's directory, a hub id, or zoo, the small model of forerun.",
         ),
-        *place_options(),
+        *place_options(dtype),
         Option(
             "threads", section, type=AT_LEAST_ONE, help="Threads of the CPU; torch's own number."
         ),
     ]
 
 
-def place_options() -> list[Option]:
+def place_options(dtype: str = "auto") -> list[Option]:
     """The options that say how a model is to be run."""
     section = "Model"
     return [
@@ -108,7 +108,7 @@ def place_options() -> list[Option]:
             "dtype",
             section,
             type=Name(),
-            default="auto",
+            default=dtype,
             help="auto (as stored), fp32, bf16 or fp16.",
         ),
         Option("device", section, type=Name(), default="auto", help="auto, cpu, cuda or mps."),
@@ -142,16 +142,24 @@ def _comparison_options() -> list[Option]:
     ]
 
 
-def _from_dataclass(
-    owner: type, rows: Iterable[tuple[str, Any, str]], section: str
+def from_dataclass(
+    owner: type,
+    rows: Iterable[tuple[str, Any, str]],
+    section: str,
+    defaults: Mapping[str, Any] | None = None,
 ) -> list[Option]:
+    """Options for fields; `defaults` are a command's own."""
     members = {field.name: field for field in fields(owner)}
-    return [_option(members[name], kind, text, section) for name, kind, text in rows]
+    own = defaults or {}
+    return [
+        _option(members[name], kind, text, section, own.get(name, members[name].default))
+        for name, kind, text in rows
+    ]
 
 
-def _option(field: Field[Any], kind: Any, text: str, section: str) -> Option:
+def _option(field: Field[Any], kind: Any, text: str, section: str, default: Any) -> Option:
     name = RENAMED.get(field.name, field.name) if section == "Speculation" else field.name
-    default = None if field.default is MISSING else field.default
+    default = None if default is MISSING else default
     if isinstance(kind, list):
         return Option(name, section, type=kind[0], multiple=True, help=text)
     if kind is bool:

@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from forerun.cli.combinations import check_context, refuse_unread, settle
-from forerun.cli.flags import RENAMED, SAMPLING, SPECULATIVE, generate_options
+from forerun.cli.asked import (
+    choose,
+    in_steps,
+    longest_context,
+    sampling_params,
+    set_threads,
+    speculative_config,
+)
+from forerun.cli.combinations import settle
+from forerun.cli.flags import generate_options
 from forerun.cli.options import Command
 from forerun.cli.prompt import read_prompt
 from forerun.cli.quiet import quiet_libraries
 from forerun.engine.config import SpeculativeConfig
-from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -26,8 +33,6 @@ if TYPE_CHECKING:
     from forerun.engine.requests import TokenEvent
 
 DEFECT_FOUND = 1
-# Caches are allocated in steps of this many tokens.
-CONTEXT_STEP = 64
 
 
 class Output(Protocol):
@@ -64,31 +69,6 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
     return _complete(values, engine, prompt_ids, params, output)
 
 
-def sampling_params(values: dict[str, Any]) -> SamplingParams:
-    """The sampling parameters that the options ask for.
-
-    Raises:
-        ConfigError: for a value out of range, or a token with two biases.
-    """
-    chosen = {name: values[name] for name, _, _ in SAMPLING}
-    biases = chosen["logit_bias"]
-    chosen["logit_bias"] = dict(biases)
-    if len(biases) != len(chosen["logit_bias"]):
-        raise ConfigError("--logit-bias names a token twice; give each once.")
-    return SamplingParams.from_dict(chosen)
-
-
-def speculative_config(values: dict[str, Any]) -> SpeculativeConfig:
-    """How the options ask to speculate.
-
-    Raises:
-        ConfigError: for a value out of range or a name that does not exist.
-    """
-    return SpeculativeConfig.from_dict(
-        {name: values[RENAMED.get(name, name)] for name, _, _ in SPECULATIVE}
-    )
-
-
 def _load(
     ctx: click.Context,
     values: dict[str, Any],
@@ -98,17 +78,14 @@ def _load(
 ) -> tuple[Engine, list[int]]:
     """The engine, with room for this request and no more, and the prompt's token ids."""
     quiet_libraries()
-    import torch
-
     from forerun.engine.load import load, locate
     from forerun.models import load_tokenizer
 
-    if values["threads"] is not None:
-        torch.set_num_threads(values["threads"])
+    set_threads(values)
     model, revision = values["model"], values["revision"]
-    config, note = (None, None) if speculative is None else _choose(ctx, speculative, model)
+    config, note = (None, None) if speculative is None else choose(ctx, speculative, model)
     # A directory that holds no model at all is told by its config, not by its tokenizer.
-    longest = _longest_context(values)
+    longest = longest_context(values)
     tokenizer = load_tokenizer(locate(model), revision=revision)
     prompt_ids = list(tokenizer.encode(text))
     engine = load(
@@ -125,33 +102,9 @@ def _load(
     return engine, prompt_ids
 
 
-def _choose(
-    ctx: click.Context, speculative: SpeculativeConfig, model: str
-) -> tuple[SpeculativeConfig, str | None]:
-    """The complete config, and what to say about it once all is loaded."""
-    from forerun.engine.pairs import choose
-
-    choice = choose(speculative, model)
-    refuse_unread(ctx, choice.config)
-    return choice.config, choice.note
-
-
-def _longest_context(values: dict[str, Any]) -> int:
-    """The model's own context, in tokens; `--max-context` is no longer."""
-    from forerun.engine.load import locate
-    from forerun.models import describe, load_config
-
-    model = values["model"]
-    config = load_config(locate(model), revision=values["revision"])
-    longest = describe(config, model).max_context
-    check_context(values["max_context"], longest, model)
-    return longest
-
-
 def _needed(prompt_tokens: int, params: SamplingParams) -> int:
     assert params.max_tokens is not None
-    needed = prompt_tokens + params.max_tokens
-    return -(-needed // CONTEXT_STEP) * CONTEXT_STEP
+    return in_steps(prompt_tokens + params.max_tokens)
 
 
 def _choose_output(as_json: bool) -> Output:

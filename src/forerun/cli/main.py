@@ -20,6 +20,8 @@ from forerun.errors import ForerunError
 COMMANDS = {
     "generate": ("forerun.cli.generate", "Complete a prompt: the model's own text, sooner."),
     "info": ("forerun.cli.info", "What a model is, what it needs and what would draft for it."),
+    "prove": ("forerun.cli.prove", "Prove that speculation leaves the distribution as it is."),
+    "simulate": ("forerun.cli.simulate", "What speculation would gain, without running a model."),
 }
 
 WRONG_USE = 2

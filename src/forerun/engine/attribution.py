@@ -64,9 +64,9 @@ def first_difference(
 ) -> Difference | None:
     """Find the first difference and attribute it; None where the outputs are the same.
 
-    One pass of the target over the plain output up to there gives the logits. Rounding explains a
-    difference where it lets both tokens come out: by a near-tie, or by letting one of them in or
-    leaving it out at the edge of top-k, top-p or min-p.
+    One pass of the target over the plain output up to there gives the logits; a tokenizer, if there
+    is one, the tokens' texts. Rounding explains a difference where it lets both tokens come out: by
+    a near-tie, or by letting one of them in or leaving it out at the edge of top-k, top-p or min-p.
     """
     index = _first_index(token_ids, plain_ids)
     if index is None:
@@ -77,7 +77,7 @@ def first_difference(
     allowed = tolerance(logits, target.dtype, params)
     row = _Row.of(logits, prompt_ids, plain_ids[:index], params)
     gap = row.gap(tokens, allowed)
-    texts = [None if token is None else tokenizer.decode([token]) for token in tokens]
+    texts = [_text_of(tokenizer, token) for token in tokens]
     return Difference(
         index=index,
         token_id=tokens[0],
@@ -104,6 +104,20 @@ def tolerance(logits: Tensor, dtype: torch.dtype, params: SamplingParams) -> flo
     largest = logits.abs().max().item()
     scale = 1.0 if params.greedy else params.temperature
     return ROUNDINGS[dtype] * torch.finfo(dtype).eps * largest / scale
+
+
+def could_be_drawn(
+    token: int,
+    logits: Tensor,
+    dtype: torch.dtype,
+    prompt_ids: Several[int],
+    output_ids: Several[int],
+    params: SamplingParams,
+) -> bool:
+    """Whether a token has any probability after these ids, if rounding may move the edge of top-k,
+    top-p or min-p; `logits` are the raw ones there, [V]."""
+    row = _Row.of(logits, prompt_ids, output_ids, params)
+    return row.gap([token], tolerance(logits, dtype, params)) is not None
 
 
 def deciding_scores(
@@ -197,6 +211,10 @@ def _log_warp(
 ) -> Tensor:
     sequence = Sequence(0, token_ids, num_prompt_tokens, params, params.seed or 0)
     return warp(row[None], [Prefix(sequence)])[0].log()
+
+
+def _text_of(tokenizer: Any, token: int | None) -> str | None:
+    return None if token is None or tokenizer is None else tokenizer.decode([token])
 
 
 def _first_index(one: Several[int], other: Several[int]) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from time import perf_counter
 
-from forerun.contracts import CausalLM, Drafter, Policy
+from forerun.contracts import CausalLM, Drafter, Policy, Verifier
 from forerun.core import Drawing, FinishReason, Plan
 from forerun.engine.compatibility import check_drafter
 from forerun.engine.config import SpeculativeConfig
@@ -76,7 +76,9 @@ class Engine:
             )
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.max_context = context
+        self.max_context, self.max_batch_size = context, max_batch_size
+        self.rules: dict[str, Verifier] = {}
+        """Rules in use by name; one that is put here is used in place of the table's."""
         self.policy: Policy | None = None
         if drafter is not None:
             self.policy = make_policy(
@@ -90,6 +92,7 @@ class Engine:
             rule=self.config.rejection_sample_method,
             drafter=drafter,
             policy=self.policy,
+            rules=self.rules,
         )
         self._free_rows = list(range(max_batch_size))
         self._intake = Intake(target, tokenizer, self.eos_token_ids, context)

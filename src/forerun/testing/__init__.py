@@ -1,6 +1,8 @@
-"""Small models and drafters to test with: public, for authors of methods."""
+"""For authors of methods: proofs of a drafter or a rule, and small models to test with."""
 
+from forerun.testing.drafter_check import check_drafter
 from forerun.testing.drafters import TreeDrafter
 from forerun.testing.toy import ToyCache, ToyModel
+from forerun.testing.verifier_check import Enumeration, check_verifier
 
-__all__ = ["ToyCache", "ToyModel", "TreeDrafter"]
+__all__ = ["Enumeration", "ToyCache", "ToyModel", "TreeDrafter", "check_drafter", "check_verifier"]

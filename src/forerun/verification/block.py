@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.core import Draft, Exactness, Sequence, Verdict
+from forerun.core import Draft
 from forerun.errors import ConfigError
-from forerun.randomness import Randomness
-from forerun.verification.decision import Decision, end_at, normalized, walk
+from forerun.verification.decision import Decision, DecisionRule, end_at, normalized
 
 
 def decide(draft: Draft, target_probs: Tensor) -> Decision:
@@ -64,13 +63,10 @@ def _weights(draft: Draft, target_probs: Tensor, draft_probs: Tensor) -> list[Te
     return weights
 
 
-class BlockRule:
+class BlockRule(DecisionRule):
     """Accept or reject a chain as a whole."""
 
     name = "block"
-    exactness = Exactness.DISTRIBUTIONAL
 
-    def verify(
-        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
-    ) -> Verdict:
-        return walk(draft, decide(draft, target_probs), sequence, randomness)
+    def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
+        return decide(draft, target_probs)

@@ -9,12 +9,13 @@ outcome can enumerate the same tests instead of walking them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from forerun.core import Draft, Sequence, Verdict
+from forerun.core import Draft, Exactness, Sequence, Verdict
 from forerun.randomness import Purpose, Randomness
 from forerun.sampling import draw
 
@@ -55,6 +56,22 @@ def walk(draft: Draft, decision: Decision, sequence: Sequence, randomness: Rando
     uniform = randomness.uniform(*key, Purpose.EMIT)
     token = draw(decision.emit[end + 1 : end + 2], [uniform])[0]
     return Verdict.of(draft, end, token)
+
+
+class DecisionRule(ABC):
+    """A rule that is nothing but its decision: it can be enumerated, and it is walked like any other."""
+
+    name: str
+    exactness = Exactness.DISTRIBUTIONAL
+
+    @abstractmethod
+    def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
+        """The tests of a draft against the target's rows [n + 1, V], without any randomness."""
+
+    def verify(
+        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
+    ) -> Verdict:
+        return walk(draft, self.decide(draft, target_probs), sequence, randomness)
 
 
 def normalized(rows: Tensor, fallback: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.core import Draft, Exactness, Sequence, Verdict
-from forerun.randomness import Randomness
-from forerun.verification.decision import Decision, end_at, normalized, walk
+from forerun.core import Draft
+from forerun.verification.decision import Decision, DecisionRule, end_at, normalized
 
 
 def decide(draft: Draft, target_probs: Tensor) -> Decision:
@@ -78,13 +77,10 @@ def _from_the_root(draft: Draft) -> tuple[tuple[int, ...], tuple[int, ...], int]
     return on_accept, tuple(on_reject), first_child.get(-1, end_at(-1))
 
 
-class TokenRule:
+class TokenRule(DecisionRule):
     """Accept or reject token by token."""
 
     name = "token"
-    exactness = Exactness.DISTRIBUTIONAL
 
-    def verify(
-        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
-    ) -> Verdict:
-        return walk(draft, decide(draft, target_probs), sequence, randomness)
+    def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
+        return decide(draft, target_probs)

@@ -1,0 +1,205 @@
+"""`forerun prove`: is the output of a model, drafter and rule the target's own?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.asked import (
+    choose,
+    in_steps,
+    longest_context,
+    sampling_params,
+    set_threads,
+    speculative_config,
+)
+from forerun.cli.combinations import check_threads
+from forerun.cli.options import Command
+from forerun.cli.prove_flags import prove_options
+from forerun.cli.quiet import quiet_libraries
+from forerun.errors import ConfigError
+from forerun.proof.effort import PARTS, Effort
+
+if TYPE_CHECKING:
+    from forerun.engine.engine import Engine
+    from forerun.params import SamplingParams
+    from forerun.proof.proof import Proof
+
+DEFECT_FOUND = 1
+
+
+@click.pass_context
+def prove(ctx: click.Context, /, **values: Any) -> int:
+    """Prove that speculation leaves the target's distribution as it is.
+
+    By enumeration: the rule and the sampler on small vocabularies, every outcome. By statistics:
+    many outputs of your model and drafter, every token against the target's own row. By equality:
+    greedy and seeded output against plain decoding. Exit code 1 where a defect is found, or where
+    the method is approximate by design.
+    """
+    check_threads(values["threads"])
+    # The seed is the proof's: it numbers the requests.
+    params = sampling_params({**values, "seed": None})
+    effort = Effort(
+        num_tokens=values["num_tokens"],
+        output_tokens=values["output_tokens"],
+        equality_prompts=values["equality_prompts"],
+        level=values["level"],
+        seed=values["seed"],
+        parts=values["part"] or PARTS,
+    )
+    texts = _read_texts(values)
+    engine, prompts = _load(ctx, values, texts, effort)
+    proof = _prove(engine, prompts, params, effort)
+    _report(values, engine, params, effort, proof, len(prompts))
+    return 0 if proof.passed else DEFECT_FOUND
+
+
+def _read_texts(values: dict[str, Any]) -> list[str]:
+    from forerun.proof.prompts import held_out_prompts, read_prompts
+
+    if values["prompts"] is None:
+        return held_out_prompts()
+    return read_prompts(Path(values["prompts"]))
+
+
+def _load(
+    ctx: click.Context, values: dict[str, Any], texts: list[str], effort: Effort
+) -> tuple[Engine, list[list[int]]]:
+    """The engine under an explicit rule, with room for these prompts, and their token ids."""
+    quiet_libraries()
+    from forerun.drafters import find_drafter
+    from forerun.engine.load import load, locate
+    from forerun.models import load_tokenizer
+    from forerun.proof.prompts import encode_prompts
+    from forerun.proof.setting import resolved_rule
+
+    set_threads(values)
+    model, revision = values["model"], values["revision"]
+    config, note = choose(ctx, speculative_config(values), model)
+    assert config.method is not None
+    rule = resolved_rule(config, find_drafter(config.method))
+    longest = longest_context(values)
+    if effort.output_tokens >= longest:
+        raise ConfigError(
+            f"--output-tokens is {effort.output_tokens}; the context of {model} is {longest} tokens."
+        )
+    tokenizer = load_tokenizer(locate(model), revision=revision)
+    kept = min(values["prompt_tokens"], longest - effort.output_tokens)
+    prompts = encode_prompts(tokenizer, texts, kept)
+    needed = in_steps(max(len(prompt) for prompt in prompts) + effort.output_tokens)
+    engine = load(
+        model,
+        speculative_config({**values, **_named(config), "rejection_sample_method": rule}),
+        revision=revision,
+        dtype=values["dtype"],
+        device=values["device"],
+        max_batch_size=values["batch_size"],
+        max_context=min(values["max_context"] or needed, longest),
+        tokenizer=tokenizer,
+    )
+    if note:
+        click.echo(f"forerun: {note}", err=True)
+    return engine, prompts
+
+
+def _named(config: Any) -> dict[str, Any]:
+    """What was chosen for the user, under the names of the flags."""
+    return {"method": config.method, "draft_model": config.model}
+
+
+def _prove(
+    engine: Engine, prompts: list[list[int]], params: SamplingParams, effort: Effort
+) -> Proof:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from forerun.proof.proof import prove as run
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description:12}"),
+        BarColumn(),
+        TextColumn("{task.completed} of {task.total}"),
+    )
+    with Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        tasks: dict[str, Any] = {}
+
+        def tell(part: str, done: int, total: int) -> None:
+            if part not in tasks:
+                tasks[part] = bars.add_task(part, total=total)
+            bars.update(tasks[part], completed=done, total=total)
+
+        return run(engine, prompts, params, effort, tell)
+
+
+def _report(
+    values: dict[str, Any],
+    engine: Engine,
+    params: SamplingParams,
+    effort: Effort,
+    proof: Proof,
+    num_prompts: int,
+) -> None:
+    from forerun.cli.machine import hardware, versions
+    from forerun.cli.report import SCHEMA_VERSION, print_json
+    from forerun.files import write_text
+    from forerun.proof.certificate import certificate
+
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "versions": versions(),
+        "hardware": hardware(engine.target.device),
+        "settings": _settings(values, engine, params, effort, num_prompts),
+        **proof.as_dict(),
+    }
+    if values["certificate"] is not None:
+        write_text(values["certificate"], certificate(content))
+        click.echo(f"forerun: certificate written to {values['certificate']}", err=True)
+    if values["json"]:
+        print_json(content)
+    else:
+        from forerun.cli.proof_view import show
+
+        show(content)
+
+
+def _settings(
+    values: dict[str, Any],
+    engine: Engine,
+    params: SamplingParams,
+    effort: Effort,
+    num_prompts: int,
+) -> dict[str, Any]:
+    """What has to be known to make the same proof again."""
+    from dataclasses import asdict, fields
+
+    usual = type(params)()
+    changed = {
+        field.name: getattr(params, field.name)
+        for field in fields(params)
+        if getattr(params, field.name) != getattr(usual, field.name)
+    }
+    return {
+        "model": values["model"],
+        "revision": values["revision"],
+        "dtype": str(engine.target.dtype).removeprefix("torch."),
+        "prompts": values["prompts"] or "held-out prompts of the zoo",
+        "num_prompts": num_prompts,
+        "prompt_tokens": values["prompt_tokens"],
+        "batch_size": values["batch_size"],
+        "speculation": engine.config.as_dict(),
+        "sampling": changed,
+        "effort": asdict(effort),
+    }
+
+
+command = Command("prove", params=prove_options(), callback=prove, help=prove.__doc__)

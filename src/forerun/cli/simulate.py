@@ -1,0 +1,121 @@
+"""`forerun simulate`: what speculation gains, by formula, simulation and cost model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.options import Command, flag_of, given, stronger
+from forerun.cli.simulation.modes import Mode, find_mode, refuse_without
+from forerun.cli.simulation.options import simulate_options
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forerun.cli.simulation.result import Result
+
+
+@click.pass_context
+def simulate(ctx: click.Context, /, **values: Any) -> None:
+    """What speculation would gain: by formula, by simulation, on hardware you don't have.
+
+    Without --agreement, --text or --hardware: speed-up over length for acceptances and cost
+    ratios. Numbers go to standard output, what their marks mean to standard error. No model is run.
+    """
+    mode = find_mode(ctx, values)
+    if values["plot"] is not None:
+        from forerun.cli.simulation.plot import check_plot
+
+        check_plot(values["plot"])
+    result = RUN[mode](ctx, values)
+    if values["plot"] is not None:
+        from forerun.cli.simulation.plot import draw
+
+        draw(values["plot"], result.charts)
+        click.echo(f"forerun: drawn to {values['plot']}", err=True)
+    _print(mode, values["json"], result)
+
+
+def _print(mode: Mode, as_json: bool, result: Result) -> None:
+    from forerun.cli.simulation.output import report, show
+
+    if as_json:
+        import json
+
+        click.echo(json.dumps(report(mode, result), allow_nan=False))
+    else:
+        show(result)
+
+
+def _sweep(ctx: click.Context, values: dict[str, Any]) -> Result:
+    from forerun.cli.simulation.sweep import Request, sweep
+
+    simulated = values["rounds"] is not None or values["policy"] == "adaptive"
+    refuse_without(ctx, "seed", "--rounds", simulated)
+    return sweep(
+        Request(
+            values["acceptance"],
+            values["cost_ratio"],
+            values["lengths"],
+            values["rounds"],
+            values["seed"],
+            values["policy"] == "adaptive",
+        )
+    )
+
+
+def _agreement(_: click.Context, values: dict[str, Any]) -> Result:
+    from forerun.cli.simulation.agreement import ROUNDS, Request, sweep_agreement
+
+    rounds = values["rounds"] or ROUNDS
+    return sweep_agreement(
+        Request(values["agreement"], values["cost_ratio"], values["lengths"], rounds)
+    )
+
+
+def _text(_: click.Context, values: dict[str, Any]) -> Result:
+    from forerun.cli.simulation.text import Request, read_text, simulate_text
+
+    request = Request(
+        values["text"],
+        values["unit"],
+        values["target_order"],
+        values["draft_order"],
+        values["lengths"],
+        values["cost_ratio"],
+        values["num_tokens"],
+        values["seed"],
+        values["policy"] == "adaptive",
+    )
+    return simulate_text(request, read_text(values["text"]))
+
+
+def _plan(ctx: click.Context, values: dict[str, Any]) -> Result:
+    from forerun.cli.simulation.hardware import Request, known_models
+    from forerun.cli.simulation.planning import plan
+
+    if values["target"] is None:
+        raise ConfigError(
+            f"--hardware needs --target, a count such as 70B or one of {known_models()}."
+        )
+    refuse_without(ctx, "parallel_efficiency", "--num-devices", values["num_devices"] > 1)
+    names = Request.__dataclass_fields__
+    return plan(Request(**{name: values[name] for name in names} | _drafts(ctx, values)))
+
+
+def _drafts(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
+    """A draft model, or what a drafted token costs; the stronger one where both are given."""
+    named, by_ratio = values["draft"] is not None, given(ctx, "cost_ratio")
+    if named and by_ratio:
+        named = stronger(ctx, "draft", "cost_ratio") == "draft"
+        by_ratio = not named
+    draft = values["draft"] if named else "none"
+    refuse_without(ctx, "draft_dtype", "a --draft model", draft.lower() != "none")
+    if by_ratio and len(values["cost_ratio"]) != 1:
+        raise ConfigError(f"{flag_of(ctx, 'cost_ratio')} is a list; give one for --hardware.")
+    return {"draft": draft, "cost_ratio": values["cost_ratio"][0] if by_ratio else None}
+
+
+RUN = {Mode.SWEEP: _sweep, Mode.AGREEMENT: _agreement, Mode.TEXT: _text, Mode.PLAN: _plan}
+
+command = Command("simulate", params=simulate_options(), callback=simulate, help=simulate.__doc__)

@@ -1,0 +1,88 @@
+"""Tables: with lines and colours in a terminal, as aligned text in a pipe; or one JSON object."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from forerun import __version__
+from forerun.cli.simulation.result import MEANINGS, Cell, Mark, Result, Table
+
+SCHEMA_VERSION = 1
+STYLES = {Mark.NONE: "", Mark.BEST: "bold green", Mark.SLOWER: "red", Mark.NO_ROOM: "yellow"}
+
+
+def report(mode: str, result: Result) -> dict[str, Any]:
+    """The object of `--json`."""
+    import numpy as np
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "versions": {
+            "forerun": __version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "mode": mode,
+        "settings": dict(result.settings),
+        **result.facts,
+        "rows": [dict(row) for row in result.rows],
+    }
+
+
+def show(result: Result) -> None:
+    """Write the tables to standard output, and what their marks mean to standard error."""
+    if sys.stdout.isatty():
+        _show_in_terminal(result.tables)
+    else:
+        # As everywhere here, text in a pipe is UTF-8 whatever the locale.
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(encoding="utf-8")
+        click.echo("\n\n".join(map(_as_text, result.tables)))
+    marks = {cell.mark for table in result.tables for cell in _cells(table)}
+    legend = [f"{mark} {MEANINGS[mark]}" for mark in Mark if mark and mark in marks]
+    if legend:
+        click.echo(", ".join(legend), err=True)
+
+
+def _show_in_terminal(tables: Sequence[Table]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for table in tables:
+        grid = Grid(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+        for name in table.header:
+            grid.add_column(name, justify="right")
+        for group in table.groups:
+            for row in group:
+                grid.add_row(*(Text(_written(cell), STYLES[cell.mark]) for cell in row))
+            grid.add_section()
+        console.print(grid)
+
+
+def _as_text(table: Table) -> str:
+    lines = [list(table.header)]
+    lines += [[_written(cell) for cell in row] for group in table.groups for row in group]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = [
+        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
+        for line in lines
+    ]
+    return "\n".join([table.title, *(line.rstrip() for line in aligned)])
+
+
+def _written(cell: Cell) -> str:
+    # Numbers stay below each other whether or not they are marked.
+    marked = f"{cell.text}{cell.mark or ' '}"
+    return f"{marked} {cell.tail}" if cell.tail else marked
+
+
+def _cells(table: Table) -> list[Cell]:
+    return [cell for group in table.groups for row in group for cell in row]

@@ -1,0 +1,185 @@
+"""A proof as a Markdown document: what was run, with what, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+def certificate(content: dict[str, Any]) -> str:
+    """The document for the object of `forerun prove --json`."""
+    return "\n".join(_lines(content)) + "\n"
+
+
+def verdict(content: dict[str, Any]) -> str:
+    """The outcome in one sentence."""
+    if content["level"] == "approximate":
+        return "Not exact: the method is approximate by design and changes the distribution."
+    if not content["passed"]:
+        return "A defect was found: speculation changes what comes out."
+    return f"No defect was found. The promise is {content['level']} exactness."
+
+
+def _lines(content: dict[str, Any]) -> Iterator[str]:
+    settings = content["settings"]
+    yield f"# Exactness of {settings['model']} under speculation"
+    yield ""
+    yield f"**{verdict(content)}**"
+    yield ""
+    yield from _table(("what", "value"), _facts(content))
+    yield from _enumeration(content["enumeration"])
+    yield from _statistics(content["statistics"])
+    yield from _equality(content["equality"])
+    for note in content["notes"]:
+        yield ""
+        yield f"Note: {note}"
+
+
+def _facts(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in content["versions"].items():
+        yield name, str(value)
+    for name, value in content["hardware"].items():
+        yield name, str(value)
+    for name, value in content["settings"].items():
+        yield name.replace("_", " "), _shown(value)
+    yield "rule", content["rule"]
+    yield "level", content["level"]
+    yield "seconds", f"{content['seconds']:.0f}"
+
+
+def _enumeration(part: dict[str, Any] | None) -> Iterator[str]:
+    if part is None:
+        return
+    yield ""
+    yield "## By enumeration"
+    yield ""
+    yield (
+        f"Every outcome of every draft on small vocabularies, whole sequences against the target's "
+        f"own law. Largest deviation of a probability: {number(part['largest_deviation'])} "
+        f"(allowed {part['bound']:.0e}), over {part['cases']} cases."
+    )
+    yield ""
+    yield from _table(
+        ("rule", "cases", "sequences", "largest deviation", "passed"),
+        (
+            (
+                one["rule"],
+                str(one["cases"]),
+                str(one["sequences"]),
+                number(one["largest_deviation"]),
+                _mark(one["passed"]),
+            )
+            for one in part["rules"]
+        ),
+    )
+
+
+def _statistics(part: dict[str, Any] | None) -> Iterator[str]:
+    if part is None:
+        return
+    for name, look in zip(
+        ("By statistics", "Second look, at fresh outputs"), part["looks"], strict=False
+    ):
+        yield ""
+        yield f"## {name}"
+        yield ""
+        yield (
+            f"{look['num_tokens']} tokens of {look['num_outputs']} outputs, each against the "
+            f"target's row given its prefix. {alarms(look, part['level'])}"
+        )
+        yield ""
+        yield from _table(
+            ("test", "outcomes", "chi-square", "degrees", "p", "p (Holm)"),
+            (
+                (
+                    one["name"],
+                    str(one["count"]),
+                    f"{one['statistic']:.2f}",
+                    str(one["degrees"]),
+                    number(one["p_value"]),
+                    number(one["adjusted"]),
+                )
+                for one in look["tests"]
+            ),
+        )
+        yield ""
+        yield (
+            f"Tokens that the target excludes: {look['impossible']}. Largest difference between the "
+            f"rows that verified and the target's own: {number(look['largest_row_difference'])}."
+        )
+        yield ""
+        yield from limits(look)
+
+
+def limits(look: dict[str, Any]) -> Iterator[str]:
+    """What would have been caught, a line a family."""
+    for one in look["limits"]:
+        yield (
+            f"- {one['family']} ({one['meaning']}): a total variation of "
+            f"{one['total_variation']:.4f} would have been caught with probability {one['power']}, "
+            f"by the test '{one['test']}'."
+        )
+
+
+def alarms(look: dict[str, Any], level: float) -> str:
+    """What the look found, in one sentence."""
+    if look["alarms"]:
+        return f"Alarms at level {level}: {', '.join(look['alarms'])}."
+    return f"No alarm at level {level}."
+
+
+def _equality(part: dict[str, Any] | None) -> Iterator[str]:
+    if part is None:
+        return
+    yield ""
+    yield "## By equality"
+    yield ""
+    yield from _table(
+        ("decoding", "rule", "prompts", "tokens", "identical", "numerics", "defects"),
+        (
+            (
+                mode["name"],
+                mode["rule"],
+                str(mode["prompts"]),
+                str(mode["tokens"]),
+                str(mode["identical"]),
+                str(len(mode["differences"]) - mode["defects"]),
+                str(mode["defects"]),
+            )
+            for mode in part["modes"]
+        ),
+    )
+    for mode in part["modes"]:
+        yield from differences(mode)
+
+
+def differences(mode: dict[str, Any]) -> Iterator[str]:
+    """The first difference after each prompt that has one, a line each."""
+    for one in mode["differences"]:
+        found = one["difference"]
+        yield (
+            f"- {mode['name']}, prompt {one['prompt'] + 1}: token {found['index'] + 1} is "
+            f"{found['token_id']} instead of {found['plain_token_id']}; the two largest logits are "
+            f"{number(found['margin'])} apart there: {found['explanation']}."
+        )
+
+
+def number(value: float | None) -> str:
+    """A figure with three digits; what is not finite came as None."""
+    return "not finite" if value is None else f"{value:.3g}"
+
+
+def _mark(passed: bool) -> str:
+    return "yes" if passed else "no"
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str) if isinstance(value, dict) else str(value)
+
+
+def _table(names: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(names)} |"
+    yield f"|{' --- |' * len(names)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"

@@ -1,0 +1,115 @@
+"""Exactness by enumeration: the rules that ship, and the sampler, on small vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from time import perf_counter
+
+from forerun.contracts import Verifier
+from forerun.core import Sequence
+from forerun.params import SamplingParams
+from forerun.testing.laws import WarpedRows, depth_of, drawn_drafts
+from forerun.testing.toy import ToyModel
+from forerun.testing.verifier_check import (
+    BOUND,
+    Case,
+    Enumeration,
+    default_cases,
+    enumerate_rule,
+)
+
+_SHAPES = ((-1, 0), (-1, 0, 1), (-1, -1), (-1, -1, 0))
+_PROMPT = [1, 2, 0]
+
+
+@dataclass(frozen=True)
+class RuleEnumeration:
+    """A rule, enumerated.
+
+    Args:
+        rule: its name.
+        found: what its enumeration came to.
+    """
+
+    rule: str
+    found: Enumeration
+
+    @property
+    def passed(self) -> bool:
+        return self.found.cases > 0 and self.found.largest_deviation <= BOUND
+
+
+@dataclass(frozen=True)
+class Enumerations:
+    """What the enumeration of some rules came to.
+
+    Args:
+        rules: one by one.
+        bound: the largest deviation of a probability that rounding explains in float64.
+        seconds: it took.
+    """
+
+    rules: tuple[RuleEnumeration, ...]
+    bound: float
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return all(one.passed for one in self.rules)
+
+    @property
+    def largest_deviation(self) -> float:
+        return max(one.found.largest_deviation for one in self.rules)
+
+    @property
+    def cases(self) -> int:
+        return sum(one.found.cases for one in self.rules)
+
+
+def by_enumeration(rules: Iterable[Verifier], params: SamplingParams) -> Enumerations:
+    """Enumerate rules over random rows, and over rows that the sampler makes under `params`.
+
+    Args:
+        rules: to be enumerated.
+        params: of the user; what names tokens outside the small vocabularies is left out.
+    """
+    started = perf_counter()
+    found = []
+    for rule in rules:
+        cases = chain(default_cases(), sampler_cases(params))
+        found.append(RuleEnumeration(rule.name, enumerate_rule(rule, cases)))
+    return Enumerations(tuple(found), BOUND, perf_counter() - started)
+
+
+def sampler_cases(params: SamplingParams) -> Iterator[Case]:
+    """Drafts drawn from rows of the sampler that ships, against a target warped by it."""
+    for vocab_size in (3, 4):
+        own = small(params, vocab_size)
+        sequence = Sequence(0, list(_PROMPT), len(_PROMPT) - 1, own, seed=0)
+        target = WarpedRows(ToyModel(vocab_size, sharpness=1.0), sequence)
+        draft = WarpedRows(ToyModel(vocab_size, sharpness=1.0, noise=0.8), sequence)
+        for shape in _SHAPES:
+            drafts = tuple(drawn_drafts(draft, shape))
+            # A sharp sampler may leave too few tokens for a tree.
+            if drafts:
+                yield Case("sampler", target, drafts, depth_of(shape) + 1)
+
+
+def small(params: SamplingParams, vocab_size: int) -> SamplingParams:
+    """The same parameters without what names tokens outside a small vocabulary."""
+    allowed = None
+    if params.allowed_token_ids is not None:
+        allowed = tuple(token for token in params.allowed_token_ids if token < vocab_size) or None
+    banned = tuple(token for token in params.banned_token_ids if token < vocab_size)
+    if len(set(banned)) == vocab_size or set(allowed or ()) & set(banned):
+        banned = ()
+    return replace(
+        params,
+        allowed_token_ids=allowed,
+        banned_token_ids=banned,
+        logit_bias={one: bias for one, bias in params.logit_bias.items() if one < vocab_size},
+        mask=None,
+        seed=None,
+    )

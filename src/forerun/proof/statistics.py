@@ -1,0 +1,166 @@
+"""Exactness by statistics: many outputs, every token against the target's row given its prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from forerun.engine.engine import Engine
+from forerun.proof.gather import Progress, Tally, gather
+from forerun.proof.power import Limit, limits
+from forerun.proof.setting import Setting
+from forerun.proof.tests import QUESTIONS
+from forerun.theory.goodness_of_fit import holm
+
+# The second look at an alarm takes as many times the tokens of the first.
+SECOND_LOOK = 2
+# Offset of the seeds of the second look, so that no output comes twice.
+_FRESH = 2**40
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """One test.
+
+    Args:
+        name: of the test.
+        question: what it asks.
+        count: outcomes that went in.
+        statistic, degrees: the chi-square.
+        p_value, adjusted: before and after Holm's correction over all tests of the look.
+    """
+
+    name: str
+    question: str
+    count: int
+    statistic: float
+    degrees: int
+    p_value: float
+    adjusted: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """All tests over one set of outputs.
+
+    Args:
+        tests: in the order of QUESTIONS.
+        num_tokens: emitted tokens tested.
+        num_outputs: they come from.
+        impossible: tokens that the target's row excludes, also if it is rounded.
+        largest_row_difference: between the row that verified a token and the teacher-forced one,
+            as the difference of the probability of what comes before the token or of its own.
+        row_tolerance: the difference that rounding explains; None where top-k, top-p or min-p
+            have an edge that rounding moves.
+        limits: what would have been caught.
+        seconds: of the look.
+    """
+
+    tests: tuple[TestResult, ...]
+    num_tokens: int
+    num_outputs: int
+    impossible: int
+    largest_row_difference: float
+    row_tolerance: float | None
+    limits: tuple[Limit, ...]
+    seconds: float
+
+    def alarms(self, level: float) -> list[str]:
+        """What speaks against exactness; empty if nothing does."""
+        found = [test.name for test in self.tests if test.adjusted < level]
+        if self.impossible:
+            found.append("impossible tokens")
+        if self.row_tolerance is not None and self.largest_row_difference > self.row_tolerance:
+            found.append("rows")
+        return found
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the statistics came to.
+
+    Args:
+        passed: whether no alarm stood a second look.
+        level: of each look.
+        first: the first look.
+        second: a look at fresh outputs, more of them, where the first raised an alarm.
+    """
+
+    passed: bool
+    level: float
+    first: Look
+    second: Look | None = None
+
+    @property
+    def detection_limit(self) -> float | None:
+        """The largest total variation of any family that could have gone unseen (see `Limit`)."""
+        return max((limit.total_variation for limit in self.first.limits), default=None)
+
+
+def by_statistics(
+    engine: Engine,
+    prompts: Several[list[int]],
+    setting: Setting,
+    progress: Progress | None = None,
+) -> Statistics:
+    """Draw outputs under the setting's rule and test every token.
+
+    An alarm of the first look, which one in 1 / level exact methods raises, is a defect if a look at
+    fresh and more outputs raises one too.
+
+    Args:
+        engine: whose rule, by name, is the setting's.
+        prompts: token ids, used in turn.
+        setting: what to do.
+        progress: told how many tokens are done, of how many.
+    """
+    first = _look(engine, prompts, setting, progress)
+    if not first.alarms(setting.level):
+        return Statistics(True, setting.level, first)
+    again = replace(
+        setting, num_tokens=SECOND_LOOK * setting.num_tokens, seed=setting.seed + _FRESH
+    )
+    second = _look(engine, prompts, again, progress)
+    return Statistics(not second.alarms(setting.level), setting.level, first, second)
+
+
+def _look(
+    engine: Engine, prompts: Several[list[int]], setting: Setting, progress: Progress | None
+) -> Look:
+    started = perf_counter()
+    tally = gather(engine, prompts, setting, progress)
+    return _result(tally, setting, perf_counter() - started)
+
+
+def _result(tally: Tally, setting: Setting, seconds: float) -> Look:
+    # A test in which nothing could have come out otherwise says nothing.
+    tests = [
+        tally.tests.by_name[name]
+        for name in QUESTIONS
+        if name in tally.tests.by_name and tally.tests.by_name[name].rank
+    ]
+    adjusted = holm([test.p_value for test in tests])
+    params = setting.params
+    edges = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    return Look(
+        tests=tuple(
+            TestResult(
+                test.name,
+                QUESTIONS[test.name],
+                test.count,
+                test.statistic,
+                test.rank,
+                test.p_value,
+                one,
+            )
+            for test, one in zip(tests, adjusted, strict=True)
+        ),
+        num_tokens=tally.num_tokens,
+        num_outputs=tally.num_outputs,
+        impossible=tally.impossible,
+        largest_row_difference=tally.row_difference,
+        row_tolerance=None if edges else tally.row_tolerance,
+        limits=tuple(limits(tally.tests, tally.rows, tally.starts, setting.level, SECOND_LOOK)),
+        seconds=seconds,
+    )

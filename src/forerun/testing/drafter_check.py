@@ -1,0 +1,215 @@
+"""`check_drafter`: a drafter proven by enumeration, in one line of anybody's test suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from forerun.contracts import Drafter
+from forerun.core import Draft, Drawing, Plan, Sequence
+from forerun.engine.compatibility import check_drafter as check_compatible
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.errors import ConfigError, ExactnessError
+from forerun.params import SamplingParams
+from forerun.randomness import Key, Purpose, Randomness
+from forerun.testing.laws import WarpedRows, by_decision, depth_of
+from forerun.testing.outcomes import outcomes
+from forerun.testing.toy import ToyModel
+from forerun.testing.verifier_check import BOUND, Case, Enumeration, compare
+from forerun.verification.block import BlockRule
+from forerun.verification.token import TokenRule
+
+SAMPLERS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.7, top_k=2),
+    SamplingParams(top_p=0.8, presence_penalty=0.5, repetition_penalty=1.3),
+)
+PROMPTS = ((1, 2, 0, 1, 2, 0, 1), (2, 1))
+# Whole sequences that an enumeration may go over.
+_MOST_SEQUENCES = 4096
+_SUM_TOLERANCE = 1e-6
+
+
+def check_drafter(
+    drafter: Drafter,
+    target: ToyModel,
+    *,
+    num_tokens: int = 2,
+    prompts: Several[Several[int]] = PROMPTS,
+    samplers: Several[SamplingParams] = SAMPLERS,
+    bound: float = BOUND,
+) -> Enumeration:
+    """Prove that a drafter's proposals leave the target's distribution as it is.
+
+    Everything that it can propose is found from outside, by running it with every number that it
+    may draw, so no part of it needs to be written for this. Then whole sequences are held against
+    the target's law under the token rule, and chains under the block rule; and an engine must emit
+    plain decoding's tokens, greedily and by seed, in a ragged batch, without drawing a number twice.
+
+    Args:
+        drafter: with two rows, over the target's vocabulary.
+        target: of at most a handful of tokens.
+        num_tokens: how far to draft; the laws are over sequences one longer.
+        prompts: what to draft after.
+        samplers: how to draw.
+        bound: the largest deviation of a probability that rounding explains.
+
+    Raises:
+        ExactnessError: for a draft that is none, a number drawn twice, a distribution that changes.
+        ConfigError: where the two do not fit, or the vocabulary is too large to enumerate.
+    """
+    check_compatible(drafter, target, SpeculativeConfig(), 1)
+    if target.vocab_size ** (num_tokens + 1) > _MOST_SEQUENCES:
+        raise ConfigError(
+            f"{target.vocab_size} tokens and drafts of {num_tokens} give too many sequences to "
+            f"enumerate (allowed: {_MOST_SEQUENCES}); take a smaller vocabulary or shorter drafts."
+        )
+    total = Enumeration()
+    for prompt in prompts:
+        for params in (*samplers, replace(samplers[0], temperature=0.0)):
+            for drawing in sorted(drafter.drawings - {Drawing.COUPLE}):
+                setting = _Setting(drafter, target, tuple(prompt), params, drawing, num_tokens)
+                total = total.plus(_enumerate(setting, bound))
+    if not total.cases:
+        raise ExactnessError(
+            f"{drafter.name} proposed nothing after any of the prompts; "
+            "give prompts after which it does."
+        )
+    _check_in_engine(drafter, target, prompts, samplers, num_tokens)
+    return total
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """One way of asking a drafter for a draft."""
+
+    drafter: Drafter
+    target: ToyModel
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    drawing: Drawing
+    num_tokens: int
+
+    def sequence(self) -> Sequence:
+        return Sequence(0, list(self.prompt), len(self.prompt), self.params, seed=0, row=0)
+
+    def __str__(self) -> str:
+        return f"{self.drafter.name} ({self.drawing}, after {list(self.prompt)}, {self.params})"
+
+
+def _enumerate(setting: _Setting, bound: float) -> Enumeration:
+    """Hold the law of one round, and plain decoding after it, against the target's own."""
+    sequence = setting.sequence()
+    plan = Plan(setting.num_tokens, setting.drawing)
+
+    def propose(randomness: Randomness) -> Draft:
+        return setting.drafter.propose([sequence], [plan], randomness)[0]
+
+    drafts = tuple(outcomes(propose, _sign))
+    setting.drafter.release(sequence)
+    for _, draft in drafts:
+        _check_draft(setting, draft)
+    total = Enumeration()
+    if not any(len(draft) for _, draft in drafts):
+        return total
+    rows = WarpedRows(setting.target, sequence)
+    case = Case(str(setting), rows, drafts, setting.num_tokens + 1)
+    for rule in _rules_for(drafts):
+        found = compare(by_decision(rule.decide), case)
+        if not found.largest_deviation <= bound:
+            raise ExactnessError(
+                f"{setting} changes the distribution under rule {rule.name!r}: a sequence of "
+                f"{case.length} tokens is off by {found.largest_deviation:.1e} (allowed: {bound:.0e})."
+            )
+        total = total.plus(replace(found, kinds=(str(setting.drawing),)))
+    return total
+
+
+def _sign(draft: Draft) -> tuple[object, ...]:
+    rows = draft.probs
+    values = tuple(rows.flatten().tolist()) if isinstance(rows, Tensor) else rows
+    return draft.token_ids, draft.parents, values if values is None else repr(values)
+
+
+def _rules_for(drafts: Several[tuple[float, Draft]]) -> Iterator[TokenRule | BlockRule]:
+    yield TokenRule()
+    # A draft without nodes has no rows and is taken by both.
+    if all(draft.is_chain and (draft.probs is not None or not len(draft)) for _, draft in drafts):
+        yield BlockRule()
+
+
+def _check_draft(setting: _Setting, draft: Draft) -> None:
+    vocab_size = setting.target.vocab_size
+    if depth_of(draft.parents) > setting.num_tokens:
+        raise ExactnessError(
+            f"{setting} proposed {depth_of(draft.parents)} tokens along a path; "
+            f"planned were {setting.num_tokens}."
+        )
+    if any(not 0 <= token < vocab_size for token in draft.token_ids):
+        raise ExactnessError(
+            f"{setting} proposed {list(draft.token_ids)}; the vocabulary has {vocab_size} tokens."
+        )
+    rows = draft.dense_probs(vocab_size)
+    if rows is None:
+        return
+    if rows.shape != (len(draft), vocab_size):
+        raise ExactnessError(
+            f"{setting} recorded rows of shape {list(rows.shape)}; "
+            f"one a node is [{len(draft)}, {vocab_size}]."
+        )
+    if bool((rows < 0).any()) or bool(((rows.sum(-1) - 1.0).abs() > _SUM_TOLERANCE).any()):
+        raise ExactnessError(f"{setting} recorded a row that is no distribution.")
+
+
+def _check_in_engine(
+    drafter: Drafter,
+    target: ToyModel,
+    prompts: Several[Several[int]],
+    samplers: Several[SamplingParams],
+    num_tokens: int,
+) -> None:
+    """Greedy and seeded output against the plain loop, and every key of the randomness once."""
+    rows = min(2, drafter.rows or 2)
+    for params in [*samplers, *(replace(one, temperature=0.0) for one in samplers)]:
+        for rule in ("auto", "token"):
+            keys: list[Key] = []
+            config = SpeculativeConfig(
+                num_speculative_tokens=num_tokens, rejection_sample_method=rule, monitor=False
+            )
+            engine = Engine(
+                target, drafter, config, max_batch_size=rows, randomness=Randomness(keys.append)
+            )
+            each = [replace(params, max_tokens=12, seed=seed) for seed in range(len(prompts))]
+            _compare_with_plain(engine, [list(prompt) for prompt in prompts], each)
+            _check_keys(drafter, keys)
+
+
+def _compare_with_plain(
+    engine: Engine, prompts: list[list[int]], each: list[SamplingParams]
+) -> None:
+    assert engine.drafter is not None
+    completions = engine.generate(prompts, each)
+    if not (each[0].greedy or engine.config.rejection_sample_method == "auto"):
+        return
+    for prompt, params, completion in zip(prompts, each, completions, strict=True):
+        plain = tuple(event.token_id for event in engine.stream_plain(prompt, params))
+        if plain != completion.token_ids:
+            raise ExactnessError(
+                f"with {engine.drafter.name}, {params} emits {list(completion.token_ids)} after "
+                f"{prompt}; plain decoding emits {list(plain)}."
+            )
+
+
+def _check_keys(drafter: Drafter, keys: list[Key]) -> None:
+    # The noise of a seed is shared on purpose, and plain decoding draws what a round drew.
+    drawn = [key for key in keys if key.purpose in (Purpose.DRAFT, Purpose.ACCEPT)]
+    twice = {key for key in drawn if drawn.count(key) > 1} if len(drawn) != len(set(drawn)) else ()
+    if twice:
+        raise ExactnessError(
+            f"with {drafter.name}, {len(twice)} random numbers are drawn twice, {min(twice)} first; "
+            "key every draw by the committed length and the node."
+        )

@@ -1,0 +1,47 @@
+"""What a lossy method does to a row, in named families: the power of a test is stated against them.
+
+A family moves rows by a strength; for small strengths both the total variation and the mean score
+grow in proportion to it, so that one strength tells the whole family.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Strength at which a family is looked at: small against one, large against rounding.
+SMALL = 0.01
+
+
+def sharpened(rows: Floats, strength: float = SMALL) -> Floats:
+    """Rows [N, V] to the power of 1 + strength: drawn at a temperature that is not the request's."""
+    logs = np.log(rows, out=np.full_like(rows, -np.inf), where=rows > 0)
+    powers = np.exp((1.0 + strength) * (logs - logs.max(1, keepdims=True)))
+    moved: Floats = powers / powers.sum(1, keepdims=True)
+    return moved
+
+
+def drawn_to(rows: Floats, draft_rows: Floats, strength: float = SMALL) -> Floats:
+    """Rows [N, V] mixed with those of the draft: drafted tokens accepted too easily. Tokens that the
+    target excludes stay excluded."""
+    possible = np.where(rows > 0, draft_rows, 0.0)
+    total = possible.sum(1, keepdims=True)
+    pull = np.divide(possible, total, out=rows.copy(), where=total > 0)
+    mixed: Floats = rows + strength * (pull - rows)
+    return mixed
+
+
+def favoured(rows: Floats, groups: Ints, group: int, strength: float = SMALL) -> Floats:
+    """Rows [N, V] with the odds of one group of tokens raised: a mask or a bias that is wrong."""
+    member = (groups == group).astype(np.float64)
+    mass = rows @ member
+    raised: Floats = rows * (1.0 + strength * (member[None] - mass[:, None]))
+    return raised
+
+
+def mean_total_variation(rows: Floats, others: Floats) -> float:
+    """The total variation between rows [N, V], averaged."""
+    return float(np.abs(rows - others).sum(1).mean() / 2.0)

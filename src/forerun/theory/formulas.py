@@ -1,0 +1,259 @@
+"""What speculation gains when every tested token is accepted with the same probability.
+
+Five quantities go by "acceptance" in the literature; here each has a name of its own:
+
+- *acceptance* (alpha): the probability that a drafted token is accepted *when it is tested*, that
+  is, when all tokens before it were accepted. For given rows it is `rows.acceptance_rate(p, q)`.
+- *accepted drafted tokens a round*: `expected_accepted`. The recovered or bonus token is not in it.
+- *tokens a round*: `expected_tokens`, one more: each round ends in a recovered or bonus token.
+- *accepted / drafted*: `accepted_per_drafted`, the acceptance rate of the serving engines. Drafted
+  tokens behind a rejection are never tested but count here, so it is at most alpha.
+- *tokens per drafted token*: `tokens_per_drafted`. Some texts call it average acceptance; it is none:
+  it counts the recovered and bonus tokens and can exceed one.
+
+`length` is the number of tokens drafted a round (gamma), `cost_ratio` the cost of one draft forward
+(c) and `verification_cost` the cost of checking length + 1 tokens, both in plain target forwards.
+All functions broadcast and give a number for numbers.
+
+Sources: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", arXiv
+2211.17192 (called *Leviathan* below). For one alpha from two rows see `rows`, for rows that differ
+from place to place and block verification see `chains`, for trees see `trees`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from forerun.checks import number, whole
+from forerun.errors import ConfigError
+from forerun.theory.inputs import (
+    Floats,
+    Lengths,
+    Values,
+    costs,
+    fractions,
+    lengths,
+    plain,
+    together,
+)
+
+
+def expected_accepted(acceptance: ArrayLike, length: ArrayLike) -> Values:
+    """Accepted drafted tokens a round: alpha + alpha^2 + … + alpha^length."""
+    alpha, gamma = fractions("acceptance", acceptance), lengths("length", length)
+    return plain(alpha * _geometric_sum(alpha, gamma))
+
+
+def expected_tokens(acceptance: ArrayLike, length: ArrayLike) -> Values:
+    """Tokens a round with the recovered or bonus token: (1 - alpha^(length+1)) / (1 - alpha).
+
+    Leviathan, equation 1; length + 1 at alpha = 1, and without cancellation near it.
+
+    Raises:
+        ConfigError: for an acceptance outside [0, 1] or a negative length.
+    """
+    alpha, gamma = fractions("acceptance", acceptance), lengths("length", length)
+    return plain(_geometric_sum(alpha, gamma + 1))
+
+
+def accepted_per_drafted(acceptance: ArrayLike, length: ArrayLike) -> Values:
+    """Accepted / drafted tokens, the acceptance rate that engines report; length of at least 1."""
+    drafted = lengths("length", length, shortest=1)
+    return plain(np.asarray(expected_accepted(acceptance, length) / drafted))
+
+
+def tokens_per_drafted(acceptance: ArrayLike, length: ArrayLike) -> Values:
+    """Tokens a round / drafted tokens a round; length of at least 1. Not an acceptance."""
+    drafted = lengths("length", length, shortest=1)
+    return plain(np.asarray(expected_tokens(acceptance, length) / drafted))
+
+
+def acceptance_from_tokens(tokens: ArrayLike, length: ArrayLike) -> Values:
+    """The alpha at which rounds of this length give so many tokens: expected_tokens, inverted.
+
+    NaN where no alpha does: more than length + 1 tokens. With a length of 0 every alpha gives one
+    token, and the answer is 0.
+
+    Raises:
+        ConfigError: for less than one token a round.
+    """
+    found = costs("tokens", tokens)
+    if np.any(found < 1.0):
+        raise ConfigError("a round gives one token or more; give tokens of at least 1.")
+    return plain(_smallest_acceptance(found, lengths("length", length)))
+
+
+def speedup(
+    acceptance: ArrayLike,
+    length: ArrayLike,
+    cost_ratio: ArrayLike,
+    *,
+    verification_cost: ArrayLike = 1.0,
+) -> Values:
+    """Plain time / speculative time for the same tokens.
+
+    expected_tokens / (cost_ratio * length + verification_cost); with a verification cost of one,
+    Leviathan, theorem 3.8.
+
+    Raises:
+        ConfigError: for an acceptance outside [0, 1], a negative length, negative, infinite or NaN
+            costs, or a verification cost of zero.
+    """
+    cost = _round_cost(length, cost_ratio, verification_cost)
+    return round_speedup(expected_tokens(acceptance, length), cost)
+
+
+def round_speedup(tokens: ArrayLike, cost: ArrayLike) -> Values:
+    """Speed-up of rounds that give so many tokens and cost so many plain target forwards."""
+    found, spent = together(costs("tokens", tokens), costs("cost", cost, above=True))
+    return plain(found / spent)
+
+
+def operations_factor(
+    acceptance: ArrayLike, length: ArrayLike, operations_ratio: ArrayLike
+) -> Values:
+    """Arithmetic done / arithmetic of plain decoding (Leviathan, theorem 3.11).
+
+    (length * operations_ratio + length + 1) / expected_tokens, where the ratio is draft operations
+    a token / target operations a token. Speculation buys time with arithmetic; this is the price.
+    """
+    work = _round_cost(length, operations_ratio, lengths("length", length) + 1.0)
+    return plain(np.asarray(work / expected_tokens(acceptance, length)))
+
+
+def optimal_length(
+    acceptance: float,
+    cost_ratio: float,
+    longest: int = 64,
+    *,
+    verification_cost: ArrayLike = 1.0,
+) -> int:
+    """The length up to `longest` with the highest speed-up, the shortest among equals.
+
+    0 when no length beats plain decoding: with a verification cost of one that is so exactly if
+    acceptance <= cost_ratio (Leviathan, corollary 3.9).
+
+    Args:
+        verification_cost: one number, or [longest], entry i for a draft of i + 1 tokens.
+    """
+    alpha = number(0.0, 1.0)("acceptance", acceptance)
+    longest = whole(0, 1 << 16)("longest", longest)
+    if longest == 0:
+        return 0
+    gains = np.asarray(
+        speedup(alpha, np.arange(1, longest + 1), cost_ratio, verification_cost=verification_cost)
+    )
+    if gains.shape != (longest,):
+        raise ConfigError(
+            f"verification_cost does not fit; give one number or one for each length to {longest}."
+        )
+    best = int(np.argmax(gains))
+    return best + 1 if gains[best] > 1.0 else 0
+
+
+def acceptance_ceiling(acceptance: ArrayLike) -> Values:
+    """The speed-up that free drafts of any length approach: 1 / (1 - alpha), inf at 1."""
+    alpha = fractions("acceptance", acceptance)
+    rejection = 1.0 - alpha
+    sure = rejection == 0.0
+    return plain(np.where(sure, np.inf, 1.0 / np.where(sure, 1.0, rejection)))
+
+
+def length_ceiling(
+    length: ArrayLike, cost_ratio: ArrayLike, *, verification_cost: ArrayLike = 1.0
+) -> Values:
+    """The speed-up of a perfect draft: (length + 1) / (cost_ratio * length + 1)."""
+    return speedup(1.0, length, cost_ratio, verification_cost=verification_cost)
+
+
+class Case(NamedTuple):
+    """Tokens and speed-up of a round."""
+
+    tokens: Values
+    speedup: Values
+
+
+class RoundCases(NamedTuple):
+    """A round whose first token is rejected, an average one, and one that is accepted whole."""
+
+    worst: Case
+    average: Case
+    best: Case
+
+
+def round_cases(
+    acceptance: ArrayLike,
+    length: ArrayLike,
+    cost_ratio: ArrayLike,
+    *,
+    verification_cost: ArrayLike = 1.0,
+) -> RoundCases:
+    """What a round can give: one token at worst, `expected_tokens` on average, length + 1 at best."""
+    cost = _round_cost(length, cost_ratio, verification_cost)
+
+    def case(alpha: ArrayLike) -> Case:
+        tokens = expected_tokens(alpha, length)
+        return Case(tokens, round_speedup(tokens, cost))
+
+    return RoundCases(case(0.0), case(acceptance), case(1.0))
+
+
+def break_even_acceptance(
+    length: ArrayLike, cost_ratio: ArrayLike, *, verification_cost: ArrayLike = 1.0
+) -> Values:
+    """The smallest alpha at which speculating so far does not lose.
+
+    0 where it never loses; NaN where it always does, because a round costs more than length + 1.
+    For a length of one and a verification cost of one it is the cost ratio itself.
+    """
+    cost = _round_cost(length, cost_ratio, verification_cost)
+    return plain(_smallest_acceptance(cost, lengths("length", length)))
+
+
+def break_even_cost_ratio(
+    acceptance: ArrayLike, length: ArrayLike, *, verification_cost: ArrayLike = 1.0
+) -> Values:
+    """The largest cost ratio at which speculating so far does not lose; length of at least 1.
+
+    NaN where it loses even with a free draft: checking costs more than the round gives.
+    """
+    checking = costs("verification_cost", verification_cost, above=True)
+    gained = np.asarray(expected_tokens(acceptance, length)) - checking
+    ratio = gained / lengths("length", length, shortest=1)
+    return plain(np.where(gained >= 0.0, ratio, np.nan))
+
+
+def _round_cost(length: ArrayLike, cost_ratio: ArrayLike, verification_cost: ArrayLike) -> Floats:
+    drafted, draft_cost, checking = together(
+        lengths("length", length),
+        costs("cost_ratio", cost_ratio),
+        costs("verification_cost", verification_cost, above=True),
+    )
+    return np.asarray(draft_cost * drafted + checking)
+
+
+def _geometric_sum(alpha: Floats, terms: Lengths) -> Floats:
+    """1 + alpha + … of so many terms, by doubling: all terms are positive, so nothing cancels."""
+    alpha, terms = together(alpha, terms)
+    total, power = np.zeros(alpha.shape), np.ones(alpha.shape)
+    for bit in reversed(range(int(terms.max(initial=0)).bit_length())):
+        total, power = total + power * total, power * power
+        odd = (terms >> bit) & 1 == 1
+        total = np.where(odd, 1.0 + alpha * total, total)
+        power = np.where(odd, alpha * power, power)
+    return total
+
+
+def _smallest_acceptance(tokens: Floats, length: Lengths) -> Floats:
+    """The smallest alpha with at least so many tokens a round, by bisection; NaN where there is none."""
+    tokens, length = together(tokens, length)
+    low, high = np.zeros(tokens.shape), np.ones(tokens.shape)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        enough = _geometric_sum(middle, length + 1) >= tokens
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    reached = np.where(tokens <= 1.0, 0.0, high)
+    return np.where(tokens <= length + 1, reached, np.nan)

@@ -1,0 +1,148 @@
+"""What the formulas take: numbers, lengths and rows of probability, checked and as arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forerun.checks import shown
+from forerun.errors import ConfigError, DistributionError
+
+Floats = NDArray[np.float64]
+Lengths = NDArray[np.int64]
+Values = float | Floats
+"""A number for numbers, an array for arrays, by NumPy's broadcasting."""
+
+SUM_TOLERANCE = 1e-6
+"""How far a row's sum may lie from one: what rounding leaves in single precision."""
+
+LONGEST = 1 << 31
+
+
+def fractions(name: str, value: ArrayLike) -> Floats:
+    """Numbers in [0, 1]."""
+    found = _reals(value)
+    if found is None or not np.all((found >= 0.0) & (found <= 1.0)):
+        raise ConfigError(f"{name} is {shown(value)}; it must be a number in [0, 1].")
+    return found
+
+
+def costs(name: str, value: ArrayLike, *, above: bool = False) -> Floats:
+    """Finite numbers that are not negative, nor zero if they must lie above it."""
+    found = _reals(value)
+    if found is None or not np.all(np.isfinite(found) & (found > 0 if above else found >= 0)):
+        allowed = "above zero" if above else "of zero or more"
+        raise ConfigError(f"{name} is {shown(value)}; it must be a finite number {allowed}.")
+    return found
+
+
+def lengths(name: str, value: ArrayLike, shortest: int = 0) -> Lengths:
+    """Integers of at least `shortest`."""
+    found = _array(value)
+    whole = found is not None and found.dtype.kind in "iu"
+    if found is None or not whole or not np.all((found >= shortest) & (found <= LONGEST)):
+        raise ConfigError(
+            f"{name} is {shown(value)}; it must be an integer in [{shortest}, {LONGEST}]."
+        )
+    return found.astype(np.int64)
+
+
+def as_rows(name: str, value: ArrayLike) -> Floats:
+    """Rows of probability, [..., V]; rounding of single precision is scaled away.
+
+    Raises:
+        DistributionError: for an empty vocabulary, negative or NaN entries, sums that are not one.
+    """
+    found = _reals(value)
+    if found is None or found.ndim == 0 or found.shape[-1] == 0:
+        raise DistributionError(
+            f"{name} is {shown(value)}; give rows of numbers over at least one token."
+        )
+    if not np.all(found >= 0.0):
+        raise DistributionError(f"{name} has negative or NaN entries; give probabilities.")
+    total = found.sum(-1, keepdims=True)
+    off = np.abs(total - 1.0)
+    if not np.all(off <= SUM_TOLERANCE):
+        worst = total.flat[int(np.argmax(off))]
+        raise DistributionError(f"{name} has a row that sums to {worst:.9g}; rows must sum to 1.")
+    # Rows that are right stay as they are, bit for bit.
+    return found if np.all(off <= 1e-9) else found / total
+
+
+def as_row(name: str, value: ArrayLike) -> Floats:
+    """One row of probability, [V].
+
+    Raises:
+        DistributionError: as `as_rows`, and for more than one row.
+    """
+    row = as_rows(name, value)
+    if row.ndim != 1:
+        raise DistributionError(f"{name} has the shape {row.shape}; give one row [V].")
+    return row
+
+
+def as_row_pair(p: ArrayLike, q: ArrayLike) -> tuple[Floats, Floats]:
+    """Target and draft rows over one vocabulary, broadcast against each other, [..., V] each."""
+    target, draft = as_rows("p (the target row)", p), as_rows("q (the draft row)", q)
+    if target.shape[-1] != draft.shape[-1]:
+        raise DistributionError(
+            f"p has {target.shape[-1]} entries and q has {draft.shape[-1]}; "
+            "target and draft must share one vocabulary."
+        )
+    target, draft = together(target, draft)
+    return target, draft
+
+
+def together(*arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """The same arrays, broadcast.
+
+    Raises:
+        ConfigError: for shapes that do not fit.
+    """
+    try:
+        return np.broadcast_arrays(*arrays)
+    except ValueError:
+        shapes = " and ".join(str(array.shape) for array in arrays)
+        raise ConfigError(
+            f"shapes {shapes} do not fit; give arrays that broadcast together."
+        ) from None
+
+
+def softmax(logits: ArrayLike) -> Floats:
+    """Logits as probabilities, [..., V]; an entry of -inf gets none.
+
+    Raises:
+        DistributionError: for NaN, +inf, a row of all -inf or an empty vocabulary.
+    """
+    found = _reals(logits)
+    if found is None or found.ndim == 0 or found.shape[-1] == 0:
+        raise DistributionError(
+            f"logits are {shown(logits)}; give rows of numbers over at least one token."
+        )
+    highest = found.max(-1, keepdims=True)
+    if not np.all(np.isfinite(highest)):
+        raise DistributionError(
+            "a row of logits is all -inf or has NaN or +inf; none can be drawn."
+        )
+    weights = np.exp(found - highest)
+    return np.asarray(weights / weights.sum(-1, keepdims=True))
+
+
+def plain(result: Floats) -> Values:
+    """An array of no dimensions as a number."""
+    return float(result) if result.ndim == 0 else result
+
+
+def _reals(value: ArrayLike) -> Floats | None:
+    found = _array(value)
+    return None if found is None or found.dtype.kind not in "fiu" else found.astype(np.float64)
+
+
+def _array(value: ArrayLike) -> NDArray[Any] | None:
+    """None for what is no array, a ragged list for one."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,61 @@
+"""Two rows of probability, p the target's and q the draft's: how far they agree, what is left over."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from forerun.theory.inputs import Floats, Values, as_row_pair, plain
+
+
+def total_variation(p: ArrayLike, q: ArrayLike) -> Values:
+    """Half the L1 distance between rows [..., V] (Leviathan et al., arXiv 2211.17192, section 3.2).
+
+    Raises:
+        DistributionError: for rows that are no probabilities or of different vocabularies.
+    """
+    p, q = as_row_pair(p, q)
+    return plain(0.5 * np.abs(p - q).sum(-1))
+
+
+def acceptance_rate(p: ArrayLike, q: ArrayLike) -> Values:
+    """The probability that a token drawn from q is accepted against p, rows [..., V].
+
+    sum_x q(x) min(1, p(x)/q(x)) = sum_x min(p(x), q(x)) = 1 - total variation
+    (Leviathan et al., theorem 3.5 and corollary 3.6). A point mass at x is accepted with p(x).
+
+    Raises:
+        DistributionError: for rows that are no probabilities or of different vocabularies.
+    """
+    p, q = as_row_pair(p, q)
+    return plain(np.minimum(np.minimum(p, q).sum(-1), 1.0))
+
+
+def coupled_acceptance_rate(p: ArrayLike, q: ArrayLike) -> Values:
+    """The probability that target and draft draw the same token from shared Gumbel noise.
+
+    sum_x 1 / sum_y max(p(y)/p(x), q(y)/q(x)), at least (1 - TV)/(1 + TV) and at most 1 - TV
+    (Daliri, Musco and Suresh, arXiv 2408.07978). Rows [..., V]; takes memory of [..., V, V].
+    """
+    p, q = as_row_pair(p, q)
+    both = (p > 0) & (q > 0)
+    safe_p, safe_q = np.where(both, p, 1.0), np.where(both, q, 1.0)
+    with np.errstate(over="ignore"):  # a token next to impossible has rivals without end
+        rivals = np.maximum(
+            p[..., None, :] / safe_p[..., :, None], q[..., None, :] / safe_q[..., :, None]
+        ).sum(-1)
+    # A token that is possible alone has rivals of at least one: itself.
+    return plain(np.where(both, 1.0 / np.where(both, rivals, 1.0), 0.0).sum(-1))
+
+
+def corrected_distribution(p: ArrayLike, q: ArrayLike) -> Floats:
+    """What a recovered token is drawn from: norm(max(p - q, 0)), rows [..., V].
+
+    Where nothing is left (p = q, a rejection that cannot happen) the row is p (Leviathan et al.,
+    section 2.3; Chen et al., arXiv 2302.01318).
+    """
+    p, q = as_row_pair(p, q)
+    residual = np.maximum(p - q, 0.0)
+    total = residual.sum(-1, keepdims=True)
+    left = total > 0.0
+    return np.where(left, residual / np.where(left, total, 1.0), p)

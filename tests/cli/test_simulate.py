@@ -1,0 +1,248 @@
+"""`forerun simulate`: the published tables, simulation beside formula, texts, the object of --json."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from test_terminal import COLOURED, GREEN, in_terminal
+
+from forerun.cli.main import application
+from forerun.theory.formulas import expected_tokens, optimal_length, speedup
+
+ROW = {"acceptance", "cost_ratio", "policy", "length", "tokens_per_round", "cost_per_token"}
+ROW |= {"speedup", "best", "pays"}
+DRAWN = {"simulated_tokens_per_round", "simulated_speedup", "interval"}
+
+
+def simulate(*options: str, **settings: Any) -> Result:
+    result = CliRunner().invoke(
+        application, ["simulate", *options], catch_exceptions=False, **settings
+    )
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def content(*options: str, **settings: Any) -> dict[str, Any]:
+    """The object that --json prints, which is all that stands on standard output."""
+    result = simulate(*options, "--json", **settings)
+    assert result.stderr == ""
+    assert result.stdout.endswith("}\n")
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of the first table in a pipe, below its title and header."""
+    return [line.split() for line in text.split("\n\n")[0].splitlines()[2:]]
+
+
+@pytest.fixture
+def text(write: Any) -> str:
+    """A file of random letters in which every second one is an e: a text with something to learn."""
+    letters = random.Random(3).choices(string.ascii_lowercase, k=3000)
+    path: str = write("text.txt", "".join(f"{letter}e" for letter in letters))
+    return path
+
+
+def test_the_object_has_its_keys() -> None:
+    found = content("--rounds", "100", "--lengths", "1,2")
+    assert set(found) == {"schema_version", "versions", "mode", "settings", "rows"}
+    assert set(found["versions"]) == {"forerun", "numpy", "python"}
+    assert found["mode"] == "sweep"
+    assert found["settings"]["rounds"] == 100
+    assert {frozenset(row) for row in found["rows"]} == {frozenset(ROW | DRAWN)}
+
+
+def test_the_lengths_of_the_tutorial() -> None:
+    """Its sweep at cost ratio 0.1; the cell that it prints as 1.83 is 1.825."""
+    acceptances = ["0.5", "0.7", "0.85", "0.95"]
+    result = simulate("--acceptance", ",".join(acceptances))
+    rows = cells(result.stdout)
+    assert [row[1] for row in rows] == [str(length) for length in range(1, 13)]
+    first = [1.36, 1.46, 1.44, 1.38, 1.31, 1.24, 1.17, 1.11, 1.05, 1.00, 0.95, 0.91]
+    assert [float(row[2].rstrip("*-")) for row in rows] == first
+    assert [row[1] for row in rows if row[2].endswith("-")] == ["10", "11", "12"]
+    best = {2: "1.46*", 4: "1.98*", 7: "2.85*", 12: "4.42*"}
+    for column, (length, cell) in enumerate(best.items(), start=2):
+        assert [row[1] for row in rows if row[column].endswith("*")] == [str(length)]
+        assert rows[length - 1][column] == cell
+    assert result.stderr == "* best length, - no faster than plain decoding\n"
+
+
+def test_the_wall_clock_table_of_the_tutorial() -> None:
+    ratios = ("--cost-ratio", "0.01,0.05,0.1,0.2,0.5", "--lengths", "5")
+    rows = cells(simulate("--acceptance", "0.3,0.5,0.7,0.8,0.9,0.95", *ratios).stdout)
+    assert [row[2].rstrip("*-") for row in rows] == ["1.36", "1.14", "0.95", "0.71", "0.41"]
+    assert [row[5].rstrip("*-") for row in rows] == ["3.51", "2.95", "2.46", "1.84", "1.05"]
+    slower = [cell.endswith("-") for row in rows for cell in row[2:]]
+    assert sum(slower) == 6  # the cells that the tutorial marks
+
+
+def test_rows_are_the_formulas() -> None:
+    found = content("--acceptance", "0,0.4,1", "--cost-ratio", "0,0.3", "--lengths", "1-4,9")
+    assert len(found["rows"]) == 3 * 2 * 5
+    for row in found["rows"]:
+        alpha, ratio, length = row["acceptance"], row["cost_ratio"], row["length"]
+        assert row["speedup"] == pytest.approx(speedup(alpha, length, ratio))
+        assert row["tokens_per_round"] == pytest.approx(expected_tokens(alpha, length))
+        assert row["cost_per_token"] == pytest.approx(1 / row["speedup"])
+        assert row["pays"] is (row["speedup"] > 1)
+    for alpha in (0.4, 1.0):
+        (best,) = (
+            row["length"]
+            for row in found["rows"]
+            if row["best"] and (row["acceptance"], row["cost_ratio"]) == (alpha, 0.0)
+        )
+        assert best == 9 == min(9, optimal_length(alpha, 0.0))
+
+
+def test_simulated_rounds_agree_with_the_formula() -> None:
+    found = content("--rounds", "4000", "--cost-ratio", "0.05,0.2", "--acceptance", "0.3,0.6,0.9")
+    inside = [
+        low <= row["speedup"] <= high for row in found["rows"] for low, high in [row["interval"]]
+    ]
+    assert len(inside) == 72
+    # 95 % of them are expected; fewer than 64 of 72 would come once in a hundred seeds.
+    assert 64 <= sum(inside) < 72
+    for row in found["rows"]:
+        low, high = row["interval"]
+        assert low < row["simulated_speedup"] < high
+        assert high - low < 0.1 * row["speedup"]
+
+
+def test_a_setting_draws_its_own_numbers() -> None:
+    options = ("--rounds", "100", "--acceptance", "0.6")
+    alone = content(*options, "--lengths", "4")["rows"]
+    beside = content(*options, "--lengths", "2-4", "--cost-ratio", "0.3,0.1")["rows"]
+    assert alone[0] in [row | {"best": True} for row in beside]
+    other = content(*options, "--lengths", "4", "--seed", "1")["rows"]
+    assert other[0]["simulated_speedup"] != alone[0]["simulated_speedup"]
+
+
+@pytest.mark.parametrize("rounds", [(), ("--rounds", "3000")])
+def test_the_adaptive_length_is_held_against_fixed_ones(rounds: tuple[str, ...]) -> None:
+    options = ("--policy", "adaptive", "--acceptance", "0.2,0.95", *rounds)
+    low, high = (row for row in content(*options)["rows"] if row["policy"] == "adaptive")
+    # It shrinks to 2 where little is accepted and grows to 10 where nearly all is.
+    assert low["length"] < 2.1
+    assert high["length"] > 7
+    assert low["interval"][0] < low["simulated_speedup"] < low["interval"][1]
+    assert low["simulated_speedup"] == pytest.approx(speedup(0.2, 2, 0.1), rel=0.05)
+    shown = simulate(*options).stdout
+    assert shown.count("adaptive") == (2 if rounds else 1)
+
+
+def test_the_agreement_of_the_tutorial() -> None:
+    found = content("--agreement", "0,0.2,0.4,0.6,0.8,0.9,0.95,1")["rows"]
+    measured = [0.529, 0.629, 0.718, 0.818, 0.917, 0.964, 0.984, 1.0]
+    assert [row["acceptance"] for row in found] == pytest.approx(measured)
+    for row in found:
+        low, high = row["interval"]
+        assert low <= row["acceptance"] <= high
+        assert low < row["expected_acceptance"] <= high
+        alpha = row["expected_acceptance"]
+        assert row["length"] == min(12, optimal_length(alpha, 0.1))
+        assert row["speedup"] == pytest.approx(speedup(alpha, row["length"], 0.1))
+
+
+def test_a_text_with_equal_models_accepts_everything(text: str) -> None:
+    options = ("--text", text, "--target-order", "3", "--draft-order", "3", "--num-tokens", "50")
+    found = content(*options, "--cost-ratio", "0.1,0.5", "--lengths", "1,4")
+    for row in found["rows"]:
+        assert row["acceptance"] == row["acceptance_rate"] == 1.0
+        assert row["tokens_per_round"] == row["length"] + 1
+        assert row["target_calls"] == -(-50 // (row["length"] + 1))
+        assert row["draft_calls"] == row["target_calls"] * row["length"]
+        assert row["speedup"] == pytest.approx(speedup(1.0, row["length"], row["cost_ratio"]))
+        assert row["formula"] == pytest.approx(row["speedup"])
+    assert (found["characters"], found["vocab_size"]) == (6000, 26)
+
+
+def test_a_text_shows_what_a_worse_draft_loses(text: str) -> None:
+    # An e follows every other letter: a draft that sees one token knows, one that sees none does not.
+    options = ("--text", text, "--target-order", "2", "--num-tokens", "2000", "--lengths", "3")
+    worse, better = (
+        content(*options, "--draft-order", order)["rows"][0]["acceptance"] for order in "12"
+    )
+    assert worse < 0.7 < better == 1.0
+
+
+def test_a_text_from_standard_input_and_by_words(text: str) -> None:
+    options = ("--num-tokens", "30", "--lengths", "2", "--draft-order", "1", "--policy", "adaptive")
+    written = "the cat sat on the mat and the dog sat on the cat " * 9
+    found = content("--text", "-", "--unit", "word", *options, input=written)
+    assert found["vocab_size"] == 7
+    assert [row["policy"] for row in found["rows"]] == ["fixed", "adaptive"]
+    assert found == content("--text", "-", "--unit", "word", *options, input=written)
+    piped = simulate("--text", "-", *options, input=written)
+    assert [row[1] for row in cells(piped.stdout)] == ["2", "adaptive"]
+
+
+def test_a_draft_that_costs_nothing_and_one_that_costs_everything(text: str) -> None:
+    options = ("--text", text, "--num-tokens", "300", "--lengths", "1-3", "--cost-ratio", "0,2")
+    rows = content(*options)["rows"]
+    assert all(row["pays"] for row in rows if row["cost_ratio"] == 0)
+    assert not any(row["pays"] for row in rows if row["cost_ratio"] == 2)
+
+
+def test_a_pipe_gets_aligned_text_and_a_terminal_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--acceptance", "0.2,0.9", "--lengths", "1-6")
+    lines = simulate(*options).stdout.splitlines()
+    assert "\x1b" not in "".join(lines)
+    assert {line.index("0.1") for line in lines[2:]} == {lines[2].index("0.1")}
+    shown = in_terminal(monkeypatch, "simulate", *options)
+    assert GREEN not in shown  # bold too
+    assert "\x1b[1;32m" in shown
+    assert "3.26*" in COLOURED.sub("", shown)
+    monkeypatch.setenv("NO_COLOR", "1")
+    bare = in_terminal(monkeypatch, "simulate", *options)
+    assert "32m" not in bare
+    assert "3.26*" in bare
+
+
+def test_it_answers_without_torch_and_soon() -> None:
+    """The sweep, its simulation and a plan, each in a fresh process: less than 2 s in all."""
+    for options in (
+        [],
+        ["--rounds", "10000", "--cost-ratio", "0.05,0.1,0.2"],
+        ["--hardware", "h100", "--target", "llama-3.1-70b", "--draft", "8b"],
+        ["--agreement", "0.5"],
+    ):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import sys, time\n"
+                "from forerun.cli.main import application\n"
+                f"try: application.main(['simulate', *{options!r}], prog_name='forerun')\n"
+                "except SystemExit: pass\n"
+                "loaded = {'torch', 'transformers', 'tokenizers', 'matplotlib'} & set(sys.modules)\n"
+                "print(loaded or 'none', time.process_time() < 2.0, file=sys.stderr)",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stderr.splitlines()[-1] == "none True", done.stderr
+        assert done.stdout
+
+
+def test_help_loads_no_numpy() -> None:
+    code = (
+        "import sys\nfrom forerun.cli.main import application\n"
+        "try: application.main(['simulate', '--help'])\nexcept SystemExit: pass\n"
+        "assert not {'numpy', 'torch', 'rich'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"--hardware" in done.stdout

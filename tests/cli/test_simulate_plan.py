@@ -1,0 +1,278 @@
+"""Planning for hardware, and charts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from refusals import refused
+from test_simulate import cells, content, simulate
+
+from forerun.cli.main import application
+from forerun.theory.cost_model import RooflineCosts, RoundCosts
+from forerun.theory.devices import DEVICES
+from forerun.theory.shapes import SHAPES
+
+PAIR = ("--target", "llama-3.1-8b", "--draft", "llama-3.2-1b")
+GRID = ("--batch", "1,64,1024", "--context", "1k,32k", "--acceptance", "0.4,0.8")
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_rows_are_the_cost_model() -> None:
+    found = content("--hardware", "h100", *PAIR, *GRID, "--lengths", "1-8")
+    device = DEVICES["h100"]
+    target = RooflineCosts(SHAPES["llama-3.1-8b"], device)
+    draft = RooflineCosts(SHAPES["llama-3.2-1b"], device)
+    rounds = RoundCosts(target, draft)
+    assert len(found["rows"]) == 12
+    for row in found["rows"]:
+        where = (row["batch"], row["context"])
+        length, gain = rounds.best(row["acceptance"], *where, lengths=range(1, 9))
+        assert (row["length"], row["speedup"]) == (length, pytest.approx(float(gain)))
+        assert row["pays"] is bool(gain > 1)
+        ratio = row["tokens_per_second"] / row["plain_tokens_per_second"]
+        assert ratio == pytest.approx(float(gain))
+        needed = target.weight_bytes + draft.weight_bytes
+        needed += float(target.cache_bytes(*where) + draft.cache_bytes(*where))
+        assert row["memory_bytes"] == pytest.approx(needed)
+        assert row["fits"] is (needed <= 80e9)
+    assert found["limits"]["ridge_point"] == pytest.approx(target.ridge_point)
+    for entry in found["losing_batches"]:
+        assert entry["batches"] == [
+            list(pair)
+            for pair in rounds.losing_batches(
+                entry["acceptance"], entry["context"], lengths=range(1, 9)
+            )
+        ]
+
+
+def test_tables_mark_what_loses_and_what_does_not_fit() -> None:
+    small = ("--bandwidth", "20", "--flops", "0.32", "--memory", "40", "--acceptance", "0.6")
+    grid = ("--batch", "1,16,256", "--context", "1k")
+    result = simulate(*small, "--target", "llama-3.1-8b", "--draft", "1b", *grid)
+    one, some, many = (row[2] for row in cells(result.stdout))
+    assert float(one.rstrip("!-")) > 1.0
+    assert some.endswith("-")
+    assert many.endswith("!")
+    assert "no faster" in result.stderr
+    assert "does not fit" in result.stderr
+    titles = [block.splitlines()[0] for block in result.stdout.split("\n\n")]
+    assert len(titles) == 4
+    assert "your own" in titles[3]
+
+
+def test_own_hardware_equals_the_named() -> None:
+    device = DEVICES["h100"]
+    own = ("--bandwidth", "3350", "--flops", "989.4", "--memory", "80")
+    named = content("--hardware", "h100", *PAIR, *GRID)
+    assert content(*own, *PAIR, *GRID)["rows"] == named["rows"]
+    assert content("--hardware", "l4", *own, *PAIR, *GRID)["rows"] == named["rows"]
+    assert named["limits"]["device"]["bandwidth"] == device.bandwidth
+    unknown = content(*own[:4], *PAIR, *GRID)
+    assert {row["fits"] for row in unknown["rows"]} == {None}
+
+
+def test_drafts_that_cost_nothing_or_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = ("--hardware", "b200", "--target", "llama-3.1-405b", "--dtype", "fp8", *GRID)
+    nothing = content(*base)["rows"]
+    assert content(*base, "--draft", "none")["rows"] == nothing
+    assert content(*base, "--cost-ratio", "0")["rows"] == nothing
+    assert {row["cost_ratio"] for row in nothing} == {0.0}
+    # A variable yields to a flag, also one that would be refused.
+    monkeypatch.setenv("FORERUN_COST_RATIO", "0.1,0.2")
+    assert content(*base, "--draft", "none")["rows"] == nothing
+    share = content(*base, "--cost-ratio", "0.2")["rows"]
+    assert [row["cost_ratio"] for row in share] == pytest.approx([0.2] * 12)
+    gains = np.array([[a["speedup"], b["speedup"]] for a, b in zip(nothing, share, strict=True)])
+    assert (gains[:, 0] > gains[:, 1]).all()
+
+
+def test_smaller_weights_and_more_devices() -> None:
+    base = ("--hardware", "l4", "--target", "14b", "--batch", "1", "--context", "1k")
+    rows = [
+        content(*base, "--acceptance", "0.7", *more)["rows"][0]
+        for more in ((), ("--dtype", "int4"), ("--num-devices", "4", "--parallel-efficiency", "1"))
+    ]
+    assert [row["fits"] for row in rows] == [False, True, True]
+    plain = [row["plain_tokens_per_second"] for row in rows]
+    assert plain[2] == pytest.approx(4 * plain[0])
+    assert plain[1] > 3 * plain[0]
+    slow = content(*base, "--acceptance", "0.7", "--overhead", "1000")["rows"][0]
+    assert slow["plain_tokens_per_second"] < 1.0
+    assert slow["verification_cost"] == pytest.approx(1.0)
+
+
+def test_lists_come_from_files_and_variables_too(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = content("--acceptance", "0.3,0.6", "--lengths", "2-4")["rows"]
+    file = write("options.toml", 'acceptance = [0.3, 0.6]\nlengths = "2-4"\n')
+    assert content("--config", file)["rows"] == expected
+    assert (
+        content("--acceptance", "0.3", "--acceptance", "0.6,0.3", "--lengths", "2,3,4")["rows"]
+        == expected
+    )
+    monkeypatch.setenv("FORERUN_ACCEPTANCE", "0.3,0.6")
+    monkeypatch.setenv("FORERUN_LENGTHS", "2-4")
+    assert content()["rows"] == expected
+
+
+def test_variables_for_other_commands_and_modes_do_not_disturb(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = content()["rows"]
+    for name, value in {"SEED": "7", "DTYPE": "auto", "BATCH": "3", "TARGET": "8b"}.items():
+        monkeypatch.setenv(f"FORERUN_{name}", value)
+    assert content()["rows"] == expected
+    monkeypatch.setenv("FORERUN_HARDWARE", "h100")
+    assert content()["mode"] == "plan"
+    # A flag asks for something else, and is stronger.
+    assert content("--agreement", "0.5", "--rounds", "100")["mode"] == "agreement"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--cost-ratio", "0.1,0.3"),
+        ("--agreement", "0.2,0.8", "--rounds", "100"),
+        ("--text", "-", "--num-tokens", "20", "--lengths", "1-3"),
+        ("--hardware", "rtx-4090", *PAIR, *GRID),
+    ],
+    ids=lambda options: options[0],
+)
+def test_charts_are_drawn(options: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "new" / "chart.png"
+    result = simulate(*options, "--plot", str(file), input="to be or not to be " * 9)
+    assert file.read_bytes()[:8] == PNG
+    assert str(file) in result.stderr
+    assert result.stdout
+    assert [path.name for path in file.parent.iterdir()] == ["chart.png"]
+
+
+def test_the_map_breaks_even_where_acceptance_is_the_cost_ratio() -> None:
+    """Leviathan, corollary 3.9: with all lengths to choose from, some length pays if and only if
+    acceptance is above the cost ratio."""
+    from forerun.cli.simulation.sweep import best_map
+
+    chart = best_map(np.arange(1, 65), 1.0)
+    x, y = np.meshgrid(chart.x, chart.y)
+    pays = np.array(chart.values) > 1.0 + 1e-12
+    clear = np.abs(x - y) > 1e-9
+    assert (pays == (x > y))[clear].all()
+
+
+def test_a_chart_that_fails_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    file = tmp_path / "chart.svg"
+    simulate("--plot", str(file))
+    before = file.read_bytes()
+    assert b"<svg" in before
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    result = CliRunner().invoke(application, ["simulate", "--plot", str(file)])
+    refused(result, "chart.svg", "no space left")
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    # None in this table is how Python marks a module that must not be found.
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = CliRunner().invoke(application, ["simulate", "--plot", "x.png"])
+    refused(result, "pip install 'forerun[plot]'")
+    assert not Path("x.png").exists()
+
+
+BIG = ("--hardware", "h100", "--target", "70B")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--acceptance", "1.5"), ["--acceptance", "1.5", "[0, 1]"]),
+        (("--acceptance", "-0.1"), ["--acceptance", "[0, 1]"]),
+        (("--acceptance", "nan"), ["--acceptance", "[0, 1]"]),
+        (("--acceptance", "high"), ["--acceptance", "'high'"]),
+        (("--acceptance", ""), ["--acceptance"]),
+        (("--cost-ratio", "-1"), ["--cost-ratio", "[0, 1000]"]),
+        (("--cost-ratio", "inf"), ["--cost-ratio"]),
+        (("--lengths", "-3"), ["--lengths", "-3", "[1, 256]"]),
+        (("--lengths", "0"), ["--lengths", "[1, 256]"]),
+        (("--lengths", "2.5"), ["--lengths", "'2.5'", "1-8,16"]),
+        (("--lengths", "5-2"), ["--lengths", "'5-2'"]),
+        (("--lengths", "1-999999999999"), ["--lengths", "4096"]),
+        (("--agreement", "2"), ["--agreement", "[0, 1]"]),
+        (("--rounds", "0"), ["--rounds"]),
+        (("--seed", "1"), ["--seed", "--rounds"]),
+        (("--seed", "-1", "--rounds", "100"), ["--seed"]),
+        (("--policy", "adptive"), ["--policy", "'adaptive'"]),
+        (("--text", "/no/such"), ["/no/such", "no such file"]),
+        (("--text", "/"), ["directory"]),
+        (("--text", ""), ["--text", "empty"]),
+        (("--text", "x", "--unit", "token"), ["--unit", "character, word"]),
+        (("--text", "x", *BIG[:2]), ["--text", "--hardware", "exclude"]),
+        (("--text", "x", "--agreement", "0.5"), ["--text", "--agreement", "exclude"]),
+        (("--agreement", "0.5", "--seed", "3"), ["--seed", "--agreement", "leave it out"]),
+        (("--target", "70B"), ["--target", "--hardware"]),
+        (("--draft-order", "2"), ["--draft-order", "--text"]),
+        ((*BIG, "--rounds", "100"), ["--rounds", "--hardware"]),
+        (BIG[:2], ["--target", "qwen3-8b"]),
+        (("--hardware", "h1000", "--target", "70B"), ["'h1000'", "Did you mean 'h100'?", "l40s"]),
+        ((*BIG[:3], "llama-3.1-8"), ["'llama-3.1-8'", "Did you mean 'llama-3.1-8b'?"]),
+        ((*BIG[:3], "12"), ["12 parameters", "70B"]),
+        ((*BIG, "--draft", "tiny"), ["'tiny'", "Known"]),
+        ((*BIG, "--draft", "1b", "--cost-ratio", "0.1"), ["--draft", "--cost-ratio", "exclude"]),
+        ((*BIG, "--cost-ratio", "0.1,0.2"), ["--cost-ratio", "one"]),
+        ((*BIG, "--draft-dtype", "int4"), ["--draft-dtype", "--draft"]),
+        ((*BIG, "--dtype", "fp7"), ["--dtype", "'fp7'", "int4"]),
+        (("--hardware", "a100", "--target", "8b", "--dtype", "fp8"), ["a100", "fp8"]),
+        ((*BIG, "--parallel-efficiency", "0.5"), ["--parallel-efficiency", "--num-devices"]),
+        ((*BIG, "--parallel-efficiency", "0", "--num-devices", "2"), ["(0, 1]"]),
+        ((*BIG, "--overhead", "-1"), ["--overhead"]),
+        ((*BIG, "--batch", "0"), ["--batch", "[1, 16384]"]),
+        ((*BIG, "--context", "-1"), ["--context"]),
+        ((*BIG, "--memory", "0"), ["--memory"]),
+        (("--bandwidth", "0", "--flops", "1", "--target", "8b"), ["--bandwidth", "0.0"]),
+        (("--bandwidth", "nan", "--flops", "1", "--target", "8b"), ["--bandwidth", "nan"]),
+        (("--bandwidth", "20", "--target", "8b"), ["--flops"]),
+        (("--flops", "20", "--target", "8b"), ["--bandwidth"]),
+        (("--plot", "chart.gif"), ["chart.gif", ".png"]),
+        (("--plot", "/proc/none/chart.png"), ["chart.png"]),
+        (("--hardwear", "h100"), ["'--hardware'"]),
+        (("stray",), ["stray"]),
+    ],
+)
+def test_wrong_use_is_one_line(options: tuple[str, ...], words: list[str]) -> None:
+    result = CliRunner().invoke(application, ["simulate", *options], catch_exceptions=False)
+    refused(result, *words)
+
+
+def test_texts_that_are_none(write: Any) -> None:
+    for content_, words in (
+        (b"a\xffb", ["UTF-8", "byte 1"]),
+        (b"", ["empty"]),
+        (b" \n", ["empty"]),
+        (b"abc", ["3 characters", "order 4"]),
+        (b"a" * ((16 << 20) + 1), ["16 MiB"]),
+    ):
+        file = write("text.txt", content_)
+        result = CliRunner().invoke(application, ["simulate", "--text", file])
+        refused(result, *words)
+
+
+def test_a_file_with_an_option_for_something_else(write: Any) -> None:
+    file = write("options.toml", 'target = "8b"\n')
+    result = CliRunner().invoke(application, ["simulate", "--config", file])
+    refused(result, "--target", "--hardware")
+    # A flag that asks for something else is stronger, and what it does not read does not disturb.
+    assert content("--config", file, "--agreement", "0.5", "--rounds", "100")["rows"]

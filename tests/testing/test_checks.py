@@ -1,0 +1,199 @@
+"""What authors of methods get: shipped methods pass, and a third party's drafter in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun.contracts import DrafterSetup
+from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Sequence, Verdict
+from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.ngram import NgramDrafter
+from forerun.errors import ConfigError, ExactnessError
+from forerun.randomness import Purpose, Randomness
+from forerun.sampling import Prefix, draw_draft
+from forerun.testing import ToyModel, TreeDrafter, check_drafter, check_verifier
+from forerun.verification import RULES
+from forerun.verification.token import TokenRule
+
+TARGET = ToyModel(3, sharpness=1.0)
+DRAFT = ToyModel(3, sharpness=1.0, noise=0.8)
+
+
+class BigramDrafter:
+    """A third party's method: draws from how often tokens followed each other in the text."""
+
+    name = "bigram"
+    exactness = Exactness.DISTRIBUTIONAL
+    drawings = frozenset(Drawing)
+    draws_trees = False
+    needs_draft_model = False
+    hidden_layers: tuple[int, ...] = ()
+    rows: int | None = None
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size: int | None = vocab_size
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> BigramDrafter:
+        return cls(setup.target.vocab_size)
+
+    def propose(
+        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        return [self._chain(*pair, randomness) for pair in zip(sequences, plans, strict=True)]
+
+    def observe(
+        self, sequences: Several[Sequence], verdicts: Several[Verdict], output: ForwardOutput
+    ) -> None:
+        pass
+
+    def release(self, sequence: Sequence) -> None:
+        pass
+
+    def _chain(self, sequence: Sequence, plan: Plan, randomness: Randomness) -> Draft:
+        assert self.vocab_size is not None
+        counts = torch.ones(self.vocab_size, self.vocab_size, dtype=torch.float64)
+        for before, after in zip(sequence.token_ids, sequence.token_ids[1:], strict=False):
+            counts[before, after] += 1.0
+        tokens: list[int] = []
+        rows: list[Tensor] = []
+        for node in range(plan.num_tokens):
+            logits = counts[(*sequence.token_ids, *tokens)[-1]].log()[None]
+            prefix = Prefix(sequence, tuple(tokens))
+            (token,), row = draw_draft(logits, [prefix], [plan.drawing], [node], randomness)
+            if token is None:
+                break
+            tokens.append(token)
+            rows.append(row[0])
+        if not tokens:
+            return NO_DRAFT
+        return Draft.chain(tokens, torch.stack(rows) if plan.drawing is Drawing.DRAW else None)
+
+
+def test_a_third_partys_drafter_is_proven() -> None:
+    found = check_drafter(BigramDrafter(3), TARGET)
+    assert found.largest_deviation < 1e-12
+    assert set(found.kinds) == {"draw", "top"}
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        DraftModelDrafter(DRAFT, 2, 64),
+        NgramDrafter(1, 3),
+        TreeDrafter(DRAFT, (2, 1)),
+        TreeDrafter(DRAFT, (2,), replacement=True),
+    ],
+    ids=["draft_model", "ngram", "tree", "tree-replacement"],
+)
+def test_shipped_drafters(drafter: TreeDrafter) -> None:
+    assert check_drafter(drafter, TARGET).largest_deviation < 1e-12
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_shipped_rules(name: str) -> None:
+    found = check_verifier(RULES[name]())
+    assert found.cases > 10
+    assert found.largest_deviation < 1e-12
+
+
+class Repeats(BigramDrafter):
+    """Draws all tokens of a draft with one number."""
+
+    def _chain(self, sequence: Sequence, plan: Plan, randomness: Randomness) -> Draft:
+        class Stuck(Randomness):
+            def uniform(self, seed: int, position: int, purpose: Purpose, node: int = 0) -> float:
+                return randomness.uniform(seed, position, purpose)
+
+        return super()._chain(sequence, plan, Stuck())
+
+
+class AcrossRounds(BigramDrafter):
+    """Keys its draws by the node alone: every round draws with the same numbers."""
+
+    def _chain(self, sequence: Sequence, plan: Plan, randomness: Randomness) -> Draft:
+        class Forgetful(Randomness):
+            def uniform(self, seed: int, position: int, purpose: Purpose, node: int = 0) -> float:
+                return randomness.uniform(seed, 0, purpose, node)
+
+        return super()._chain(sequence, plan, Forgetful())
+
+
+class TooFar(BigramDrafter):
+    def _chain(self, sequence: Sequence, plan: Plan, randomness: Randomness) -> Draft:
+        return super()._chain(sequence, Plan(plan.num_tokens + 1, plan.drawing), randomness)
+
+
+class Unnormalized(BigramDrafter):
+    def _chain(self, sequence: Sequence, plan: Plan, randomness: Randomness) -> Draft:
+        draft = super()._chain(sequence, plan, randomness)
+        if draft.probs is None:
+            return draft
+        assert isinstance(draft.probs, Tensor)
+        return Draft(draft.token_ids, draft.parents, draft.probs * 1.01)
+
+
+class Outside(BigramDrafter):
+    def _chain(self, sequence: Sequence, plan: Plan, randomness: Randomness) -> Draft:
+        return Draft.chain([3])
+
+
+class Silent(BigramDrafter):
+    def _chain(self, sequence: Sequence, plan: Plan, randomness: Randomness) -> Draft:
+        return NO_DRAFT
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Repeats, "changes the distribution"),
+        (AcrossRounds, "drawn twice"),
+        (TooFar, "planned were 2"),
+        (Unnormalized, "no distribution"),
+        (Outside, "the vocabulary has 3 tokens"),
+        (Silent, "proposed nothing"),
+    ],
+)
+def test_bad_drafters_are_told_what_is_wrong(kind: type[BigramDrafter], message: str) -> None:
+    with pytest.raises(ExactnessError, match=message):
+        check_drafter(kind(3), TARGET)
+
+
+def test_too_much_to_enumerate_is_refused() -> None:
+    with pytest.raises(ConfigError, match="smaller vocabulary"):
+        check_drafter(BigramDrafter(100), ToyModel(100))
+
+
+def test_a_rule_that_takes_nothing_is_told_so() -> None:
+    class Refuses(TokenRule):
+        def decide(self, draft: Draft, target_probs: Tensor):  # type: ignore[no-untyped-def]
+            raise ConfigError("not this one")
+
+    with pytest.raises(ExactnessError, match="refused"):
+        check_verifier(Refuses())
+
+
+def test_not_a_number_is_a_deviation() -> None:
+    class Broken(TokenRule):
+        def decide(self, draft: Draft, target_probs: Tensor):  # type: ignore[no-untyped-def]
+            return super().decide(draft, target_probs * torch.nan)
+
+    with pytest.raises(ExactnessError):
+        check_verifier(Broken())
+
+
+def test_a_rule_that_only_verifies_is_enumerated_from_outside() -> None:
+    class Bare:
+        name, exactness = "bare", Exactness.DISTRIBUTIONAL
+
+        def verify(self, *args):  # type: ignore[no-untyped-def]
+            return TokenRule().verify(*args)
+
+    from forerun.testing.verifier_check import default_cases
+
+    few = [case for case in default_cases((3,)) if len(case.drafts[0][1]) <= 2]
+    assert check_verifier(Bare(), few).cases == len(few)

@@ -1,0 +1,488 @@
+"""The loops are exact by enumeration, and what they count agrees with the formulas."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.errors import ConfigError, DistributionError
+from forerun.theory import chains, formulas, simulator, trees
+from forerun.theory.adaptive import AdaptiveLength
+from forerun.theory.independent import simulate_independent
+from forerun.theory.language_models import (
+    MOCK_DRAFT,
+    MOCK_TARGET,
+    BlendedModel,
+    Context,
+    GreedyModel,
+    MockModel,
+    NgramModel,
+    TableModel,
+    prefix_tables,
+)
+from forerun.theory.results import Estimate, ratio_of_means
+from forerun.theory.rows import acceptance_rate
+from forerun.theory.simulator import greedy, speculative, standard
+
+Law = dict[tuple[int, ...], float]
+NAN = float("nan")
+
+
+class RandomRows:
+    """Random rows for every context, a fifth of their entries zero."""
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        self.vocab_size, self.seed = vocab_size, seed
+
+    def __call__(self, context: Context, /) -> np.ndarray:
+        random = np.random.default_rng([self.seed, *context])
+        row = random.dirichlet(np.ones(self.vocab_size))
+        kept = np.where(random.random(self.vocab_size) < 0.2, 0.0, row)
+        return kept / kept.sum() if kept.any() else row
+
+
+class Branches:
+    """A random source that takes, run after run, every branch that there is."""
+
+    def __init__(self) -> None:
+        self.script: list[int] = []
+
+    def runs(self, run: Callable[[Branches], Any]) -> Iterator[tuple[float, Any]]:
+        """Each outcome of `run` with its probability."""
+        while True:
+            self.at, self.probability, self.widths = 0, 1.0, list[int]()
+            found = run(self)
+            yield self.probability, found
+            self.script = self.script[: self.at]
+            while self.script and self.script[-1] + 1 == self.widths[len(self.script) - 1]:
+                self.script.pop()
+            if not self.script:
+                return
+            self.script[-1] += 1
+
+    def take(self, probabilities: list[float]) -> int:
+        possible = [index for index, value in enumerate(probabilities) if value > 0]
+        if self.at == len(self.script):
+            self.script.append(0)
+        self.widths.append(len(possible))
+        taken = possible[self.script[self.at]]
+        self.at += 1
+        self.probability *= probabilities[taken]
+        return taken
+
+    def random(self) -> Uniform:
+        return Uniform(self)
+
+    def choice(self, a: int, /, *, p: np.ndarray) -> int:
+        assert a == len(p)
+        assert math.isclose(p.sum(), 1.0)
+        return self.take(p.tolist())
+
+
+class Uniform:
+    """What is below a threshold as often as it says."""
+
+    def __init__(self, branches: Branches) -> None:
+        self.branches = branches
+
+    def __lt__(self, threshold: float) -> bool:
+        return self.branches.take([threshold, 1.0 - threshold]) == 0
+
+
+def law_of(model: Any, context: Context, length: int) -> Law:
+    """A model's own law over the sequences of this length."""
+    law = {}
+    for ids in itertools.product(range(model.vocab_size), repeat=length):
+        steps = [model(context + ids[:place])[token] for place, token in enumerate(ids)]
+        law[ids] = float(np.prod(steps))
+    return law
+
+
+def round_law(target: Any, draft: Any, options: dict[str, Any]) -> Law:
+    """One enumerated round, completed to length + 1 tokens by the target itself."""
+    length = options["length"] + 1
+    law: Law = defaultdict(float)
+    for probability, found in Branches().runs(
+        lambda source: speculative(target, draft, (1,), 1, source, **options)
+    ):
+        tokens = found.rounds[0].token_ids
+        for rest, share in law_of(target, (1, *tokens), length - len(tokens)).items():
+            law[tokens + rest] += probability * share
+    return law
+
+
+def deviation(found: Law, wanted: Law) -> float:
+    return max(abs(found.get(ids, 0.0) - wanted.get(ids, 0.0)) for ids in found.keys() | wanted)
+
+
+SHAPES: list[tuple[int, dict[str, Any]]] = [
+    (1, {"length": 3}),
+    (2, {"length": 3}),
+    (3, {"length": 2}),
+    (3, {"length": 0}),
+    (3, {"length": 2, "branching": (2,)}),
+    (3, {"length": 2, "branching": (2, 2)}),
+    (4, {"length": 1, "branching": (4,)}),
+    (2, {"length": 2, "branching": (1, 3)}),
+]
+
+
+@pytest.mark.parametrize(("vocab_size", "options"), SHAPES, ids=str)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_round_follows_the_target(vocab_size: int, options: dict[str, Any], seed: int) -> None:
+    target, draft = RandomRows(vocab_size, seed), RandomRows(vocab_size, seed + 10)
+    found = round_law(target, draft, options)
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
+    assert deviation(found, law_of(target, (1,), options["length"] + 1)) < 1e-12
+
+
+@pytest.mark.parametrize(("vocab_size", "options"), SHAPES[2:6:3], ids=str)
+def test_a_recovered_token_from_the_target_row_would_show(
+    vocab_size: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulator, "_residual", lambda row, drawn: row)
+    target, draft = RandomRows(vocab_size, 0), RandomRows(vocab_size, 10)
+    found = round_law(target, draft, options)
+    assert deviation(found, law_of(target, (1,), options["length"] + 1)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"length": 2},
+        {"length": AdaptiveLength(1, shortest=1, window=1)},
+        {"length": 1, "branching": (2,)},
+    ],
+    ids=str,
+)
+def test_whole_runs_follow_the_target(options: dict[str, Any]) -> None:
+    target, draft = RandomRows(2, 4), RandomRows(2, 5)
+    law: Law = defaultdict(float)
+    for probability, found in Branches().runs(
+        lambda source: speculative(target, draft, (), 3, source, **options)
+    ):
+        law[found.token_ids] += probability
+    assert deviation(law, law_of(target, (), 3)) < 1e-12
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_enumerated_chains_accept_what_the_formula_says(seed: int) -> None:
+    target, draft = RandomRows(3, seed), RandomRows(3, seed + 20)
+    tokens = sum(
+        probability * len(found.rounds[0].token_ids)
+        for probability, found in Branches().runs(
+            lambda source: speculative(target, draft, (), 1, source, length=3)
+        )
+    )
+    tables = prefix_tables(target, (), 3), prefix_tables(draft, (), 3)
+    assert tokens == pytest.approx(chains.expected_tokens_token_rule(*tables), abs=1e-12)
+
+
+@pytest.mark.parametrize("branching", [(2, 2), (3, 1), (1, 2)])
+def test_enumerated_trees_accept_what_the_formula_says(branching: tuple[int, ...]) -> None:
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.2, 0.6])
+    tokens = sum(
+        probability * len(found.rounds[0].token_ids)
+        for probability, found in Branches().runs(
+            lambda source: speculative(
+                TableModel(p), TableModel(q), (), 1, source, length=2, branching=branching
+            )
+        )
+    )
+    assert tokens == pytest.approx(trees.expected_tokens_branching(p, q, branching), abs=1e-12)
+
+
+@pytest.mark.parametrize("rng", [np.random.RandomState(3), np.random.default_rng(3)], ids=str)
+def test_independent_rounds_of_a_table_agree_with_the_formulas(rng: Any) -> None:
+    p, q = [0.5, 0.3, 0.2], [0.3, 0.2, 0.5]
+    found = speculative(TableModel(p), TableModel(q), (), 6000, rng, length=4, cost_ratio=0.1)
+    alpha = acceptance_rate(p, q)
+    for estimate, wanted in (
+        (found.tokens_estimate(), formulas.expected_tokens(alpha, 4)),
+        (found.speedup_estimate(), formulas.speedup(alpha, 4, 0.1)),
+    ):
+        low, high = estimate.interval(0.999)
+        assert low < wanted < high
+        assert high - low < 0.3
+    assert found.tested_acceptance == pytest.approx(alpha, abs=0.03)
+    assert found.acceptance_rate == pytest.approx(formulas.accepted_per_drafted(alpha, 4), abs=0.03)
+    by_position = [alpha**place for place in range(1, 5)]
+    assert found.acceptance_by_position == pytest.approx(by_position, abs=0.05)
+
+
+@given(
+    st.integers(0, 1000),
+    st.integers(1, 5),
+    st.integers(0, 6),
+    st.lists(st.integers(1, 3), max_size=3),
+    st.integers(1, 30),
+)
+def test_the_counts_fit_together(
+    seed: int, vocab_size: int, length: int, branching: list[int], num_tokens: int
+) -> None:
+    target, draft = RandomRows(vocab_size, seed), RandomRows(vocab_size, seed + 1)
+    prices = [1.0 + 0.01 * tokens for tokens in range(500)]
+    found = speculative(
+        target,
+        draft,
+        (0,),
+        num_tokens,
+        np.random.default_rng(seed),
+        length=length,
+        branching=branching,
+        cost_ratio=0.25,
+        verification_cost=prices.__getitem__,
+    )
+    emitted = [token for entry in found.rounds for token in entry.token_ids]
+    assert found.token_ids == tuple(emitted[:num_tokens])
+    assert len(found.token_ids) == num_tokens
+    ends = found.recovered + found.bonus + found.plain
+    assert ends == found.target_calls == len(found.rounds)
+    assert found.emitted == found.accepted + ends == len(emitted)
+    assert found.draft_calls == length * found.target_calls
+    assert sum(found.accepted_by_position) == found.accepted
+    assert found.drafted_by_position == (found.target_calls,) * length
+    assert all(
+        a <= t for a, t in zip(found.accepted_by_position, found.tested_by_position, strict=True)
+    )
+    assert found.cost == pytest.approx(
+        0.25 * found.draft_calls + sum(prices[entry.drafted + 1] for entry in found.rounds)
+    )
+    assert found.speedup == pytest.approx(found.tokens_per_round * found.target_calls / found.cost)
+    assert 0.0 <= found.acceptance_rate <= max(found.tested_acceptance, 1e-12) <= 1.0
+    if not branching and length:
+        assert found.tokens_per_drafted == pytest.approx(found.acceptance_rate + 1 / length)
+
+
+def test_a_perfect_draft_reaches_the_ceiling() -> None:
+    found = speculative(
+        MOCK_TARGET, MOCK_TARGET, (0,), 60, np.random.default_rng(0), length=5, cost_ratio=0.1
+    )
+    assert (found.recovered, found.bonus, found.target_calls) == (0, 10, 10)
+    assert found.speedup == pytest.approx(formulas.length_ceiling(5, 0.1))
+    assert found.tokens_estimate() == Estimate(6.0, 0.0)
+
+
+def test_a_vocabulary_of_one_token() -> None:
+    single = MockModel(vocab_size=1)
+    for branching in ((), (3, 2)):
+        found = speculative(
+            single, single, (), 10, np.random.default_rng(0), length=4, branching=branching
+        )
+        assert found.token_ids == (0,) * 10
+        assert found.target_calls == 2
+        # The only token cannot be drawn twice.
+        assert found.rounds[0].widths == (1, 1, 1, 1)
+
+
+def test_siblings_are_distinct_and_end_where_the_draft_does() -> None:
+    draft = TableModel([0.5, 0.5, 0.0])
+    target = TableModel([0.0, 0.0, 1.0])
+    found = speculative(target, draft, (), 5, np.random.default_rng(0), length=2, branching=(3, 2))
+    assert {entry.widths for entry in found.rounds} == {(2, 4)}
+    assert (found.recovered, found.accepted, found.token_ids) == (5, 0, (2,) * 5)
+
+
+@given(st.integers(0, 1000), st.integers(0, 5))
+def test_greedy_speculation_is_greedy_decoding(seed: int, length: int) -> None:
+    target, draft = RandomRows(4, seed), RandomRows(4, seed + 1)
+    found = speculative(
+        GreedyModel(target),
+        GreedyModel(draft),
+        (),
+        20,
+        np.random.default_rng(seed),
+        length=length,
+        branching=(2,),
+    )
+    assert found.token_ids == greedy(target, (), 20).token_ids
+
+
+def test_no_draft_is_plain_decoding() -> None:
+    plain = standard(MOCK_TARGET, (0,), 30, np.random.default_rng(0))
+    found = speculative(MOCK_TARGET, MOCK_DRAFT, (0,), 30, np.random.default_rng(0), length=0)
+    assert found == plain
+    assert (plain.plain, plain.speedup, plain.draft_calls) == (30, 1.0, 0)
+    assert plain.tokens_per_drafted == math.inf
+    assert plain.acceptance_rate == 0.0
+
+
+def test_an_adaptive_length_follows_its_rule_and_stays_untouched() -> None:
+    rule = AdaptiveLength()
+    runs = [
+        speculative(
+            MOCK_TARGET,
+            BlendedModel(MOCK_TARGET, 0.9),
+            (0,),
+            200,
+            np.random.default_rng(1),
+            length=rule,
+        )
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+    assert rule == AdaptiveLength()
+    assert [entry.depth for entry in runs[0].rounds[:5]] == [4] * 5
+    for entry, following in itertools.pairwise(runs[0].rounds):
+        assert following.depth == rule.observe(entry.depth, entry.accepted)
+    assert len({entry.depth for entry in runs[0].rounds}) > 2
+
+
+def test_a_pair_of_ngram_models_pays_where_the_draft_is_cheap() -> None:
+    corpus = "the cat sat on the mat and the dog sat on the cat while the red cat ran " * 5
+    target, draft = NgramModel.fit(corpus, 5), NgramModel.fit(corpus, 3)
+    found = speculative(
+        target,
+        draft,
+        target.encode("the "),
+        400,
+        np.random.default_rng(0),
+        length=4,
+        cost_ratio=0.02,
+    )
+    assert found.speedup_estimate().interval(0.99)[0] > 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"num_tokens": 0}, ConfigError),
+        ({"num_tokens": 2.5}, ConfigError),
+        ({"length": -1}, ConfigError),
+        ({"length": True}, ConfigError),
+        ({"branching": (0,)}, ConfigError),
+        ({"branching": (100, 100), "length": 2}, ConfigError),
+        ({"cost_ratio": -0.1}, ConfigError),
+        ({"cost_ratio": NAN}, ConfigError),
+        ({"verification_cost": lambda tokens: 0.0}, ConfigError),
+        ({"verification_cost": lambda tokens: NAN}, ConfigError),
+        ({"target": lambda context: np.array([0.5, 0.4])}, DistributionError),
+        ({"target": lambda context: np.array([[0.5, 0.5]])}, DistributionError),
+        ({"draft": lambda context: np.array([])}, DistributionError),
+        ({"draft": lambda context: np.array([-0.5, 1.5])}, DistributionError),
+        ({"draft": TableModel([0.5, 0.25, 0.25])}, DistributionError),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    change: dict[str, Any], error: type[Exception]
+) -> None:
+    pair = TableModel([0.5, 0.5])
+    options = {"target": pair, "draft": pair, "context": (), "num_tokens": 5, **change}
+    with pytest.raises(error) as caught:
+        speculative(rng=np.random.default_rng(0), **options)
+    assert "\n" not in str(caught.value)
+
+
+def random_settings() -> Iterator[tuple[float, int, float, np.random.Generator]]:
+    random = np.random.default_rng(20)
+    for rng in random.spawn(200):
+        yield random.uniform(0.02, 0.98), int(random.integers(1, 13)), random.uniform(0.0, 1.0), rng
+
+
+def test_simulated_and_computed_speedups_agree_on_200_settings() -> None:
+    """Within 99 % intervals for all 200 at once (Bonferroni), which a formula off by one leaves."""
+    off_by_one = 0
+    for alpha, length, ratio, rng in random_settings():
+        found = simulate_independent(alpha, length, ratio, 20_000, rng)
+        low, high = found.speedup.interval(1 - 0.01 / 200)
+        assert low <= formulas.speedup(alpha, length, ratio) <= high
+        wrong = formulas.expected_accepted(alpha, length) / (ratio * length + 1)
+        off_by_one += not low <= wrong <= high
+        assert (high - low) / found.speedup.value < 0.1
+    assert off_by_one == 200
+
+
+def test_dropping_the_last_term_of_the_formula_would_show_too() -> None:
+    seen = 0
+    for alpha, length, ratio, rng in random_settings():
+        low, high = simulate_independent(alpha, length, ratio, 20_000, rng).speedup.interval(
+            1 - 5e-5
+        )
+        cost = ratio * length + 1
+        seen += not low <= formulas.expected_tokens(alpha, length - 1) / cost <= high
+    assert seen > 100
+
+
+def test_the_ends_of_independent_acceptance() -> None:
+    rng = np.random.default_rng(0)
+    sure = simulate_independent(1.0, 5, 0.0, 1000, rng)
+    assert (sure.tokens, sure.speedup) == (Estimate(6.0, 0.0), Estimate(6.0, 0.0))
+    assert sure.speedup.interval(1.0) == (6.0, 6.0)
+    never = simulate_independent(0.0, 5, 0.2, 1000, rng)
+    assert (never.tokens.value, never.speedup.value, never.acceptance_rate) == (1.0, 0.5, 0.0)
+    none = simulate_independent(0.5, 0, 0.2, 1000, rng)
+    assert (none.tokens.value, none.speedup.value, none.mean_length) == (1.0, 1.0, 0.0)
+    once = simulate_independent(0.5, 2, 0.2, 1, rng)
+    assert math.isnan(once.tokens.standard_error)
+    legacy = simulate_independent(0.5, 2, 0.2, 1000, np.random.RandomState(0))
+    assert legacy.tokens.value == pytest.approx(1.75, abs=0.1)
+
+
+def test_the_price_of_checking_counts() -> None:
+    found = simulate_independent(
+        1.0, 3, 0.5, 10, np.random.default_rng(0), verification_cost=lambda tokens: tokens / 2
+    )
+    assert found.speedup.value == pytest.approx(4 / (1.5 + 2.0))
+
+
+def test_an_adaptive_length_in_independent_rounds() -> None:
+    rng = np.random.default_rng(0)
+    rule = AdaptiveLength()
+    assert simulate_independent(1.0, rule, 0.1, 5000, rng).mean_length == pytest.approx(
+        10, abs=0.02
+    )
+    assert simulate_independent(0.0, rule, 0.1, 5000, rng).mean_length == pytest.approx(2, abs=0.02)
+    assert rule == AdaptiveLength()
+    still = AdaptiveLength(4, shortest=4, longest=4)
+    found = simulate_independent(0.7, still, 0.1, 40_000, rng)
+    low, high = found.speedup.interval(0.9999)
+    assert low < formulas.speedup(0.7, 4, 0.1) < high
+
+
+def test_the_error_of_dependent_rounds_is_what_repetition_shows() -> None:
+    runs = [
+        simulate_independent(0.75, AdaptiveLength(), 0.1, 1500, rng)
+        for rng in np.random.default_rng(0).spawn(150)
+    ]
+    spread = np.std([run.tokens.value for run in runs], ddof=1)
+    stated = np.mean([run.tokens.standard_error for run in runs])
+    assert stated == pytest.approx(spread, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"acceptance": 1.01},
+        {"acceptance": NAN},
+        {"length": -1},
+        {"cost_ratio": -1.0},
+        {"rounds": 0},
+        {"rounds": 1.5},
+        {"verification_cost": lambda tokens: -1.0},
+    ],
+)
+def test_independent_rounds_out_of_range_are_refused(change: dict[str, Any]) -> None:
+    options = {"acceptance": 0.5, "length": 3, "cost_ratio": 0.1, "rounds": 10, **change}
+    with pytest.raises(ConfigError):
+        simulate_independent(rng=np.random.default_rng(0), **options)
+
+
+def test_intervals_by_hand() -> None:
+    estimate = ratio_of_means([1, 2, 3, 4], np.ones(4))
+    assert estimate.value == 2.5
+    assert estimate.standard_error == pytest.approx(math.sqrt(5 / 3 / 4))
+    low, high = estimate.interval(0.95)
+    assert high - 2.5 == pytest.approx(1.959964 * estimate.standard_error)
+    assert low == pytest.approx(5.0 - high)
+    # A ratio that is the same in every round is certain, however the rounds differ.
+    assert ratio_of_means([1, 2, 3], [2, 4, 6]) == Estimate(0.5, 0.0)
+    with pytest.raises(ConfigError):
+        estimate.interval(1.5)
