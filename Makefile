@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo check test clean
+.PHONY: install demo check test docs clean
 
 install: $(INSTALLED)
 
@@ -26,6 +26,11 @@ check: install
 
 test: install
 	$(BIN)/pytest
+
+# The notebook, run from top to bottom; its outputs stay in the file.
+docs: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python docs/notebooks/execute.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Several
+
 import pytest
+from torch import Tensor
 
 from forerun.core import Draft, Origin, Sequence, Verdict
+from forerun.engine import step
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import UnknownNameError
@@ -113,14 +117,26 @@ def test_plain_rounds_are_timed_on_purpose_and_a_costly_draft_is_found_out() -> 
     assert plain >= 30
 
 
-def test_a_hopeless_draft_is_given_up_in_the_engine() -> None:
+class Working(ToyModel):
+    """Counts its work, which is all the time that passes in a test."""
+
+    seconds = 0.0
+
+    def next_logits(self, token_ids: Several[int]) -> Tensor:
+        Working.seconds += 1.0
+        return super().next_logits(token_ids)
+
+
+def test_a_hopeless_draft_is_given_up_in_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speculation stops, is probed again, and the output stays that of plain decoding."""
-    hopeless = ToyModel(TARGET.vocab_size, seed=99)
+    monkeypatch.setattr(step, "perf_counter", lambda: Working.seconds)
+    hopeless = Working(TARGET.vocab_size, seed=99)
+    target = Working(TARGET.vocab_size)
     params = SamplingParams(temperature=0.0, max_tokens=200)
     outputs = {}
     for monitored in (True, False):
         config = SpeculativeConfig(num_speculative_tokens=4, monitor=monitored)
-        engine = Engine(TARGET, TreeDrafter(hopeless, (1, 1, 1, 1)), config)
+        engine = Engine(target, TreeDrafter(hopeless, (1, 1, 1, 1)), config)
         outputs[monitored] = engine.generate([[1, 2, 3]], params)[0]
     assert outputs[True].token_ids == outputs[False].token_ids
     assert outputs[False].stats.num_plain_rounds <= 1

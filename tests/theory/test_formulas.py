@@ -2,117 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from forerun.core import Draft
-from forerun.errors import ConfigError, DistributionError
-from forerun.theory import chains, formulas, rows, trees
-from forerun.theory.enumeration import end_probabilities
+from forerun.errors import ConfigError
+from forerun.theory import chains, formulas, trees
 from forerun.theory.formulas import expected_tokens, optimal_length, speedup
-from forerun.theory.rows import acceptance_rate, corrected_distribution, total_variation
-from forerun.verification import block, token
-from forerun.verification.decision import Decision
 
 NAN, INF = float("nan"), float("inf")
 ALPHAS = st.floats(0.0, 1.0)
 LENGTHS = st.integers(0, 40)
 RATIOS = st.floats(0.0, 3.0)
-
-
-@st.composite
-def row_pairs(draw: st.DrawFn, largest: int = 6) -> tuple[np.ndarray, np.ndarray]:
-    """Two rows over one vocabulary; zeros and equal rows are likely, one token possible."""
-    size = draw(st.integers(1, largest))
-    weights = st.lists(st.just(0.0) | st.floats(1e-3, 1.0), min_size=size, max_size=size)
-    p = np.array(draw(weights.filter(any)))
-    q = p if draw(st.booleans()) else np.array(draw(weights.filter(any)))
-    return p / p.sum(), q / q.sum()
-
-
-@given(row_pairs())
-def test_acceptance_is_one_less_the_total_variation(pair: tuple[np.ndarray, np.ndarray]) -> None:
-    p, q = pair
-    assert acceptance_rate(p, q) == pytest.approx(1.0 - total_variation(p, q), abs=1e-12)
-    assert acceptance_rate(p, q) == acceptance_rate(q, p)
-    assert 0.0 <= acceptance_rate(p, q) <= acceptance_rate(p, p) + 1e-12
-    by_token = sum(y * min(1.0, x / y) for x, y in zip(p, q, strict=True) if y > 0)
-    assert acceptance_rate(p, q) == pytest.approx(by_token)
-
-
-@given(row_pairs())
-def test_accepted_and_recovered_tokens_make_up_the_target(
-    pair: tuple[np.ndarray, np.ndarray],
-) -> None:
-    p, q = pair
-    recovered = corrected_distribution(p, q)
-    assert recovered.sum() == pytest.approx(1.0)
-    assert np.minimum(p, q) + total_variation(p, q) * recovered == pytest.approx(p, abs=1e-12)
-    assert np.array_equal(corrected_distribution(p, p), p)
-
-
-@given(row_pairs())
-def test_coupled_draws_meet_as_often_as_they_can_be_shown_to(
-    pair: tuple[np.ndarray, np.ndarray],
-) -> None:
-    apart = total_variation(*pair)
-    met = rows.coupled_acceptance_rate(*pair)
-    assert (1 - apart) / (1 + apart) - 1e-12 <= met <= 1 - apart + 1e-12
-
-
-def test_coupled_draws_are_the_gumbel_argmax() -> None:
-    random = np.random.default_rng(1)
-    p, q = random.dirichlet(np.ones(5)), random.dirichlet(np.ones(5))
-    noise = random.gumbel(size=(200_000, 5))
-    met = np.mean((np.log(p) + noise).argmax(1) == (np.log(q) + noise).argmax(1))
-    assert abs(met - rows.coupled_acceptance_rate(p, q)) < 4 * 0.5 / math.sqrt(200_000)
-
-
-def test_rows_broadcast_and_take_single_precision() -> None:
-    random = np.random.default_rng(0)
-    p, q = random.dirichlet(np.ones(50), size=(4, 1)), random.dirichlet(np.ones(50), size=3)
-    assert np.shape(acceptance_rate(p, q)) == (4, 3)
-    assert corrected_distribution(p, q).shape == (4, 3, 50)
-    single = p.astype(np.float32)
-    assert acceptance_rate(single, q) == pytest.approx(np.asarray(acceptance_rate(p, q)), abs=1e-6)
-    assert np.allclose(corrected_distribution(single, q).sum(-1), 1.0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("p", "q"),
-    [
-        ([0.5, 0.4], [0.5, 0.5]),
-        ([0.5, 0.5], [0.5, 0.6]),
-        ([1.5, -0.5], [0.5, 0.5]),
-        ([NAN, 1.0], [0.5, 0.5]),
-        ([INF, 0.0], [0.5, 0.5]),
-        ([0.5, 0.5], [0.2, 0.3, 0.5]),
-        ([], []),
-        (1.0, 1.0),
-        ([["0.5", "0.5"]], [0.5, 0.5]),
-        ([[0.5, 0.5], [1.0]], [0.5, 0.5]),
-    ],
-    ids=str,
-)
-def test_rows_that_are_no_probabilities_are_refused(p: Any, q: Any) -> None:
-    functions: list[Callable[..., Any]] = [
-        total_variation,
-        acceptance_rate,
-        corrected_distribution,
-        rows.coupled_acceptance_rate,
-    ]
-    for function in (*functions, lambda p, q: trees.sibling_acceptance(p, q, 2)):
-        with pytest.raises(DistributionError) as caught:
-            function(p, q)
-        assert "\n" not in str(caught.value)
 
 
 @given(ALPHAS, LENGTHS)
@@ -297,134 +202,3 @@ def test_what_is_out_of_range_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(ConfigError) as caught:
         call()
     assert "\n" not in str(caught.value)
-
-
-def prefix_rows(seed: int, vocab_size: int, length: int) -> list[np.ndarray]:
-    """Random rows after every prefix; some of their entries are zero."""
-    random = np.random.default_rng(seed)
-    found = []
-    for place in range(length):
-        table = random.dirichlet(np.ones(vocab_size), size=(vocab_size,) * place)
-        kept = np.where(random.random(table.shape) < 0.15, 0.0, table)
-        table = np.where(kept.sum(-1, keepdims=True) > 0, kept, table)
-        found.append(table / table.sum(-1, keepdims=True))
-    return found
-
-
-def enumerated_tokens(
-    decide: Callable[[Draft, torch.Tensor], Decision], p: list[np.ndarray], q: list[np.ndarray]
-) -> float:
-    """Tokens a round of a rule that ships: all drafts, all ends of its walk."""
-    length, vocab_size, total = len(p), len(p[0]), 0.0
-    for ids in itertools.product(range(vocab_size), repeat=length):
-        draft_rows = np.array([q[place][ids[:place]] for place in range(length)])
-        drawn = math.prod(row[i] for row, i in zip(draft_rows, ids, strict=True))
-        if drawn == 0.0:
-            continue
-        target = [p[place][ids[:place]] for place in range(length)] + [np.eye(vocab_size)[0]]
-        draft = Draft.chain(ids, torch.tensor(draft_rows))
-        made = decide(draft, torch.tensor(np.array(target)))
-        ends = end_probabilities(
-            made.accept.numpy(), made.on_accept, made.on_reject, made.start, length
-        )
-        total += drawn * float(ends @ np.arange(1, length + 2))
-    return total
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_chains_are_what_the_shipped_rules_accept(seed: int) -> None:
-    p, q = prefix_rows(seed, 3, 3), prefix_rows(seed + 50, 3, 3)
-    by_token, by_block = (
-        chains.expected_tokens_token_rule(p, q),
-        chains.expected_tokens_block_rule(p, q),
-    )
-    assert by_token == pytest.approx(enumerated_tokens(token.decide, p, q), abs=1e-12)
-    assert by_block == pytest.approx(enumerated_tokens(block.decide, p, q), abs=1e-12)
-    assert by_block > by_token + 1e-6
-
-
-def test_the_example_of_block_verification() -> None:
-    """Sun et al.: two coins, 10/9 tokens accepted by token, 11/9 by block, 12/9 being the bound."""
-    p, q = np.array([[1 / 3, 2 / 3]] * 2), np.array([[2 / 3, 1 / 3]] * 2)
-    assert chains.token_rule_survival(p, q).sum() == pytest.approx(10 / 9)
-    assert chains.block_rule_survival(p, q).sum() == pytest.approx(11 / 9)
-
-
-@given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 4))
-def test_block_accepts_more_than_token_and_less_than_the_overlap_of_whole_prefixes(
-    seed: int, vocab_size: int, length: int
-) -> None:
-    p, q = prefix_rows(seed, vocab_size, length), prefix_rows(seed + 1, vocab_size, length)
-    by_token, by_block = chains.token_rule_survival(p, q), chains.block_rule_survival(p, q)
-    joint_p, joint_q, bound = np.ones(()), np.ones(()), []
-    for target, draft in zip(p, q, strict=True):
-        joint_p, joint_q = joint_p[..., None] * target, joint_q[..., None] * draft
-        bound.append(np.minimum(joint_p, joint_q).sum())
-    assert np.all(by_token <= by_block + 1e-12)
-    assert np.all(by_block <= np.array(bound) + 1e-12)
-    assert chains.block_rule_survival(p, p) == pytest.approx(np.ones(length))
-
-
-@given(row_pairs(), st.integers(1, 5))
-def test_rows_without_context_are_independent_acceptance(
-    pair: tuple[np.ndarray, np.ndarray], length: int
-) -> None:
-    p, q = (np.tile(row, (length, 1)) for row in pair)
-    alpha = acceptance_rate(*pair)
-    assert chains.expected_tokens_token_rule(p, q) == pytest.approx(expected_tokens(alpha, length))
-    branching = [1] * length
-    for replacement in (True, False):
-        tree = trees.expected_tokens_branching(*pair, branching, replacement=replacement)
-        assert tree == pytest.approx(expected_tokens(alpha, length))
-    chain = trees.branching_parents(branching)
-    assert chain == tuple(range(-1, length - 1))
-    assert trees.expected_tokens_tree(chain, [alpha]) == pytest.approx(
-        expected_tokens(alpha, length)
-    )
-
-
-@given(row_pairs(largest=4), st.integers(1, 4))
-def test_more_siblings_are_accepted_more_often(
-    pair: tuple[np.ndarray, np.ndarray], count: int
-) -> None:
-    for siblings in (trees.sibling_acceptance, trees.distinct_sibling_acceptance):
-        by_rank = siblings(*pair, count)
-        assert by_rank[0] == pytest.approx(acceptance_rate(*pair))
-        assert np.all(by_rank >= 0.0)
-        assert by_rank.sum() <= 1.0 + 1e-12
-        assert siblings(*pair, count + 1)[:count] == pytest.approx(by_rank)
-    p, q = pair
-    if np.all(q > 0):
-        # All tokens are offered once: one of them is taken.
-        assert trees.distinct_sibling_acceptance(p, q, len(q)).sum() == pytest.approx(1.0)
-
-
-def test_siblings_with_replacement_by_brute_force() -> None:
-    random = np.random.default_rng(3)
-    p, q = random.dirichlet(np.ones(3)), random.dirichlet(np.ones(3))
-    by_rank = np.zeros(3)
-    for drawn in itertools.product(range(3), repeat=3):
-        left, reached = p, float(np.prod(q[list(drawn)]))
-        for rank, token_id in enumerate(drawn):
-            accept = min(1.0, left[token_id] / q[token_id])
-            by_rank[rank] += reached * accept
-            reached *= 1.0 - accept
-            left = corrected_distribution(left, q)
-    assert trees.sibling_acceptance(p, q, 3) == pytest.approx(by_rank)
-
-
-def test_a_tree_by_hand() -> None:
-    """Two children, the first of which has two of its own."""
-    parents = [-1, -1, 0, 0]
-    assert trees.expected_tokens_tree(parents, [0.5, 0.2]) == pytest.approx(1 + 0.7 + 0.5 * 0.7)
-    by_depth = [[0.5, 0.2], [0.8, 0.1]]
-    assert trees.expected_tokens_tree(parents, by_depth) == pytest.approx(1 + 0.7 + 0.5 * 0.9)
-    assert trees.expected_tokens_tree([], [0.5]) == 1.0
-    assert trees.branching_parents([2, 2]) == (-1, -1, 0, 0, 1, 1)
-
-
-def test_a_uniform_tree_by_its_branching() -> None:
-    p, q = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
-    by_rank = trees.distinct_sibling_acceptance(p, q, 2)
-    by_nodes = trees.expected_tokens_tree(trees.branching_parents([2, 2, 2]), by_rank)
-    assert by_nodes == pytest.approx(trees.expected_tokens_branching(p, q, [2, 2, 2]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -103,6 +104,7 @@ def _rate(noncentrality: float, distance: float) -> float:
     return noncentrality / distance**2 if distance > 0 else 0.0
 
 
+@lru_cache
 def _needed(degrees: int, level: float, second_look: int) -> float:
     """The noncentrality of the first look with which both looks reject with probability POWER."""
     return bisect(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.polynomial import legendre
@@ -181,6 +182,7 @@ def power(noncentrality: float, degrees: int, level: float) -> float:
     return min(total, 1.0)
 
 
+@lru_cache
 def critical_value(degrees: int, level: float) -> float:
     """What a chi-square variable exceeds with probability `level`."""
     return bisect(lambda x: level - chi_square_tail(x, degrees), 0.0, 1e4)
