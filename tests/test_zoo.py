@@ -13,6 +13,8 @@ import forerun
 from forerun.core import FinishReason
 from forerun.engine.attribution import NUMERICS, first_difference
 from forerun.models.zoo import zoo_path
+from forerun.proof.effort import PARTS, Effort
+from forerun.proof.proof import prove
 from forerun.training.heldout import load_prompts
 
 pytestmark = pytest.mark.zoo
@@ -94,3 +96,14 @@ def test_end_of_text_is_known(engine: forerun.Engine) -> None:
     assert completion.finish_reason is FinishReason.STOP
     assert completion.token_ids == (0,)
     assert completion.text == ""
+
+
+def test_the_pair_is_proven(engine: forerun.Engine, prompts: list[str]) -> None:
+    """In small; README.md has the command for a limit of one per cent."""
+    several = [engine.tokenizer.encode(text)[-32:] for text in prompts[:8]]
+    params = forerun.SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
+    effort = Effort(num_tokens=256, output_tokens=32, equality_prompts=2, parts=PARTS[1:])
+    proof = prove(engine, several, params, effort)
+    assert proof.passed
+    assert proof.statistics is not None
+    assert proof.statistics.first.rules == ("block",)

@@ -41,7 +41,8 @@ def test_the_object(prove: Any) -> None:
     assert result.exit_code == 0, result.stdout
     assert content["passed"] is True
     assert content["level"] == "distributional"
-    assert content["rule"] == "block"
+    assert content["rule"] == "auto"
+    assert content["statistics"]["looks"][0]["rules"] == ["block"]
     assert content["settings"]["sampling"] == {"temperature": 0.8, "presence_penalty": 0.3}
     assert content["settings"]["num_prompts"] == 3
     assert content["enumeration"]["largest_deviation"] <= 1e-12
@@ -77,7 +78,7 @@ def test_the_certificate(prove: Any, tmp_path: Any) -> None:
     path = tmp_path / "certificate.md"
     prove("--certificate", str(path), "--json", *UNENUMERATED)
     text = path.read_text()
-    for words in ("# Exactness of", "| forerun |", "| rule | block |", '"seed": 0', "By equality"):
+    for words in ("# Exactness of", "| forerun |", "| rule | auto |", '"seed": 0', "By equality"):
         assert words in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)
@@ -113,7 +114,7 @@ def test_prompt_lookup(cli: Any, prompts: str) -> None:
     )
     content = json.loads(result.stdout)
     assert content["passed"] is True
-    assert content["rule"] == "token"
+    assert set(content["statistics"]["looks"][0]["rules"]) <= {"token"}
 
 
 def test_parts_alone(prove: Any) -> None:
@@ -188,8 +189,12 @@ def test_files_that_hold_no_prompts(cli: Any, write: Any, content: bytes, words:
     ("args", "words"),
     [
         (("--prompts", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
-        (("--level", "0"), "probability"),
-        (("--level", "nan"), "probability"),
+        (("--level", "0"), "level"),
+        (("--level", "nan"), "level"),
+        (("--level", "1"), "probability"),
+        (("--temperature", "0", "--part", "statistics"), "nothing to do"),
+        (("--certificate", "/"), "a directory"),
+        (("--certificate", "nowhere/certificate.md"), "make it first"),
         (("--num-tokens", "0"), "--num-tokens"),
         (("--output-tokens", "1"), "--output-tokens"),
         (("--output-tokens", "99999"), "context"),

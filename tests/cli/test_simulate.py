@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import string
@@ -53,8 +54,11 @@ def text(write: Any) -> str:
 
 def test_the_object_has_its_keys() -> None:
     found = content("--rounds", "100", "--lengths", "1,2")
-    assert set(found) == {"schema_version", "versions", "mode", "settings", "rows"}
+    assert set(found) == {"schema_version", "versions", "hardware", "mode", "settings", "rows"}
     assert set(found["versions"]) == {"forerun", "numpy", "python"}
+    assert set(found["hardware"]) == {"cpu", "cores"}
+    assert found["hardware"]["cpu"]
+    assert found["hardware"]["cores"] >= 1
     assert found["mode"] == "sweep"
     assert found["settings"]["rounds"] == 100
     assert {frozenset(row) for row in found["rows"]} == {frozenset(ROW | DRAWN)}
@@ -207,6 +211,36 @@ def test_a_pipe_gets_aligned_text_and_a_terminal_colours(monkeypatch: pytest.Mon
     assert "3.26*" in bare
 
 
+PLAN = ("--hardware", "h100", "--target", "llama-3.1-70b", "--draft", "8b", "--num-devices", "4")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--rounds", "100", "--lengths", "1,2", "--acceptance", "0.5,0.9"),
+        ("--text", "-", "--num-tokens", "50", "--lengths", "2", "--policy", "adaptive"),
+        (*PLAN, "--batch", "1,16384", "--context", "1k,8k,32k,128k", "--acceptance", "0.5"),
+    ],
+    ids=lambda options: options[0],
+)
+def test_nothing_is_cut_however_narrow_the_terminal(
+    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = "the cat sat on the mat and the dog sat on the cat " * 9
+    piped, shown = {}, {}
+    for width in ("40", "400"):
+        monkeypatch.setenv("COLUMNS", width)
+        piped[width] = simulate(*options, input=written).stdout
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(written.encode())))
+        lines = COLOURED.sub("", in_terminal(monkeypatch, "simulate", *options)).splitlines()
+        shown[width] = {" ".join(line.split()) for line in lines}
+    assert piped["40"] == piped["400"]
+    for table in piped["400"].split("\n\n"):
+        title, header, *rows = (" ".join(line.split()) for line in table.splitlines())
+        assert {title, *rows} <= shown["40"]
+        assert {title, header, *rows} <= shown["400"]
+
+
 def test_it_answers_without_torch_and_soon() -> None:
     """The sweep, its simulation and a plan, each in a fresh process: less than 2 s in all."""
     for options in (
@@ -214,6 +248,7 @@ def test_it_answers_without_torch_and_soon() -> None:
         ["--rounds", "10000", "--cost-ratio", "0.05,0.1,0.2"],
         ["--hardware", "h100", "--target", "llama-3.1-70b", "--draft", "8b"],
         ["--agreement", "0.5"],
+        ["--json"],
     ):
         done = subprocess.run(
             [

@@ -145,7 +145,7 @@ def test_variables_for_other_commands_and_modes_do_not_disturb(
     ids=lambda options: options[0],
 )
 def test_charts_are_drawn(options: tuple[str, ...], tmp_path: Path) -> None:
-    file = tmp_path / "new" / "chart.png"
+    file = tmp_path / "chart.png"
     result = simulate(*options, "--plot", str(file), input="to be or not to be " * 9)
     assert file.read_bytes()[:8] == PNG
     assert str(file) in result.stderr
@@ -247,8 +247,17 @@ BIG = ("--hardware", "h100", "--target", "70B")
         (("--bandwidth", "20", "--target", "8b"), ["--flops"]),
         (("--flops", "20", "--target", "8b"), ["--bandwidth"]),
         (("--plot", "chart.gif"), ["chart.gif", ".png"]),
-        (("--plot", "/proc/none/chart.png"), ["chart.png"]),
+        (("--plot", "/no/such/chart.png"), ["--plot", "no directory /no/such", "make it first"]),
         (("--hardwear", "h100"), ["'--hardware'"]),
+        (("--alpha", "0.5"), ["'--alpha'", "'--acceptance'"]),
+        (("--gamma", "5"), ["'--gamma'", "'--lengths'"]),
+        (("--num-speculative-tokens", "5"), ["'--lengths'"]),
+        (("--cost", "0.1"), ["'--cost'", "'--cost-ratio'"]),
+        (("--batch-size", "8"), ["'--batch-size'", "'--batch'"]),
+        (("--ctx-size", "1k"), ["'--ctx-size'", "'--context'"]),
+        (("--max_context", "1k"), ["'--context'"]),
+        (("--max-new-tokens", "50"), ["'--num-tokens'"]),
+        (("--draft-model", "8b"), ["'--draft'"]),
         (("stray",), ["stray"]),
     ],
 )

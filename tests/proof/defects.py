@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forerun.core import Draft, Drawing, Plan, Sequence
 from forerun.drafters.draft_model import DraftModelDrafter
-from forerun.randomness import Randomness
+from forerun.randomness import Purpose, Randomness
 from forerun.testing import ToyModel, TreeDrafter
 from forerun.verification.decision import Decision
 from forerun.verification.token import TokenRule, acceptance
@@ -75,7 +75,7 @@ class RecoversFromTarget(TokenRule):
 
 
 class OnceABranch(TokenRule):
-    """Tests every sibling against the whole target row."""
+    """Battery every sibling against the whole target row."""
 
     def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
         right = super().decide(draft, target_probs)
@@ -87,6 +87,20 @@ class OnceABranch(TokenRule):
         if not accept:
             return right
         return replace(right, accept=torch.stack(accept))
+
+
+class OneNumberADraft(Randomness):
+    """All tokens of a draft are drawn with one number: each alone is right."""
+
+    def uniform(self, seed: int, position: int, purpose: Purpose, node: int = 0) -> float:
+        return super().uniform(seed, position, purpose, 0 if purpose is Purpose.DRAFT else node)
+
+
+class TheSameEachRound(Randomness):
+    """A generator that is seeded anew each round: every round tests with the same numbers."""
+
+    def uniform(self, seed: int, position: int, purpose: Purpose, node: int = 0) -> float:
+        return super().uniform(seed, 0, purpose, node)
 
 
 def chain_drafter(kind: type[DraftModelDrafter], draft: ToyModel, rows: int) -> DraftModelDrafter:

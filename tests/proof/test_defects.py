@@ -14,6 +14,7 @@ from forerun.errors import ExactnessError
 from forerun.params import SamplingParams
 from forerun.proof.setting import Setting
 from forerun.proof.statistics import Statistics, by_statistics
+from forerun.randomness import Randomness
 from forerun.testing import ToyModel, TreeDrafter, check_drafter, check_verifier
 from forerun.verification.token import TokenRule
 
@@ -26,15 +27,19 @@ PROMPTS = [[1, 2, 3, 1, 2], [4, 5], [7, 0, 7, 0, 7]]
 
 
 def statistics(
-    drafter: Drafter, rule: str, verifier: Verifier | None = None, num_tokens: int = 1500
+    drafter: Drafter,
+    rule: str,
+    verifier: Verifier | None = None,
+    num_tokens: int = 1500,
+    randomness: Randomness | None = None,
 ) -> Statistics:
     config = SpeculativeConfig(
         num_speculative_tokens=3, rejection_sample_method=rule, monitor=False
     )
-    engine = Engine(TARGET, drafter, config, max_batch_size=ROWS)
+    engine = Engine(TARGET, drafter, config, max_batch_size=ROWS, randomness=randomness)
     if verifier is not None:
         engine.rules[rule] = verifier
-    setting = Setting(rule, SamplingParams(temperature=0.9, presence_penalty=0.2), num_tokens, 40)
+    setting = Setting(SamplingParams(temperature=0.9, presence_penalty=0.2), num_tokens, 40)
     return by_statistics(engine, PROMPTS, setting)
 
 
@@ -64,6 +69,17 @@ def test_the_target_drawn_once_a_branch() -> None:
         check_verifier(defects.OnceABranch())
 
 
+@pytest.mark.parametrize("rule", ["token", "block", "auto"])
+@pytest.mark.parametrize("kind", [defects.OneNumberADraft, defects.TheSameEachRound])
+def test_numbers_used_twice(kind: type[Randomness], rule: str) -> None:
+    """Every token follows its row; only together do they not follow the target."""
+    drafter = defects.chain_drafter(DraftModelDrafter, DRAFT, ROWS)
+    found = statistics(drafter, rule, randomness=kind())
+    assert not found.passed
+    words = "consecutive" if kind is defects.OneNumberADraft else "round by round"
+    assert any(words in name for name in found.first.alarms(0.01))
+
+
 @pytest.mark.parametrize(
     ("drafter", "rule"),
     [
@@ -73,14 +89,25 @@ def test_the_target_drawn_once_a_branch() -> None:
         (NgramDrafter(1, 3), "token"),
         (TreeDrafter(DRAFT, (3, 2)), "token"),
         (TreeDrafter(DRAFT, (2, 2), replacement=True), "token"),
+        (TreeDrafter(DRAFT, (1, 1, 1)), "auto"),
     ],
-    ids=["chain-token", "chain-block", "chain-coupled", "ngram", "tree", "tree-replacement"],
+    ids=[
+        "chain-token",
+        "chain-block",
+        "chain-coupled",
+        "ngram",
+        "tree",
+        "tree-replacement",
+        "auto",
+    ],
 )
 def test_honest_methods_pass(drafter: Drafter, rule: str) -> None:
     found = statistics(drafter, rule)
     assert found.passed
     assert found.first.num_tokens >= 1500
     assert found.first.largest_row_difference < 1e-12
+    # What auto takes for a drafter of trees that proposes chains is watched, not guessed.
+    assert found.first.rules == (("block",) if rule == "auto" else (rule,))
 
 
 def test_a_walk_that_does_not_follow_its_decision_is_caught() -> None:

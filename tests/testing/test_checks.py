@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from forerun.errors import ConfigError, ExactnessError
 from forerun.randomness import Purpose, Randomness
 from forerun.sampling import Prefix, draw_draft
 from forerun.testing import ToyModel, TreeDrafter, check_drafter, check_verifier
+from forerun.testing.verifier_check import default_cases
 from forerun.verification import RULES
 from forerun.verification.token import TokenRule
 
@@ -186,14 +190,66 @@ def test_not_a_number_is_a_deviation() -> None:
         check_verifier(Broken())
 
 
+class Bare:
+    """A rule without a `decide`, whose verdicts a test may spoil."""
+
+    name, exactness = "bare", Exactness.DISTRIBUTIONAL
+
+    def __init__(self, spoil: Callable[[Verdict], Verdict] = lambda verdict: verdict) -> None:
+        self.spoil = spoil
+
+    def verify(self, *args):  # type: ignore[no-untyped-def]
+        return self.spoil(TokenRule().verify(*args))
+
+
+FEW_CASES = [case for case in default_cases((3,)) if len(case.drafts[0][1]) <= 2]
+
+
 def test_a_rule_that_only_verifies_is_enumerated_from_outside() -> None:
-    class Bare:
-        name, exactness = "bare", Exactness.DISTRIBUTIONAL
+    assert check_verifier(Bare(), FEW_CASES).cases == len(FEW_CASES)
 
-        def verify(self, *args):  # type: ignore[no-untyped-def]
-            return TokenRule().verify(*args)
 
-    from forerun.testing.verifier_check import default_cases
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda verdict: Verdict((), (), ()),
+        lambda verdict: replace(verdict, path=tuple(node + 1 for node in verdict.path)),
+        lambda verdict: replace(verdict, token_ids=(*verdict.token_ids, 0)),
+    ],
+    ids=["nothing", "another path", "one too many"],
+)
+def test_verdicts_that_are_none_are_caught(spoil: Callable[[Verdict], Verdict]) -> None:
+    with pytest.raises(ExactnessError, match=r"path"):
+        check_verifier(Bare(spoil), FEW_CASES)
 
-    few = [case for case in default_cases((3,)) if len(case.drafts[0][1]) <= 2]
-    assert check_verifier(Bare(), few).cases == len(few)
+
+def test_a_bound_of_nothing_passes_nothing() -> None:
+    with pytest.raises(ExactnessError):
+        check_verifier(TokenRule(), FEW_CASES, bound=float("nan"))
+
+
+@pytest.mark.parametrize("rule", [None, object(), 3])
+def test_what_is_no_rule(rule: object) -> None:
+    with pytest.raises(ConfigError, match="no rule"):
+        check_verifier(rule)  # type: ignore[arg-type]
+
+
+def test_no_case_is_no_proof() -> None:
+    with pytest.raises(ConfigError, match="no case"):
+        check_verifier(TokenRule(), [])
+
+
+@pytest.mark.parametrize("drafter", [None, object(), BigramDrafter])
+def test_what_is_no_drafter(drafter: object) -> None:
+    with pytest.raises(ConfigError, match="no drafter"):
+        check_drafter(drafter, TARGET)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"num_tokens": 0}, {"num_tokens": -1}, {"prompts": []}, {"samplers": []},
+     {"prompts": [()]}, {"prompts": [(1, 7)]}],
+)  # fmt: skip
+def test_questions_that_are_none(asked: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        check_drafter(BigramDrafter(3), TARGET, **asked)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from forerun.theory.language_models import (
     TableModel,
     prefix_tables,
 )
-from forerun.theory.results import Estimate
+from forerun.theory.results import Estimate, ratio_of_means
 from forerun.theory.rows import acceptance_rate
 from forerun.theory.simulator import greedy, speculative, standard
 
@@ -290,6 +291,26 @@ def test_siblings_are_distinct_and_end_where_the_draft_does() -> None:
     assert (found.recovered, found.accepted, found.token_ids) == (5, 0, (2,) * 5)
 
 
+def test_what_is_left_of_a_row_is_computed_for_a_next_sibling_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    removed: list[int] = []
+    original = simulator._without
+
+    def counted(row: np.ndarray, token: int) -> np.ndarray:
+        removed.append(token)
+        return original(row, token)
+
+    monkeypatch.setattr(simulator, "_without", counted)
+    rng = np.random.default_rng(0)
+    chain = speculative(MOCK_TARGET, MOCK_DRAFT, (0,), 20, rng, length=4)
+    assert chain.drafted
+    assert removed == []
+    tree = speculative(MOCK_TARGET, MOCK_DRAFT, (0,), 1, rng, length=2, branching=(3, 2))
+    assert tree.drafted == 3 + 3 * 2
+    assert len(removed) == 2 + 3 * 1
+
+
 @given(st.integers(0, 1000), st.integers(0, 5))
 def test_greedy_speculation_is_greedy_decoding(seed: int, length: int) -> None:
     target, draft = RandomRows(4, seed), RandomRows(4, seed + 1)
@@ -348,6 +369,67 @@ def test_a_pair_of_ngram_models_pays_where_the_draft_is_cheap() -> None:
         cost_ratio=0.02,
     )
     assert found.speedup_estimate().interval(0.99)[0] > 1.0
+
+
+def text_of_two_kinds() -> str:
+    """Passages that a bigram knows by heart, and passages that take a trigram."""
+    random = np.random.default_rng(0)
+    following = random.integers(0, 8, (8, 8))
+    letters: list[str] = []
+    while len(letters) < 20_000:
+        letters += "abcdefgh" * int(random.geometric(0.4))
+        before, last = random.integers(0, 8, 2)
+        for _ in range(random.geometric(0.05)):
+            token = following[before, last] if random.random() < 0.8 else random.integers(0, 8)
+            letters.append("stuvwxyz"[token])
+            before, last = last, token
+    return "".join(letters)
+
+
+def remembering_trigrams(model: NgramModel) -> Callable[[Context], np.ndarray]:
+    row = lru_cache(model)
+    return lambda context: row(context[-2:])
+
+
+@pytest.mark.parametrize("length", [5, AdaptiveLength()], ids=["fixed", "adaptive"])
+def test_intervals_hold_where_rounds_of_a_text_depend_on_each_other(
+    length: int | AdaptiveLength,
+) -> None:
+    text = text_of_two_kinds()
+    target = NgramModel.fit(text, 3)
+    draft = NgramModel.fit(text, 2, vocabulary=target.vocabulary)
+    pair = remembering_trigrams(target), remembering_trigrams(draft)
+    runs = [
+        speculative(*pair, (), 500, rng, length=length, cost_ratio=0.1)
+        for rng in np.random.default_rng(1).spawn(100)
+    ]
+    truth = sum(run.emitted for run in runs) / sum(run.cost for run in runs)
+    batches = [run.speedup_estimate() for run in runs]
+    single = [
+        ratio_of_means([len(r.token_ids) for r in run.rounds], [r.cost for r in run.rounds])
+        for run in runs
+    ]
+    assert [one.value for one in batches] == pytest.approx([run.speedup for run in runs])
+    covered, taken_for_independent = (
+        sum(low <= truth <= high for low, high in (one.interval(0.95) for one in estimates))
+        for estimates in (batches, single)
+    )
+    # Of 100 intervals of 95 %.
+    assert covered >= 88
+    assert taken_for_independent < 80
+
+
+def test_a_speedup_at_another_cost_ratio() -> None:
+    free, dear = (
+        speculative(
+            MOCK_TARGET, MOCK_DRAFT, (0,), 100, np.random.default_rng(0), length=3, cost_ratio=ratio
+        )
+        for ratio in (0.0, 0.4)
+    )
+    assert free.speedup_estimate(0.4) == dear.speedup_estimate()
+    assert dear.speedup_estimate(0) == free.speedup_estimate() == free.tokens_estimate()
+    with pytest.raises(ConfigError, match="cost_ratio"):
+        free.speedup_estimate(-0.1)
 
 
 @pytest.mark.parametrize(

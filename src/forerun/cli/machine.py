@@ -1,19 +1,24 @@
-"""What a result was made with: versions and hardware."""
+"""What a result was made with: versions and hardware.
+
+torch is loaded only where it is asked for: some commands do without it.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from forerun import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 
 def versions() -> dict[str, str]:
     """Versions of what the output depends on."""
+    import torch
     import transformers
 
     return {
@@ -26,13 +31,19 @@ def versions() -> dict[str, str]:
 
 def hardware(device: torch.device) -> dict[str, Any]:
     """The machine, the threads that torch uses, and the device of the model."""
+    import torch
+
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
+        **host(),
         "threads": torch.get_num_threads(),
         "device": f"{device} ({name})" if name else str(device),
     }
+
+
+def host() -> dict[str, Any]:
+    """The machine alone, for what runs no model."""
+    return {"cpu": cpu_name(), "cores": os.cpu_count()}
 
 
 def cpu_name() -> str:

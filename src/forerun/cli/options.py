@@ -16,27 +16,34 @@ from click.core import ParameterSource
 
 from forerun.errors import ConfigError
 
-# What other tools call an option of ours.
-FOREIGN = {
-    "assistant-model": "draft-model",
-    "ctx-size": "max-context",
-    "do-sample": "temperature",
-    "draft-max": "num-speculative-tokens",
-    "file": "prompt-file",
-    "gamma": "num-speculative-tokens",
-    "max-model-len": "max-context",
-    "max-new-tokens": "max-tokens",
-    "model-draft": "draft-model",
-    "n-predict": "max-tokens",
-    "num-assistant-tokens": "num-speculative-tokens",
-    "num-threads": "threads",
-    "repeat-penalty": "repetition-penalty",
-    "spec-draft-model": "draft-model",
-    "speculative-draft-model-path": "draft-model",
-    "speculative-model": "draft-model",
-    "speculative-num-steps": "num-speculative-tokens",
-    "temp": "temperature",
-    "torch-dtype": "dtype",
+# What other tools, or another of our commands, call an option of ours: the first that a command has.
+FOREIGN: dict[str, tuple[str, ...]] = {
+    "alpha": ("acceptance",),
+    "assistant-model": ("draft-model", "draft"),
+    "batch-size": ("batch",),
+    "cost": ("cost-ratio",),
+    "ctx-size": ("max-context", "context"),
+    "do-sample": ("temperature",),
+    "draft-max": ("num-speculative-tokens", "lengths"),
+    "draft-model": ("draft",),
+    "file": ("prompt-file",),
+    "gamma": ("num-speculative-tokens", "lengths"),
+    "max-context": ("context",),
+    "max-model-len": ("max-context", "context"),
+    "max-new-tokens": ("max-tokens", "num-tokens"),
+    "model-draft": ("draft-model", "draft"),
+    "n-predict": ("max-tokens", "num-tokens"),
+    "num-assistant-tokens": ("num-speculative-tokens", "lengths"),
+    "num-speculative-tokens": ("lengths",),
+    "num-threads": ("threads",),
+    "precision": ("dtype",),
+    "repeat-penalty": ("repetition-penalty",),
+    "spec-draft-model": ("draft-model", "draft"),
+    "speculative-draft-model-path": ("draft-model", "draft"),
+    "speculative-model": ("draft-model", "draft"),
+    "speculative-num-steps": ("num-speculative-tokens", "lengths"),
+    "temp": ("temperature",),
+    "torch-dtype": ("dtype",),
 }
 
 
@@ -88,8 +95,10 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name.lstrip("-").replace("_", "-")
-            ours = FOREIGN.get(name)
-            if ours is None or all(option.name != ours.replace("-", "_") for option in self.params):
+            known = {option.name for option in self.params}
+            candidates = FOREIGN.get(name, ())
+            ours = next((one for one in candidates if one.replace("-", "_") in known), None)
+            if ours is None:
                 raise
             raise click.UsageError(
                 f"No such option {error.option_name!r}. It is called '--{ours}' here.", ctx=ctx

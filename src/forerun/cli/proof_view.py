@@ -7,15 +7,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from forerun.proof.certificate import alarms, differences, limits, number, verdict
+from forerun.proof.certificate import (
+    alarms,
+    differences,
+    enumerated,
+    limits,
+    number,
+    rows,
+    verdict,
+)
 
 
 def show(content: dict[str, Any]) -> None:
     """Print the object of `--json`."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # A pipe has no width of its own; nothing is cut there.
-        console = Console(highlight=False, width=200)
+    # Nothing is cut where it does not fit: a terminal wraps by itself, a pipe has no width.
+    console = Console(highlight=False, soft_wrap=True)
     if content["enumeration"] is not None:
         _show_enumeration(console, content["enumeration"])
     if content["statistics"] is not None:
@@ -29,13 +35,15 @@ def show(content: dict[str, Any]) -> None:
 
 
 def _show_enumeration(console: Console, part: dict[str, Any]) -> None:
-    table = _table("By enumeration", "rule", "cases", "sequences", "largest deviation", "")
+    columns = ("rule", "cases", "sequences", "seeds", "largest deviation", "")
+    table = _table("By enumeration", *columns)
     for one in part["rules"]:
+        counts = (one["cases"], one["sequences"] - one["seeds"], one["seeds"])
         deviation = number(one["largest_deviation"])
-        row = (one["rule"], str(one["cases"]), str(one["sequences"]), deviation)
-        table.add_row(*row, _mark(one["passed"]))
+        mark = _mark(one["passed"], "defect")
+        table.add_row(one["rule"], *(str(count) for count in counts), deviation, mark)
     console.print(table)
-    console.print(f"every outcome of {part['cases']} cases, allowed {part['bound']:.0e}\n")
+    console.print(f"{enumerated(part)}\n", markup=False)
 
 
 def _show_statistics(console: Console, part: dict[str, Any]) -> None:
@@ -49,7 +57,7 @@ def _show_statistics(console: Console, part: dict[str, Any]) -> None:
                 f"{one['statistic']:.1f} ({one['degrees']})",
                 number(one["p_value"]),
                 number(one["adjusted"]),
-                _mark(one["adjusted"] >= part["level"]),
+                _mark(one["adjusted"] >= part["level"], "alarm"),
             )
         console.print(table)
         console.print(
@@ -57,20 +65,19 @@ def _show_statistics(console: Console, part: dict[str, Any]) -> None:
             f"{look['seconds']:.0f} s. {alarms(look, part['level'])}",
             markup=False,
         )
+        console.print(rows(look), markup=False)
         for line in limits(look):
             console.print(line, markup=False)
         console.print()
 
 
 def _show_equality(console: Console, part: dict[str, Any]) -> None:
-    table = _table(
-        "By equality", "decoding", "rule", "prompts", "identical", "numerics", "defects", ""
-    )
+    table = _table("By equality", "decoding", "prompts", "identical", "numerics", "defects", "")
     for mode in part["modes"]:
         numerics = len(mode["differences"]) - mode["defects"]
         counts = (mode["prompts"], mode["identical"], numerics, mode["defects"])
         shown = [str(count) for count in counts]
-        table.add_row(mode["name"], mode["rule"], *shown, _mark(not mode["defects"]))
+        table.add_row(mode["name"], *shown, _mark(not mode["defects"], "defect"))
     console.print(table)
     for mode in part["modes"]:
         for line in differences(mode):
@@ -85,5 +92,5 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _mark(passed: bool) -> str:
-    return "[green]ok[/]" if passed else "[red]defect[/]"
+def _mark(passed: bool, otherwise: str) -> str:
+    return "[green]ok[/]" if passed else f"[red]{otherwise}[/]"

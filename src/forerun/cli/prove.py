@@ -19,6 +19,7 @@ from forerun.cli.combinations import check_threads
 from forerun.cli.options import Command
 from forerun.cli.prove_flags import prove_options
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.target_file import check_writable
 from forerun.errors import ConfigError
 from forerun.proof.effort import PARTS, Effort
 
@@ -40,6 +41,8 @@ def prove(ctx: click.Context, /, **values: Any) -> int:
     the method is approximate by design.
     """
     check_threads(values["threads"])
+    if values["certificate"] is not None:
+        check_writable("--certificate", values["certificate"])
     # The seed is the proof's: it numbers the requests.
     params = sampling_params({**values, "seed": None})
     effort = Effort(
@@ -68,23 +71,20 @@ def _read_texts(values: dict[str, Any]) -> list[str]:
 def _load(
     ctx: click.Context, values: dict[str, Any], texts: list[str], effort: Effort
 ) -> tuple[Engine, list[list[int]]]:
-    """The engine under an explicit rule, with room for these prompts, and their token ids."""
+    """The engine, with room for these prompts, and their token ids."""
     quiet_libraries()
-    from forerun.drafters import find_drafter
     from forerun.engine.load import load, locate
     from forerun.models import load_tokenizer
     from forerun.proof.prompts import encode_prompts
-    from forerun.proof.setting import resolved_rule
 
     set_threads(values)
     model, revision = values["model"], values["revision"]
     config, note = choose(ctx, speculative_config(values), model)
-    assert config.method is not None
-    rule = resolved_rule(config, find_drafter(config.method))
     longest = longest_context(values)
+    longest = min(values["max_context"] or longest, longest)
     if effort.output_tokens >= longest:
         raise ConfigError(
-            f"--output-tokens is {effort.output_tokens}; the context of {model} is {longest} tokens."
+            f"--output-tokens is {effort.output_tokens}; the context is {longest} tokens."
         )
     tokenizer = load_tokenizer(locate(model), revision=revision)
     kept = min(values["prompt_tokens"], longest - effort.output_tokens)
@@ -92,22 +92,17 @@ def _load(
     needed = in_steps(max(len(prompt) for prompt in prompts) + effort.output_tokens)
     engine = load(
         model,
-        speculative_config({**values, **_named(config), "rejection_sample_method": rule}),
+        config,
         revision=revision,
         dtype=values["dtype"],
         device=values["device"],
         max_batch_size=values["batch_size"],
-        max_context=min(values["max_context"] or needed, longest),
+        max_context=min(needed, longest),
         tokenizer=tokenizer,
     )
     if note:
         click.echo(f"forerun: {note}", err=True)
     return engine, prompts
-
-
-def _named(config: Any) -> dict[str, Any]:
-    """What was chosen for the user, under the names of the flags."""
-    return {"method": config.method, "draft_model": config.model}
 
 
 def _prove(
@@ -151,7 +146,6 @@ def _report(
 ) -> None:
     from forerun.cli.machine import hardware, versions
     from forerun.cli.report import SCHEMA_VERSION, print_json
-    from forerun.files import write_text
     from forerun.proof.certificate import certificate
 
     content = {
@@ -161,15 +155,25 @@ def _report(
         "settings": _settings(values, engine, params, effort, num_prompts),
         **proof.as_dict(),
     }
-    if values["certificate"] is not None:
-        write_text(values["certificate"], certificate(content))
-        click.echo(f"forerun: certificate written to {values['certificate']}", err=True)
     if values["json"]:
         print_json(content)
     else:
         from forerun.cli.proof_view import show
 
         show(content)
+    if values["certificate"] is not None:
+        _write(values["certificate"], certificate(content))
+
+
+def _write(file: str, text: str) -> None:
+    from forerun.files import write_text
+
+    try:
+        write_text(file, text)
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").lower()
+        raise ConfigError(f"certificate {file} cannot be written: {reason}.") from error
+    click.echo(f"forerun: certificate written to {file}", err=True)
 
 
 def _settings(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from forerun.cli.config import config_option
@@ -38,70 +40,53 @@ def prove_options() -> list[click.Parameter]:
 def _proof_options() -> list[Option]:
     section = "Proof"
     usual = Effort()
-    return [
-        Option(
-            "prompts",
-            section,
-            type=FileName(),
-            metavar="FILE",
-            help="Your prompts: JSON lines with a prompt (or turns), or one a line. "
-            "Left out: the zoo's held-out ones.",
-        ),
-        Option(
-            "prompt_tokens",
-            section,
-            type=AT_LEAST_ONE,
-            default=DEFAULT_PROMPT_TOKENS,
-            help="Of longer prompts only the last tokens are used.",
-        ),
-        Option(
-            "num_tokens",
-            section,
-            type=AT_LEAST_ONE,
-            default=usual.num_tokens,
-            help="Tokens for the statistics; four times as many halve the detection limit.",
-        ),
-        Option(
-            "output_tokens",
-            section,
-            type=click.IntRange(min=2),
-            default=usual.output_tokens,
-            help="Length of every output.",
-        ),
-        Option(
-            "equality_prompts",
-            section,
-            type=AT_LEAST_ONE,
-            default=usual.equality_prompts,
-            help="Prompts to decode with and without speculation.",
-        ),
-        Option(
-            "level",
-            section,
-            type=float,
-            default=usual.level,
-            help="Probability of a false alarm of the statistics, before a second look.",
-        ),
-        Option("seed", section, type=int, default=usual.seed, help="Of everything."),
-        Option(
-            "part",
-            section,
-            type=click.Choice(PARTS),
-            multiple=True,
-            help="Run this part alone. Repeatable.",
-        ),
-        Option(
-            "batch_size",
-            section,
-            type=AT_LEAST_ONE,
-            default=DEFAULT_BATCH,
-            help="Outputs that are generated at once.",
-        ),
-        Option(
-            "certificate",
-            section,
-            type=FileName(),
-            metavar="FILE",
-            help="Write a Markdown certificate there.",
-        ),
+    files = [
+        Option(name, section, type=FileName(), metavar="FILE", help=text) for name, text in _FILES
     ]
+    numbers = [
+        Option(name, section, type=kind, default=getattr(usual, name, own), help=text)
+        for name, kind, own, text in _NUMBERS
+    ]
+    part = Option(
+        "part",
+        section,
+        type=click.Choice(PARTS),
+        multiple=True,
+        help="Run this part alone. Repeatable.",
+    )
+    return [*files, part, *numbers]
+
+
+_FILES = (
+    (
+        "prompts",
+        "Your prompts: JSON lines with a prompt (or turns), or one a line. Left out: the zoo's "
+        "held-out ones.",
+    ),
+    ("certificate", "Write a Markdown certificate there."),
+)
+# Name, type, default where Effort has none, and help.
+_NUMBERS: tuple[tuple[str, Any, int | None, str], ...] = (
+    (
+        "num_tokens",
+        AT_LEAST_ONE,
+        None,
+        "Tokens for the statistics; four times as many halve the detection limit.",
+    ),
+    ("output_tokens", click.IntRange(min=2), None, "Length of every output."),
+    ("equality_prompts", AT_LEAST_ONE, None, "Prompts to decode with and without speculation."),
+    (
+        "level",
+        float,
+        None,
+        "Probability of a false alarm of the statistics, before a second look.",
+    ),
+    ("seed", int, None, "Of everything."),
+    (
+        "prompt_tokens",
+        AT_LEAST_ONE,
+        DEFAULT_PROMPT_TOKENS,
+        "Of longer prompts only the last tokens are used.",
+    ),
+    ("batch_size", AT_LEAST_ONE, DEFAULT_BATCH, "Outputs that are generated at once."),
+)

@@ -101,7 +101,8 @@ def tolerance(logits: Tensor, dtype: torch.dtype, params: SamplingParams) -> flo
     in float16, against 0.00015 in float32. `numerics` then means that rounding could have done it,
     and a defect that moves logits by less goes unseen; to rule one out, compare in float32.
     """
-    largest = logits.abs().max().item()
+    # Tokens that the model itself excludes have -inf, which is not rounded.
+    largest = logits[torch.isfinite(logits)].abs().max().item()
     scale = 1.0 if params.greedy else params.temperature
     return ROUNDINGS[dtype] * torch.finfo(dtype).eps * largest / scale
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 
-from forerun.contracts import CausalLM, Drafter, Policy, Verifier
+from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
 from forerun.core import Drawing, FinishReason, Plan
 from forerun.engine.compatibility import check_drafter
 from forerun.engine.config import SpeculativeConfig
@@ -21,7 +22,7 @@ from forerun.errors import ConfigError, PromptError
 from forerun.models.running import prefill
 from forerun.params import SamplingParams
 from forerun.policies import make_policy
-from forerun.randomness import Randomness
+from forerun.randomness import Randomness, fresh_seed
 from forerun.stats import Stats
 from forerun.verification import drawing_for
 
@@ -197,6 +198,25 @@ class Engine:
                 self._cancel(one)
                 return True
         return False
+
+    def use_seeds(self, source: Callable[[], int] = fresh_seed) -> None:
+        """Have requests without a seed take it from `source`, so that a run can be repeated."""
+        self._intake.next_seed = source
+
+    @contextmanager
+    def idle_cache(self) -> Iterator[Cache]:
+        """The target's cache, for other work with the target while the block runs.
+
+        Raises:
+            ConfigError: while requests wait or run.
+        """
+        if self.has_work or len(self._free_rows) < self.max_batch_size:
+            raise ConfigError("the cache is in use; finish or cancel the requests first.")
+        try:
+            yield self._parts.cache
+        finally:
+            for row in range(self.max_batch_size):
+                self._parts.cache.trim(row, 0)
 
     @property
     def has_work(self) -> bool:

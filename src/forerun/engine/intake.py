@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from forerun.contracts import CausalLM
@@ -28,12 +28,14 @@ class Intake:
         tokenizer: None takes token ids only.
         eos_token_ids: tokens that end a text.
         max_context: prompt and output tokens of a request at most.
+        next_seed: where a request without a seed gets one.
     """
 
     target: CausalLM
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
     max_context: int
+    next_seed: Callable[[], int] = fresh_seed
     next_id: int = 0
 
     def take(self, prompt: Prompt, params: SamplingParams, speculative: bool) -> Running:
@@ -60,7 +62,7 @@ class Intake:
             token_ids=token_ids,
             num_prompt_tokens=len(token_ids),
             params=params,
-            seed=fresh_seed() if params.seed is None else params.seed,
+            seed=self.next_seed() if params.seed is None else params.seed,
             speculative=speculative,
             stop_token_ids=ends | frozenset(params.stop_token_ids),
         )

@@ -54,24 +54,30 @@ def _enumeration(part: dict[str, Any] | None) -> Iterator[str]:
     yield ""
     yield "## By enumeration"
     yield ""
-    yield (
-        f"Every outcome of every draft on small vocabularies, whole sequences against the target's "
-        f"own law. Largest deviation of a probability: {number(part['largest_deviation'])} "
-        f"(allowed {part['bound']:.0e}), over {part['cases']} cases."
-    )
+    yield enumerated(part)
     yield ""
     yield from _table(
-        ("rule", "cases", "sequences", "largest deviation", "passed"),
+        ("rule", "cases", "sequences", "seeds", "largest deviation", "passed"),
         (
             (
                 one["rule"],
                 str(one["cases"]),
-                str(one["sequences"]),
+                str(one["sequences"] - one["seeds"]),
+                str(one["seeds"]),
                 number(one["largest_deviation"]),
-                _mark(one["passed"]),
+                "yes" if one["passed"] else "no",
             )
             for one in part["rules"]
         ),
+    )
+
+
+def enumerated(part: dict[str, Any]) -> str:
+    """What the enumeration has covered, in one sentence."""
+    return (
+        f"{part['cases']} cases on small vocabularies: every outcome of every draft, whole sequences "
+        f"against the target's own law; a rule that draws by noise, seed by seed against plain "
+        f"decoding. Largest deviation {number(part['largest_deviation'])}, allowed {part['bound']:.0e}."
     )
 
 
@@ -86,7 +92,8 @@ def _statistics(part: dict[str, Any] | None) -> Iterator[str]:
         yield ""
         yield (
             f"{look['num_tokens']} tokens of {look['num_outputs']} outputs, each against the "
-            f"target's row given its prefix. {alarms(look, part['level'])}"
+            f"target's row given its prefix, drafts verified by {', '.join(look['rules']) or 'nothing'}. "
+            f"{alarms(look, part['level'])}"
         )
         yield ""
         yield from _table(
@@ -104,12 +111,23 @@ def _statistics(part: dict[str, Any] | None) -> Iterator[str]:
             ),
         )
         yield ""
-        yield (
-            f"Tokens that the target excludes: {look['impossible']}. Largest difference between the "
-            f"rows that verified and the target's own: {number(look['largest_row_difference'])}."
-        )
+        yield rows(look)
         yield ""
         yield from limits(look)
+
+
+def rows(look: dict[str, Any]) -> str:
+    """What else was looked at, in one sentence."""
+    allowed = look["row_tolerance"]
+    bound = (
+        "edges of top-k, top-p or min-p may move"
+        if allowed is None
+        else (f"rounding explains {number(allowed)}")
+    )
+    return (
+        f"Tokens that the target excludes: {look['impossible']}. Largest difference between the rows "
+        f"that verified and the target's own: {number(look['largest_row_difference'])} ({bound})."
+    )
 
 
 def limits(look: dict[str, Any]) -> Iterator[str]:
@@ -136,11 +154,10 @@ def _equality(part: dict[str, Any] | None) -> Iterator[str]:
     yield "## By equality"
     yield ""
     yield from _table(
-        ("decoding", "rule", "prompts", "tokens", "identical", "numerics", "defects"),
+        ("decoding", "prompts", "tokens", "identical", "numerics", "defects"),
         (
             (
                 mode["name"],
-                mode["rule"],
                 str(mode["prompts"]),
                 str(mode["tokens"]),
                 str(mode["identical"]),
@@ -160,8 +177,9 @@ def differences(mode: dict[str, Any]) -> Iterator[str]:
         found = one["difference"]
         yield (
             f"- {mode['name']}, prompt {one['prompt'] + 1}: token {found['index'] + 1} is "
-            f"{found['token_id']} instead of {found['plain_token_id']}; the two largest logits are "
-            f"{number(found['margin'])} apart there: {found['explanation']}."
+            f"{found['token_id']} instead of {found['plain_token_id']}, {_gap(found['gap'])}, where "
+            f"rounding explains {number(found['tolerance'])}: {found['explanation']} (the two largest "
+            f"logits are {number(found['margin'])} apart)."
         )
 
 
@@ -170,8 +188,8 @@ def number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.3g}"
 
 
-def _mark(passed: bool) -> str:
-    return "yes" if passed else "no"
+def _gap(gap: float | None) -> str:
+    return "which is not possible" if gap is None else f"{number(gap)} behind the best score"
 
 
 def _shown(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.checks import Check, normalize, number, several, text, whole
 from forerun.errors import ConfigError
 
 PARTS = ("enumeration", "statistics", "equality")
@@ -36,12 +37,19 @@ class Effort:
     parts: tuple[str, ...] = PARTS
 
     def __post_init__(self) -> None:
-        if min(self.num_tokens, self.output_tokens - 1, self.equality_prompts) < 1:
-            raise ConfigError(
-                "a proof needs at least one token, one prompt, and outputs of two tokens."
-            )
-        if not 0.0 < self.level < 1.0:
+        normalize(self, _CHECKS)
+        if self.level >= 1.0:
             raise ConfigError(f"level is {self.level}; give a probability between 0 and 1.")
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown or not self.parts:
             raise ConfigError(f"parts are {self.parts}; give some of {', '.join(PARTS)}.")
+
+
+_CHECKS: dict[str, Check] = {
+    "num_tokens": whole(1, 2**40),
+    "output_tokens": whole(2, 2**31),
+    "equality_prompts": whole(1, 2**31),
+    "level": number(0.0, 1.0, above=True),
+    "seed": whole(-(2**63), 2**63 - 1),
+    "parts": several(text),
+}

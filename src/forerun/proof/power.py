@@ -8,11 +8,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from forerun.proof.tests import SampledRows, Tests
+from forerun.proof.battery import Battery, SampledRows
 from forerun.theory.alternatives import drawn_to, favoured, mean_total_variation, sharpened
 from forerun.theory.goodness_of_fit import Floats, bisect, mean_smooth_scores, power
 
 POWER = 0.9
+# Further off a family is no longer in proportion to its strength; such a limit is not stated.
+_LARGEST = 0.25
 
 FAMILIES = {
     "temperature": "rows to a power, as when drawn at another temperature",
@@ -41,7 +43,7 @@ class Limit:
 
 
 def limits(
-    tests: Tests, rows: SampledRows, starts: SampledRows, level: float, second_look: int
+    tests: Battery, rows: SampledRows, starts: SampledRows, level: float, second_look: int
 ) -> Iterator[Limit]:
     """The limit of each family. A single test of the family counts, at Holm's first and strictest
     step, so the power is a lower bound.
@@ -61,16 +63,18 @@ def limits(
     if starts.rows:
         found["towards the draft"] = _by_draft(tests, *starts.stacked())
     for family, meaning in FAMILIES.items():
-        # A rate of zero: the rows leave nothing to move, as greedy ones do.
-        if family not in found or not found[family][1] > 0:
+        name, rate = found.get(family, ("", 0.0))
+        # A rate of zero: the rows leave nothing to move, or there are too few of them.
+        if not rate > 0:
             continue
-        name, rate = found[family]
         test = tests.by_name[name]
         needed = _needed(test.rank, level / len(tests.by_name), second_look)
-        yield Limit(family, meaning, name, float((needed / (test.count * rate)) ** 0.5))
+        distance = float((needed / (test.count * rate)) ** 0.5)
+        if distance <= _LARGEST:
+            yield Limit(family, meaning, name, distance)
 
 
-def _by_rank(tests: Tests, rows: Floats) -> tuple[str, float]:
+def _by_rank(tests: Battery, rows: Floats) -> tuple[str, float]:
     """The test that sees a temperature, and the noncentrality that an outcome adds per squared
     total variation."""
     name = "emitted, by rank"
@@ -79,7 +83,7 @@ def _by_rank(tests: Tests, rows: Floats) -> tuple[str, float]:
     return name, _rate(tests.by_name[name].noncentrality(mean), mean_total_variation(rows, others))
 
 
-def _by_draft(tests: Tests, rows: Floats, draft_rows: Floats) -> tuple[str, float]:
+def _by_draft(tests: Battery, rows: Floats, draft_rows: Floats) -> tuple[str, float]:
     name = "round start, by draft"
     others = drawn_to(rows, draft_rows)
     ratio = np.divide(draft_rows, rows, out=np.zeros_like(rows), where=rows > 0)
@@ -87,7 +91,7 @@ def _by_draft(tests: Tests, rows: Floats, draft_rows: Floats) -> tuple[str, floa
     return name, _rate(tests.by_name[name].noncentrality(mean), mean_total_variation(rows, others))
 
 
-def _by_group(tests: Tests, rows: Floats) -> tuple[str, float]:
+def _by_group(tests: Battery, rows: Floats) -> tuple[str, float]:
     name = "emitted, by group"
     rates = []
     member = np.eye(int(tests.groups.max()) + 1)[tests.groups]
@@ -112,5 +116,5 @@ def _needed(degrees: int, level: float, second_look: int) -> float:
             power(value, degrees, level) * power(second_look * value, degrees, level) - POWER
         ),
         0.0,
-        200.0,
+        4000.0,
     )

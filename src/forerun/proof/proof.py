@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
 from dataclasses import asdict, dataclass
 from time import perf_counter
@@ -16,10 +16,10 @@ from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 from forerun.proof.effort import Effort
 from forerun.proof.enumeration import Enumerations, by_enumeration
-from forerun.proof.equality import Equality, by_equality
-from forerun.proof.setting import Setting, resolved_rule, with_rule
+from forerun.proof.equality import SEEDED_RULES, Equality, by_equality
+from forerun.proof.setting import Setting
 from forerun.proof.statistics import Statistics, by_statistics
-from forerun.verification import RULES, make_rule
+from forerun.verification import AUTO, make_rule
 
 GREEDY_NOTE = "greedy output leaves nothing to chance: equality compares every token of it."
 # From the strictest on.
@@ -35,7 +35,7 @@ class Proof:
 
     Args:
         level: what target, drafter and rule promise together, the weakest of them.
-        rule: that verified.
+        rule: as the engine's config names it.
         enumeration, statistics, equality: the parts.
         notes: why a part did not run, or what else there is to say.
         seconds: it took.
@@ -54,7 +54,8 @@ class Proof:
         """No part found a defect, and nothing approximate took part."""
         parts = (self.enumeration, self.statistics, self.equality)
         ran = [part for part in parts if part is not None]
-        return self.level is not Exactness.APPROXIMATE and all(part.passed for part in ran)
+        sound = bool(ran) and all(part.passed for part in ran)
+        return sound and self.level is not Exactness.APPROXIMATE
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
@@ -87,8 +88,7 @@ def prove(
     """Prove, as far as it can be proven, that an engine emits the target's own distribution.
 
     Args:
-        engine: with a drafter, and the rule to prove. `auto` stands for the rule that it takes
-            for requests without a seed.
+        engine: with a drafter; it is watched as it is, whatever rules it takes.
         prompts: token ids; each must leave room for an output in the engine's context.
         params: how tokens are drawn.
         effort: how hard to try.
@@ -99,25 +99,19 @@ def prove(
     """
     started = perf_counter()
     effort = effort or Effort()
-    drafter = engine.drafter
-    if drafter is None:
+    if engine.drafter is None:
         raise ConfigError("there is nothing to prove about plain decoding; give a drafter.")
+    _check_parts(effort, params)
     _check_room(engine, prompts, effort)
-    rule = resolved_rule(engine.config, drafter)
-    engine = with_rule(engine, rule)
-    own = engine.rules.get(rule) or make_rule(rule)
-    notes = []
-    statistics = None
-    if "statistics" in effort.parts and params.greedy:
-        notes.append(GREEDY_NOTE)
-    elif "statistics" in effort.parts:
+    rule = engine.config.rejection_sample_method
+    statistics = enumeration = equality = None
+    if "statistics" in effort.parts and not params.greedy:
         setting = Setting(
-            rule, params, effort.num_tokens, effort.output_tokens, effort.level, effort.seed
+            params, effort.num_tokens, effort.output_tokens, effort.level, effort.seed
         )
         statistics = by_statistics(engine, prompts, setting, _of_part("statistics", progress))
-    enumeration = equality = None
     if "enumeration" in effort.parts:
-        enumeration = by_enumeration(_rules_to_enumerate(own), params)
+        enumeration = by_enumeration(_rules_to_enumerate(engine), params)
     if "equality" in effort.parts:
         equality = by_equality(
             engine,
@@ -127,21 +121,46 @@ def prove(
             effort.seed,
             _of_part("equality", progress),
         )
+    promises = [engine.target.exactness, engine.drafter.exactness]
+    if rule != AUTO:
+        promises.append(_own_rule(engine).exactness)
     return Proof(
-        level=max(engine.target.exactness, drafter.exactness, own.exactness, key=_LEVELS.index),
+        level=max(promises, key=_LEVELS.index),
         rule=rule,
         enumeration=enumeration,
         statistics=statistics,
         equality=equality,
-        notes=tuple(notes),
+        notes=tuple(_notes(effort, params, rule)),
         seconds=perf_counter() - started,
     )
 
 
-def _rules_to_enumerate(own: Verifier) -> list[Verifier]:
-    """The rule in use, and those that the engine takes besides it: for point masses and for seeds."""
-    others = [RULES[name]() for name in ("token", "coupled") if name != own.name]
-    return [own, *others]
+def _own_rule(engine: Engine) -> Verifier:
+    name = engine.config.rejection_sample_method
+    return engine.rules.get(name) or make_rule(name)
+
+
+def _rules_to_enumerate(engine: Engine) -> list[Verifier]:
+    """All rules that the engine may take: `auto` takes several, any other leaves plain rounds and
+    point masses to the token rule."""
+    if engine.config.rejection_sample_method == AUTO:
+        return [engine.rules.get(name) or make_rule(name) for name in ("token", "block", "coupled")]
+    own = _own_rule(engine)
+    return [own] if own.name == "token" else [own, engine.rules.get("token") or make_rule("token")]
+
+
+def _notes(effort: Effort, params: SamplingParams, rule: str) -> Iterator[str]:
+    if "statistics" in effort.parts and params.greedy:
+        yield GREEDY_NOTE
+    if "equality" in effort.parts and not params.greedy and rule not in SEEDED_RULES:
+        yield (
+            f"rule {rule} does not promise plain decoding's tokens for a seed; auto and coupled do."
+        )
+
+
+def _check_parts(effort: Effort, params: SamplingParams) -> None:
+    if params.greedy and set(effort.parts) == {"statistics"}:
+        raise ConfigError(f"the statistics have nothing to do: {GREEDY_NOTE}")
 
 
 def _check_room(engine: Engine, prompts: Several[list[int]], effort: Effort) -> None:
@@ -174,6 +193,7 @@ def _of_enumeration(part: Enumerations) -> dict[str, Any]:
                 "passed": one.passed,
                 "cases": one.found.cases,
                 "sequences": one.found.sequences,
+                "seeds": one.found.seeds,
                 "largest_deviation": _finite(one.found.largest_deviation),
                 "worst_case": one.found.worst,
                 "kinds": list(one.found.kinds),

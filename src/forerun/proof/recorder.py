@@ -7,11 +7,14 @@ from torch import Tensor
 
 from forerun.contracts import Verifier
 from forerun.core import Draft, Sequence, Verdict
-from forerun.proof.tests import SampledRows, Tests
+from forerun.proof.battery import Battery, SampledRows
 from forerun.randomness import Randomness
 from forerun.testing.laws import ends_of
 from forerun.theory.goodness_of_fit import Floats, mass_before
 from forerun.verification.decision import Decision, DecisionRule
+
+# Rules whose share of each continuation is known in closed form.
+_KEEPS = ("token", "block")
 
 Places = dict[tuple[int, int], tuple[float, float]]
 """The mass before a token and its own, in the row that verified it, by request and position."""
@@ -29,11 +32,16 @@ class Recorder:
         tests: to feed.
         starts: keeps some pairs of target's and draft's rows at the start of rounds.
         places: where to note each emitted token's place in its row.
+        used: where to note the rule's name when it verifies.
     """
 
-    def __init__(self, rule: Verifier, tests: Tests, starts: SampledRows, places: Places) -> None:
+    def __init__(
+        self, rule: Verifier, tests: Battery, starts: SampledRows, places: Places, used: set[str]
+    ) -> None:
         self.name, self.exactness = rule.name, rule.exactness
-        self.rule, self.tests, self.starts, self.places = rule, tests, starts, places
+        self.rule, self.tests, self.starts = rule, tests, starts
+        self.places, self.used = places, used
+        self._latest: dict[tuple[str, int], Floats] = {}
 
     def verify(
         self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
@@ -41,15 +49,17 @@ class Recorder:
         verdict = self.rule.verify(draft, target_probs, sequence, randomness)
         rows = _array(target_probs)
         self._remember(rows, sequence, verdict)
+        if len(draft):
+            self.used.add(self.name)
         # A coupled draft shares its noise with what is emitted; it implies no law of its own.
         if len(draft) and isinstance(self.rule, DecisionRule):
             draft_rows = draft.dense_probs(rows.shape[-1])
             self._test_start(draft, rows[:1], draft_rows, verdict)
             if draft_rows is not None:
-                self._test_draft(draft, _array(draft_rows))
+                self._test_draft(draft, _array(draft_rows), sequence)
             decision = self.rule.decide(draft, target_probs)
-            self._test_decision(draft, decision, verdict)
-            if self.name == "token" and draft.is_chain and draft_rows is not None and verdict.path:
+            self._test_decision(draft, decision, verdict, sequence)
+            if self.name in _KEEPS and draft.is_chain and draft_rows is not None and verdict.path:
                 self._test_accepted(rows, _array(draft_rows), verdict)
         return verdict
 
@@ -77,14 +87,29 @@ class Recorder:
         self.tests.place("round start, by draft", row, chosen, keys)
         self.starts.offer(row[0], favour[0])
 
-    def _test_draft(self, draft: Draft, draft_rows: Floats) -> None:
+    def _test_draft(self, draft: Draft, draft_rows: Floats, sequence: Sequence) -> None:
         chosen = np.array(draft.token_ids)
-        self.tests.place("drafted, by id", draft_rows, chosen)
+        places = self.tests.place("drafted, by id", draft_rows, chosen)
         self.tests.place("drafted, by rank", draft_rows, chosen, -draft_rows)
+        parents = np.array(draft.parents)
+        inner = np.flatnonzero(parents >= 0)
+        self.tests.pairs("drafted, consecutive", places[parents[inner]], places[inner])
+        self._test_round_by_round("drafted, round by round", places[:1], sequence)
 
-    def _test_decision(self, draft: Draft, decision: Decision, verdict: Verdict) -> None:
+    def _test_round_by_round(self, name: str, place: Floats, sequence: Sequence) -> None:
+        """Pair what this round shows with what the round before it has shown of the same text."""
+        key = (name, sequence.request_id)
+        if key in self._latest:
+            self.tests.pairs(name, self._latest[key], place)
+        self._latest[key] = place
+
+    def _test_decision(
+        self, draft: Draft, decision: Decision, verdict: Verdict, sequence: Sequence
+    ) -> None:
         end = verdict.path[-1] if verdict.path else -1
-        self.tests.place("path ends", ends_of(decision, len(draft))[None], np.array([end + 1]))
+        ends = ends_of(decision, len(draft))[None]
+        place = self.tests.place("path ends", ends, np.array([end + 1]))
+        self._test_round_by_round("path ends, round by round", place, sequence)
         law = _array(decision.emit[end + 1])[None]
         last = np.array(verdict.token_ids[-1:])
         if draft.children(end):
@@ -94,10 +119,18 @@ class Recorder:
             self.tests.place("bonus, by rank", law, last, -law)
 
     def _test_accepted(self, rows: Floats, draft_rows: Floats, verdict: Verdict) -> None:
+        """Of the arrivals at a prefix the rule keeps min(q, w p) of each continuation, w being 1
+        under token and block verification's weight of the prefix under block."""
         nodes = list(verdict.path)
-        least = np.minimum(rows[nodes], draft_rows[nodes])
-        law = least / least.sum(1, keepdims=True)
         chosen = np.array(verdict.token_ids[: len(nodes)])
+        p, q = rows[nodes], draft_rows[nodes]
+        weights = np.ones(len(nodes))
+        if self.name == "block":
+            for node in nodes[:-1]:
+                ratio = p[node, chosen[node]] / q[node, chosen[node]]
+                weights[node + 1] = min(1.0, weights[node] * ratio)
+        kept = np.minimum(weights[:, None] * p, q)
+        law = kept / kept.sum(1, keepdims=True)
         self.tests.place("accepted, by rank", law, chosen, -law)
 
 

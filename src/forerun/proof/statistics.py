@@ -6,12 +6,14 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+import numpy as np
+
 from forerun.engine.engine import Engine
+from forerun.proof.battery import QUESTIONS, assign_groups
 from forerun.proof.gather import Progress, Tally, gather
 from forerun.proof.power import Limit, limits
 from forerun.proof.setting import Setting
-from forerun.proof.tests import QUESTIONS
-from forerun.theory.goodness_of_fit import holm
+from forerun.theory.goodness_of_fit import Ints, holm
 
 # The second look at an alarm takes as many times the tokens of the first.
 SECOND_LOOK = 2
@@ -20,7 +22,7 @@ _FRESH = 2**40
 
 
 @dataclass(frozen=True)
-class TestResult:
+class Judgement:
     """One test.
 
     Args:
@@ -48,6 +50,7 @@ class Look:
         tests: in the order of QUESTIONS.
         num_tokens: emitted tokens tested.
         num_outputs: they come from.
+        rules: that verified drafts.
         impossible: tokens that the target's row excludes, also if it is rounded.
         largest_row_difference: between the row that verified a token and the teacher-forced one,
             as the difference of the probability of what comes before the token or of its own.
@@ -57,9 +60,10 @@ class Look:
         seconds: of the look.
     """
 
-    tests: tuple[TestResult, ...]
+    tests: tuple[Judgement, ...]
     num_tokens: int
     num_outputs: int
+    rules: tuple[str, ...]
     impossible: int
     largest_row_difference: float
     row_tolerance: float | None
@@ -104,37 +108,45 @@ def by_statistics(
     setting: Setting,
     progress: Progress | None = None,
 ) -> Statistics:
-    """Draw outputs under the setting's rule and test every token.
+    """Draw outputs and test every token.
 
     An alarm of the first look, which one in 1 / level exact methods raises, is a defect if a look at
     fresh and more outputs raises one too.
 
     Args:
-        engine: whose rule, by name, is the setting's.
+        engine: with a drafter; requests are given no seed, which under `auto` would select the
+            coupled rule.
         prompts: token ids, used in turn.
         setting: what to do.
         progress: told how many tokens are done, of how many.
     """
-    first = _look(engine, prompts, setting, progress)
+    # The same groups in both looks: what the first has seen the second must be able to see.
+    random = np.random.default_rng([0x677270, setting.seed % 2**64])
+    groups = assign_groups(engine.target.vocab_size, random)
+    first = _look(engine, prompts, setting, groups, progress)
     if not first.alarms(setting.level):
         return Statistics(True, setting.level, first)
     again = replace(
         setting, num_tokens=SECOND_LOOK * setting.num_tokens, seed=setting.seed + _FRESH
     )
-    second = _look(engine, prompts, again, progress)
+    second = _look(engine, prompts, again, groups, progress)
     return Statistics(not second.alarms(setting.level), setting.level, first, second)
 
 
 def _look(
-    engine: Engine, prompts: Several[list[int]], setting: Setting, progress: Progress | None
+    engine: Engine,
+    prompts: Several[list[int]],
+    setting: Setting,
+    groups: Ints,
+    progress: Progress | None,
 ) -> Look:
     started = perf_counter()
-    tally = gather(engine, prompts, setting, progress)
+    tally = gather(engine, prompts, setting, groups, progress)
     return _result(tally, setting, perf_counter() - started)
 
 
 def _result(tally: Tally, setting: Setting, seconds: float) -> Look:
-    # A test in which nothing could have come out otherwise says nothing.
+    # A test in which too little could have come out otherwise says nothing.
     tests = [
         tally.tests.by_name[name]
         for name in QUESTIONS
@@ -145,7 +157,7 @@ def _result(tally: Tally, setting: Setting, seconds: float) -> Look:
     edges = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
     return Look(
         tests=tuple(
-            TestResult(
+            Judgement(
                 test.name,
                 QUESTIONS[test.name],
                 test.count,
@@ -158,6 +170,7 @@ def _result(tally: Tally, setting: Setting, seconds: float) -> Look:
         ),
         num_tokens=tally.num_tokens,
         num_outputs=tally.num_outputs,
+        rules=tuple(sorted(tally.used)),
         impossible=tally.impossible,
         largest_row_difference=tally.row_difference,
         row_tolerance=None if edges else tally.row_tolerance,

@@ -23,7 +23,7 @@ def teacher_forced(
 
     Args:
         target: the model.
-        cache: with as many rows as there are sequences; emptied first.
+        cache: empty, with at least as many rows as there are sequences.
         sequences: finished, with outputs of one length.
 
     Yields:
@@ -31,8 +31,6 @@ def teacher_forced(
         the stretch [n, V], and the rows [n, V] that its tokens are drawn from.
     """
     rows = range(len(sequences))
-    for row in rows:
-        cache.trim(row, 0)
     _prefill(target, cache, [one.token_ids[: one.num_prompt_tokens - 1] for one in sequences])
     length = sequences[0].num_output_tokens
     width = max(1, _MOST_LOGITS // (len(sequences) * target.vocab_size))

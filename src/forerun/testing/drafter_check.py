@@ -32,6 +32,11 @@ PROMPTS = ((1, 2, 0, 1, 2, 0, 1), (2, 1))
 # Whole sequences that an enumeration may go over.
 _MOST_SEQUENCES = 4096
 _SUM_TOLERANCE = 1e-6
+# What a drafter has, by the contract.
+_DECLARED = (
+    *("name", "exactness", "drawings", "draws_trees", "hidden_layers", "vocab_size", "rows"),
+    *("propose", "observe", "release"),
+)
 
 
 def check_drafter(
@@ -62,6 +67,7 @@ def check_drafter(
         ExactnessError: for a draft that is none, a number drawn twice, a distribution that changes.
         ConfigError: where the two do not fit, or the vocabulary is too large to enumerate.
     """
+    _check_asked(drafter, target, num_tokens, prompts, samplers)
     check_compatible(drafter, target, SpeculativeConfig(), 1)
     if target.vocab_size ** (num_tokens + 1) > _MOST_SEQUENCES:
         raise ConfigError(
@@ -74,13 +80,35 @@ def check_drafter(
             for drawing in sorted(drafter.drawings - {Drawing.COUPLE}):
                 setting = _Setting(drafter, target, tuple(prompt), params, drawing, num_tokens)
                 total = total.plus(_enumerate(setting, bound))
-    if not total.cases:
+    if not total.cases and drafter.drawings != {Drawing.COUPLE}:
         raise ExactnessError(
             f"{drafter.name} proposed nothing after any of the prompts; "
             "give prompts after which it does."
         )
     _check_in_engine(drafter, target, prompts, samplers, num_tokens)
     return total
+
+
+def _check_asked(
+    drafter: Drafter,
+    target: ToyModel,
+    num_tokens: int,
+    prompts: Several[Several[int]],
+    samplers: Several[SamplingParams],
+) -> None:
+    missing = [name for name in _DECLARED if not hasattr(drafter, name)]
+    if missing or isinstance(drafter, type):
+        raise ConfigError(
+            f"{drafter!r} is no drafter; give an object that has {', '.join(missing or _DECLARED)}."
+        )
+    if num_tokens < 1 or not prompts or not samplers:
+        raise ConfigError("give at least one token to draft, one prompt and one sampler.")
+    for prompt in prompts:
+        if not prompt or any(not 0 <= token < target.vocab_size for token in prompt):
+            raise ConfigError(
+                f"the prompt {list(prompt)} is empty or leaves the vocabulary; "
+                f"{target.name} has tokens 0 to {target.vocab_size - 1}."
+            )
 
 
 @dataclass(frozen=True)

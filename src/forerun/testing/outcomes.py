@@ -1,8 +1,10 @@
 """All that can come of code that draws with uniforms, with its probabilities, from outside.
 
 The code is run again and again with chosen numbers. Between two numbers that lead to different
-results lies an edge, which bisection finds to the last bits, so the law is exact up to rounding,
-whatever the code does with its numbers: a drafter, a rule, or both with a defect.
+results lies an edge, which bisection finds to the last bits. The law is exact up to rounding for
+code that compares each number with thresholds, as inverting a cumulative distribution and testing
+with a probability do, rightly or wrongly; two edges within one step of the first grid hide each
+other where the results on both sides of them are the same.
 """
 
 from __future__ import annotations

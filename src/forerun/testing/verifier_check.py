@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from forerun.contracts import Verifier
-from forerun.core import Draft, Sequence
+from forerun.core import Draft, Sequence, Verdict
 from forerun.errors import ConfigError, ExactnessError
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
@@ -35,8 +35,9 @@ from forerun.verification.decision import DecisionRule
 BOUND = 1e-12
 CHAINS = ((-1,), (-1, 0), (-1, 0, 1))
 TREES = ((-1, -1), (-1, -1, 0, 0), (-1, -1, -1, 1), (-1, 0, 0, -1), (-1, -1, 0, 1, 1))
-# A rule from outside costs some fifty runs an edge, so it is held against the smaller trees.
 _SMALL = ((-1,), (-1, 0), (-1, -1))
+# Nodes and tokens together of the cases that a rule without a `decide` is held against.
+_LARGEST_FROM_OUTSIDE = 6
 # Seeds that a rule which draws by noise is held against, a case.
 _SEEDS = 40
 
@@ -71,13 +72,17 @@ class Enumeration:
     Args:
         cases: laws compared.
         sequences: whole sequences over all of them.
-        largest_deviation: of a probability; 0.0 without cases.
+        seeds: of which so many were held against plain decoding, where a rule draws by noise and
+            has no law to enumerate; they count as sequences.
+        largest_deviation: of a probability, or the share of seeds under which a token is not plain
+            decoding's; 0.0 without cases.
         kinds: the kinds of drafts that were judged.
         worst: the case of the largest deviation.
     """
 
     cases: int = 0
     sequences: int = 0
+    seeds: int = 0
     largest_deviation: float = 0.0
     kinds: tuple[str, ...] = ()
     worst: str = ""
@@ -87,6 +92,7 @@ class Enumeration:
         return Enumeration(
             self.cases + other.cases,
             self.sequences + other.sequences,
+            self.seeds + other.seeds,
             worst.largest_deviation,
             tuple(dict.fromkeys((*self.kinds, *other.kinds))),
             worst.worst,
@@ -104,12 +110,19 @@ def check_verifier(
         bound: the largest deviation of a probability that rounding explains.
 
     Raises:
-        ExactnessError: naming the case that deviates most, or when the rule takes none.
+        ExactnessError: naming the case that deviates most, or when the rule takes none, or returns
+            something else than a path and one token after it.
+        ConfigError: for what is no rule, or no case.
     """
-    found = enumerate_rule(rule, default_cases() if cases is None else cases)
+    if not callable(getattr(rule, "verify", None)) or not hasattr(rule, "name"):
+        raise ConfigError(f"{rule!r} is no rule; give an object with a name and verify().")
+    cases = list(default_cases() if cases is None else cases)
+    if not cases:
+        raise ConfigError("there is no case to judge; leave cases out for the usual ones.")
+    found = enumerate_rule(rule, cases)
     if not found.cases:
         raise ExactnessError(f"rule {rule.name!r} refused every chain and every tree.")
-    if found.largest_deviation > bound:
+    if not found.largest_deviation <= bound:
         raise ExactnessError(
             f"rule {rule.name!r} changes the distribution: over {found.worst}, a sequence is off "
             f"by {found.largest_deviation:.1e} (allowed: {bound:.0e})."
@@ -120,9 +133,10 @@ def check_verifier(
 def enumerate_rule(rule: Verifier, cases: Iterable[Case]) -> Enumeration:
     """The law of what a rule emits against the target's own, over all cases that it takes.
 
-    A rule that is a `DecisionRule` is enumerated through its `decide`, and on the smaller trees
+    A rule that is a `DecisionRule` is enumerated through its `decide`, and on the smallest trees
     from outside as well, which proves that its walk follows the decision; any other rule from
-    outside alone. A rule that draws by the noise of a seed must emit plain decoding's tokens.
+    outside alone, on the smaller trees, because that takes some fifty runs an edge. A rule that
+    draws by the noise of a seed must emit plain decoding's tokens.
     Cases that the rule refuses with a ConfigError are left out.
     """
     total = Enumeration()
@@ -142,7 +156,7 @@ def compare(judge: Judge, case: Case) -> Enumeration:
     """How far what `judge` emits is from the target's own law."""
     truth = target_law(case.target, case.length)
     law = emitted_law(judge, case.target, case.drafts, case.length)
-    return Enumeration(1, len(truth), deviation(law, truth), (case.kind,), str(case))
+    return Enumeration(1, len(truth), 0, deviation(law, truth), (case.kind,), str(case))
 
 
 def _compare_with_plain(rule: Verifier, case: Case) -> Enumeration:
@@ -153,11 +167,12 @@ def _compare_with_plain(rule: Verifier, case: Case) -> Enumeration:
         draft = case.drafts[seed % len(case.drafts)][1]
         sequence = Sequence(0, [0], 1, SamplingParams(seed=seed), seed=seed)
         verdict = rule.verify(draft, target_rows(case.target, draft), sequence, Randomness())
+        _check_verdict(rule, draft, verdict)
         for index, token in enumerate(verdict.token_ids):
             before = verdict.token_ids[:index]
             row = torch.tensor(case.target.row(before))[None]
             misses += token != draw_coupled(row, [Prefix(sequence, before)], Randomness())[0]
-    return Enumeration(1, _SEEDS, misses / _SEEDS, (case.kind,), str(case))
+    return Enumeration(1, _SEEDS, _SEEDS, misses / _SEEDS, (case.kind,), str(case))
 
 
 def from_outside(rule: Verifier) -> Judge:
@@ -167,11 +182,29 @@ def from_outside(rule: Verifier) -> Judge:
         sequence = Sequence(0, [0], 1, SamplingParams(), seed=0)
 
         def run(randomness: Randomness) -> tuple[int, ...]:
-            return rule.verify(draft, probs, sequence, randomness).token_ids
+            verdict = rule.verify(draft, probs, sequence, randomness)
+            _check_verdict(rule, draft, verdict)
+            return verdict.token_ids
 
         return outcomes(run, lambda token_ids: token_ids)
 
     return judge
+
+
+def _check_verdict(rule: Verifier, draft: Draft, verdict: Verdict) -> None:
+    """A verdict is a path from the root and one token after it: the caches keep the path."""
+    end = verdict.path[-1] if verdict.path else -1
+    sound = end < len(draft) and list(verdict.path) == draft.path_to(end)
+    if not sound or list(verdict.token_ids[: len(verdict.path)]) != draft.tokens_to(end):
+        raise ExactnessError(
+            f"rule {rule.name!r} returned the path {verdict.path} and tokens {verdict.token_ids} for "
+            f"a draft of {draft.token_ids}; tokens are those of a path from the root, and one more."
+        )
+    if len(verdict.token_ids) != len(verdict.path) + 1:
+        raise ExactnessError(
+            f"rule {rule.name!r} returned {len(verdict.token_ids)} tokens for a path of "
+            f"{len(verdict.path)}; every round emits one token beyond its path."
+        )
 
 
 def default_cases(vocab_sizes: Several[int] = (3, 4)) -> Iterator[Case]:
@@ -201,9 +234,11 @@ def _cases(vocab_size: int, shape: tuple[int, ...], seed: int) -> Iterator[Case]
 
 def _judges(rule: Verifier, case: Case) -> list[Judge]:
     judges = []
+    shape, vocab_size = case.drafts[0][1].parents, case.target.vocab_size
     if isinstance(rule, DecisionRule):
         judges.append(by_decision(rule.decide))
-    shape = case.drafts[0][1].parents
-    if not judges or (shape in _SMALL and case.target.vocab_size == 3):
+        if shape in _SMALL and vocab_size == 3:
+            judges.append(from_outside(rule))
+    elif len(shape) + vocab_size <= _LARGEST_FROM_OUTSIDE:
         judges.append(from_outside(rule))
     return judges

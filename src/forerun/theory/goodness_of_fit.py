@@ -26,8 +26,9 @@ Ints = NDArray[np.int64]
 
 # Polynomials of a smooth test: location, spread, skewness, tails.
 SMOOTH_DEGREES = 4
-# Eigenvalues of a covariance below this share of the largest count as zero.
-_NEGLIGIBLE = 1e-9
+# Directions in which a sum of scores varies by less are too discrete to be judged by chi-square;
+# for smooth scores that is a number of outcomes.
+FEWEST = 25.0
 
 
 def mass_before(rows: Floats, chosen: Ints, keys: Floats | None = None) -> tuple[Floats, Floats]:
@@ -125,8 +126,7 @@ class ScoreTest:
 
     def noncentrality(self, mean: Floats) -> float:
         """What an outcome adds to the noncentrality where scores have this mean [degrees]."""
-        value, _ = _quadratic(mean, self.covariance / max(self.count, 1))
-        return value
+        return _quadratic(mean * self.count, self.covariance)[0] / max(self.count, 1)
 
     @property
     def statistic(self) -> float:
@@ -134,7 +134,7 @@ class ScoreTest:
 
     @property
     def rank(self) -> int:
-        """Degrees of freedom; 0 where nothing could have come out otherwise."""
+        """Degrees of freedom; 0 where too little could have come out otherwise."""
         return _quadratic(self.total, self.covariance)[1]
 
     @property
@@ -144,9 +144,9 @@ class ScoreTest:
 
 
 def _quadratic(vector: Floats, covariance: Floats) -> tuple[float, int]:
-    """v' C^-1 v over the directions in which C is not zero, and their number."""
+    """v' C^-1 v over the directions in which C is large enough, and their number."""
     values, vectors = np.linalg.eigh(covariance)
-    kept = values > _NEGLIGIBLE * max(float(values.max(initial=0.0)), 1e-300)
+    kept = values >= FEWEST - 1e-9
     parts = (vectors.T @ vector)[kept]
     return float((parts**2 / values[kept]).sum()), int(kept.sum())
 

@@ -7,7 +7,6 @@ has no formula, a length that adapts.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +16,12 @@ from numpy.typing import NDArray
 
 from forerun.checks import number, whole
 from forerun.theory.adaptive import AdaptiveLength
-from forerun.theory.results import Estimate, RoundCost, ratio_of_means
+from forerun.theory.results import (
+    Estimate,
+    RoundCost,
+    ratio_of_dependent_means,
+    ratio_of_means,
+)
 
 MOST_ROUNDS = 1 << 26
 
@@ -72,17 +76,17 @@ def simulate_independent(
     cost = RoundCost(cost_ratio, verification_cost)
     if isinstance(length, AdaptiveLength):
         drafted, accepted = _adaptive_rounds(alpha, length, rounds, rng)
-        batch = math.isqrt(rounds)
+        ratio = ratio_of_dependent_means
     else:
         drafted = np.full(rounds, whole(0, 1 << 16)("length", length))
         accepted = _fixed_rounds(alpha, int(drafted[0]), rounds, rng)
-        batch = 1
+        ratio = ratio_of_means
     price = {int(depth): cost.of(int(depth), int(depth)) for depth in np.unique(drafted)}
     spent = np.array([price[depth] for depth in drafted.tolist()])
     total = int(drafted.sum())
     return IndependentRounds(
-        tokens=ratio_of_means(accepted + 1, np.ones(rounds), batch),
-        speedup=ratio_of_means(accepted + 1, spent, batch),
+        tokens=ratio(accepted + 1, np.ones(rounds)),
+        speedup=ratio(accepted + 1, spent),
         acceptance_rate=int(accepted.sum()) / total if total else 0.0,
         mean_length=total / rounds,
     )

@@ -4,38 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from forerun.checks import number
 from forerun.theory.inputs import Floats
+from forerun.theory.student import student_quantile
 
 HIGHEST_COST = 1e9
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean or ratio of means, and its standard error (NaN for a single round)."""
+    """A mean or ratio of means.
+
+    Args:
+        value: the estimate.
+        standard_error: of it; NaN for a single round.
+        degrees: of freedom of the error: the rounds or batches that it was found from, less one;
+            infinitely many where it is known.
+    """
 
     value: float
     standard_error: float
+    degrees: float = field(default=math.inf, compare=False)
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Where the true value lies with probability `level`, by the normal approximation.
+        """Where the true value lies with probability `level`, by Student's t.
 
-        It holds for many rounds that are independent of each other. Those of one text are not,
-        through their contexts, so there it is a guide.
+        It holds for many rounds. Where they depend on each other it is a little too narrow, the
+        more so the fewer they are.
 
         Raises:
             ConfigError: for a level outside [0, 1].
         """
         level = number(0.0, 1.0)("level", level)
-        half = math.inf if level == 1.0 else NormalDist().inv_cdf(0.5 + 0.5 * level)
-        # A value without spread is certain at every level.
-        margin = 0.0 if self.standard_error == 0.0 else half * self.standard_error
+        # A value without spread is certain at every level, one of a single round at none.
+        margin = self.standard_error
+        if margin > 0.0:
+            margin *= student_quantile(level, self.degrees)
         return self.value - margin, self.value + margin
 
 
@@ -52,7 +61,20 @@ def ratio_of_means(above: ArrayLike, below: ArrayLike, batch: int = 1) -> Estima
         return Estimate(value, math.nan)
     off = (top - value * bottom)[: count * batch].reshape(count, batch).sum(-1)
     scale = batch * float(bottom.mean())
-    return Estimate(value, float(np.std(off, ddof=1)) / scale / math.sqrt(count))
+    return Estimate(value, float(np.std(off, ddof=1)) / scale / math.sqrt(count), count - 1)
+
+
+def ratio_of_dependent_means(above: ArrayLike, below: ArrayLike) -> Estimate:
+    """`ratio_of_means` over rounds that follow each other in one text, or under an adaptive rule.
+
+    A round begins where the one before it has left context and length, so easy rounds come
+    together, and taking them for independent would understate the error. Batches of sqrt(n) rounds
+    grow longer than any memory that fades, and more at the same time.
+    """
+    found = ratio_of_means(above, below, batch=math.isqrt(np.size(above)))
+    # A few batches may agree by chance, as if there were no error at all.
+    least = ratio_of_means(above, below).standard_error
+    return replace(found, standard_error=max(found.standard_error, least))
 
 
 @dataclass(frozen=True)
@@ -218,11 +240,23 @@ class Simulation:
 
     def tokens_estimate(self) -> Estimate:
         """`tokens_per_round` with its standard error."""
-        return ratio_of_means(self._emissions(), np.ones(len(self.rounds)))
+        return ratio_of_dependent_means(self._emissions(), np.ones(len(self.rounds)))
 
-    def speedup_estimate(self) -> Estimate:
-        """`speedup` with its standard error."""
-        return ratio_of_means(self._emissions(), [entry.cost for entry in self.rounds])
+    def speedup_estimate(self, cost_ratio: float | None = None) -> Estimate:
+        """`speedup` with its standard error.
+
+        Args:
+            cost_ratio: what a draft forward costs instead, where the target's cost one each.
+
+        Raises:
+            ConfigError: for a cost ratio out of range.
+        """
+        if cost_ratio is None:
+            costs = [entry.cost for entry in self.rounds]
+        else:
+            price = RoundCost(cost_ratio)
+            costs = [price.of(entry.draft_calls, entry.drafted) for entry in self.rounds]
+        return ratio_of_dependent_means(self._emissions(), costs)
 
     def _emissions(self) -> Floats:
         return np.array([len(entry.token_ids) for entry in self.rounds], dtype=np.float64)

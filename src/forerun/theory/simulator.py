@@ -144,12 +144,14 @@ def _drafted(
         grown: list[tuple[int, Context]] = []
         for parent, text in level:
             row = as_row("the draft's row", draft(text))
-            for _ in range(width):
+            for sibling in range(1, width + 1):
                 token = int(rng.choice(len(row), p=row))
                 grown.append((len(tree.token_ids), (*text, token)))
                 tree.token_ids.append(token)
                 tree.parents.append(parent)
                 tree.rows.append(row)
+                if sibling == width:
+                    break
                 row = _without(row, token)
                 if not row.any():
                     break  # every token that can be drawn has been

@@ -79,14 +79,14 @@ TARGET_SETTINGS = TrainingSettings(
     phases=(Phase(0.86, 256), Phase(1.0, CONTEXT)),
 )
 DRAFT_SETTINGS = TrainingSettings(
-    max_tokens=9_000_000,
-    max_seconds=600,
+    max_tokens=18_000_000,
+    max_seconds=4500,
     phases=(Phase(1.0, 512),),
     learning_rate=0.005,
 )
 DISTILLATION_SETTINGS = TrainingSettings(
-    max_tokens=4_000_000,
-    max_seconds=900,
+    max_tokens=3_000_000,
+    max_seconds=3000,
     phases=(Phase(0.8, 256), Phase(1.0, CONTEXT)),
     matrix_learning_rate=0.01,
     learning_rate=0.003,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forerun import __version__
+from forerun.cli.machine import host
 from forerun.cli.simulation.result import MEANINGS, Cell, Mark, Result, Table
+
+if TYPE_CHECKING:
+    from rich.table import Table as Grid
 
 SCHEMA_VERSION = 1
 STYLES = {Mark.NONE: "", Mark.BEST: "bold green", Mark.SLOWER: "red", Mark.NO_ROOM: "yellow"}
@@ -27,6 +31,7 @@ def report(mode: str, result: Result) -> dict[str, Any]:
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
+        "hardware": host(),
         "mode": mode,
         "settings": dict(result.settings),
         **result.facts,
@@ -50,21 +55,38 @@ def show(result: Result) -> None:
 
 
 def _show_in_terminal(tables: Sequence[Table]) -> None:
+    from rich.console import Console, ConsoleDimensions
+    from rich.measure import Measurement
+
+    console = Console(highlight=False)
+    terminal = console.width
+    unlimited = console.options.update(max_width=1 << 16)
+    for table in tables:
+        # Neither a number nor a name is cut: headers are broken first, and what is too wide even so
+        # goes on in the next line of the terminal.
+        for space in (" ", "\n"):
+            grid = _grid(table, space)
+            width = Measurement.get(console, unlimited, grid).maximum
+            if width <= terminal:
+                break
+        console.size = ConsoleDimensions(max(terminal, width), console.height)
+        console.print(table.title, style="italic", markup=False, soft_wrap=True)
+        console.print(grid)
+
+
+def _grid(table: Table, space: str) -> Grid:
     from rich import box
-    from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text
 
-    console = Console(highlight=False)
-    for table in tables:
-        grid = Grid(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
-        for name in table.header:
-            grid.add_column(name, justify="right")
-        for group in table.groups:
-            for row in group:
-                grid.add_row(*(Text(_written(cell), STYLES[cell.mark]) for cell in row))
-            grid.add_section()
-        console.print(grid)
+    grid = Grid(box=box.SIMPLE_HEAD, collapse_padding=True)
+    for name in table.header:
+        grid.add_column(name.replace(" ", space), justify="right", no_wrap=True)
+    for group in table.groups:
+        for row in group:
+            grid.add_row(*(Text(_written(cell), STYLES[cell.mark]) for cell in row))
+        grid.add_section()
+    return grid
 
 
 def _as_text(table: Table) -> str:

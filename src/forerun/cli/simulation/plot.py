@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.cli.simulation.result import Curves, HeatMap
+from forerun.cli.target_file import check_writable
 from forerun.errors import ConfigError
 from forerun.files import atomic_path
 
@@ -19,15 +20,14 @@ def check_plot(file: str) -> None:
     """See that a chart can be drawn and where it goes, before anything is computed.
 
     Raises:
-        ConfigError: without matplotlib, for another kind of file, or a directory.
+        ConfigError: without matplotlib, for another kind of file, or one that cannot be written.
     """
     if find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib; run: pip install 'forerun[plot]'.")
     if _format(file) not in FORMATS:
         kinds = ", ".join(f".{kind}" for kind in FORMATS)
         raise ConfigError(f"--plot is {file}; give a file name that ends in one of {kinds}.")
-    if Path(file).is_dir():
-        raise ConfigError(f"--plot is {file}, a directory; give a file's name.")
+    check_writable("--plot", file)
 
 
 def draw(file: str, charts: Sequence[Curves | HeatMap]) -> None:

@@ -24,7 +24,7 @@ from forerun.errors import ConfigError
 from forerun.theory.adaptive import AdaptiveLength
 from forerun.theory.formulas import speedup
 from forerun.theory.language_models import Context, LanguageModel, NgramModel
-from forerun.theory.results import Simulation, ratio_of_means
+from forerun.theory.results import Simulation
 from forerun.theory.simulator import speculative
 
 # Counting n-grams takes some ten times the text's size in memory, and half a second a million.
@@ -127,9 +127,7 @@ def _run(
 
 
 def _row(name: str, run: Simulation, ratio: float) -> dict[str, Any]:
-    emitted = [len(entry.token_ids) for entry in run.rounds]
-    costs = [1.0 + ratio * entry.draft_calls for entry in run.rounds]
-    found = ratio_of_means(emitted, costs)
+    found = run.speedup_estimate(ratio)
     adaptive = name == "adaptive"
     alpha = run.tested_acceptance
     return {

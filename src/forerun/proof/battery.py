@@ -26,13 +26,19 @@ QUESTIONS = {
     "emitted, by id": "each token follows the target's row, in the order of token ids",
     "emitted, by rank": "the same in the order of probability",
     "emitted, by group": f"the same over {NUM_GROUPS} groups of tokens",
-    "emitted, consecutive": "what a token does says nothing about the next one",
+    "emitted, consecutive by id": "what a token is says nothing about the next one, in the order "
+    "of token ids",
+    "emitted, consecutive by rank": "the same in the order of probability",
     "round start, by draft": "the first token of a round follows the target's row, in the order "
     "in which the draft favours tokens",
     "drafted, by id": "each drafted token follows the row that was recorded for it",
     "drafted, by rank": "the same in the order of probability",
-    "accepted, by rank": "accepted tokens follow min(p, q), as the token rule implies",
+    "drafted, consecutive": "a drafted token says nothing about the one drafted after it",
+    "drafted, round by round": "nor the first one of a draft about that of the next draft",
+    "accepted, by rank": "accepted tokens of chains follow what the rule keeps: min(p, q) under "
+    "token, min(w p, q) under block",
     "path ends": "the accepted path ends where the rule's decision says",
+    "path ends, round by round": "where it ends says nothing about where the next one does",
     "recovered, by id": "recovered tokens follow the residual of the decision",
     "recovered, by rank": "the same in the order of probability",
     "bonus, by rank": "bonus tokens follow the target's row",
@@ -40,7 +46,7 @@ QUESTIONS = {
 
 
 @dataclass
-class Tests:
+class Battery:
     """Score tests by name, fed with laws and outcomes.
 
     Args:
@@ -63,10 +69,12 @@ class Tests:
         """Feed a test of token groups."""
         self.named(name, int(self.groups.max()) + 1).add(*group_scores(rows, chosen, self.groups))
 
-    def consecutive(self, name: str, places: Floats) -> None:
-        """Feed a test of independence with the transforms of one text, in order."""
-        scores = smooth_scores(places, 1)
-        self.named(name, 1).add(scores[1:] * scores[:-1])
+    def pairs(self, name: str, earlier: Floats, later: Floats) -> None:
+        """Feed a test of independence with pairs of transforms, [N] and [N]: products of location
+        and spread, which have mean zero where the later one is uniform given the earlier."""
+        one, other = smooth_scores(earlier, 2), smooth_scores(later, 2)
+        products = one[:, :, None] * other[:, None, :]
+        self.named(name, 4).add(products.reshape(len(products), 4))
 
     def named(self, name: str, degrees: int) -> ScoreTest:
         return self.by_name.setdefault(name, ScoreTest(name, degrees))
