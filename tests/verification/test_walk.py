@@ -74,15 +74,9 @@ def engine_counts(drafter: object, rule: str, params: SamplingParams, runs: int)
     )
     engine = Engine(TARGET, drafter, config, max_batch_size=8)  # type: ignore[arg-type]
     counts = np.zeros((VOCAB,) * LENGTH)
-    # The seeds of requests without one are drawn; here they are numbered, so that the test repeats.
-    requests = [engine._intake.take([1, 2], params, True) for _ in range(runs)]
-    for number, one in enumerate(requests):
-        one.sequence.seed = number
-    engine._waiting.extend(requests)
-    while engine.has_work:
-        engine._round()
-    for one in requests:
-        counts[tuple(one.sequence.output_ids)] += 1
+    engine.use_seeds(itertools.count().__next__)
+    for completion in engine.generate([[1, 2]] * runs, params):
+        counts[completion.token_ids] += 1
     assert engine.stats.num_accepted_tokens > 0
     return counts
 
