@@ -5,11 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo check test docs clean
+KERNELS := $(shell find csrc -type f)
+NATIVE := build/native
+FUZZ := build/fuzz
+FUZZ_SECONDS ?= 600
+
+.PHONY: install demo check test test-kernels fuzz wheel docs bench-cpu clean
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt zoo/pyproject.toml
+$(INSTALLED): pyproject.toml constraints.txt zoo/pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./zoo
 	touch $@
@@ -26,6 +31,27 @@ check: install
 
 test: install
 	$(BIN)/pytest
+
+# The kernels' own tests, in C++.
+test-kernels:
+	cmake -S csrc -B $(NATIVE) -DCMAKE_BUILD_TYPE=Release
+	cmake --build $(NATIVE) --parallel
+	ctest --test-dir $(NATIVE) --output-on-failure
+
+# Random models, trees, batches and threads under AddressSanitizer and UndefinedBehaviorSanitizer.
+fuzz:
+	cmake -S csrc -B $(FUZZ) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFORERUN_CPU_SANITIZE=ON
+	cmake --build $(FUZZ) --parallel
+	ctest --test-dir $(FUZZ) --output-on-failure
+	$(FUZZ)/fuzz_decoder $(FUZZ_SECONDS) $$(date +%s)
+
+wheel: install
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+# Five groups of figures beside their goals. BENCH="--quick" takes minutes instead of an hour;
+# BENCH="--peers-python PATH" names the interpreter that has forerun[peers].
+bench-cpu: install
+	$(BIN)/python -m forerun.bench.cpu $(BENCH)
 
 # The notebook, run from top to bottom; its outputs stay in the file.
 docs: install

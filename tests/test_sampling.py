@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forerun.core import Drawing, Sequence
@@ -13,6 +13,8 @@ from forerun.errors import ConfigError, DistributionError
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, check_token_ids, couple, draw, draw_draft, warp
+
+pytestmark = pytest.mark.usefixtures("form")
 
 
 def prefix(params: SamplingParams, drafted: tuple[int, ...] = ()) -> Prefix:
@@ -57,6 +59,15 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     np.testing.assert_allclose(warped(row, top_p=0.7), [0.625, 0.375, 0, 0])
     np.testing.assert_allclose(warped(row, top_p=0.81), np.array([0.5, 0.3, 0.15, 0]) / 0.95)
     np.testing.assert_allclose(warped(row, top_p=0.01), [1, 0, 0, 0])
+
+
+@pytest.mark.parametrize("vocab_size", [4, 4096])
+def test_top_p_keeps_the_lowest_ids_of_equal_tokens(vocab_size: int) -> None:
+    """As many as begin before the limit: half of them, and one more beyond a half."""
+    half = vocab_size // 2
+    for top_p, count in ((0.5, half), (0.5 + 1e-9, half + 1)):
+        kept = warped([0.0] * vocab_size, top_p=top_p)
+        np.testing.assert_allclose(kept, (np.arange(vocab_size) < count) / count)
 
 
 def test_min_p_is_relative_to_the_largest() -> None:
@@ -133,7 +144,9 @@ def test_a_ban_on_everything_is_refused() -> None:
         warped(LOGITS, mask=lambda committed, drafted: [True])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     logits=st.lists(st.one_of(st.floats(-50, 50), st.just(-np.inf)), min_size=1, max_size=9).filter(
         lambda row: max(row) > -np.inf

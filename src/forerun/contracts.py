@@ -53,6 +53,9 @@ class CausalLM(Protocol):
     max_context: int
     device: torch.device
     dtype: torch.dtype
+    """Of logits and hidden states."""
+    precision: str
+    """Of the weights: `fp32`, `bf16`, `int8` and so on."""
     exactness: Exactness
 
     def new_cache(self, rows: int, capacity: int) -> Cache:

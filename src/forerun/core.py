@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import lt
 from typing import TYPE_CHECKING
 
 import torch
@@ -79,7 +80,8 @@ class Draft:
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.parents), "one parent a node"
-        assert all(-1 <= parent < node for node, parent in enumerate(self.parents)), "parents first"
+        assert min(self.parents, default=-1) >= -1, "-1 is the committed text"
+        assert all(map(lt, self.parents, range(len(self.parents)))), "parents first"
 
     @classmethod
     def chain(cls, token_ids: Iterable[int], probs: Tensor | None = None) -> Draft:
@@ -91,11 +93,13 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @property
     def depths(self) -> list[int]:
         """The number of drafted ancestors of each node; a child of the committed text has none."""
+        if self.is_chain:
+            return list(range(len(self.parents)))
         depths: list[int] = []
         for parent in self.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
@@ -151,15 +155,15 @@ class Verdict:
     def of(cls, draft: Draft, end: int, token_id: int) -> Verdict:
         """The verdict whose path ends at node `end` (-1: nothing accepted) and emits `token_id` there."""
         path = draft.path_to(end)
-        last = Origin.RECOVERED if draft.children(end) else Origin.BONUS
+        last = Origin.RECOVERED if end in draft.parents else Origin.BONUS
         if not len(draft):
             last = Origin.PLAIN
         tokens = [draft.token_ids[node] for node in path]
-        return cls(tuple(path), (*tokens, token_id), (*(Origin.ACCEPTED for _ in path), last))
+        return cls(tuple(path), (*tokens, token_id), (Origin.ACCEPTED,) * len(path) + (last,))
 
     @property
     def num_accepted(self) -> int:
-        return sum(origin is Origin.ACCEPTED for origin in self.origins)
+        return self.origins.count(Origin.ACCEPTED)
 
     def truncate(self, count: int) -> Verdict:
         """Emit only the first `count` >= 1 tokens: a request ended inside the path."""

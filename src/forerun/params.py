@@ -104,6 +104,12 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def adjusts(self) -> bool:
+        """Whether logits change before they are warped: by penalties, bias, bans or a mask."""
+        lists = self.logit_bias or self.banned_token_ids or self.allowed_token_ids is not None
+        return bool(lists) or self.penalizes or self.mask is not None
+
+    @property
     def penalizes(self) -> bool:
         """Whether any penalty is on."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0)

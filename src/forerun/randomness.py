@@ -19,6 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from forerun import _native
+from forerun._native import rows as native
+
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
@@ -58,21 +61,35 @@ class Randomness:
     def __init__(self, record: Callable[[Key], None] | None = None) -> None:
         self._record = record
 
+    @property
+    def by_key_alone(self) -> bool:
+        """Whether all numbers are those of their keys and nobody wants to hear of them, so that
+        the kernels may make them where they need them."""
+        return type(self) is Randomness and self._record is None
+
     def uniform(self, seed: int, position: int, purpose: Purpose, node: int = 0) -> float:
         """A number in [0, 1) with 53 random bits."""
-        key = Key(seed, position, purpose, node)
         if self._record is not None:
-            self._record(key)
-        return (_mix((_state(key) + _GOLDEN) & _MASK) >> 11) * 2.0**-53
+            self._record(Key(seed, position, purpose, node))
+        if _native.AVAILABLE:
+            return native.uniform(seed, position, purpose, node)
+        state = _state(Key(seed, position, purpose, node))
+        return (_mix((state + _GOLDEN) & _MASK) >> 11) * 2.0**-53
 
     def gumbel(
         self, seed: int, position: int, size: int, device: torch.device | str = "cpu"
     ) -> Tensor:
-        """Standard Gumbel noise for the token at `position`, float64 [size] (float32 on MPS)."""
+        """Standard Gumbel noise for the token at `position`, float64 [size] (float32 on MPS).
+
+        The kernels and every device have their own logarithm, so noise made in different places
+        differs in its last bits. Within one place all draws for a position share one noise.
+        """
         key = Key(seed, position, Purpose.NOISE)
         if self._record is not None:
             self._record(key)
         where = torch.device(device)
+        if _native.AVAILABLE and where.type == "cpu":
+            return native.noise(seed, position, size)
         made_on = torch.device("cpu") if where.type == "mps" else where
         counters = torch.arange(1, size + 1, dtype=torch.int64, device=made_on)
         bits = _mix_tensor(counters * _signed(_GOLDEN) + _signed(_state(key)))

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun._native import rows as native
 from forerun.core import Draft, Drawing, Sequence
 from forerun.errors import ConfigError, DistributionError
 from forerun.params import SamplingParams
 from forerun.randomness import Purpose, Randomness
+
+BROKEN = "the model is broken: a row of its logits holds NaN or inf."
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ def warp_draft(logits: Tensor, sequence: Sequence, draft: Draft) -> Tensor:
     that holds a token which the rows before exclude, and not about what follows a stop token. Rows
     of other prefixes are never followed to an emitted token; they repeat their parent's.
     """
+    if not sequence.params.adjusts:
+        # Only penalties, biases and masks look at what stands before a row.
+        return warp(logits, [Prefix(sequence)] * (len(draft) + 1))
     prefixes = prefixes_of(sequence, draft)
     if sequence.params.mask is None:
         return warp(logits, prefixes)
@@ -106,6 +112,8 @@ def warp_draft(logits: Tensor, sequence: Sequence, draft: Draft) -> Tensor:
 
 def draw(probs: Tensor, uniforms: Several[float]) -> list[int]:
     """One token a row of `probs` [N, V]: the inverse of the cumulative distribution at `uniforms`."""
+    if native.takes(probs):
+        return native.draw(probs, uniforms)
     # MPS has no float64; everywhere else the sum of a long float32 row would round visibly.
     wide = probs if probs.device.type == "mps" else probs.double()
     cumulative = wide.cumsum(-1)
@@ -119,7 +127,9 @@ def draw(probs: Tensor, uniforms: Several[float]) -> list[int]:
 
 def couple(probs: Tensor, noise: Tensor) -> list[int]:
     """One token a row: argmax(log prob + Gumbel noise), both [N, V]; distributed as `probs`."""
-    return (probs.log() + noise.to(probs.device)).argmax(-1).tolist()
+    if native.takes(probs):
+        return native.couple(probs, noise)
+    return (probs.to(noise.dtype).log() + noise.to(probs.device)).argmax(-1).tolist()
 
 
 def draw_plain(probs: Tensor, prefix: Prefix, randomness: Randomness) -> int:
@@ -133,14 +143,12 @@ def draw_plain(probs: Tensor, prefix: Prefix, randomness: Randomness) -> int:
 def draw_coupled(probs: Tensor, prefixes: Several[Prefix], randomness: Randomness) -> list[int]:
     """One token a row, with the noise that every other draw for the same position uses."""
     if all(prefix.params.greedy for prefix in prefixes):
-        return probs.argmax(-1).tolist()
-    rows: dict[tuple[int, int], Tensor] = {}
-    for prefix in prefixes:
-        key = (prefix.sequence.seed, prefix.position)
-        if key not in rows:
-            rows[key] = randomness.gumbel(*key, probs.shape[-1], probs.device)
-    noise = [rows[prefix.sequence.seed, prefix.position] for prefix in prefixes]
-    return couple(probs, torch.stack(noise))
+        return _top(probs)
+    keys = [(prefix.sequence.seed, prefix.position) for prefix in prefixes]
+    if native.takes(probs) and randomness.by_key_alone:
+        return native.couple_keys(probs, keys)
+    noise = {key: randomness.gumbel(*key, probs.shape[-1], probs.device) for key in set(keys)}
+    return couple(probs, torch.stack([noise[key] for key in keys]))
 
 
 def draw_draft(
@@ -246,28 +254,39 @@ def _warp(
     A lenient call takes a mask hook that fails for one that allows nothing: a drafter asks about
     prefixes that the target may never reach.
     """
-    scores = logits if logits.dtype == torch.float64 else logits.float()
-    if any(_adjusts(prefix.params) for prefix in prefixes):
+    scores = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
+    first = prefixes[0].params
+    same = all(prefix.params is first for prefix in prefixes)
+    if first.adjusts if same else any(prefix.params.adjusts for prefix in prefixes):
         scores = scores.clone()
         histories: dict[int, _History] = {}
         for row, prefix in zip(scores, prefixes, strict=True):
             _adjust(row, prefix, histories, lenient)
-    largest = scores.amax(dim=-1, keepdim=True)
-    dead: frozenset[int] = frozenset()
-    if not torch.isfinite(largest).all():
-        empty = largest == -torch.inf
-        if not (torch.isfinite(largest) | empty).all():
-            raise DistributionError("the model is broken: a row of its logits holds NaN or inf.")
-        dead = frozenset(empty.flatten().nonzero().flatten().tolist())
-        largest = largest.masked_fill(empty, 0.0)
-        scores = scores.masked_fill(empty, 0.0)
-    groups = _group(prefixes)
-    if len(groups) == 1:
-        return _shape(scores - largest, prefixes[0].params), dead
-    probs = torch.empty_like(scores)
-    for rows in groups:
-        probs[rows] = _shape(scores[rows] - largest[rows], prefixes[rows[0]].params)
+    if same:
+        return _distributions(scores, first)
+    probs, dead = torch.empty_like(scores), frozenset[int]()
+    for rows in _group(prefixes):
+        probs[rows], nowhere = _distributions(scores[rows], prefixes[rows[0]].params)
+        dead |= {rows[index] for index in nowhere}
     return probs, dead
+
+
+def _distributions(scores: Tensor, params: SamplingParams) -> tuple[Tensor, frozenset[int]]:
+    """The probabilities of scores [N, V] under one set of parameters, and which rows are all -inf."""
+    if native.takes(scores):
+        shape = (params.temperature, params.top_k, params.top_p, params.min_p)
+        probs, dead, broken = native.warp(scores, *shape)
+        if broken:
+            raise DistributionError(BROKEN)
+        return probs, frozenset(dead)
+    largest = scores.amax(dim=-1, keepdim=True)
+    if torch.isfinite(largest).all():
+        return _shape(scores - largest, params), frozenset()
+    empty = largest == -torch.inf
+    if not (torch.isfinite(largest) | empty).all():
+        raise DistributionError(BROKEN)
+    scores = scores.masked_fill(empty, 0.0) - largest.masked_fill(empty, 0.0)
+    return _shape(scores, params), frozenset(empty.flatten().nonzero().flatten().tolist())
 
 
 def _pick(
@@ -279,7 +298,7 @@ def _pick(
 ) -> list[int]:
     """A token a row, drawn, taken from the top, or coupled."""
     if drawing is Drawing.TOP:
-        return probs.argmax(-1).tolist()
+        return _top(probs)
     if drawing is Drawing.COUPLE:
         return draw_coupled(probs, prefixes, randomness)
     keys = [(prefix.sequence.seed, len(prefix.sequence), Purpose.DRAFT) for prefix in prefixes]
@@ -287,9 +306,8 @@ def _pick(
     return draw(probs, [randomness.uniform(*key, node) for key, node in pairs])
 
 
-def _adjusts(params: SamplingParams) -> bool:
-    lists = params.logit_bias or params.banned_token_ids or params.allowed_token_ids is not None
-    return bool(lists) or params.penalizes or params.mask is not None
+def _top(probs: Tensor) -> list[int]:
+    return native.top(probs) if native.takes(probs) else probs.argmax(-1).tolist()
 
 
 def _adjust(row: Tensor, prefix: Prefix, histories: dict[int, _History], lenient: bool) -> None:
@@ -349,9 +367,6 @@ def _mask(row: Tensor, prefix: Prefix) -> None:
 
 def _group(prefixes: Several[Prefix]) -> list[list[int]]:
     """Rows whose distributions take the same shape, together."""
-    first = prefixes[0].params
-    if all(prefix.params is first for prefix in prefixes):
-        return [list(range(len(prefixes)))]
     groups: dict[tuple[float, int, float, float], list[int]] = defaultdict(list)
     for row, prefix in enumerate(prefixes):
         params = prefix.params

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from backends import needs_kernels
 
 from forerun.cli.report import JsonOutput
 
@@ -18,6 +19,7 @@ BASE_KEYS = {
     "method",
     "exactness",
     "dtype",
+    "draft_dtype",
     "prompt_tokens",
     "text",
     "token_ids",
@@ -46,6 +48,27 @@ def test_the_object_has_its_keys(cli: Any) -> None:
     assert content["schema_version"] == 1
     assert (content["method"], content["draft_model"]) == ("draft_model", cli.draft)
     assert content["model"] == cli.target
+
+
+@needs_kernels
+def test_precisions_are_told(cli: Any) -> None:
+    content = cli.json(*GREEDY, "--device", "cpu")
+    assert (content["dtype"], content["draft_dtype"]) == ("fp32", "int8")
+    assert content["exactness"] == "bitwise"
+    content = cli.json(*GREEDY, "--device", "cpu", "--dtype", "int4", "--draft-dtype", "bf16")
+    assert (content["dtype"], content["draft_dtype"]) == ("int4", "bf16")
+    content = cli.json(*GREEDY, "--device", "cpu", "--backend", "torch")
+    assert (content["dtype"], content["draft_dtype"]) == ("fp32", "fp32")
+    assert content["exactness"] == "distributional"
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("options", [GREEDY, ("--seed", "5")], ids=["greedy", "seeded"])
+def test_the_kernels_find_the_same_tokens(cli: Any, dtype: str, options: tuple[str, ...]) -> None:
+    compared = ("--compare", "--compare-rounds", "1", "--device", "cpu", "--dtype", dtype)
+    content = cli.json(*options, *compared)
+    assert content["identical"] is True
 
 
 @pytest.mark.parametrize("options", [GREEDY, ("--seed", "5"), ("--temperature", "0.8")])

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backends import needs_kernels
 from refusals import refused
 from safetensors import safe_open
+
+from forerun import _native
 
 KEYS = {
     "schema_version",
@@ -20,6 +23,8 @@ KEYS = {
     "model",
     "family",
     "backend",
+    "kernels",
+    "kernels_missing",
     "parameters",
     "weight_bytes",
     "max_context",
@@ -61,10 +66,43 @@ def test_object(cli: Any, bare: str) -> None:
 
 
 def test_text(cli: Any, bare: str) -> None:
-    result = cli.run("info", bare)
+    result = cli.run("info", bare, "--backend", "torch")
     assert result.exit_code == 0
     for word in ("qwen3", "parameters", "fp32", "16384", "ngram", "distributional", "fits"):
         assert word in result.stdout
+
+
+def test_torch_can_be_asked_for(cli: Any, bare: str) -> None:
+    options = ("--backend", "torch", "--device", "cpu")
+    content = json.loads(cli.run("info", bare, *options, "--json").stdout)
+    assert (content["backend"], content["exactness"]) == ("torch", "distributional")
+    assert "decoders on torch" in cli.run("info", bare, *options).stdout
+    refused(cli.run("info", bare, *options, "--dtype", "int8"), "int8", "'torch' was asked for")
+    refused(cli.run("info", bare, "--backend", "troch"), "'torch'")
+
+
+@needs_kernels
+def test_kernels_are_shown(cli: Any, bare: str) -> None:
+    options = ("--device", "cpu")
+    content = json.loads(cli.run("info", bare, *options, "--dtype", "int8", "--json").stdout)
+    assert (content["backend"], content["exactness"]) == ("kernels", "bitwise")
+    assert content["kernels"] == _native.kernels.level()
+    assert content["kernels_missing"] is None
+    assert content["dtype"] == "int8"
+    assert content["weight_bytes"]["int4"] < content["weight_bytes"]["int8"]
+    assert f"CPU kernels ({content['kernels']})" in cli.run("info", bare, *options).stdout
+
+
+def test_missing_kernels_are_shown(cli: Any, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "AVAILABLE", False)
+    monkeypatch.setattr(_native, "REASON", "ImportError: no compiler")
+    options = ("--device", "cpu")
+    content = json.loads(cli.run("info", bare, *options, "--json").stdout)
+    assert (content["backend"], content["kernels"]) == ("torch", None)
+    assert content["kernels_missing"] == "ImportError: no compiler"
+    text = " ".join(cli.run("info", bare, *options).stdout.split())
+    assert "not installed (ImportError: no compiler)" in text
+    refused(cli.run("info", bare, *options, "--dtype", "int8"), "int8", "no compiler")
 
 
 def test_memory_that_is_not_there(cli: Any, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,11 +117,24 @@ def test_memory_that_is_not_there(cli: Any, bare: str, monkeypatch: pytest.Monke
 def test_known_draft_counts(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.engine import pairs
 
-    alone = json.loads(cli.run("info", cli.target, "--json").stdout)
+    command = ("info", cli.target, "--backend", "torch", "--json")
+    alone = json.loads(cli.run(*command).stdout)
     monkeypatch.setitem(pairs.KNOWN_DRAFTS, cli.target, cli.draft)
-    content = json.loads(cli.run("info", cli.target, "--json").stdout)
+    content = json.loads(cli.run(*command).stdout)
     assert content["known_draft"] == cli.draft
     assert content["memory"]["needed"] == 2 * alone["memory"]["needed"]
+
+
+@needs_kernels
+def test_a_draft_on_the_kernels_is_quantized(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.engine import pairs
+
+    command = ("info", cli.target, "--device", "cpu", "--json")
+    alone = json.loads(cli.run(*command).stdout)
+    monkeypatch.setitem(pairs.KNOWN_DRAFTS, cli.target, cli.draft)
+    more = json.loads(cli.run(*command).stdout)["memory"]["needed"] - alone["memory"]["needed"]
+    # Half of the cache in bf16, a quarter of the weights in int8 and their scales.
+    assert more == alone["weight_bytes"]["int8"] + alone["memory"]["context"] * 64
 
 
 def test_wrong_use(cli: Any, bare: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,21 @@ def checkpoint(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 @pytest.fixture(scope="session")
 def load(checkpoint: Any) -> Callable[..., Any]:
-    """The same model, loaded by forerun, in a dtype."""
+    """The same model, loaded by forerun, in a dtype and on a backend."""
     from forerun.models import load_model
 
-    made: dict[tuple[str, str], Any] = {}
+    made: dict[tuple[str, str, str], Any] = {}
 
-    def get(name: str, dtype: str = "fp32") -> Any:
-        if (name, dtype) not in made:
-            made[name, dtype] = load_model(checkpoint(name), dtype=dtype, device="cpu")
-        return made[name, dtype]
+    def get(name: str, dtype: str = "fp32", backend: str = "torch") -> Any:
+        key = (name, dtype, backend)
+        if key not in made:
+            made[key] = load_model(checkpoint(name), dtype=dtype, device="cpu", backend=backend)
+        return made[key]
 
     return get
+
+
+@pytest.fixture
+def copy(checkpoint: Any, tmp_path: Path) -> Callable[[str], Path]:
+    """A family's checkpoint to be broken."""
+    return lambda name: Path(shutil.copytree(checkpoint(name), tmp_path / name))

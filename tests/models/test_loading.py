@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from backends import BACKENDS, needs_kernels, on_both
+from checkpoints import edit
 from tiny_models import run, tiny_model, tokens
 
-from forerun.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedModelError
+from forerun.errors import CheckpointError, ConfigError, UnknownNameError
 from forerun.models import (
+    CpuModel,
     eos_token_ids,
     load_config,
     load_model,
@@ -23,32 +22,23 @@ from forerun.models import (
 )
 
 
-@pytest.fixture
-def copy(checkpoint: Any, tmp_path: Path) -> Callable[[str], Path]:
-    """A family's checkpoint to be broken."""
-    return lambda name: Path(shutil.copytree(checkpoint(name), tmp_path / name))
-
-
-def edit(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the tensors of a checkpoint in place."""
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-
-
 def logits(model: Any) -> torch.Tensor:
     found: torch.Tensor = run(model, model.new_cache(1, 8), tokens(1, 6)).logits
     return found
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
-def test_sharded_checkpoints(name: str, reference: Any, load: Any, tmp_path: Path) -> None:
+@on_both(["llama", "gpt2", "gpt_neox"])
+def test_sharded_checkpoints(
+    name: str, backend: str, reference: Any, load: Any, tmp_path: Path
+) -> None:
     reference(name).save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert torch.equal(logits(load_model(tmp_path, device="cpu")), logits(load(name)))
+    model = load_model(tmp_path, device="cpu", backend=backend)
+    assert torch.equal(logits(model), logits(load(name, backend=backend)))
 
 
-def test_gpt2_with_and_without_prefix(load: Any, copy: Any) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gpt2_with_and_without_prefix(backend: str, load: Any, copy: Any) -> None:
     """The hub's files lack `transformer.` and hold the causal mask as a buffer."""
     directory = copy("gpt2")
 
@@ -59,19 +49,23 @@ def test_gpt2_with_and_without_prefix(load: Any, copy: Any) -> None:
         tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
 
     edit(directory, strip)
-    assert torch.equal(logits(load_model(directory, device="cpu")), logits(load("gpt2")))
+    model = load_model(directory, device="cpu", backend=backend)
+    assert torch.equal(logits(model), logits(load("gpt2", backend=backend)))
 
 
-def test_a_tied_head_may_be_stored(load: Any, copy: Any) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_tied_head_may_be_stored(backend: str, load: Any, copy: Any) -> None:
     directory = copy("qwen3")
     edit(directory, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
-    assert torch.equal(logits(load_model(directory, device="cpu")), logits(load("qwen3")))
+    model = load_model(directory, device="cpu", backend=backend)
+    assert torch.equal(logits(model), logits(load("qwen3", backend=backend)))
 
 
-def test_from_tensors_equals_from_files(load: Any) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_from_tensors_equals_from_files(backend: str, load: Any) -> None:
     model = tiny_model("qwen2")
-    ours = model_from_tensors(model.config, model.state_dict())
-    assert torch.equal(logits(ours), logits(load("qwen2")))
+    ours = model_from_tensors(model.config, model.state_dict(), backend=backend)
+    assert torch.equal(logits(ours), logits(load("qwen2", backend=backend)))
 
 
 def test_names(checkpoint: Any) -> None:
@@ -81,12 +75,25 @@ def test_names(checkpoint: Any) -> None:
 
 def test_dtypes(checkpoint: Any, tmp_path: Path) -> None:
     tiny_model("llama").half().save_pretrained(tmp_path)
-    assert load_model(tmp_path, device="cpu").dtype is torch.float32
+    assert load_model(tmp_path, device="cpu", backend="torch").dtype is torch.float32
     assert load_model(tmp_path, device="cpu", dtype="fp16").dtype is torch.float16
     tiny_model("llama").bfloat16().save_pretrained(tmp_path)
-    assert load_model(tmp_path, device="cpu").dtype is torch.bfloat16
+    assert load_model(tmp_path, device="cpu", backend="torch").dtype is torch.bfloat16
     with pytest.raises(UnknownNameError, match="Did you mean 'bf16'"):
         load_model(tmp_path, device="cpu", dtype="bf1")
+
+
+@needs_kernels
+def test_precisions_of_the_kernels(tmp_path: Path) -> None:
+    """What the kernels lack runs on torch; logits are float32 in all of theirs."""
+    tiny_model("llama").half().save_pretrained(tmp_path)
+    for dtype, kept in {"auto": "fp32", "bf16": "bf16", "int8": "int8", "int4": "int4"}.items():
+        model = load_model(tmp_path, device="cpu", dtype=dtype)
+        assert isinstance(model, CpuModel)
+        assert (model.precision, model.dtype) == (kept, torch.float32)
+    assert not isinstance(load_model(tmp_path, device="cpu", dtype="fp64"), CpuModel)
+    tiny_model("llama").bfloat16().save_pretrained(tmp_path)
+    assert load_model(tmp_path, device="cpu").precision == "bf16"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
@@ -117,109 +124,6 @@ def test_end_tokens_that_are_none(copy: Any, value: str) -> None:
     (directory / "generation_config.json").write_text(f'{{"eos_token_id": {value}}}')
     with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id .* 0 to 60"):
         eos_token_ids(directory)
-
-
-def drop(key: str) -> Callable[[Path], None]:
-    return lambda directory: edit(directory, lambda tensors: tensors.pop(key))
-
-
-def reshape(directory: Path) -> None:
-    edit(directory, lambda t: t.update({"model.norm.weight": torch.ones(7)}))
-
-
-def add(directory: Path) -> None:
-    edit(directory, lambda t: t.update({"model.layers.9.norm.weight": torch.ones(7)}))
-
-
-def cut(directory: Path) -> None:
-    path = directory / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-
-
-def scribble(directory: Path) -> None:
-    (directory / "model.safetensors").write_bytes(b"not a tensor at all")
-
-
-def pickle_only(directory: Path) -> None:
-    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-
-
-def rewrite(name: str, text: str) -> Callable[[Path], None]:
-    def breaking(directory: Path) -> None:
-        (directory / name).write_text(text)
-
-    return breaking
-
-
-def index(content: Any) -> Callable[[Path], None]:
-    return rewrite("model.safetensors.index.json", json.dumps(content))
-
-
-def config_text(text: str) -> Callable[[Path], None]:
-    return rewrite("config.json", text)
-
-
-BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "missing tensor": (
-        drop("model.layers.1.self_attn.k_proj.weight"),
-        r"lacks model\.layers\.1\.self_attn\.k_proj\.weight of shape \[12, 24\]",
-    ),
-    "missing head": (drop("lm_head.weight"), r"lacks lm_head\.weight of shape \[61, 24\]"),
-    "wrong shape": (reshape, r"model\.norm\.weight has shape \[7\].* \[24\]"),
-    "leftover": (add, r"holds model\.layers\.9\.norm\.weight, which config.json has no place for"),
-    "cut off": (cut, "model.safetensors is corrupt or cut off"),
-    "no safetensors": (scribble, "model.safetensors is corrupt or cut off"),
-    "pickled": (pickle_only, r"only pickled weights \(pytorch_model\.bin\).*save_pretrained"),
-    "no weights": (lambda d: (d / "model.safetensors").unlink(), "holds no weights"),
-    "missing shard": (
-        index({"weight_map": {"a": "model-1.safetensors"}}),
-        "model-1.safetensors is missing in",
-    ),
-    "key not in shard": (
-        index({"weight_map": {"a": "model.safetensors"}}),
-        "lacks a, which model.safetensors.in",
-    ),
-    "no weight map": (index({}), "has no weight_map"),
-    "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
-    "bad JSON": (config_text("{"), r"config\.json cannot be read as JSON"),
-    "no object": (config_text("[]"), "holds no JSON object"),
-    "no type": (config_text("{}"), "names no model_type"),
-    "wrong config": (
-        config_text('{"model_type": "llama", "hidden_size": 7, "num_attention_heads": 2}'),
-        "config.json is wrong",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_broken_checkpoints(case: str, copy: Any) -> None:
-    breaking, message = BROKEN[case]
-    directory = copy("llama")
-    breaking(directory)
-    with pytest.raises(CheckpointError, match=message) as caught:
-        load_model(directory, device="cpu")
-    assert "\n" not in str(caught.value)
-
-
-def test_broken_files_of_the_adapter(copy: Any) -> None:
-    directory = copy("gpt_neox")
-    edit(directory, lambda tensors: tensors.pop("gpt_neox.layers.1.attention.dense.weight"))
-    with pytest.raises(CheckpointError, match=r"lacks gpt_neox\.layers\.1\.attention\.dense"):
-        load_model(directory, device="cpu")
-    cut(directory)
-    with pytest.raises(CheckpointError, match="transformers cannot load"):
-        load_model(directory, device="cpu")
-
-
-def test_unknown_and_quantized_models(copy: Any) -> None:
-    directory = copy("llama")
-    values = json.loads((directory / "config.json").read_text())
-    config_text(json.dumps(values | {"quantization_config": {"quant_method": "gptq"}}))(directory)
-    with pytest.raises(UnsupportedModelError, match=r"quantized \(gptq\)"):
-        load_model(directory, device="cpu")
-    config_text('{"model_type": "frobnicator"}')(directory)
-    with pytest.raises(UnsupportedModelError, match="does not know the model type 'frobnicator'"):
-        load_config(directory)
 
 
 def test_paths_that_are_none(tmp_path: Path) -> None:
@@ -297,7 +201,7 @@ def test_hub_downloads_no_pickles(
         return str(checkpoint("llama"))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    model = load_model("someone/model", device="cpu", revision="main")
+    model = load_model("someone/model", device="cpu", revision="main", backend="torch")
     assert torch.equal(logits(model), logits(load("llama")))
     assert model.name == asked["name"] == "someone/model"
     assert asked["revision"] == "main"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from backends import on_both
 from tiny_models import FAMILIES, NATIVE, PARENTS, close, run, tokens, tree_inputs
 from torch import Tensor
 
@@ -21,16 +22,16 @@ def expected(model: Any, ids: Tensor) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_prefill(name: str, reference: Any, load: Any) -> None:
-    model, ids = load(name), tokens(2, WIDTH)
+@on_both(FAMILIES)
+def test_prefill(name: str, backend: str, reference: Any, load: Any) -> None:
+    model, ids = load(name, backend=backend), tokens(2, WIDTH)
     out = run(model, model.new_cache(2, 32), ids)
     close(out.logits, expected(reference(name), ids))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_chunks_then_step_by_step(name: str, reference: Any, load: Any) -> None:
-    model, ids = load(name), tokens(2, WIDTH)
+@on_both(FAMILIES)
+def test_chunks_then_step_by_step(name: str, backend: str, reference: Any, load: Any) -> None:
+    model, ids = load(name, backend=backend), tokens(2, WIDTH)
     cache = model.new_cache(2, 32)
     assert run(model, cache, ids[:, :7], logits_for="none").logits is None
     last = run(model, cache, ids[:, 7:12], 7, logits_for="last").logits
@@ -38,9 +39,11 @@ def test_chunks_then_step_by_step(name: str, reference: Any, load: Any) -> None:
     close(torch.cat((last, *steps), dim=1), expected(reference(name), ids)[:, 11:])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_each_node_of_a_tree_equals_its_own_path(name: str, reference: Any, load: Any) -> None:
-    model, prompt = load(name), tokens(1, 9)
+@on_both(FAMILIES)
+def test_each_node_of_a_tree_equals_its_own_path(
+    name: str, backend: str, reference: Any, load: Any
+) -> None:
+    model, prompt = load(name, backend=backend), tokens(1, 9)
     nodes = tokens(1, len(PARENTS), seed=1)
     cache = model.new_cache(1, 32)
     run(model, cache, prompt)
@@ -51,10 +54,10 @@ def test_each_node_of_a_tree_equals_its_own_path(name: str, reference: Any, load
         close(logits[0, node], expected(reference(name), line)[0, -1])
 
 
-@pytest.mark.parametrize("name", ["mistral", "gpt2", "gpt_neox"])
-def test_a_tree_grows_level_by_level(name: str, reference: Any, load: Any) -> None:
+@on_both(["mistral", "gpt2", "gpt_neox"])
+def test_a_tree_grows_level_by_level(name: str, backend: str, reference: Any, load: Any) -> None:
     """A wider mask covers the nodes that earlier passes left in the cache."""
-    model, prompt = load(name), tokens(1, 9)
+    model, prompt = load(name, backend=backend), tokens(1, 9)
     nodes = tokens(1, len(PARENTS), seed=1)
     cache = model.new_cache(1, 32)
     run(model, cache, prompt)
@@ -71,9 +74,9 @@ def test_a_tree_grows_level_by_level(name: str, reference: Any, load: Any) -> No
         close(logits[0, node], expected(reference(name), line)[0, -1])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_hidden_states(name: str, reference: Any, load: Any) -> None:
-    model, ids = load(name), tokens(1, 8)
+@on_both(FAMILIES)
+def test_hidden_states(name: str, backend: str, reference: Any, load: Any) -> None:
+    model, ids = load(name, backend=backend), tokens(1, 8)
     with torch.no_grad():
         states = reference(name)(ids, output_hidden_states=True).hidden_states
     out = run(model, model.new_cache(1, 16), ids, hidden_layers=(0, 2), logits_for="none")
@@ -89,13 +92,15 @@ def test_the_last_hidden_state_lies_before_the_norm(name: str, load: Any) -> Non
     torch.testing.assert_close(model.logits(out.hidden[3]), out.logits, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["llama-rope3", "qwen3", "gpt2", "gpt_neox"])
-def test_bf16_stays_near(name: str, reference: Any, load: Any) -> None:
-    model, ids = load(name, "bf16"), tokens(1, 8)
-    assert model.dtype is torch.bfloat16
+@on_both(["llama-rope3", "qwen3", "gpt2", "gpt_neox"])
+def test_bf16_stays_near(name: str, backend: str, reference: Any, load: Any) -> None:
+    model, ids = load(name, "bf16", backend), tokens(1, 8)
+    assert model.precision == "bf16"
+    # The kernels add up in float32 and hand out what they have.
+    assert model.dtype is (torch.float32 if backend == "kernels" else torch.bfloat16)
     found = run(model, model.new_cache(1, 16), ids).logits
     wanted = expected(reference(name), ids)
-    assert found.dtype is torch.bfloat16
+    assert found.dtype is model.dtype
     assert (found.float() - wanted).std() < 0.05 * wanted.std()
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import FAMILIES, tiny_config, tiny_model
+from backends import needs_kernels
+from tiny_models import FAMILIES, NATIVE, tiny_config, tiny_model
 
 from forerun.errors import MemoryLimitError, UnsupportedModelError
 from forerun.models import MemoryNeed, available_bytes, check_memory, describe, memory_need
-from forerun.models.memory import refuse_excess
+from forerun.models.memory import refuse_excess, storage_of
+from forerun.models.placement import Storage
 
 CPU = torch.device("cpu")
 
@@ -37,6 +39,20 @@ def test_sizes_are_those_of_the_model(name: str, load: Any) -> None:
         assert cache.nbytes == 5 * summary.cache_bytes_per_token(torch.float32)
 
 
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_the_kernels_take_little_more(name: str, dtype: str, load: Any) -> None:
+    """Rows are padded to blocks, heads and slots to lines: much for tiny models, but with a bound."""
+    config = tiny_config(name)
+    storage = storage_of(config, CPU, dtype)
+    assert storage.backend == "kernels"
+    model = load(name, dtype, "kernels")
+    need = memory_need(name, config, storage, rows=2, capacity=64)
+    assert need.weight_bytes / 2 < model.weight_bytes < 8 * need.weight_bytes
+    assert need.cache_bytes <= model.new_cache(2, 64).nbytes < 3 * need.cache_bytes
+
+
 def test_what_cannot_run_is_not_described() -> None:
     from transformers import AutoConfig
 
@@ -46,7 +62,7 @@ def test_what_cannot_run_is_not_described() -> None:
 
 def test_needs_add_up() -> None:
     config = tiny_config("llama")
-    need = memory_need("target", config, torch.bfloat16, rows=3, capacity=10)
+    need = memory_need("target", config, Storage("bf16", "torch"), rows=3, capacity=10)
     summary = describe(config)
     assert need.weight_bytes == summary.weight_bytes["bf16"]
     assert need.cache_bytes == 30 * summary.cache_values_per_token * 2

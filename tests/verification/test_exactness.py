@@ -25,6 +25,8 @@ from forerun.testing.verifier_check import CHAINS, TREES
 from forerun.verification import block, token
 from forerun.verification.decision import Decision
 
+pytestmark = pytest.mark.usefixtures("form")
+
 Decide = Callable[[Draft, Tensor], Decision]
 
 

@@ -20,6 +20,8 @@ from forerun.theory.enumeration import end_probabilities
 from forerun.verification import block, token
 from forerun.verification.decision import walk
 
+pytestmark = pytest.mark.usefixtures("form")
+
 
 class Scripted(Randomness):
     """Uniforms that someone else chose."""

@@ -70,8 +70,11 @@ def in_steps(context: int) -> int:
 
 
 def set_threads(values: dict[str, Any]) -> None:
-    """Have torch use as many threads as `--threads` says."""
+    """Have torch and the CPU kernels use as many threads as `--threads` says."""
     import torch
 
+    from forerun.models.cpu import set_num_threads
+
     if values["threads"] is not None:
+        set_num_threads(values["threads"])
         torch.set_num_threads(values["threads"])

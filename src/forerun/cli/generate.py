@@ -94,6 +94,7 @@ def _load(
         revision=revision,
         dtype=values["dtype"],
         device=values["device"],
+        backend=values["backend"],
         max_context=values["max_context"] or min(_needed(len(prompt_ids), params), longest),
         tokenizer=tokenizer,
     )

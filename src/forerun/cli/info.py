@@ -13,7 +13,7 @@ from forerun.cli.options import Command, Name
 from forerun.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
-    from forerun.models import ModelSummary
+    from forerun.models import ModelSummary, Storage
 
 # A context to count the caches' memory for, where the model has a longer one.
 USUAL_CONTEXT = 4096
@@ -60,6 +60,7 @@ def describe_model(
     revision: str | None,
     dtype: str,
     device: str,
+    backend: str,
     max_context: int | None,
     **_: Any,
 ) -> dict[str, Any]:
@@ -70,11 +71,11 @@ def describe_model(
     from forerun.engine.config import SpeculativeConfig
     from forerun.engine.load import locate
     from forerun.engine.pairs import choose
-    from forerun.models import describe, load_config, resolve_device, resolve_dtype
+    from forerun.models import describe, load_config, resolve_device, storage_of
 
     config = load_config(locate(model), revision=revision)
     place = resolve_device(device)
-    resolved = resolve_dtype(dtype, config.dtype, place)
+    storage = storage_of(config, place, dtype, backend)
     summary = describe(config, model)
     check_context(max_context, summary.max_context, model)
     choice = choose(SpeculativeConfig(), model).config
@@ -85,20 +86,17 @@ def describe_model(
         "hardware": hardware(place),
         "model": model,
         **_of_summary(summary),
-        "dtype": str(resolved).removeprefix("torch."),
-        "cache_bytes_per_token": summary.cache_bytes_per_token(resolved),
-        "exactness": _exactness(summary),
+        **_of_storage(summary, storage),
         "known_draft": choice.model,
         "default_method": choice.method,
         "methods": drafter_names(),
-        "memory": asdict(_memory(config, choice.model, dtype, place, context)),
+        "memory": asdict(_memory(config, choice.model, storage, backend, place, context)),
     }
 
 
 def _of_summary(summary: ModelSummary) -> dict[str, Any]:
     return {
         "family": summary.family,
-        "backend": "native" if summary.native else "transformers",
         "parameters": summary.parameters,
         "weight_bytes": summary.weight_bytes,
         "max_context": summary.max_context,
@@ -108,27 +106,44 @@ def _of_summary(summary: ModelSummary) -> dict[str, Any]:
     }
 
 
-def _exactness(summary: ModelSummary) -> str:
-    from forerun.models import HFModel, Transformer
+def _of_storage(summary: ModelSummary, storage: Storage) -> dict[str, Any]:
+    from forerun import _native
+    from forerun.models import CpuModel, HFModel, Transformer
 
-    return Transformer.exactness if summary.native else HFModel.exactness
+    exactness = {
+        "kernels": CpuModel.exactness,
+        "torch": Transformer.exactness,
+        "transformers": HFModel.exactness,
+    }
+    backend = storage.backend if summary.native else "transformers"
+    return {
+        "backend": backend,
+        "kernels": _native.kernels.level() if _native.AVAILABLE else None,
+        "kernels_missing": _native.REASON or None,
+        "dtype": storage.precision,
+        "cache_bytes_per_token": summary.cache_bytes_per_token(storage.cache_dtype),
+        "exactness": exactness[backend],
+    }
 
 
-def _memory(config: Any, draft: str | None, dtype: str, device: Any, context: int) -> Memory:
+def _memory(
+    config: Any, draft: str | None, storage: Storage, backend: str, device: Any, context: int
+) -> Memory:
     from forerun.engine.load import locate
     from forerun.errors import CheckpointError
-    from forerun.models import available_bytes, load_config, memory_need, resolve_dtype
+    from forerun.models import available_bytes, load_config, memory_need, storage_of
 
-    needs = {"target": (config, resolve_dtype(dtype, config.dtype, device))}
+    needs = {"target": (config, storage)}
     if draft is not None:
         try:
             draft_config = load_config(locate(draft))
-            needs["draft"] = (draft_config, resolve_dtype("auto", draft_config.dtype, device))
+            kept = storage_of(draft_config, device, backend=backend, drafts=True)
+            needs["draft"] = (draft_config, kept)
         except CheckpointError:
             pass  # Not here and not to be had: said by `draft_counted`.
     needed = sum(
-        memory_need(name, one, stored, rows=1, capacity=context).total
-        for name, (one, stored) in needs.items()
+        memory_need(name, one, kept, rows=1, capacity=context).total
+        for name, (one, kept) in needs.items()
     )
     available = available_bytes(device)
     fits = None if available is None else needed <= available
@@ -152,7 +167,8 @@ def _rows(content: dict[str, Any]) -> dict[str, str]:
     cache = _size(content["cache_bytes_per_token"])
     return {
         "model": content["model"],
-        "family": f"{content['family']} ({content['backend']} backend)",
+        "family": content["family"],
+        "runs on": _of_backend(content),
         "parameters": f"{content['parameters']:,}",
         "weights": weights,
         "cache": f"{cache} a token in {content['dtype']}",
@@ -164,6 +180,17 @@ def _rows(content: dict[str, Any]) -> dict[str, str]:
         "methods": ", ".join(content["methods"]),
         "memory": _of_memory(Memory(**content["memory"]), content["hardware"]["device"]),
     }
+
+
+def _of_backend(content: dict[str, Any]) -> str:
+    kinds = {
+        "kernels": f"forerun's CPU kernels ({content['kernels']})",
+        "torch": "forerun's decoders on torch",
+        "transformers": "transformers",
+    }
+    missing = content["kernels_missing"]
+    aside = f"; the CPU kernels are not installed ({missing})" if missing else ""
+    return kinds[content["backend"]] + aside
 
 
 def _of_memory(memory: Memory, device: str) -> str:

@@ -18,6 +18,7 @@ from forerun import __version__
 from forerun.errors import ForerunError
 
 COMMANDS = {
+    "bench": ("forerun.cli.bench", "What the CPU kernels reach on this machine."),
     "generate": ("forerun.cli.generate", "Complete a prompt: the model's own text, sooner."),
     "info": ("forerun.cli.info", "What a model is, what it needs and what would draft for it."),
     "prove": ("forerun.cli.prove", "Prove that speculation leaves the distribution as it is."),

@@ -96,6 +96,7 @@ def _load(
         revision=revision,
         dtype=values["dtype"],
         device=values["device"],
+        backend=values["backend"],
         max_batch_size=values["batch_size"],
         max_context=min(needed, longest),
         tokenizer=tokenizer,
@@ -195,7 +196,7 @@ def _settings(
     return {
         "model": values["model"],
         "revision": values["revision"],
-        "dtype": str(engine.target.dtype).removeprefix("torch."),
+        "dtype": engine.target.precision,
         "prompts": values["prompts"] or "held-out prompts of the zoo",
         "num_prompts": num_prompts,
         "prompt_tokens": values["prompt_tokens"],

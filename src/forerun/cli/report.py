@@ -72,7 +72,8 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "draft_model": engine.config.model,
         "method": engine.config.method,
         "exactness": engine.target.exactness,
-        "dtype": str(engine.target.dtype).removeprefix("torch."),
+        "dtype": engine.target.precision,
+        "draft_dtype": _draft_dtype(engine),
         "prompt_tokens": len(completion.prompt_ids),
         **_of_run(outcome.run),
         "origins": list(completion.origins),
@@ -83,6 +84,11 @@ def report(outcome: Outcome) -> dict[str, Any]:
     if outcome.comparison is not None:
         content |= _of_comparison(outcome.comparison)
     return content
+
+
+def _draft_dtype(engine: Engine) -> str | None:
+    model = getattr(engine.drafter, "model", None)
+    return None if model is None else str(model.precision)
 
 
 def _of_run(run: Run) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Sequence, Verdict
+from forerun.models.cpu import ChainRequest, CpuModel
 from forerun.models.running import prefill, run_rows
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, draw_draft
@@ -73,6 +74,7 @@ class DraftModelDrafter:
         self.capacity = min(capacity, model.max_context)
         self.cache = model.new_cache(rows, self.capacity)
         self._rows = [_Row() for _ in range(rows)]
+        self._chains = model if isinstance(model, CpuModel) else None
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> DraftModelDrafter:
@@ -84,6 +86,8 @@ class DraftModelDrafter:
     ) -> list[Draft]:
         chains = [_Chain(*pair) for pair in zip(sequences, plans, strict=True)]
         growing = [chain for chain in chains if self._room(chain) > 0]
+        if self._chains is not None and growing and _in_one_call(growing, randomness):
+            return self._propose_in_one_call(self._chains, chains, growing)
         logits = self._catch_up([chain.sequence for chain in growing]) if growing else None
         while growing and logits is not None:
             self._draw(growing, logits, randomness)
@@ -100,6 +104,31 @@ class DraftModelDrafter:
         if self._rows[sequence.row].request_id == sequence.request_id:
             self._rows[sequence.row] = _Row()
             self.cache.trim(sequence.row, 0)
+
+    def _propose_in_one_call(
+        self, model: CpuModel, chains: list[_Chain], growing: list[_Chain]
+    ) -> list[Draft]:
+        """The same, all steps of all chains in one call of the model."""
+        requests = [
+            ChainRequest(
+                chain.sequence.row,
+                self._missing(chain.sequence),
+                self._room(chain),
+                chain.plan.drawing,
+                chain.sequence,
+            )
+            for chain in growing
+        ]
+        assert self.vocab_size is not None
+        drafted = model.draft_chains(self.cache, requests, self.vocab_size)
+        drafts = {id(chain): draft for chain, draft in zip(growing, drafted, strict=True)}
+        for request, draft in zip(requests, drafted, strict=True):
+            held = self._rows[request.row]
+            held.token_ids.extend(request.pending)
+            # The last token has been drawn and not run.
+            held.token_ids.extend(draft.token_ids)
+            del held.token_ids[self.cache.length(request.row) :]
+        return [drafts.get(id(chain), NO_DRAFT) for chain in chains]
 
     def _room(self, chain: _Chain) -> int:
         """Tokens that the plan and the draft model's context allow."""
@@ -132,20 +161,23 @@ class DraftModelDrafter:
 
     def _catch_up(self, sequences: list[Sequence]) -> Tensor:
         """Bring the rows to the end of their sequences; logits after the last tokens, [B, V]."""
-        missing = []
-        for sequence in sequences:
-            held = self._row_of(sequence)
-            shared = self._shared_length(held, sequence)
-            self.cache.trim(sequence.row, shared)
-            del held.token_ids[shared:]
-            rest = sequence.token_ids[shared:]
-            if len(rest) > LARGEST_SHARED_CATCH_UP:
-                prefill(self.model, self.cache, sequence.row, rest[:-1])
-                held.token_ids.extend(rest[:-1])
-                rest = rest[-1:]
-            held.num_committed = len(sequence)
-            missing.append(rest)
+        missing = [self._missing(sequence) for sequence in sequences]
         return self._run([sequence.row for sequence in sequences], missing)
+
+    def _missing(self, sequence: Sequence) -> list[int]:
+        """Cut a row back to what it shares with its sequence; the tokens that it lacks, few enough to
+        be run beside those of other rows."""
+        held = self._row_of(sequence)
+        shared = self._shared_length(held, sequence)
+        self.cache.trim(sequence.row, shared)
+        del held.token_ids[shared:]
+        rest = sequence.token_ids[shared:]
+        if len(rest) > LARGEST_SHARED_CATCH_UP:
+            prefill(self.model, self.cache, sequence.row, rest[:-1])
+            held.token_ids.extend(rest[:-1])
+            rest = rest[-1:]
+        held.num_committed = len(sequence)
+        return rest
 
     def _row_of(self, sequence: Sequence) -> _Row:
         """The row of a sequence, emptied if it still holds another request."""
@@ -173,3 +205,8 @@ class DraftModelDrafter:
         logits = output.logits[:, 0, : self.vocab_size]
         padding = self.vocab_size - logits.shape[-1]
         return functional.pad(logits, (0, padding), value=-torch.inf) if padding else logits
+
+
+def _in_one_call(chains: list[_Chain], randomness: Randomness) -> bool:
+    """Whether nothing has to be asked between the steps: no penalties, no masks, no record of keys."""
+    return randomness.by_key_alone and not any(chain.sequence.params.adjusts for chain in chains)

@@ -31,7 +31,7 @@ class SpeculativeConfig:
             would, `greedy` takes its most likely token, `auto` leaves it to the rule.
         policy: how the length changes from round to round.
         monitor: stop speculating where it does not pay, and probe again later.
-        draft_dtype: precision of the draft model.
+        draft_dtype: precision of the draft model; `auto` is as stored, on the CPU kernels int8 or int4.
 
     Raises:
         ConfigError: for a value of a wrong type or out of range, or a combination that cannot be exact.
@@ -82,7 +82,7 @@ class SpeculativeConfig:
 def _checks() -> dict[str, Check]:
     # Imported here because they import torch, and the options alone should be quick to have.
     from forerun.drafters import drafter_names
-    from forerun.models.placement import DTYPES
+    from forerun.models.placement import PRECISIONS
     from forerun.policies import policy_names
     from forerun.verification import rule_names
 
@@ -97,5 +97,5 @@ def _checks() -> dict[str, Check]:
         "draft_sample_method": one_of(DRAFT_SAMPLE_METHODS),
         "policy": one_of(policy_names()),
         "monitor": switch,
-        "draft_dtype": one_of(("auto", *DTYPES)),
+        "draft_dtype": one_of(("auto", *PRECISIONS)),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from time import perf_counter
 
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
@@ -318,7 +317,7 @@ class Engine:
             return [Plan(0)] * len(running)
         plans = self.policy.plan([one.sequence for one in running])
         return [
-            replace(plan, num_tokens=self._room(one, plan), drawing=self._drawing(one))
+            Plan(self._room(one, plan), self._drawing(one))
             for one, plan in zip(running, plans, strict=True)
         ]
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from forerun.contracts import CausalLM, Drafter, DrafterSetup
 from forerun.drafters import find_drafter
 from forerun.engine.config import SpeculativeConfig
@@ -15,7 +17,7 @@ from forerun.engine.pairs import choose
 from forerun.errors import ConfigError, IncompatibleDraftError
 from forerun.models import load_config, load_model, load_tokenizer
 from forerun.models.loading import eos_token_ids
-from forerun.models.memory import check_memory, describe
+from forerun.models.memory import check_memory, describe, storage_of
 from forerun.models.zoo import is_zoo, zoo_path
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ def load(
     revision: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
+    backend: str = "auto",
     max_batch_size: int = 1,
     max_context: int | None = None,
     tokenizer: Any = None,
@@ -42,8 +45,9 @@ def load(
         speculative: how to speculate; True picks the known draft model or prompt lookup, False
             decodes plainly.
         revision: branch, tag or commit on the hub.
-        dtype: `auto` (as stored), `fp32`, `bf16` or `fp16`.
+        dtype: `auto` (as stored), `fp32`, `bf16`, `fp16`, or on the kernels `int8` or `int4`.
         device: `auto`, `cpu`, `cuda` or `mps`.
+        backend: `kernels`, the compiled ones for the CPU, `torch`, or `auto`.
         max_batch_size: requests that run at once.
         max_context: prompt and output tokens of a request at most; by default the model's own
             context, 4096 tokens at most.
@@ -68,16 +72,20 @@ def load(
         dtype=dtype,
         draft_dtype="auto" if config is None else config.draft_dtype,
         device=device,
+        backend=backend,
         rows=max_batch_size,
         capacity=context,
     )
     tokenizer = tokenizer or target.tokenizer()
     if draft is not None:
         check_vocabulary(tokenizer, draft.tokenizer(), draft.name)
-    loaded = target.load(dtype, device)
+    loaded = target.load(dtype, device, backend)
+    drafter = None
+    if config is not None:
+        drafter = _make_drafter(config, loaded, draft, backend, max_batch_size, context)
     return Engine(
         loaded,
-        None if config is None else _make_drafter(config, loaded, draft, max_batch_size, context),
+        drafter,
         config,
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids(target.path, revision=revision),
@@ -103,9 +111,20 @@ class Checkpoint:
     def tokenizer(self) -> Any:
         return load_tokenizer(self.path, revision=self.revision)
 
-    def load(self, dtype: str, device: str) -> CausalLM:
+    def load(self, dtype: str, device: str, backend: str) -> CausalLM:
         return load_model(
-            self.path, revision=self.revision, dtype=dtype, device=device, name=self.name
+            self.path,
+            revision=self.revision,
+            dtype=dtype,
+            device=device,
+            backend=backend,
+            name=self.name,
+        )
+
+    def load_draft(self, dtype: str, device: torch.device, backend: str) -> CausalLM:
+        storage = storage_of(self.config, device, dtype, backend, drafts=True)
+        return self.load(
+            storage.precision, str(device), storage.backend if dtype == "auto" else backend
         )
 
     def is_same(self, other: Checkpoint) -> bool:
@@ -167,12 +186,13 @@ def _make_drafter(
     config: SpeculativeConfig,
     target: CausalLM,
     draft: Checkpoint | None,
+    backend: str,
     rows: int,
     capacity: int,
 ) -> Drafter:
     def load_draft_model() -> CausalLM:
         assert draft is not None
-        return draft.load(config.draft_dtype, str(target.device))
+        return draft.load_draft(config.draft_dtype, target.device, backend)
 
     assert config.method is not None
     setup = DrafterSetup(target, rows, capacity, config.as_dict(), load_draft_model)

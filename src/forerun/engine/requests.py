@@ -104,12 +104,13 @@ class Running:
     def events(self, start: int) -> list[TokenEvent]:
         """The output tokens from `start` on as events."""
         sequence = self.sequence
-        token_ids = sequence.output_ids
-        total = len(token_ids)
+        # Not `output_ids`, which copies the whole output every round.
+        token_ids, before = sequence.token_ids, sequence.num_prompt_tokens
+        total = sequence.num_output_tokens
         return [
             TokenEvent(
                 request_id=sequence.request_id,
-                token_id=token_ids[index],
+                token_id=token_ids[before + index],
                 origin=self.origins[index],
                 text=self.texts[index],
                 logprob=self.logprobs[index] if self.logprobs else None,

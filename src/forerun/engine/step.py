@@ -15,7 +15,7 @@ from forerun.engine.requests import Running, token_logprobs
 from forerun.models.running import run_rows
 from forerun.randomness import Randomness
 from forerun.sampling import log_probs, warp_draft
-from forerun.verification import make_rule, resolve
+from forerun.verification import judge, make_rule, resolve
 
 NOTHING = Verdict((), (), ())
 
@@ -55,8 +55,8 @@ def run_round(parts: Parts, running: Several[Running], plans: Several[Plan]) -> 
     assert output.logits is not None
     ran = perf_counter()
     verdicts = []
-    for one, draft, rows in zip(running, drafts, output.logits, strict=True):
-        verdict = _verify(parts, one, draft, rows[: len(draft) + 1])
+    for row, (one, draft) in enumerate(zip(running, drafts, strict=True)):
+        verdict = _verify(parts, one, draft, output.logits[row, : len(draft) + 1])
         verdicts.append(verdict)
         if verdict.token_ids:
             parts.cache.keep(one.sequence.row, len(one.sequence), verdict.path)
@@ -115,23 +115,25 @@ def _verify(parts: Parts, one: Running, draft: Draft, logits: Tensor) -> Verdict
     """
     params = one.sequence.params
     try:
-        probs = warp_draft(logits, one.sequence, draft)
         rule = parts.rule_for(one.sequence, draft)
-        verdict = rule.verify(draft, probs, one.sequence, parts.randomness)
+        verdict = judge(rule, draft, logits, one.sequence, parts.randomness)
     except Exception as error:
         one.fail(error)
         return NOTHING
     verdict = one.cut(verdict)
     if params.logprobs is not None:
         rows = [0, *(node + 1 for node in verdict.path)][: len(verdict.token_ids)]
+        probs = warp_draft(logits, one.sequence, draft)
         log_rows = log_probs(logits[rows], probs[rows], params.logprobs_mode)
         one.logprobs += token_logprobs(log_rows, verdict.token_ids, params.logprobs)
     return verdict
 
 
 def _share_time(running: Several[Running], draft: float, target: float, verify: float) -> None:
+    share = 1.0 / len(running)
     for one in running:
-        one.stats.draft_seconds += draft / len(running)
-        one.stats.target_seconds += target / len(running)
-        one.stats.verify_seconds += verify / len(running)
-        one.stats.seconds += (draft + target + verify) / len(running)
+        stats = one.stats
+        stats.draft_seconds += draft * share
+        stats.target_seconds += target * share
+        stats.verify_seconds += verify * share
+        stats.seconds += (draft + target + verify) * share

@@ -4,6 +4,7 @@ Importing this package does not import transformers; loading does.
 """
 
 from forerun.models.architecture import Architecture, native, read_architecture
+from forerun.models.cpu import CpuModel
 from forerun.models.decoder import Decoder
 from forerun.models.gpt2 import GPT2
 from forerun.models.hf import HFModel, refuse_unsupported
@@ -22,18 +23,21 @@ from forerun.models.memory import (
     check_memory,
     describe,
     memory_need,
+    storage_of,
 )
-from forerun.models.placement import resolve_device, resolve_dtype
+from forerun.models.placement import Storage, resolve_device, resolve_storage
 from forerun.models.transformer import Transformer
 
 __all__ = [
     "GPT2",
     "Architecture",
+    "CpuModel",
     "Decoder",
     "HFModel",
     "Layout",
     "MemoryNeed",
     "ModelSummary",
+    "Storage",
     "Transformer",
     "available_bytes",
     "check_memory",
@@ -49,5 +53,6 @@ __all__ = [
     "read_architecture",
     "refuse_unsupported",
     "resolve_device",
-    "resolve_dtype",
+    "resolve_storage",
+    "storage_of",
 ]

@@ -31,6 +31,9 @@ class Source(Protocol):
     def read(self, key: str) -> Tensor:
         """The tensor, on the CPU if it comes from a file."""
 
+    def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
+        """A part of it along one of its first two dimensions; what was read before may be forgotten."""
+
 
 class TensorSource:
     """Tensors in memory, such as a `state_dict`."""
@@ -49,6 +52,10 @@ class TensorSource:
     def read(self, key: str) -> Tensor:
         """The tensor itself."""
         return self._tensors[key].detach()
+
+    def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
+        """A part of it, on the CPU."""
+        return self.read(key).narrow(dim, start, stop - start).cpu()
 
 
 class SafetensorsSource:
@@ -114,6 +121,18 @@ class SafetensorsSource:
             raise CheckpointError(_broken(file, error)) from error
         return tensor
 
+    def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
+        """A part of it. The file is opened for this alone: as long as it is, all pages that were read
+        count as memory of the process."""
+        file = self._where[key]
+        try:
+            with safe_open(str(file), framework="pt", device="cpu") as opened:
+                whole = opened.get_slice(key)
+                part: Tensor = whole[start:stop] if dim == 0 else whole[:, start:stop]
+                return part.clone()
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(_broken(file, error)) from error
+
 
 def _broken(file: Path, error: Exception) -> str:
     return f"{file} is corrupt or cut off ({str(error).splitlines()[0]}); download it again."
@@ -137,6 +156,20 @@ def read_weights(
     Raises:
         CheckpointError: for missing, unexpected or misshapen tensors, naming the first.
     """
+    found = match_keys(source, layout)
+
+    def read(part: Published) -> Tensor:
+        return source.read(found[part.key])
+
+    return layout.fuse(read, dtype, device)
+
+
+def match_keys(source: Source, layout: Layout) -> dict[str, str]:
+    """The source's keys by published key, after all of them and their shapes have been checked.
+
+    Raises:
+        CheckpointError: for missing, unexpected or misshapen tensors, naming the first.
+    """
     expected = layout.published()
     found: dict[str, str] = {}
     unexpected = []
@@ -153,11 +186,7 @@ def read_weights(
                 f"{source.name}: {key} has shape {list(source.shape(key))}, but config.json asks "
                 f"for {list(expected[published])}; config and weights are not of one model."
             )
-
-    def read(part: Published) -> Tensor:
-        return source.read(found[part.key])
-
-    return layout.fuse(read, dtype, device)
+    return found
 
 
 def _check_keys(

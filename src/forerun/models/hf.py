@@ -14,6 +14,7 @@ from forerun.contracts import LogitsFor
 from forerun.core import Exactness, ForwardOutput
 from forerun.errors import CacheError, CheckpointError, UnsupportedModelError
 from forerun.models.hf_cache import HFCache, HFCacheView
+from forerun.models.placement import dtype_name
 
 _OPEN_MASKS = frozenset({"full_attention", "sliding_attention"})
 
@@ -43,6 +44,7 @@ class HFModel:
         self.hidden_size = int(config.hidden_size)
         self.max_context = max_context(config, name)
         self.device, self.dtype = model.device, model.dtype
+        self.precision = dtype_name(self.dtype)
         self._windows = _windows(config)
         self._crops_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._probe()

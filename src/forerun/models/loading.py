@@ -13,13 +13,13 @@ from forerun.contracts import CausalLM
 from forerun.errors import CheckpointError, UnsupportedModelError
 from forerun.models.architecture import native, read_architecture
 from forerun.models.checkpoint import SafetensorsSource, Source, TensorSource, read_weights
+from forerun.models.cpu import CpuModel
 from forerun.models.decoder import Decoder
 from forerun.models.gpt2 import GPT2
 from forerun.models.hf import load_adapter
 from forerun.models.hub import read_json, resolve
 from forerun.models.layouts import layout_of
-from forerun.models.placement import resolve_device, resolve_dtype
-from forerun.models.transformer import Transformer
+from forerun.models.placement import Storage, resolve_device, resolve_storage
 
 # What tokenizers are made of: fast ones, BPE and WordPiece, SentencePiece, tiktoken.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
@@ -31,17 +31,19 @@ def load_model(
     revision: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
+    backend: str = "auto",
     name: str | None = None,
 ) -> CausalLM:
-    """Load a language model: Llama, Mistral, Qwen2, Qwen3 and GPT-2 on our own decoders, any other
-    that transformers knows and whose cache can be cropped on the adapter.
+    """Load a language model: Llama, Mistral, Qwen2, Qwen3 and GPT-2 on our own decoders, on a CPU with
+    compiled kernels; any other that transformers knows and whose cache can be cropped on the adapter.
 
     Args:
         path_or_hub_id: a checkpoint's directory, or an id such as `Qwen/Qwen3-0.6B`.
         revision: branch, tag or commit on the hub.
-        dtype: `fp32`, `bf16`, `fp16`, `fp64`, or `auto`: the checkpoint's (for float16 on
-            a CPU: float32).
+        dtype: `fp32`, `bf16`, `fp16`, `fp64`, `int8` and `int4` (on the kernels), or `auto`: the
+            checkpoint's (for float16 on a CPU: float32).
         device: `cpu`, `cuda`, `mps`, or `auto`: the fastest that is there.
+        backend: `kernels`, `torch`, or `auto`: the kernels where they can run the model.
         name: how messages call the model; by default what it was loaded from.
 
     Raises:
@@ -54,13 +56,13 @@ def load_model(
     config = _read_config(directory)
     name = name or _default_name(path_or_hub_id)
     if not native(config):
-        return load_adapter(
-            directory, config, resolve_dtype(dtype, config.dtype, place), place, name
-        )
+        storage = resolve_storage(dtype, config.dtype, place, ours=False, backend=backend)
+        return load_adapter(directory, config, storage.dtype, place, name)
     _refuse_quantized(config, name)
     source = SafetensorsSource(directory)
     stored = config.dtype or source.read(source.keys()[0]).dtype
-    return build(config, source, resolve_dtype(dtype, stored, place), place, name)
+    storage = resolve_storage(dtype, stored, place, backend=backend)
+    return build(config, source, storage, place, name)
 
 
 def model_from_tensors(
@@ -69,9 +71,12 @@ def model_from_tensors(
     *,
     dtype: str = "auto",
     device: str = "cpu",
+    backend: str = "torch",
     name: str = "model",
-) -> Transformer:
+) -> CausalLM:
     """A model on our own decoders from published tensors in memory, such as a `state_dict`.
+
+    The arguments are those of `load_model`.
 
     Raises:
         CheckpointError: for missing, unexpected or misshapen tensors.
@@ -85,23 +90,26 @@ def model_from_tensors(
     place = resolve_device(device)
     stored = next(iter(tensors.values())).dtype if tensors else None
     source = TensorSource(tensors, name)
-    return build(config, source, resolve_dtype(dtype, stored, place), place, name)
+    storage = resolve_storage(dtype, stored, place, backend=backend)
+    return build(config, source, storage, place, name)
 
 
 def build(
     config: Any,
     source: Source,
-    dtype: torch.dtype,
+    storage: Storage,
     device: torch.device,
     name: str,
-) -> Transformer:
+) -> CausalLM:
     """One of our decoders from a config and its published tensors.
 
     Raises:
         CheckpointError: for missing, unexpected or misshapen tensors.
     """
     shape = read_architecture(config)
-    weights = read_weights(source, layout_of(shape), dtype, device)
+    if storage.backend == "kernels":
+        return CpuModel(shape, source, storage.precision, name)
+    weights = read_weights(source, layout_of(shape), storage.dtype, device)
     family = GPT2 if shape.family == "gpt2" else Decoder
     return family(shape, weights, name)
 

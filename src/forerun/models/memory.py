@@ -14,7 +14,14 @@ from forerun.errors import MemoryLimitError
 from forerun.models.architecture import native, read_architecture
 from forerun.models.hf import max_context, refuse_unsupported
 from forerun.models.layouts import layout_of
-from forerun.models.placement import DTYPES, resolve_device, resolve_dtype
+from forerun.models.placement import (
+    DTYPES,
+    QUANTIZED,
+    Storage,
+    draft_precision,
+    resolve_device,
+    resolve_storage,
+)
 
 
 @dataclass(frozen=True)
@@ -86,13 +93,20 @@ def describe(config: Any, name: str = "the model") -> ModelSummary:
         family=config.model_type,
         native=ours,
         parameters=parameters,
-        weight_bytes={name: parameters * dtype.itemsize for name, dtype in DTYPES.items()},
+        weight_bytes=_weight_bytes(parameters, ours),
         cache_values_per_token=2 * text.num_hidden_layers * heads * size,
         max_context=context,
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
     )
+
+
+def _weight_bytes(parameters: int, ours: bool) -> dict[str, int]:
+    sizes: dict[str, float] = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+    if ours:
+        sizes |= QUANTIZED
+    return {name: int(parameters * size) for name, size in sizes.items()}
 
 
 def _count_on_meta(config: Any) -> int:
@@ -104,15 +118,40 @@ def _count_on_meta(config: Any) -> int:
 
 
 def memory_need(
-    name: str, config: Any, dtype: torch.dtype, *, rows: int, capacity: int
+    name: str, config: Any, storage: Storage, *, rows: int, capacity: int
 ) -> MemoryNeed:
-    """Bytes that a model in `dtype` and its cache, rows times capacity slots, will take."""
+    """Bytes that a model and its cache, rows times capacity slots, will take."""
     summary = describe(config, name)
     return MemoryNeed(
         name,
-        summary.parameters * dtype.itemsize,
-        rows * capacity * summary.cache_bytes_per_token(dtype),
+        int(summary.parameters * storage.bytes_per_weight),
+        rows * capacity * summary.cache_bytes_per_token(storage.cache_dtype),
     )
+
+
+def storage_of(
+    config: Any,
+    device: torch.device,
+    dtype: str = "auto",
+    backend: str = "auto",
+    *,
+    drafts: bool = False,
+) -> Storage:
+    """How the model of a config will be kept, and what runs it.
+
+    Args:
+        config: of transformers.
+        device, dtype, backend: as `load_model` takes them.
+        drafts: whether it is a draft model: on the kernels `auto` quantizes those.
+
+    Raises:
+        ConfigError: for a dtype or backend that does not exist or is not there.
+    """
+    ours = native(config)
+    storage = resolve_storage(dtype, config.dtype, device, ours=ours, backend=backend)
+    if drafts and dtype == "auto" and storage.backend == "kernels":
+        return Storage(draft_precision(describe(config).parameters), "kernels")
+    return storage
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -138,6 +177,7 @@ def check_memory(
     dtype: str = "auto",
     draft_dtype: str = "auto",
     device: str = "auto",
+    backend: str = "auto",
     rows: int,
     capacity: int,
 ) -> None:
@@ -146,7 +186,7 @@ def check_memory(
     Args:
         target: a config of transformers.
         draft: the draft model's; None for a drafter without one.
-        dtype, draft_dtype, device: names, as `load_model` takes them.
+        dtype, draft_dtype, device, backend: names, as `load_model` takes them.
         rows: rows of the caches.
         capacity: slots a row, in tokens.
 
@@ -158,8 +198,8 @@ def check_memory(
     needs = []
     for name, config, named in (("target", target, dtype), ("draft", draft, draft_dtype)):
         if config is not None:
-            resolved = resolve_dtype(named, config.dtype, place)
-            needs.append(memory_need(name, config, resolved, rows=rows, capacity=capacity))
+            storage = storage_of(config, place, named, backend, drafts=name == "draft")
+            needs.append(memory_need(name, config, storage, rows=rows, capacity=capacity))
     refuse_excess(needs, available_bytes(place), place)
 
 

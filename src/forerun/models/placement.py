@@ -1,9 +1,13 @@
-"""Names of dtypes and devices, and what `auto` means."""
+"""Names of precisions, devices and backends, and what `auto` means."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
 
+from forerun import _native
 from forerun.errors import ConfigError, UnknownNameError
 
 DTYPES = {
@@ -12,7 +16,40 @@ DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
+# Bytes of a weight and its share of a group's scale.
+QUANTIZED = {"int8": 1 + 2 / 64, "int4": 0.5 + 2 / 32}
+PRECISIONS = (*DTYPES, *QUANTIZED)
 DEVICES = ("auto", "cpu", "cuda", "mps")
+BACKENDS = ("auto", "kernels", "torch")
+KERNEL_PRECISIONS = ("fp32", "bf16", "int8", "int4")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a model is kept, and what runs it.
+
+    Args:
+        precision: of its weights, one of PRECISIONS.
+        backend: `kernels`, our own for the CPU, or `torch`.
+    """
+
+    precision: str
+    backend: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights on torch; of quantized ones, what stands for them elsewhere."""
+        return DTYPES.get(self.precision, torch.bfloat16)
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes that a weight takes."""
+        return QUANTIZED.get(self.precision) or self.dtype.itemsize
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self.dtype
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -40,24 +77,82 @@ def resolve_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
-def resolve_dtype(name: str, stored: torch.dtype | None, device: torch.device) -> torch.dtype:
-    """The dtype of a name: `fp32`, `bf16`, `fp16`, `fp64`, or `auto`, the checkpoint's own.
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name of a dtype."""
+    return next((name for name, one in DTYPES.items() if one is dtype), str(dtype))
+
+
+def resolve_storage(
+    name: str,
+    stored: torch.dtype | None,
+    device: torch.device,
+    *,
+    ours: bool = True,
+    backend: str = "auto",
+) -> Storage:
+    """How to keep and run a model that is asked for in a precision, or in `auto`: as stored.
 
     Args:
-        name: of the dtype.
+        name: of the precision.
         stored: the checkpoint's dtype; None counts as float32.
         device: on the CPU, `auto` makes float32 of float16, which is slow there.
+        ours: whether one of our own decoders runs the model.
+        backend: one of BACKENDS; `auto` takes the kernels where they can run the model.
 
     Raises:
         UnknownNameError: for a name that is none.
-        ConfigError: for a dtype that the device lacks.
+        ConfigError: for a precision that device or backend lack.
     """
-    if name == "auto":
-        dtype = stored if stored in DTYPES.values() else torch.float32
-        slow = device.type == "cpu" and dtype is torch.float16
-        return torch.float32 if slow or dtype is None else dtype
-    if name not in DTYPES:
-        raise UnknownNameError("dtype", name, ("auto", *DTYPES))
+    if backend not in BACKENDS:
+        raise UnknownNameError("backend", backend, BACKENDS)
+    if name not in ("auto", *PRECISIONS):
+        raise UnknownNameError("dtype", name, ("auto", *PRECISIONS))
     if device.type == "mps" and name == "fp64":
         raise ConfigError("dtype 'fp64' does not exist on 'mps'; use 'fp32' or the device 'cpu'.")
-    return DTYPES[name]
+    precision = name if name != "auto" else _stored_precision(stored, device)
+    why_not = _why_not_kernels(precision, device, ours)
+    if why_not is None and backend != "torch":
+        return Storage(precision, "kernels")
+    if backend == "kernels" or precision in QUANTIZED:
+        reason = why_not or "the backend 'torch' was asked for"
+        raise ConfigError(
+            f"dtype {precision!r} on backend {'kernels'!r} is not to be had: {reason}; "
+            "use dtype 'bf16' or 'fp32' with the backend 'auto'."
+        )
+    return Storage(precision, "torch")
+
+
+def _stored_precision(stored: torch.dtype | None, device: torch.device) -> str:
+    dtype = stored if stored in DTYPES.values() else torch.float32
+    slow = device.type == "cpu" and dtype is torch.float16
+    return dtype_name(torch.float32 if slow or dtype is None else dtype)
+
+
+def _why_not_kernels(precision: str, device: torch.device, ours: bool) -> str | None:
+    """Why the compiled kernels cannot run a model; None if they can."""
+    if device.type != "cpu":
+        return f"they run on the CPU, not on {device.type!r}"
+    if not ours:
+        return "the model runs through transformers"
+    if precision not in KERNEL_PRECISIONS:
+        return f"they know {', '.join(KERNEL_PRECISIONS)}"
+    if not _native.AVAILABLE:
+        return f"forerun was installed without them ({_native.REASON})"
+    return None
+
+
+def draft_precision(parameters: int) -> str:
+    """What `auto` means for a draft on the kernels: int8 where that stays in half of the last-level
+    cache, which the target's weights stream through; else int4, the least to read."""
+    return "int8" if parameters * QUANTIZED["int8"] <= last_level_cache() / 2 else "int4"
+
+
+def last_level_cache() -> int:
+    """Bytes of the processor's largest cache; 16 MiB where the system does not tell."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    sizes = [16 * 2**20]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text(encoding="ascii").strip()
+        if text[-1:] in units and text[:-1].isdecimal():
+            sizes.append(int(text[:-1]) * units[text[-1]])
+    return max(sizes[1:] or sizes)

@@ -24,7 +24,7 @@ class RotaryTable:
     def __init__(
         self, config: Any, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._frequencies, self._scale = _frequencies(config, head_dim)
+        self._frequencies, self._scale = frequencies(config, head_dim)
         self._dtype, self._device = dtype, device
         self._cos = self._sin = torch.empty(0, head_dim, dtype=dtype, device=device)
 
@@ -42,7 +42,7 @@ class RotaryTable:
         self._sin = (angles.sin() * self._scale).to(self._device, self._dtype)
 
 
-def _frequencies(config: Any, head_dim: int) -> tuple[Tensor, float]:
+def frequencies(config: Any, head_dim: int) -> tuple[Tensor, float]:
     """Inverse frequencies [head_dim / 2] in float32, and the factor on cosines and sines."""
     rope = config.rope_parameters
     if rope["rope_type"] == "default":

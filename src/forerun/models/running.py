@@ -9,6 +9,7 @@ from torch import Tensor
 
 from forerun.contracts import Cache, CausalLM, LogitsFor
 from forerun.core import ForwardOutput
+from forerun.models.cpu import CpuCache, CpuModel
 
 PREFILL_CHUNK = 512
 
@@ -29,6 +30,16 @@ def run_rows(
     Positions go on from each row's length unless given. Rows may differ in their number of tokens;
     what the shorter ones return beyond theirs is padding.
     """
+    if isinstance(model, CpuModel) and isinstance(cache, CpuCache):
+        return model.run_rows(
+            cache,
+            rows,
+            token_ids,
+            positions=positions,
+            tree_mask=tree_mask,
+            hidden_layers=hidden_layers,
+            logits_for=logits_for,
+        )
     width = max(len(tokens) for tokens in token_ids)
     padded, places = [], []
     for index, tokens in enumerate(token_ids):

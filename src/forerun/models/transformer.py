@@ -11,10 +11,12 @@ from torch import Tensor
 
 from forerun.contracts import LogitsFor
 from forerun.core import Exactness, ForwardOutput
-from forerun.errors import CacheError, ConfigError
+from forerun.errors import CacheError
 from forerun.kv_cache import Appending, CacheView, StaticCache
 from forerun.models.architecture import Architecture
 from forerun.models.attention import Sight, attend, sight
+from forerun.models.layers import check_layers
+from forerun.models.placement import dtype_name
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Transformer(ABC):
         self.hidden_size, self.max_context = shape.hidden_size, shape.max_context
         embedding = weights["embedding.weight"]
         self.device, self.dtype = embedding.device, embedding.dtype
+        self.precision = dtype_name(self.dtype)
         self.head = embedding if shape.tied else weights["head.weight"]
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
@@ -76,7 +79,7 @@ class Transformer(ABC):
                 beyond the context.
             ConfigError: for layers that the model does not have or that are not run.
         """
-        layers = self._check(layers, hidden_layers, hidden_in)
+        layers = check_layers(self, layers, hidden_layers, hidden_in)
         appending = cache.append(positions, layers)
         step = self._step(appending, tree_mask, layers)
         hidden = self.embed(token_ids, positions) if hidden_in is None else hidden_in
@@ -89,28 +92,6 @@ class Transformer(ABC):
         if layers.stop == self.num_layers and logits_for != "none":
             logits = self.logits(hidden if logits_for == "all" else _last(hidden, appending))
         return ForwardOutput(logits, wanted)
-
-    def _check(
-        self, layers: range | None, hidden_layers: Sequence[int], hidden_in: Tensor | None
-    ) -> range:
-        layers = range(self.num_layers) if layers is None else layers
-        inside = 0 <= layers.start < layers.stop <= self.num_layers
-        if not inside or layers.step != 1:
-            raise ConfigError(
-                f"{layers} are no layers of {self.name}, which has {self.num_layers}; "
-                "give a range of them in steps of 1."
-            )
-        if layers.start > 0 and hidden_in is None:
-            raise ConfigError(
-                f"layers from {layers.start} on need hidden_in, the output of the ones below."
-            )
-        absent = [layer for layer in hidden_layers if not layers.start <= layer <= layers.stop]
-        if absent:
-            raise ConfigError(
-                f"hidden_layers {absent} are not run; {self.name} was asked for the hidden states "
-                f"{layers.start} to {layers.stop}."
-            )
-        return layers
 
     def _step(self, appending: Appending, tree_mask: Tensor | None, layers: range) -> Step:
         furthest = max(max(row) for row in appending.host_positions)

@@ -51,6 +51,7 @@ class ToyModel:
     hidden_size = 1
     device = torch.device("cpu")
     dtype = torch.float64
+    precision = "fp64"
     exactness = Exactness.BITWISE
 
     def __init__(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from forerun import registry
 from forerun.contracts import Verifier
-from forerun.core import Draft, Drawing, Sequence
+from forerun.core import Draft, Drawing, Sequence, Verdict
+from forerun.randomness import Randomness
+from forerun.sampling import warp_draft
+from forerun.verification import compiled
 from forerun.verification.block import BlockRule
 from forerun.verification.coupled import CoupledRule
 from forerun.verification.token import TokenRule
@@ -17,6 +22,12 @@ RULES: dict[str, type[Verifier]] = {
     "standard": TokenRule,
     "block": BlockRule,
     "coupled": CoupledRule,
+}
+# By class: what inherits from one of them may judge otherwise.
+_COMPILED: dict[type[Verifier], str] = {
+    TokenRule: "token",
+    BlockRule: "block",
+    CoupledRule: "coupled",
 }
 
 
@@ -33,6 +44,24 @@ def make_rule(name: str) -> Verifier:
     """
     rule: Verifier = registry.find("rejection_sample_method", name, {**RULES}, GROUP)()
     return rule
+
+
+def judge(
+    rule: Verifier, draft: Draft, logits: Tensor, sequence: Sequence, randomness: Randomness
+) -> Verdict:
+    """Warp the target's logits [n + 1, V] as the request asks and verify the draft against them: in
+    one call of the kernels where they know the rule and all that is asked, else step by step.
+
+    Raises:
+        DistributionError: for a row that is NaN or infinite, or that leaves no token possible.
+    """
+    verdict = None
+    if type(rule) in _COMPILED:
+        verdict = compiled.judge(_COMPILED[type(rule)], draft, logits, sequence, randomness)
+    if verdict is None:
+        target_probs = warp_draft(logits, sequence, draft)
+        verdict = rule.verify(draft, target_probs, sequence, randomness)
+    return verdict
 
 
 def resolve(name: str, sequence: Sequence, draft: Draft) -> str:

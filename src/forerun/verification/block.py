@@ -9,8 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.core import Draft
+from forerun.core import Draft, Sequence, Verdict
 from forerun.errors import ConfigError
+from forerun.randomness import Randomness
+from forerun.verification import compiled
 from forerun.verification.decision import Decision, DecisionRule, end_at, normalized
 
 
@@ -28,11 +30,10 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
     Raises:
         ConfigError: for a tree or a point mass.
     """
+    _refuse_others(draft)
+    if compiled.takes(draft, target_probs):
+        return compiled.decide("block", draft, target_probs)
     draft_probs = draft.dense_probs(target_probs.shape[-1])
-    if not draft.is_chain or (draft_probs is None and len(draft)):
-        raise ConfigError(
-            "block verification takes drawn chains; use 'token' for trees and point masses."
-        )
     if draft_probs is None:
         return Decision(target_probs.new_zeros(0), (), (), end_at(-1), target_probs)
     count = len(draft)
@@ -53,6 +54,13 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
     )
 
 
+def _refuse_others(draft: Draft) -> None:
+    if not draft.is_chain or (draft.probs is None and len(draft)):
+        raise ConfigError(
+            "block verification takes drawn chains; use 'token' for trees and point masses."
+        )
+
+
 def _weights(draft: Draft, target_probs: Tensor, draft_probs: Tensor) -> list[Tensor]:
     """The share of each prefix of the chain that the target would have taken, w_0 to w_n."""
     weights = [target_probs.new_ones(())]
@@ -70,3 +78,12 @@ class BlockRule(DecisionRule):
 
     def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
         return decide(draft, target_probs)
+
+    def verify(
+        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
+    ) -> Verdict:
+        _refuse_others(draft)
+        # A subclass may decide otherwise.
+        if type(self) is BlockRule and compiled.takes(draft, target_probs):
+            return compiled.verify("block", draft, target_probs, sequence, randomness)
+        return super().verify(draft, target_probs, sequence, randomness)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from forerun._native import rows as native
 from forerun.core import Draft, Exactness, Sequence, Verdict
 from forerun.randomness import Randomness
 from forerun.sampling import draw_coupled, prefixes_of
@@ -23,6 +24,16 @@ class CoupledRule:
     def verify(
         self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
     ) -> Verdict:
+        if native.takes(target_probs) and randomness.by_key_alone:
+            end, token = native.verify_coupled(
+                draft.token_ids,
+                draft.parents,
+                target_probs,
+                sequence.seed,
+                len(sequence),
+                sequence.params.greedy,
+            )
+            return Verdict.of(draft, end, token)
         draws = draw_coupled(target_probs, prefixes_of(sequence, draft), randomness)
         end = -1
         for node, parent in enumerate(draft.parents):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.core import Draft
+from forerun.core import Draft, Sequence, Verdict
+from forerun.randomness import Randomness
+from forerun.verification import compiled
 from forerun.verification.decision import Decision, DecisionRule, end_at, normalized
 
 
@@ -25,6 +27,8 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
         draft: any tree.
         target_probs: [n + 1, V].
     """
+    if compiled.takes(draft, target_probs):
+        return compiled.decide("token", draft, target_probs)
     left = target_probs.clone()
     accept = target_probs.new_zeros(len(draft))
     rows = draft.dense_probs(target_probs.shape[-1])
@@ -84,3 +88,11 @@ class TokenRule(DecisionRule):
 
     def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
         return decide(draft, target_probs)
+
+    def verify(
+        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
+    ) -> Verdict:
+        # A subclass may decide otherwise.
+        if type(self) is TokenRule and compiled.takes(draft, target_probs):
+            return compiled.verify("token", draft, target_probs, sequence, randomness)
+        return super().verify(draft, target_probs, sequence, randomness)

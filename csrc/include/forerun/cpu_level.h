@@ -1,0 +1,23 @@
+// Which instruction sets the kernels may use, decided once at run time.
+#pragma once
+
+namespace forerun::cpu {
+
+// Ordered: a higher level may use everything below it.
+enum class Level { portable = 0, avx2 = 1, avx512 = 2 };
+
+struct CpuFeatures {
+  bool avx2 = false;         // AVX2, FMA and F16C
+  bool avx512 = false;       // F, BW, VL, DQ
+  bool avx512_vnni = false;  // vpdpbusd: int8 and int4
+  bool avx512_bf16 = false;  // vdpbf16ps
+};
+
+const CpuFeatures& cpu_features();
+
+// The highest level this processor and operating system support.
+Level best_level();
+
+const char* level_name(Level level);
+
+}  // namespace forerun::cpu

@@ -1,0 +1,95 @@
+// Keys and values of a batch of rows, in the order in which the kernels read them.
+//
+// To a kernel the keys of one head are a matrix with a row for each slot, and the values one with a
+// column for each slot; both lie as packed_matrix.h says, in fp32 or bf16. So scores and sums over
+// values are skinny products like all others, and each block is read once for all tokens and heads
+// that share it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "forerun/buffer.h"
+#include "forerun/packed_matrix.h"
+
+namespace forerun::cpu {
+
+class KvCache {
+ public:
+  struct Shape {
+    Precision precision = Precision::bf16;  // or fp32
+    std::int64_t layers = 1;
+    std::int64_t rows = 1;
+    std::int64_t kv_heads = 1;
+    std::int64_t head_dim = 1;
+    std::int64_t capacity = 1;  // slots a row
+  };
+
+  // Throws std::invalid_argument for sizes below 1 or a precision that is neither, std::bad_alloc.
+  explicit KvCache(const Shape& shape);
+
+  const Shape& shape() const { return shape_; }
+  std::size_t bytes() const { return memory_.size(); }
+
+  std::int64_t length(std::int64_t layer, std::int64_t row) const { return lengths_[at(layer, row)]; }
+  // Of the row's shortest layer.
+  std::int64_t length(std::int64_t row) const;
+  void set_length(std::int64_t layer, std::int64_t row, std::int64_t length) {
+    lengths_[at(layer, row)] = length;
+  }
+
+  // Of the token in each slot of a row.
+  std::int64_t* positions(std::int64_t row) { return positions_.data() + row * shape_.capacity; }
+  const std::int64_t* positions(std::int64_t row) const {
+    return positions_.data() + row * shape_.capacity;
+  }
+
+  // Of the slots from `start` on, keeps only start + slots[i], moved to start + i, in every layer that
+  // holds them. Throws CacheError unless they ascend and the longest layer holds them.
+  void keep(std::int64_t row, std::int64_t start, const std::vector<std::int64_t>& slots);
+
+  // Forgets all slots of a row from `length` on. Throws CacheError for a negative length.
+  void trim(std::int64_t row, std::int64_t length);
+
+  // Throws CacheError for a row that is not there.
+  void check_row(std::int64_t row) const;
+
+  int slots_per_line() const { return shape_.precision == Precision::bf16 ? 2 : 1; }
+  std::int64_t key_lines() const { return key_lines_; }      // in a block of 16 slots
+  std::int64_t value_lines() const { return value_lines_; }  // in a block of 16 dimensions
+  std::int64_t value_blocks() const { return value_blocks_; }
+
+  std::uint8_t* keys(std::int64_t layer, std::int64_t row, std::int64_t head) const;
+  std::uint8_t* values(std::int64_t layer, std::int64_t row, std::int64_t head) const;
+
+  // Stores one head's key and value [head_dim].
+  void write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot, const float* key,
+             const float* value);
+
+ private:
+  std::size_t at(std::int64_t layer, std::int64_t row) const {
+    return static_cast<std::size_t>(layer * shape_.rows + row);
+  }
+  void move(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to);
+
+  Shape shape_;
+  std::int64_t key_lines_ = 0;
+  std::int64_t value_lines_ = 0;
+  std::int64_t value_blocks_ = 0;
+  std::int64_t key_bytes_ = 0;   // of one head
+  std::int64_t head_bytes_ = 0;  // keys and values
+  Buffer memory_;
+  std::vector<std::int64_t> lengths_;
+  std::vector<std::int64_t> positions_;
+};
+
+// Copies one slot's values [dimensions] to another slot, perhaps of other memory of the same layout but
+// with its own number of lines.
+struct ValueSlots {
+  std::uint8_t* memory;
+  std::int64_t lines;  // in a block of 16 dimensions
+};
+void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlots from, std::int64_t from_slot,
+                     ValueSlots to, std::int64_t to_slot);
+
+}  // namespace forerun::cpu

@@ -1,0 +1,64 @@
+// y[n, rows] = x[n, cols] W^T, each weight read once for all n tokens.
+//
+// The result for a token depends on that token and the weights alone: not on n, on the other tokens,
+// on the number of threads, nor on the instruction set (kernels.h says what is computed).
+#pragma once
+
+#include <cstdint>
+
+#include "forerun/buffer.h"
+#include "forerun/cpu_level.h"
+#include "forerun/packed_matrix.h"
+#include "forerun/thread_pool.h"
+
+namespace forerun::cpu {
+
+struct KernelSet;
+
+// The tokens of one call in the order in which the kernels read them: rounded to bf16, or quantized to
+// int8 with one scale for each token and group of columns. Packed once, used with every matrix of the
+// same precision, columns and group (q, k and v; gate and up). Keeps its memory between calls.
+//
+// Memory: one panel for each tile of T tokens, of 4-byte units:
+//   fp32  [cols][T]    bf16  [pairs][T]
+//   int8, int4: for each group  -zero_point * sum of its values [T], scale [T], then [quads][T]
+class Activations {
+ public:
+  // `group` as in MatrixShape; `limit` caps the instruction set.
+  explicit Activations(Precision precision, int group = 0, Level limit = best_level());
+
+  // n tokens of `cols` floats, `stride` apart. A token with a NaN or infinity gives NaN in its group
+  // and so in its whole result. Throws std::invalid_argument for n or cols below 1 or a short stride.
+  void pack(const float* x, std::int64_t n, std::int64_t cols, std::int64_t stride, ThreadPool& pool);
+
+  std::int64_t tokens() const { return tokens_; }
+  const MatrixShape& shape() const { return shape_; }  // of one row: what a matrix must agree with
+  const KernelSet& kernels() const { return *kernels_; }
+
+  // Tiles differ by at most one token, longer ones first.
+  std::int64_t tiles() const { return tiles_; }
+  std::int64_t tile_begin(std::int64_t tile) const;
+  int tile_tokens(std::int64_t tile) const;
+  const std::uint32_t* panel(std::int64_t tile) const;
+
+ private:
+  const KernelSet* kernels_;
+  MatrixShape shape_;
+  std::int64_t tokens_ = 0;
+  std::int64_t tiles_ = 0;
+  std::int64_t units_ = 0;  // of a panel, for each of its tokens
+  Buffer memory_;
+};
+
+struct LinearOptions {
+  const float* bias = nullptr;         // [rows]
+  bool accumulate = false;             // y += instead of y =, after the bias
+  const PackedMatrix* next = nullptr;  // the product that follows: its first lines are fetched at the end
+};
+
+// y: rows of the result, y_stride apart. Throws std::invalid_argument where matrix and activations do
+// not agree or the stride is short.
+void linear(const PackedMatrix& weights, const Activations& x, float* y, std::int64_t y_stride,
+            ThreadPool& pool, const LinearOptions& options = {});
+
+}  // namespace forerun::cpu

@@ -1,0 +1,82 @@
+// Weights in the order in which the kernels read them.
+//
+// Rows are gathered in blocks of 16. A block is a run of 64-byte lines along k; a line holds, for each
+// of its 16 rows, the 4 bytes that one lane of the instruction takes:
+//   fp32  1 value      bf16  2 values (vdpbf16ps)      int8  4 values + 128 (vpdpbusd)
+//   int4  8 nibbles + 8: the low ones are values 0..3, the high ones 4..7
+// int8 and int4 have one fp16 scale for each group of columns and row. A line of scales stands before
+// each pair of groups, so that a block is one stream.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace forerun::cpu {
+
+class ThreadPool;
+
+enum class Precision { fp32, bf16, int8, int4 };
+
+const char* precision_name(Precision precision);
+
+constexpr int kBlockRows = 16;
+constexpr std::size_t kLineBytes = 64;
+
+// What the shape of a matrix y = W x says about its storage. `group` (columns that share a scale:
+// 32, 64 or 128) matters for int8 and int4 only; 0 takes the default.
+struct MatrixShape {
+  Precision precision = Precision::fp32;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  int group = 0;
+
+  // Throws std::invalid_argument unless everything is in range; fills in the default group.
+  static MatrixShape make(Precision precision, std::int64_t rows, std::int64_t cols, int group = 0);
+
+  bool grouped() const { return precision == Precision::int8 || precision == Precision::int4; }
+  int values_per_line() const;      // columns that one line covers
+  std::int64_t lines() const;       // of values in one block
+  std::int64_t groups() const;      // along one row; 0 unless grouped
+  int lines_per_group() const;      // of a full group; the last one may be shorter
+  std::int64_t all_lines() const { return lines() + (groups() + 1) / 2; }
+  std::int64_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
+  std::size_t block_bytes() const { return static_cast<std::size_t>(all_lines()) * kLineBytes; }
+  std::size_t bytes() const { return static_cast<std::size_t>(blocks()) * block_bytes(); }
+
+  // Bytes from the start of a block.
+  std::size_t line_offset(std::int64_t line) const;
+  std::size_t scale_offset(std::int64_t group_index) const;  // of the 16 scales
+};
+
+enum class SourceType { fp32, bf16, fp16 };
+
+// A view: the memory (zero-filled, 64-byte aligned, shape.bytes() long) belongs to the caller, who
+// keeps a model's matrices in one Buffer, in the order of use.
+class PackedMatrix {
+ public:
+  PackedMatrix() = default;
+  PackedMatrix(const MatrixShape& shape, std::uint8_t* memory);
+
+  const MatrixShape& shape() const { return shape_; }
+  const std::uint8_t* block(std::int64_t index) const {
+    return memory_ + static_cast<std::size_t>(index) * shape_.block_bytes();
+  }
+
+  // Packs rows [first, first + count) from row-major source rows that are `stride` elements apart.
+  // Parts of one matrix may come from several tensors (q, k, v) and threads. Throws
+  // std::invalid_argument for rows out of range, std::domain_error for a weight that is not finite or,
+  // in int8 and int4, too large for an fp16 scale.
+  void pack_rows(std::int64_t first, std::int64_t count, const void* source, SourceType type,
+                 std::int64_t stride);
+
+  // One row as float: what the kernels multiply with. For lookups in a tied embedding, and tests.
+  void unpack_row(std::int64_t row, float* out) const;
+
+ private:
+  void unpack_grouped(std::int64_t row, const std::uint8_t* lane, float* out) const;
+
+  MatrixShape shape_;
+  std::uint8_t* memory_ = nullptr;
+};
+
+}  // namespace forerun::cpu

@@ -1,0 +1,65 @@
+// Logits to probabilities and probabilities to tokens; see forerun/sampling.py for what is meant.
+//
+// Every function takes one row and looks at nothing else, so that a token does not depend on its batch. T
+// is float or double. All levels give the same bits.
+#pragma once
+
+#include <cstdint>
+
+#include "forerun/randomness.h"
+
+namespace forerun::cpu {
+
+struct Warp {
+  double temperature = 1.0;  // 0: greedy
+  std::int64_t top_k = 0;    // 0: all
+  double top_p = 1.0;
+  double min_p = 0.0;
+
+  bool greedy() const { return temperature == 0.0; }
+};
+
+enum class RowState {
+  ok,
+  dead,    // all -inf: no token is possible, and `probs` holds no distribution
+  broken,  // NaN or +inf
+};
+
+// Top-k keeps ties of the k-th logit. Top-p keeps a token if those before it, more likely ones and equal
+// ones of lower id, sum to less than top_p. `probs` may be `logits`.
+template <class T>
+RowState warp_row(const T* logits, std::int64_t vocab, const Warp& warp, T* probs);
+
+// The inverse of the cumulative distribution. Where rounding carries the point up to the total, the last
+// token with probability stands; 0 for a row without any.
+template <class T>
+std::int64_t draw(const T* probs, std::int64_t vocab, double uniform);
+
+// argmax of log prob + noise; with a `Noise` the argmax is the same as with its row written out. Throws
+// std::domain_error for a row without probability.
+template <class T>
+std::int64_t couple(const T* probs, std::int64_t vocab, const double* noise);
+template <class T>
+std::int64_t couple(const T* probs, std::int64_t vocab, const Noise& noise);
+
+// The largest, the lowest id on ties.
+template <class T>
+std::int64_t argmax(const T* row, std::int64_t vocab);
+
+enum class Drawing { draw, top, couple };
+
+// How the tokens of one chain are drawn in one round.
+struct DraftDraw {
+  Drawing drawing = Drawing::top;
+  Warp warp;
+  std::uint64_t seed = 0;
+  std::int64_t committed = 0;  // length of the sequence
+};
+
+// The token of a chain's `node` and, in `probs`, the row it was drawn from: what draw_draft in
+// forerun/sampling.py returns for the same logits. -1 if the row leaves no token possible. Throws
+// std::domain_error for a broken row. `probs` may be `logits`.
+std::int64_t draw_drafted(const float* logits, std::int64_t vocab, const DraftDraw& how, std::int64_t node,
+                          float* probs);
+
+}  // namespace forerun::cpu

@@ -1,0 +1,105 @@
+// Threads that spin during a forward and sleep between forwards.
+//
+// Work is handed out in ranges, to each thread first from its own contiguous share, then from the others'.
+// A worker that is still waking up, or that the system has taken off its core, holds nobody back: the
+// others do its share. Who computes what never changes a result.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace forerun::cpu {
+
+// Items [begin, end) for `thread`; its contiguous share goes on to `stop`.
+struct Range {
+  int thread;
+  std::int64_t begin;
+  std::int64_t end;
+  std::int64_t stop;
+};
+
+class ThreadPool {
+ public:
+  // The calling thread counts: 1 starts none. Throws std::invalid_argument outside 1 to 1024.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return size_; }
+
+  // Around a forward, on the one thread that calls the pool. Outside, the caller works alone.
+  void begin();
+  void end();
+
+  // body(Range) until [0, count) is done, in ranges of `grain` items and more. The body must not throw
+  // and must not use the pool.
+  template <class Body>
+  void for_ranges(std::int64_t count, std::int64_t grain, const Body& body) {
+    if (!spinning_ || count <= grain) {
+      if (count > 0) body(Range{0, 0, count, count});
+      return;
+    }
+    set_shares(count, grain);
+    auto share = [](ThreadPool& pool, const void* context, int thread) {
+      const Body& call = *static_cast<const Body*>(context);
+      for (Range r; pool.next_range(thread, r);) call(r);
+    };
+    run(share, &body);
+  }
+
+ private:
+  using Job = void (*)(ThreadPool&, const void*, int thread);
+
+  struct alignas(64) Share {
+    std::atomic<std::int64_t> next{0};
+    std::int64_t end = 0;
+  };
+
+  void set_shares(std::int64_t count, std::int64_t grain);
+  bool next_range(int thread, Range& range);
+  void run(Job job, const void* context);
+  void serve(int thread);
+  bool wait_until_active();
+
+  // What a worker needs to take part, in one cache line: between cores each line costs a tenth of a
+  // microsecond and more, for each of the many small products of a forward.
+  struct alignas(64) Work {
+    // The job's number (upper half), whether it is open, how many workers are in it. One word, so that
+    // a worker joins either before the job closes or not at all.
+    std::atomic<std::uint64_t> state{0};
+    Job job = nullptr;
+    const void* context = nullptr;
+    std::int64_t grain = 1;
+    unsigned float_mode = 0;
+  };
+
+  int size_;
+  bool spinning_ = false;  // the caller's own view of active_
+  std::unique_ptr<Share[]> shares_;
+  Work work_;
+  alignas(64) std::atomic<bool> active_{false};
+  bool stopping_ = false;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> workers_;
+};
+
+// begin() and end() of one forward.
+class Forward {
+ public:
+  explicit Forward(ThreadPool& pool) : pool_(pool) { pool_.begin(); }
+  ~Forward() { pool_.end(); }
+  Forward(const Forward&) = delete;
+  Forward& operator=(const Forward&) = delete;
+
+ private:
+  ThreadPool& pool_;
+};
+
+}  // namespace forerun::cpu

@@ -1,0 +1,44 @@
+// What a decoder does to one token's vector between the matrix products.
+//
+// Each function takes one vector. Sums run in 16 lanes that are added in a fixed order, and nothing is
+// contracted: every level returns the same bits, whatever else the call computes.
+#pragma once
+
+#include <cstdint>
+
+#include "forerun/cpu_level.h"
+
+namespace forerun::cpu {
+
+struct VectorOps {
+  // y = x / sqrt(mean(x^2) + eps) * weight
+  void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t n, float* y);
+  // y = (x - mean) / sqrt(variance + eps) * weight + bias
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, std::int64_t n,
+                     float* y);
+  // y = gate * sigmoid(gate) * up
+  void (*silu_mul)(const float* gate, const float* up, std::int64_t n, float* y);
+  // y = x * sigmoid(x)
+  void (*silu)(const float* x, std::int64_t n, float* y);
+  // y = gelu(x), the tanh form
+  void (*gelu_tanh)(const float* x, std::int64_t n, float* y);
+  // y = gelu(x) by the error function
+  void (*gelu_erf)(const float* x, std::int64_t n, float* y);
+  // y = max(x, 0)
+  void (*relu)(const float* x, std::int64_t n, float* y);
+  // One head in place: halves a, b become a cos - b sin, b cos + a sin.
+  void (*rotate)(float* x, const float* cosine, const float* sine, std::int64_t half);
+  // y *= x
+  void (*multiply)(const float* x, std::int64_t n, float* y);
+  // y += x
+  void (*add)(const float* x, std::int64_t n, float* y);
+  // y = factor * x
+  void (*scale)(const float* x, float factor, std::int64_t n, float* y);
+  // Softmax in parts. -inf stands for a masked score and becomes exactly 0; `shift` must be finite.
+  float (*max)(const float* x, std::int64_t n);
+  float (*exp_sum)(float* x, float shift, std::int64_t n);  // x = exp(x - shift); returns the sum
+};
+
+const VectorOps& vector_ops(Level limit = best_level());
+
+}  // namespace forerun::cpu

@@ -1,0 +1,101 @@
+// What the machine can do at best, for benchmarks.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bindings.h"
+#include "forerun/buffer.h"
+#include "forerun/errors.h"
+#include "forerun/kv_cache.h"
+#include "forerun/machine.h"
+#include "runtime.h"
+
+namespace nb = nanobind;
+
+namespace forerun::cpu {
+namespace {
+
+constexpr double kWakeSeconds = 1e-4;  // that the threads need to be there when the clock starts
+
+// Memory to read in order, all of it in place.
+class Stream {
+ public:
+  explicit Stream(std::size_t bytes) : memory_(bytes) {
+    if (bytes == 0) throw std::invalid_argument("there must be something to read");
+    // Pages that nobody wrote to are one and the same.
+    for (std::size_t i = 0; i < bytes; i += 512) memory_.data()[i] = static_cast<std::uint8_t>(i >> 9);
+  }
+
+  std::size_t bytes() const { return memory_.size(); }
+
+  double read(Runtime& runtime, std::size_t bytes, int times) const {
+    if (bytes == 0 || bytes > memory_.size() || times < 1) {
+      throw std::invalid_argument("at least 1 byte must be read at least once, and no more than there are");
+    }
+    const nb::gil_scoped_release released;
+    const Turn turn(runtime);
+    for (const double until = machine::seconds() + kWakeSeconds; machine::seconds() < until;) {}
+    double total = 0.0;
+    for (int i = 0; i < times; ++i) total += machine::read_stream(memory_.data(), bytes, runtime.pool);
+    return total / times;
+  }
+
+ private:
+  Buffer memory_;
+};
+
+Precision precision_named(const std::string& name) {
+  for (const Precision p : {Precision::fp32, Precision::bf16, Precision::int8, Precision::int4}) {
+    if (name == precision_name(p)) return p;
+  }
+  throw std::invalid_argument("no precision " + name);
+}
+
+double peak(Runtime& runtime, const std::string& precision) {
+  const Precision p = precision_named(precision);
+  const nb::gil_scoped_release released;
+  const Turn turn(runtime);
+  for (const double until = machine::seconds() + kWakeSeconds; machine::seconds() < until;) {}
+  return machine::peak_rate(p, runtime.pool);
+}
+
+// Small values that differ, without a generator's time.
+float value_of(std::int64_t i) { return static_cast<float>(i * 37 % 101 - 50) / 100.0f; }
+
+void fill(KvCache& cache, std::int64_t row, std::int64_t length) {
+  cache.check_row(row);
+  const KvCache::Shape& shape = cache.shape();
+  if (length < 0 || length > shape.capacity) throw CacheError("a row has no room for that");
+  std::vector<float> values(static_cast<std::size_t>(shape.head_dim));
+  for (std::int64_t slot = 0; slot < length; ++slot) {
+    for (std::int64_t i = 0; i < shape.head_dim; ++i) values[static_cast<std::size_t>(i)] = value_of(i + slot);
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+      for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+        cache.write(layer, row, head, slot, values.data(), values.data());
+      }
+    }
+    cache.positions(row)[slot] = slot;
+  }
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) cache.set_length(layer, row, length);
+}
+
+}  // namespace
+
+void bind_machine(nb::module_& m) {
+  nb::class_<Stream>(m, "Stream", "Memory to measure the streaming read bandwidth with.")
+      .def(nb::init<std::size_t>(), nb::arg("bytes"))
+      .def_prop_ro("nbytes", &Stream::bytes)
+      .def("read", &Stream::read, nb::arg("runtime"), nb::arg("bytes"), nb::arg("times") = 1,
+           "Seconds for all threads to read the first `bytes` once, the mean of `times` in a row.");
+  m.def("peak_rate", &peak, nb::arg("runtime"), nb::arg("precision"),
+        "Multiply-adds a second of the precision's instruction, operands in registers; 0: no such instruction.");
+  m.def("fill_cache", &fill, nb::arg("cache"), nb::arg("row"), nb::arg("length"),
+        "Give a row `length` slots of keys and values that mean nothing.");
+}
+
+}  // namespace forerun::cpu

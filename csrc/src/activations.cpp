@@ -1,0 +1,72 @@
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "forerun/linear.h"
+#include "float_mode.h"
+#include "kernels/kernels.h"
+#include "vector/vector_set.h"
+
+namespace forerun::cpu {
+namespace {
+
+constexpr std::int64_t kPackAlone = 4096;  // values: below this, handing out costs more than it saves
+
+// Units of 4 bytes that one token takes in a panel.
+std::int64_t panel_units(const MatrixShape& shape) {
+  if (!shape.grouped()) return shape.lines();
+  const std::int64_t quads = shape.lines() * shape.values_per_line() / 4;
+  return quads + 2 * shape.groups();
+}
+
+}  // namespace
+
+Activations::Activations(Precision precision, int group, Level limit)
+    : kernels_(&kernel_set(precision, limit)), shape_(MatrixShape::make(precision, 1, 1, group)) {}
+
+void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::int64_t stride,
+                       ThreadPool& pool) {
+  if (n < 1 || stride < cols) {
+    throw std::invalid_argument("cannot pack " + std::to_string(n) + " tokens of " +
+                                std::to_string(cols) + " values that are " + std::to_string(stride) +
+                                " apart");
+  }
+  shape_ = MatrixShape::make(shape_.precision, 1, cols, shape_.group);
+  tokens_ = n;
+  tiles_ = (n + kernels_->max_tokens - 1) / kernels_->max_tokens;
+  units_ = panel_units(shape_);
+  const auto bytes = static_cast<std::size_t>(units_ * n) * sizeof(std::uint32_t);
+  if (memory_.size() < bytes) memory_ = Buffer(bytes);
+
+  // Shared out by columns, in whole groups, so that threads write to different parts of a panel.
+  const std::int64_t unit = shape_.grouped() ? shape_.group : 64;
+  const std::int64_t parts = (cols + unit - 1) / unit;
+  const std::int64_t shares = n * cols <= kPackAlone ? 1 : 2 * pool.size();
+  const PackToken pack_token = vector_set(kernels_->level).pack_token[static_cast<int>(shape_.precision)];
+  pool.for_ranges(parts, (parts + shares - 1) / shares, [&](const Range& r) {
+    const FloatMode mode(FloatMode::Subnormals::ieee);
+    for (std::int64_t tile = 0; tile < tiles_; ++tile) {
+      const int width = tile_tokens(tile);
+      auto* panel = const_cast<std::uint32_t*>(this->panel(tile));
+      for (int t = 0; t < width; ++t) {
+        const float* token = x + (tile_begin(tile) + t) * stride;
+        const std::int64_t end = std::min(r.end * unit, cols);
+        pack_token({token, r.begin * unit, end, shape_.group, width, t, panel});
+      }
+    }
+  });
+}
+
+std::int64_t Activations::tile_begin(std::int64_t tile) const {
+  return tile * (tokens_ / tiles_) + std::min(tile, tokens_ % tiles_);
+}
+
+int Activations::tile_tokens(std::int64_t tile) const {
+  return static_cast<int>(tokens_ / tiles_ + (tile < tokens_ % tiles_ ? 1 : 0));
+}
+
+const std::uint32_t* Activations::panel(std::int64_t tile) const {
+  return reinterpret_cast<const std::uint32_t*>(memory_.data()) + tile_begin(tile) * units_;
+}
+
+}  // namespace forerun::cpu

@@ -1,0 +1,72 @@
+// The weights of a decoder: matrices packed in the order of use, and vectors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "forerun/buffer.h"
+#include "forerun/decoder.h"
+#include "forerun/packed_matrix.h"
+#include "forerun/thread_pool.h"
+#include "rotary.h"
+
+namespace forerun::cpu {
+
+struct LayerWeights {
+  std::vector<float> input_norm, input_norm_bias;
+  PackedMatrix qkv;
+  std::vector<float> qkv_bias;
+  std::vector<float> q_norm, k_norm;
+  PackedMatrix output;
+  std::vector<float> output_bias;
+  std::vector<float> mlp_norm, mlp_norm_bias;
+  PackedMatrix up;  // gate and up, where gated
+  std::vector<float> up_bias;
+  PackedMatrix down;
+  std::vector<float> down_bias;
+};
+
+// Rows that are looked up, not multiplied with: fp32, or else bf16.
+struct Table {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  bool fp32 = false;
+  Buffer memory;
+
+  void make(std::int64_t rows, std::int64_t cols, bool fp32);
+  void store(std::int64_t first, std::int64_t count, const void* data, SourceType type);
+  void read(std::int64_t row, float* out) const;
+};
+
+// What a name stands for: one of the three, or nothing.
+struct WeightPlace {
+  PackedMatrix* matrix = nullptr;
+  Table* table = nullptr;
+  std::vector<float>* vector = nullptr;
+};
+
+struct DecoderWeights {
+  explicit DecoderWeights(const DecoderShape& shape);
+
+  DecoderShape shape;
+  RotaryTable rotary;
+  std::vector<LayerWeights> layers;
+  std::vector<float> norm, norm_bias;
+  PackedMatrix head;
+  Table embedding;  // empty where tied
+  Table positions;  // empty where rotary
+  Buffer memory;    // of all matrices
+
+  WeightPlace find(const std::string& name);
+
+ private:
+  void check() const;
+  void make_vectors();
+  void make_matrices();
+};
+
+// `count` values as floats. Throws std::domain_error for one that is not finite.
+void read_values(const void* data, SourceType type, std::int64_t count, float* out);
+
+}  // namespace forerun::cpu

@@ -1,0 +1,69 @@
+// The choice among levels, by what the processor has and what the caller allows.
+#include "kernels/kernels.h"
+#include "vector/vector_set.h"
+
+namespace forerun::cpu {
+namespace {
+
+#if defined(FORERUN_X86_KERNELS)
+const KernelSet* avx512_set(Precision precision) {
+  const CpuFeatures& f = cpu_features();
+  switch (precision) {
+    case Precision::fp32: return f.avx512 ? &avx512_fp32_set() : nullptr;
+    case Precision::bf16: return f.avx512_bf16 ? &avx512_bf16_set() : nullptr;
+    case Precision::int8: return f.avx512_vnni ? &avx512_int8_set() : nullptr;
+    default: return f.avx512_vnni ? &avx512_int4_set() : nullptr;
+  }
+}
+
+const KernelSet& avx2_set(Precision precision) {
+  switch (precision) {
+    case Precision::fp32: return avx2_fp32_set();
+    case Precision::bf16: return avx2_bf16_set();
+    case Precision::int8: return avx2_int8_set();
+    default: return avx2_int4_set();
+  }
+}
+#endif
+
+Level lower(Level a, Level b) { return a < b ? a : b; }
+
+}  // namespace
+
+const KernelSet& kernel_set(Precision precision, Level limit) {
+#if defined(FORERUN_X86_KERNELS)
+  if (limit >= Level::avx512) {
+    if (const KernelSet* set = avx512_set(precision)) return *set;
+  }
+  if (limit >= Level::avx2 && cpu_features().avx2) return avx2_set(precision);
+#endif
+  (void)limit;
+  return portable_set(precision);
+}
+
+const VectorSet& vector_set(Level level) {
+#if defined(FORERUN_X86_KERNELS)
+  switch (lower(level, best_level())) {
+    case Level::avx512: return avx512_vector_set();
+    case Level::avx2: return avx2_vector_set();
+    default: break;
+  }
+#else
+  (void)lower(level, best_level());
+#endif
+  return portable_vector_set();
+}
+
+const VectorOps& vector_ops(Level limit) { return vector_set(limit).ops; }
+
+template <>
+const RowOps<float>& row_ops() {
+  return vector_set(best_level()).float_rows;
+}
+
+template <>
+const RowOps<double>& row_ops() {
+  return vector_set(best_level()).double_rows;
+}
+
+}  // namespace forerun::cpu

@@ -1,0 +1,55 @@
+// What the AVX2 kernels share: a block of 16 rows is two registers.
+#pragma once
+
+#include <immintrin.h>
+
+#include "fill_set.h"
+#include "x86_prefetch.h"
+
+namespace forerun::cpu {
+namespace {
+
+constexpr int kHalves = 2;
+constexpr int kHalfRows = 8;
+
+// Eight accumulators; the rest of the sixteen registers are operands.
+constexpr int kTokensAvx2 = 4;
+
+// Above, computing takes longer than reading and prefetching further ahead helps.
+constexpr int kUnaidedAvx2 = 1;
+
+FORERUN_INLINE __m256i load_half(const std::uint8_t* line, int half) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line) + half);
+}
+
+// Lanes below `count`, which may be larger than there are lanes.
+FORERUN_INLINE __m256i first_lanes(std::int64_t count) {
+  const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), index);
+}
+
+FORERUN_INLINE __m256 load_out(const TileArgs& a, int half, int token) {
+  const std::int64_t row = half * kHalfRows;
+  const float* out = a.out + token * a.out_stride + row;
+  return row >= a.rows ? _mm256_setzero_ps() : _mm256_maskload_ps(out, first_lanes(a.rows - row));
+}
+
+// Adds the bias and what is there, in this order, and stores the rows that exist.
+FORERUN_INLINE void store_half(const TileArgs& a, int half, int token, __m256 sum) {
+  const std::int64_t row = half * kHalfRows;
+  if (row >= a.rows) return;
+  const __m256i mask = first_lanes(a.rows - row);
+  float* out = a.out + token * a.out_stride + row;
+  if (a.bias != nullptr) sum = _mm256_add_ps(sum, _mm256_maskload_ps(a.bias + row, mask));
+  if (a.accumulate) sum = _mm256_add_ps(_mm256_maskload_ps(out, mask), sum);
+  _mm256_maskstore_ps(out, mask, sum);
+}
+
+// body(half, token), constants both, for T tokens
+template <int T, class Body>
+FORERUN_INLINE void unroll_halves(Body&& body) {
+  unroll<kHalves>([&](auto h) { unroll<T>([&](auto t) { body(h, t); }); });
+}
+
+}  // namespace
+}  // namespace forerun::cpu

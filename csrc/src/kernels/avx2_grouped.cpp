@@ -1,0 +1,112 @@
+// int8 and int4. vpmaddubsw would saturate (255 * 127 * 2), so bytes are widened to 16 bits, the even
+// and the odd ones apart, and multiplied by vpmaddwd: exact.
+#include "avx2_common.h"
+
+namespace forerun::cpu {
+namespace {
+
+// Bytes 0 and 2 of each quad (even) or 1 and 3 (odd), as 16 bits.
+FORERUN_INLINE __m256i widen_unsigned(__m256i bytes, int odd) {
+  return odd ? _mm256_srli_epi16(bytes, 8) : _mm256_and_si256(bytes, _mm256_set1_epi16(0xff));
+}
+
+FORERUN_INLINE __m256i widen_signed(__m256i bytes, int odd) {
+  return _mm256_srai_epi16(odd ? bytes : _mm256_slli_epi16(bytes, 8), 8);
+}
+
+struct Bytes {
+  static constexpr int kPanelRows = 1;
+  static FORERUN_INLINE __m256i part(__m256i line, int) { return line; }
+};
+
+struct Nibbles {
+  static constexpr int kPanelRows = 2;
+  static FORERUN_INLINE __m256i part(__m256i line, int high) {
+    const __m256i shifted = high ? _mm256_srli_epi16(line, 4) : line;
+    return _mm256_and_si256(shifted, _mm256_set1_epi8(15));
+  }
+};
+
+template <class Format>
+struct Avx2Grouped {
+  static constexpr int kMaxTokens = kTokensAvx2;
+  static constexpr int kTokensUnaided = kUnaidedAvx2;
+
+  template <int T>
+  static FORERUN_INLINE void line(__m256i (&acc)[kHalves][T], const std::uint8_t* w,
+                                  const std::uint32_t* x) {
+    unroll<Format::kPanelRows>([&](auto p) {
+      unroll<2>([&](auto odd) {
+        __m256i weight[kHalves];
+        unroll<kHalves>([&](auto h) { weight[h] = widen_unsigned(Format::part(load_half(w, h), p), odd); });
+        unroll<T>([&](auto t) {
+          const __m256i value = widen_signed(_mm256_set1_epi32(static_cast<int>(x[p * T + t])), odd);
+          unroll<kHalves>([&](auto h) {
+            acc[h][t] = _mm256_add_epi32(acc[h][t], _mm256_madd_epi16(weight[h], value));
+          });
+        });
+      });
+    });
+  }
+
+  template <int T>
+  static FORERUN_INLINE void add_group(const __m256i (&acc)[kHalves][T], const std::uint8_t* scales,
+                                       const std::uint32_t* x_scale, __m256 (&sums)[kHalves][T]) {
+    unroll<kHalves>([&](auto h) {
+      const __m256 w_scale = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales) + h));
+      unroll<T>([&](auto t) {
+        const __m256 scale = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(x_scale[t])));
+        const __m256 d = _mm256_mul_ps(_mm256_cvtepi32_ps(acc[h][t]), scale);
+        sums[h][t] = _mm256_fmadd_ps(d, w_scale, sums[h][t]);
+      });
+    });
+  }
+
+  template <int T>
+  FORERUN_FLATTEN static void run(const TileArgs& a) {
+    __m256 sums[kHalves][T];
+    unroll_halves<T>([&](auto h, auto t) { sums[h][t] = _mm256_setzero_ps(); });
+    const auto* x = static_cast<const std::uint32_t*>(a.panel);
+    const std::uint8_t* w = a.weights;
+    const std::uint8_t* scales = nullptr;
+    const std::uint8_t* turn = w + a.ahead.switch_line * kLine;
+    const std::uint8_t* ahead = a.ahead.first;
+    for (std::int64_t i = 0, group = 0; i < a.lines; ++group) {
+      if (group % 2 == 0) {
+        if (w == turn) ahead = a.ahead.second;
+        scales = w;
+        w += kLine;
+        ahead += a.ahead.step;
+      }
+      // The sums stay in memory during a group: registers are for the accumulators.
+      asm volatile("" : : "r"(&sums) : "memory");
+      __m256i acc[kHalves][T];
+      unroll_halves<T>([&](auto h, auto t) { acc[h][t] = _mm256_set1_epi32(static_cast<int>(x[t])); });
+      const std::uint32_t* x_scale = x + T;
+      x += 2 * T;
+      for (const std::int64_t end = i + a.group_lines; i < end && i < a.lines; ++i) {
+        prefetch<T>(ahead);
+        line<T>(acc, w, x);
+        w += kLine;
+        x += Format::kPanelRows * T;
+        ahead += a.ahead.step;
+      }
+      add_group<T>(acc, scales + group % 2 * (kLine / 2), x_scale, sums);
+    }
+    unroll_halves<T>([&](auto h, auto t) { store_half(a, h, t, sums[h][t]); });
+  }
+};
+
+}  // namespace
+
+const KernelSet& avx2_int8_set() {
+  static const KernelSet set = make_set<Avx2Grouped<Bytes>>(Level::avx2, Precision::int8);
+  return set;
+}
+
+const KernelSet& avx2_int4_set() {
+  static const KernelSet set = make_set<Avx2Grouped<Nibbles>>(Level::avx2, Precision::int4);
+  return set;
+}
+
+}  // namespace forerun::cpu

@@ -1,0 +1,41 @@
+// What the AVX-512 kernels share.
+#pragma once
+
+#include <immintrin.h>
+
+#include "fill_set.h"
+#include "x86_prefetch.h"
+
+namespace forerun::cpu {
+namespace {
+
+// What bounds a tile with few tokens is the reading of lines, and there the processor's own prefetching
+// does best: prefetch instructions would take turns from loads. More tokens take longer for each line, so
+// that out-of-order execution sees fewer lines ahead, and prefetching must make up for it.
+constexpr int kUnaided = 4;
+
+// `instruction` acc, weight, x[index] in all lanes, for T values of x. As assembly, because GCC 12
+// has no embedded broadcast for the dot products and puts register copies between them; with the index
+// as a displacement, because else the compiler keeps a pointer for each of the T. `acc` must be a
+// variable of its own: elements of an array that assembly writes to stay in memory.
+#define FORERUN_BROADCAST_STEP(instruction, acc, weight, x, T, index)                       \
+  asm(instruction " %c3(%2)%{1to16%}, %1, %0"                                              \
+      : "+v"(acc)                                                                          \
+      : "v"(weight), "r"(x), "i"((index) * sizeof(*(x))),                                  \
+        "m"(*reinterpret_cast<const std::uint32_t(*)[T]>(x)))
+
+FORERUN_INLINE __mmask16 row_mask(const TileArgs& a) {
+  return static_cast<__mmask16>((1u << a.rows) - 1u);
+}
+
+// Adds the bias and what is there, in this order, and stores the rows that exist.
+FORERUN_INLINE void store_rows(const TileArgs& a, int token, __m512 sum) {
+  const __mmask16 mask = row_mask(a);
+  float* out = a.out + token * a.out_stride;
+  if (a.bias != nullptr) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, a.bias));
+  if (a.accumulate) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), sum);
+  _mm512_mask_storeu_ps(out, mask, sum);
+}
+
+}  // namespace
+}  // namespace forerun::cpu

@@ -1,0 +1,173 @@
+#include "forerun/kv_cache.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "forerun/errors.h"
+#include "numbers.h"
+
+namespace forerun::cpu {
+namespace {
+
+constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
+
+std::int64_t blocks_of(std::int64_t count) { return (count + kBlockRows - 1) / kBlockRows; }
+
+void write_fp32(const float* x, std::int64_t count, std::uint8_t* first, std::int64_t step) {
+  for (std::int64_t i = 0; i < count; ++i) std::memcpy(first + i * step, &x[i], 4);
+}
+
+// Keys: two dimensions to a lane.
+void write_key_bf16(const float* key, std::int64_t dimensions, std::uint8_t* lane) {
+  for (std::int64_t i = 0; i < dimensions; ++i) {
+    const std::uint16_t h = float_to_bf16(key[i]);
+    std::memcpy(lane + i / 2 * kLine + i % 2 * 2, &h, 2);
+  }
+}
+
+}  // namespace
+
+KvCache::KvCache(const Shape& shape) : shape_(shape) {
+  const bool known = shape.precision == Precision::fp32 || shape.precision == Precision::bf16;
+  const std::int64_t least =
+      std::min({shape.layers, shape.rows, shape.kv_heads, shape.head_dim, shape.capacity});
+  const std::int64_t most =
+      std::max({shape.layers, shape.rows, shape.kv_heads, shape.head_dim, shape.capacity});
+  if (!known || least < 1 || most > (std::int64_t{1} << 31)) {
+    throw std::invalid_argument("a cache is of fp32 or bf16 and all its sizes are 1 to 2^31");
+  }
+  const int per_line = slots_per_line();
+  const std::int64_t blocks = blocks_of(shape.capacity);
+  key_lines_ = (shape.head_dim + per_line - 1) / per_line;
+  value_lines_ = blocks * kBlockRows / per_line;
+  value_blocks_ = blocks_of(shape.head_dim);
+  key_bytes_ = blocks * key_lines_ * kLine;
+  head_bytes_ = key_bytes_ + value_blocks_ * value_lines_ * kLine;
+  const auto heads = static_cast<double>(shape.layers) * static_cast<double>(shape.rows) *
+                     static_cast<double>(shape.kv_heads);
+  if (heads * static_cast<double>(head_bytes_) > 0x1p46) throw std::bad_alloc();
+  memory_ = Buffer(static_cast<std::size_t>(shape.layers * shape.rows * shape.kv_heads * head_bytes_));
+  lengths_.assign(static_cast<std::size_t>(shape.layers * shape.rows), 0);
+  positions_.assign(static_cast<std::size_t>(shape.rows * shape.capacity), 0);
+}
+
+std::uint8_t* KvCache::keys(std::int64_t layer, std::int64_t row, std::int64_t head) const {
+  return memory_.data() + ((layer * shape_.rows + row) * shape_.kv_heads + head) * head_bytes_;
+}
+
+std::uint8_t* KvCache::values(std::int64_t layer, std::int64_t row, std::int64_t head) const {
+  return keys(layer, row, head) + key_bytes_;
+}
+
+std::int64_t KvCache::length(std::int64_t row) const {
+  std::int64_t least = lengths_[at(0, row)];
+  for (std::int64_t layer = 1; layer < shape_.layers; ++layer) {
+    least = std::min(least, lengths_[at(layer, row)]);
+  }
+  return least;
+}
+
+void KvCache::check_row(std::int64_t row) const {
+  if (row < 0 || row >= shape_.rows) {
+    throw CacheError("row " + std::to_string(row) + " is not in this cache; it has rows 0 to " +
+                     std::to_string(shape_.rows - 1) + ".");
+  }
+}
+
+void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
+                    const float* key, const float* value) {
+  std::uint8_t* k = keys(layer, row, head) + slot / kBlockRows * key_lines_ * kLine + slot % kBlockRows * 4;
+  std::uint8_t* v = values(layer, row, head);
+  const std::int64_t dimensions = shape_.head_dim;
+  if (shape_.precision == Precision::fp32) {
+    write_fp32(key, dimensions, k, kLine);
+    for (std::int64_t first = 0; first < dimensions; first += kBlockRows) {
+      const std::int64_t count = std::min<std::int64_t>(kBlockRows, dimensions - first);
+      std::memcpy(v + (first / kBlockRows * value_lines_ + slot) * kLine, value + first,
+                  static_cast<std::size_t>(count) * 4);
+    }
+    return;
+  }
+  write_key_bf16(key, dimensions, k);
+  for (std::int64_t i = 0; i < dimensions; ++i) {
+    const std::uint16_t h = float_to_bf16(value[i]);
+    std::uint8_t* line = v + (i / kBlockRows * value_lines_ + slot / 2) * kLine;
+    std::memcpy(line + i % kBlockRows * 4 + slot % 2 * 2, &h, 2);
+  }
+}
+
+void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlots from, std::int64_t from_slot,
+                     ValueSlots to, std::int64_t to_slot) {
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    if (precision == Precision::fp32) {
+      std::memcpy(to.memory + (b * to.lines + to_slot) * kLine,
+                  from.memory + (b * from.lines + from_slot) * kLine, kLineBytes);
+      continue;
+    }
+    const std::uint8_t* source = from.memory + (b * from.lines + from_slot / 2) * kLine + from_slot % 2 * 2;
+    std::uint8_t* target = to.memory + (b * to.lines + to_slot / 2) * kLine + to_slot % 2 * 2;
+    for (int lane = 0; lane < kBlockRows; ++lane) std::memcpy(target + lane * 4, source + lane * 4, 2);
+  }
+}
+
+void KvCache::move(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to) {
+  for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+    std::uint8_t* k = keys(layer, row, head);
+    const auto lane = [&](std::int64_t slot) {
+      return k + slot / kBlockRows * key_lines_ * kLine + slot % kBlockRows * 4;
+    };
+    for (std::int64_t i = 0; i < key_lines_; ++i) std::memcpy(lane(to) + i * kLine, lane(from) + i * kLine, 4);
+    const ValueSlots v = {values(layer, row, head), value_lines_};
+    copy_value_slot(shape_.precision, value_blocks_, v, from, v, to);
+  }
+}
+
+void KvCache::keep(std::int64_t row, std::int64_t start, const std::vector<std::int64_t>& slots) {
+  check_row(row);
+  std::int64_t longest = 0;
+  for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+    longest = std::max(longest, lengths_[at(layer, row)]);
+  }
+  std::int64_t before = -1;
+  bool ascending = start >= 0;
+  for (const std::int64_t slot : slots) {
+    ascending = ascending && slot > before;
+    before = slot;
+  }
+  if (!ascending || (!slots.empty() && start + slots.back() >= longest)) {
+    throw CacheError("the slots to keep in row " + std::to_string(row) + " from " + std::to_string(start) +
+                     " on must ascend from 0 and lie below " + std::to_string(longest) +
+                     ", the slots filled.");
+  }
+  const auto count = static_cast<std::int64_t>(slots.size());
+  for (std::int64_t i = 0; i < count; ++i) {
+    positions(row)[start + i] = positions(row)[start + slots[static_cast<std::size_t>(i)]];
+  }
+  for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+    std::int64_t& length = lengths_[at(layer, row)];
+    if (length <= start) continue;
+    std::int64_t held = 0;
+    for (; held < count && start + slots[static_cast<std::size_t>(held)] < length; ++held) {
+      const std::int64_t from = start + slots[static_cast<std::size_t>(held)];
+      // Ascending, so nothing is overwritten before it has moved.
+      if (from != start + held) move(layer, row, from, start + held);
+    }
+    length = start + held;
+  }
+}
+
+void KvCache::trim(std::int64_t row, std::int64_t length) {
+  check_row(row);
+  if (length < 0) {
+    throw CacheError("cannot trim row " + std::to_string(row) + " to " + std::to_string(length) +
+                     " slots; 0 empties it.");
+  }
+  for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+    std::int64_t& held = lengths_[at(layer, row)];
+    held = std::min(held, length);
+  }
+}
+
+}  // namespace forerun::cpu

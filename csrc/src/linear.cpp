@@ -1,0 +1,118 @@
+#include "forerun/linear.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "float_mode.h"
+#include "kernels/kernels.h"
+
+namespace forerun::cpu {
+namespace {
+
+constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
+// The least that a thread takes at a time: some microseconds, for one token of reading, for many of
+// computing.
+constexpr std::int64_t kChunkBytes = 64 << 10;
+
+// How many lines ahead of its stream a tile fetches: far enough for memory's latency or, with few tokens,
+// no further than the processor's own prefetching, which does not like to be overtaken.
+constexpr std::int64_t kFarAhead = 128;
+constexpr std::int64_t kNearAhead = 16;
+
+struct Product {
+  const PackedMatrix& weights;
+  const Activations& x;
+  float* y;
+  std::int64_t y_stride;
+  LinearOptions options;
+  int threads;
+  FloatMode::Subnormals subnormals;
+
+  // Where the stream goes on after a thread's share: in its share of the next matrix, or nowhere:
+  // `here` again, which is in the cache.
+  const std::uint8_t* afterwards(const Range& range, const std::uint8_t* here) const {
+    if (options.next == nullptr) return here;
+    const MatrixShape& next = options.next->shape();
+    return options.next->block(next.blocks() * range.thread / threads);
+  }
+};
+
+// One pass over a block: stay in the stream, and turn to the block that follows before it ends. Several
+// passes, one for each tile: each fetches its part of what follows, so that memory is busy during all.
+struct AheadPlan {
+  std::int64_t lines;  // in a block
+  std::int64_t turn;
+  std::int64_t tiles;
+
+  AheadPlan(const MatrixShape& shape, const Activations& x)
+      : lines(shape.all_lines()), turn(0), tiles(x.tiles()) {
+    if (tiles > 1) return;
+    const std::int64_t unit = shape.grouped() ? 2 * shape.lines_per_group() + 1 : 1;
+    const std::int64_t ahead = x.tokens() <= x.kernels().unaided_tokens ? kNearAhead : kFarAhead;
+    turn = std::max<std::int64_t>(lines - ahead, 0) / unit * unit;
+  }
+
+  Ahead tile(std::int64_t index, const std::uint8_t* here, const std::uint8_t* following) const {
+    if (tiles > 1) return {following, following + index * (lines * kLine / tiles), 0, kLine / tiles};
+    return {here + (lines - turn) * kLine, following, turn, kLine};
+  }
+};
+
+void run_blocks(const Product& p, const Range& range) {
+  const MatrixShape& shape = p.weights.shape();
+  const KernelSet& kernels = p.x.kernels();
+  TileArgs a;
+  a.lines = shape.lines();
+  a.group_lines = shape.lines_per_group();
+  a.out_stride = p.y_stride;
+  a.accumulate = p.options.accumulate;
+  const std::int64_t tiles = p.x.tiles();
+  const AheadPlan plan(shape, p.x);
+  const std::size_t block_bytes = shape.block_bytes();
+  a.weights = p.weights.block(range.begin);
+  for (std::int64_t b = range.begin; b < range.end; ++b, a.weights += block_bytes) {
+    const std::int64_t row = b * kBlockRows;
+    a.rows = std::min<std::int64_t>(kBlockRows, shape.rows - row);
+    a.bias = p.options.bias == nullptr ? nullptr : p.options.bias + row;
+    const bool inside = b + 1 < range.stop;
+    const std::uint8_t* following = inside ? a.weights + block_bytes : p.afterwards(range, a.weights);
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      a.ahead = plan.tile(tile, a.weights, following);
+      a.panel = p.x.panel(tile);
+      a.out = p.y + p.x.tile_begin(tile) * p.y_stride + row;
+      kernels.kernel[p.x.tile_tokens(tile)](a);
+    }
+  }
+}
+
+void check(const MatrixShape& w, const MatrixShape& x, std::int64_t y_stride) {
+  if (w.precision != x.precision || w.cols != x.cols || w.group != x.group) {
+    throw std::invalid_argument(std::string("the matrix is ") + precision_name(w.precision) + " with " +
+                                std::to_string(w.cols) + " columns in groups of " +
+                                std::to_string(w.group) + ", the activations are packed for " +
+                                precision_name(x.precision) + ", " + std::to_string(x.cols) + " and " +
+                                std::to_string(x.group));
+  }
+  if (y_stride < w.rows) throw std::invalid_argument("the result's stride is shorter than its rows");
+}
+
+}  // namespace
+
+void linear(const PackedMatrix& weights, const Activations& x, float* y, std::int64_t y_stride,
+            ThreadPool& pool, const LinearOptions& options) {
+  const MatrixShape& shape = weights.shape();
+  check(shape, x.shape(), y_stride);
+  const auto subnormals =
+      shape.precision == Precision::bf16 ? FloatMode::Subnormals::flush : FloatMode::Subnormals::ieee;
+  const Product product{weights, x, y, y_stride, options, pool.size(), subnormals};
+  const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
+  const std::int64_t grain = std::max<std::int64_t>(kChunkBytes / chunk, 1);
+  // By value: other threads then find it behind one address.
+  pool.for_ranges(shape.blocks(), grain, [product](const Range& range) {
+    const FloatMode mode(product.subnormals);
+    run_blocks(product, range);
+  });
+}
+
+}  // namespace forerun::cpu

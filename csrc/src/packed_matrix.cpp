@@ -1,0 +1,188 @@
+#include "forerun/packed_matrix.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "numbers.h"
+#include "quantize.h"
+
+namespace forerun::cpu {
+namespace {
+
+constexpr std::int64_t kMaxSide = std::int64_t{1} << 31;
+
+// Each group costs a multiply and an FMA beside its dot products: one operation in nine for int8 in
+// groups of 64, half of that in 128. int4 needs the finer scale.
+constexpr int kDefaultGroupInt8 = 64;
+constexpr int kDefaultGroupInt4 = 32;
+
+// Whole rows at a time, without a choice inside of the loops: they run over billions of values.
+template <class Value, class Convert>
+void convert_row(const Value* source, std::vector<float>& row, Convert convert) {
+  float* out = row.data();
+  for (std::size_t i = 0; i < row.size(); ++i) out[i] = convert(source[i]);
+}
+
+void read_row(const void* source, SourceType type, std::int64_t offset, std::vector<float>& row) {
+  const auto* halves = static_cast<const std::uint16_t*>(source) + offset;
+  switch (type) {
+    case SourceType::bf16: convert_row(halves, row, bf16_to_float); break;
+    case SourceType::fp16: convert_row(halves, row, half_to_float); break;
+    case SourceType::fp32: convert_row(static_cast<const float*>(source) + offset, row, [](float x) { return x; }); break;
+  }
+  // x - x is 0 for numbers alone.
+  float sum = 0.0f;
+  for (const float x : row) sum += x - x;
+  if (sum != 0.0f || std::isnan(sum)) throw std::domain_error("a weight is not finite");
+}
+
+void pack_fp32(const std::vector<float>& row, std::uint8_t* lane) {
+  for (std::size_t i = 0; i < row.size(); ++i) std::memcpy(lane + i * kLineBytes, &row[i], 4);
+}
+
+void pack_bf16(const std::vector<float>& row, std::uint8_t* lane) {
+  check_bf16(row.data(), static_cast<std::int64_t>(row.size()));
+  std::size_t i = 0;
+  for (; i + 1 < row.size(); i += 2, lane += kLineBytes) {
+    const std::uint32_t pair = float_to_bf16(row[i]) | std::uint32_t{float_to_bf16(row[i + 1])} << 16;
+    std::memcpy(lane, &pair, 4);
+  }
+  if (i < row.size()) {
+    const std::uint16_t h = float_to_bf16(row[i]);
+    std::memcpy(lane, &h, 2);
+  }
+}
+
+void unpack_fp32(const std::uint8_t* lane, std::int64_t cols, float* out) {
+  for (std::int64_t k = 0; k < cols; ++k) std::memcpy(&out[k], lane + k * std::int64_t{kLineBytes}, 4);
+}
+
+void unpack_bf16(const std::uint8_t* lane, std::int64_t cols, float* out) {
+  for (std::int64_t k = 0; k < cols; ++k) {
+    std::uint16_t h;
+    std::memcpy(&h, lane + k / 2 * std::int64_t{kLineBytes} + k % 2 * 2, 2);
+    out[k] = bf16_to_float(h);
+  }
+}
+
+}  // namespace
+
+const char* precision_name(Precision precision) {
+  switch (precision) {
+    case Precision::fp32: return "fp32";
+    case Precision::bf16: return "bf16";
+    case Precision::int8: return "int8";
+    default: return "int4";
+  }
+}
+
+MatrixShape MatrixShape::make(Precision precision, std::int64_t rows, std::int64_t cols, int group) {
+  if (rows < 1 || cols < 1 || rows >= kMaxSide || cols >= kMaxSide) {
+    throw std::invalid_argument("a matrix needs 1 to 2^31 - 1 rows and columns, not " +
+                                std::to_string(rows) + " x " + std::to_string(cols));
+  }
+  MatrixShape shape{precision, rows, cols, 0};
+  if (!shape.grouped()) return shape;
+  if (group == 0) group = precision == Precision::int8 ? kDefaultGroupInt8 : kDefaultGroupInt4;
+  if (group != 32 && group != 64 && group != 128) {
+    throw std::invalid_argument("a group has 32, 64 or 128 columns, not " + std::to_string(group));
+  }
+  shape.group = group;
+  return shape;
+}
+
+int MatrixShape::values_per_line() const {
+  switch (precision) {
+    case Precision::fp32: return 1;
+    case Precision::bf16: return 2;
+    case Precision::int8: return 4;
+    default: return 8;
+  }
+}
+
+std::int64_t MatrixShape::lines() const {
+  const int v = values_per_line();
+  return (cols + v - 1) / v;
+}
+
+std::int64_t MatrixShape::groups() const { return grouped() ? (cols + group - 1) / group : 0; }
+
+int MatrixShape::lines_per_group() const { return grouped() ? group / values_per_line() : 0; }
+
+std::size_t MatrixShape::line_offset(std::int64_t line) const {
+  const std::int64_t scales = grouped() ? line / lines_per_group() / 2 + 1 : 0;
+  return static_cast<std::size_t>(line + scales) * kLineBytes;
+}
+
+std::size_t MatrixShape::scale_offset(std::int64_t group_index) const {
+  const std::int64_t pair_lines = 2 * lines_per_group() + 1;
+  return static_cast<std::size_t>(group_index / 2 * pair_lines) * kLineBytes +
+         static_cast<std::size_t>(group_index % 2) * (kLineBytes / 2);
+}
+
+PackedMatrix::PackedMatrix(const MatrixShape& shape, std::uint8_t* memory)
+    : shape_(shape), memory_(memory) {
+  // Rows past the end of the last block are never packed: zero weights, at the zero point.
+  if (!shape.grouped()) return;
+  // Their scales stay zero.
+  const int zero = shape.precision == Precision::int8 ? 128 : 0x88;
+  std::uint8_t* last = memory + static_cast<std::size_t>(shape.blocks() - 1) * shape.block_bytes();
+  for (std::int64_t i = 0; i < shape.lines(); ++i) std::memset(last + shape.line_offset(i), zero, kLineBytes);
+}
+
+void PackedMatrix::pack_rows(std::int64_t first, std::int64_t count, const void* source, SourceType type,
+                             std::int64_t stride) {
+  if (first < 0 || count < 0 || first + count > shape_.rows || stride < shape_.cols) {
+    throw std::invalid_argument("rows " + std::to_string(first) + " + " + std::to_string(count) +
+                                " do not lie in a matrix of " + std::to_string(shape_.rows) +
+                                ", or the stride is shorter than a row");
+  }
+  std::vector<float> row(static_cast<std::size_t>(shape_.cols));
+  for (std::int64_t i = 0; i < count; ++i) {
+    read_row(source, type, i * stride, row);
+    const std::int64_t r = first + i;
+    const auto lane = static_cast<std::size_t>(r % kBlockRows);
+    std::uint8_t* block = memory_ + static_cast<std::size_t>(r / kBlockRows) * shape_.block_bytes();
+    switch (shape_.precision) {
+      case Precision::fp32: pack_fp32(row, block + lane * 4); break;
+      case Precision::bf16: pack_bf16(row, block + lane * 4); break;
+      case Precision::int8: quantize_row_int8(shape_, row.data(), lane, block); break;
+      case Precision::int4: quantize_row_int4(shape_, row.data(), lane, block); break;
+    }
+  }
+}
+
+void PackedMatrix::unpack_row(std::int64_t row, float* out) const {
+  const std::uint8_t* lane = block(row / kBlockRows) + static_cast<std::size_t>(row % kBlockRows) * 4;
+  const std::int64_t cols = shape_.cols;
+  switch (shape_.precision) {
+    case Precision::fp32: unpack_fp32(lane, cols, out); break;
+    case Precision::bf16: unpack_bf16(lane, cols, out); break;
+    default: unpack_grouped(row, lane, out); break;
+  }
+}
+
+void PackedMatrix::unpack_grouped(std::int64_t row, const std::uint8_t* lane, float* out) const {
+  const bool bytes = shape_.precision == Precision::int8;
+  const int per_line = shape_.values_per_line();
+  const std::uint8_t* scales = block(row / kBlockRows) + static_cast<std::size_t>(row % kBlockRows) * 2;
+  for (std::int64_t g = 0; g < shape_.groups(); ++g) {
+    std::uint16_t h;
+    std::memcpy(&h, scales + shape_.scale_offset(g), 2);
+    const float scale = half_to_float(h);
+    const std::int64_t begin = g * shape_.group;
+    const std::int64_t end = std::min<std::int64_t>(begin + shape_.group, shape_.cols);
+    const std::uint8_t* line = lane + shape_.line_offset(begin / per_line);
+    for (std::int64_t k = begin; k < end; ++k) {
+      const std::int64_t at = k % per_line;
+      if (at == 0 && k != begin) line += kLineBytes;
+      const int q = bytes ? line[at] - 128 : (at < 4 ? line[at] & 15 : line[at - 4] >> 4) - 8;
+      out[k] = scale * static_cast<float>(q);
+    }
+  }
+}
+
+}  // namespace forerun::cpu

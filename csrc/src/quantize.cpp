@@ -1,0 +1,125 @@
+#include "quantize.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "numbers.h"
+
+namespace forerun::cpu {
+namespace {
+
+constexpr int kMaxGroup = 128;
+
+// Weights are divided by the scale as it is stored, so its rounding costs range, never consistency.
+struct Scale {
+  std::uint16_t stored;
+  float value;
+  float inverse;  // 0 where the group is zero or too small for fp16
+};
+
+Scale make_scale(float wanted) {
+  const std::uint16_t stored = float_to_half(wanted);
+  const float value = half_to_float(stored);
+  if (!std::isfinite(value)) throw std::domain_error("a weight is too large for an fp16 scale");
+  return {stored, value, value == 0.0f ? 0.0f : 1.0f / value};
+}
+
+inline int quantize(float x, float inverse, int low, int high) {
+  const int q = round_to_int(x * inverse);
+  return q < low ? low : q > high ? high : q;
+}
+
+// The largest magnitude.
+float largest(const float* x, std::int64_t n) {
+  float best = 0.0f;
+  for (std::int64_t i = 0; i < n; ++i) best = std::max(best, std::fabs(x[i]));
+  return best;
+}
+
+// The value of the largest magnitude, with its sign.
+float extreme(const float* x, std::int64_t n) {
+  float best = 0.0f;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (std::fabs(x[i]) > std::fabs(best)) best = x[i];
+  }
+  return best;
+}
+
+// In lanes, which the compiler may keep side by side; n is a multiple of them but for a last group.
+float squared_error(const float* x, std::int64_t n, const Scale& s) {
+  constexpr int kLanes = 16;
+  float sums[kLanes] = {};
+  const auto add = [&](std::int64_t i, int lane) {
+    const float d = x[i] - s.value * static_cast<float>(quantize(x[i], s.inverse, -8, 7));
+    sums[lane] += d * d;
+  };
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) add(i + lane, lane);
+  }
+  for (int lane = 0; i + lane < n; ++lane) add(i + lane, lane);
+  float total = 0.0f;
+  for (const float sum : sums) total += sum;
+  return total;
+}
+
+// int4 has one step more on the negative side: the extreme value goes there, by the sign of the scale.
+// Saturating it a little may cost less than a coarser step costs all the others, so a few scales
+// are tried and the least squared error wins.
+Scale best_int4_scale(const float* x, std::int64_t n) {
+  const float peak = extreme(x, n);
+  Scale best{};
+  float least = INFINITY;
+  for (const float steps : {-8.0f, -8.5f, -9.0f, -7.5f, 7.5f}) {
+    const Scale s = make_scale(peak / steps);
+    const float error = squared_error(x, n, s);
+    if (error < least) {
+      least = error;
+      best = s;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+void check_bf16(const float* row, std::int64_t count) {
+  constexpr float kLargest = 3.3895313e38f;  // 2^127 * (2 - 2^-7)
+  constexpr float kHalfStep = 6.6461399e35f;
+  if (largest(row, count) >= kLargest + kHalfStep) throw std::domain_error("a weight is too large for bf16");
+}
+
+void quantize_row_int8(const MatrixShape& shape, const float* row, std::size_t lane, std::uint8_t* block) {
+  for (std::int64_t g = 0; g < shape.groups(); ++g) {
+    const std::int64_t begin = g * shape.group;
+    const std::int64_t count = std::min<std::int64_t>(shape.group, shape.cols - begin);
+    const float* x = row + begin;
+    const Scale s = make_scale(largest(x, count) / 127.0f);
+    std::memcpy(block + shape.scale_offset(g) + lane * 2, &s.stored, 2);
+    std::uint8_t q[kMaxGroup] = {};
+    for (std::int64_t i = 0; i < count; ++i) q[i] = static_cast<std::uint8_t>(quantize(x[i], s.inverse, -127, 127) + 128);
+    for (std::int64_t i = count; i % 4 != 0; ++i) q[i] = 128;
+    std::uint8_t* line = block + shape.line_offset(begin / 4) + lane * 4;
+    for (std::int64_t i = 0; i < count; i += 4, line += kLineBytes) std::memcpy(line, q + i, 4);
+  }
+}
+
+void quantize_row_int4(const MatrixShape& shape, const float* row, std::size_t lane, std::uint8_t* block) {
+  for (std::int64_t g = 0; g < shape.groups(); ++g) {
+    const std::int64_t begin = g * shape.group;
+    const std::int64_t count = std::min<std::int64_t>(shape.group, shape.cols - begin);
+    const float* x = row + begin;
+    const Scale s = best_int4_scale(x, count);
+    std::memcpy(block + shape.scale_offset(g) + lane * 2, &s.stored, 2);
+    std::uint8_t q[kMaxGroup + 8];
+    for (std::int64_t i = 0; i < count; ++i) q[i] = static_cast<std::uint8_t>(quantize(x[i], s.inverse, -8, 7) + 8);
+    for (std::int64_t i = count; i < count + 8; ++i) q[i] = 8;
+    std::uint8_t* line = block + shape.line_offset(begin / 8) + lane * 4;
+    for (std::int64_t i = 0; i < count; i += 8, line += kLineBytes) {
+      for (int j = 0; j < 4; ++j) line[j] = static_cast<std::uint8_t>(q[i + j] | q[i + j + 4] << 4);
+    }
+  }
+}
+
+}  // namespace forerun::cpu

@@ -1,0 +1,135 @@
+#include "forerun/sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "float_mode.h"
+#include "vector/vector_set.h"
+
+namespace forerun::cpu {
+namespace {
+
+// The last token of [begin, end) with probability; begin for none.
+template <class T>
+std::int64_t last_possible(const T* probs, std::int64_t begin, std::int64_t end) {
+  for (--end; end > begin && !(probs[end] > T(0));) --end;
+  return end;
+}
+
+// The first token of the highest score.
+class Race {
+ public:
+  bool enter(std::int64_t token, double share, double noise) {
+    const double score = std::log(share) + noise;
+    if (!(score > score_)) return false;
+    score_ = score;
+    token_ = token;
+    return true;
+  }
+
+  double score() const { return score_; }
+
+  std::int64_t winner() const {
+    if (token_ < 0) throw std::domain_error("a row without probability cannot be drawn from");
+    return token_;
+  }
+
+ private:
+  std::int64_t token_ = -1;
+  double score_ = -std::numeric_limits<double>::infinity();
+};
+
+}  // namespace
+
+template <class T>
+std::int64_t draw(const T* probs, std::int64_t vocab, double uniform) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  static thread_local std::vector<double> sums;
+  sums.resize(static_cast<std::size_t>(num_blocks(vocab)));
+  row_ops<T>().block_sums(probs, vocab, sums.data());
+  double total = 0.0;
+  for (const double sum : sums) total += sum;
+  const double point = uniform * total;
+  double cumulative = 0.0;
+  for (std::size_t block = 0; block < sums.size(); ++block) {
+    if (cumulative + sums[block] > point) {
+      const auto begin = static_cast<std::int64_t>(block) * kBlock;
+      const std::int64_t end = std::min(begin + kBlock, vocab);
+      for (std::int64_t token = begin; token < end; ++token) {
+        cumulative += static_cast<double>(probs[token]);
+        if (cumulative > point) return token;
+      }
+      return last_possible(probs, begin, end);
+    }
+    cumulative += sums[block];
+  }
+  return last_possible(probs, 0, vocab);
+}
+
+template <class T>
+std::int64_t couple(const T* probs, std::int64_t vocab, const double* noise) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  Race race;
+  for (std::int64_t token = 0; token < vocab; ++token) {
+    if (probs[token] > T(0)) race.enter(token, static_cast<double>(probs[token]), noise[token]);
+  }
+  return race.winner();
+}
+
+template <class T>
+std::int64_t couple(const T* probs, std::int64_t vocab, const Noise& noise) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  Race race;
+  // exp(log p + noise) = p / -log(u) <= p / (1 - u): few tokens are worth their logarithms. A little less
+  // than the best so far, because of rounding.
+  double bar = 0.0;
+  for (std::int64_t first = 0; first < vocab; first += kBlock) {
+    const auto count = static_cast<int>(std::min(kBlock, vocab - first));
+    const T* p = probs + first;
+    if (!std::any_of(p, p + count, [](T one) { return one > T(0); })) continue;
+    double u[kBlock];
+    noise.fractions(first, u);
+    for (int i = 0; i < count; ++i) {
+      const double share = static_cast<double>(p[i]);
+      if (!(share > bar * (1.0 - u[i]))) continue;
+      if (race.enter(first + i, share, Noise::of_fraction(u[i]))) bar = std::exp(race.score()) * (1.0 - 1e-9);
+    }
+  }
+  return race.winner();
+}
+
+template <class T>
+std::int64_t argmax(const T* row, std::int64_t vocab) {
+  static thread_local std::vector<T> blocks;
+  blocks.resize(static_cast<std::size_t>(num_blocks(vocab)));
+  row_ops<T>().largest(row, vocab, blocks.data());
+  const auto block = std::max_element(blocks.begin(), blocks.end());
+  const std::int64_t begin = (block - blocks.begin()) * kBlock;
+  return std::find(row + begin, row + vocab, *block) - row;
+}
+
+std::int64_t draw_drafted(const float* logits, std::int64_t vocab, const DraftDraw& how, std::int64_t node,
+                          float* probs) {
+  const RowState state = warp_row(logits, vocab, how.warp, probs);
+  if (state == RowState::broken) throw std::domain_error("a row of logits holds NaN or inf");
+  if (state == RowState::dead) return -1;
+  if (how.drawing == Drawing::draw) {
+    return draw(probs, vocab, uniform(how.seed, how.committed, Purpose::draft, node));
+  }
+  if (how.drawing == Drawing::top || how.warp.greedy()) return argmax(probs, vocab);
+  return couple(probs, vocab, Noise(how.seed, how.committed + node));
+}
+
+template std::int64_t draw(const float*, std::int64_t, double);
+template std::int64_t draw(const double*, std::int64_t, double);
+template std::int64_t couple(const float*, std::int64_t, const double*);
+template std::int64_t couple(const double*, std::int64_t, const double*);
+template std::int64_t couple(const float*, std::int64_t, const Noise&);
+template std::int64_t couple(const double*, std::int64_t, const Noise&);
+template std::int64_t argmax(const float*, std::int64_t);
+template std::int64_t argmax(const double*, std::int64_t);
+
+}  // namespace forerun::cpu

@@ -1,0 +1,96 @@
+// Sixteen lanes in plain C++, and the functions that run in them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "../numbers.h"
+
+namespace forerun::cpu {
+namespace {
+
+constexpr int kLanes = 16;
+
+// Quarters of four, which every processor with vectors has as they are.
+typedef float Quarter __attribute__((vector_size(16)));
+
+struct Lanes {
+  Quarter part[4];
+};
+
+inline Lanes operator*(const Lanes& a, const Lanes& b) {
+  return {{a.part[0] * b.part[0], a.part[1] * b.part[1], a.part[2] * b.part[2], a.part[3] * b.part[3]}};
+}
+
+inline Lanes operator+(const Lanes& a, const Lanes& b) {
+  return {{a.part[0] + b.part[0], a.part[1] + b.part[1], a.part[2] + b.part[2], a.part[3] + b.part[3]}};
+}
+
+inline Lanes load(const float* p) {
+  Lanes v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline Lanes load_part(const float* p, std::int64_t count) {
+  float filled[kLanes] = {};
+  std::memcpy(filled, p, static_cast<std::size_t>(count) * sizeof(float));
+  return load(filled);
+}
+
+inline float sum_lanes(const Lanes& v) {
+  const Quarter q = (v.part[0] + v.part[2]) + (v.part[1] + v.part[3]);
+  return (q[0] + q[2]) + (q[1] + q[3]);
+}
+
+// The sum of term(x lanes) over a vector; term must give 0 for the zeros that fill the last part.
+template <class Term>
+inline float sum(const float* x, std::int64_t n, Term term) {
+  Lanes total = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) total = total + term(load(x + i));
+  if (i < n) total = total + term(load_part(x + i, n - i));
+  return sum_lanes(total);
+}
+
+// Within 1.5 units in the last place of the true exp; 0 below -86.9, infinity above 88.7.
+inline float exponential(float x) {
+  const float limited = x > 88.8f ? 88.8f : x < -86.9f ? -86.9f : x;
+  const float shifted = limited * 1.44269504f + 12582912.0f;
+  const float steps = shifted - 12582912.0f;
+  const float r = (limited - steps * 0.693359375f) - steps * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  // In two factors: 2^128 has no float of its own.
+  const std::uint32_t power = bits_of(shifted) - 0x4b400000u + 126u;
+  const float y = p * float_of(power << 23) * 2.0f;
+  return x < -86.9f ? 0.0f : y;
+}
+
+// The same for x <= 0, where less can happen.
+inline float exponential_below(float x) {
+  const float limited = x < -86.9f ? -86.9f : x;
+  const float shifted = limited * 1.44269504f + 12582912.0f;
+  const float steps = shifted - 12582912.0f;
+  const float r = (limited - steps * 0.693359375f) - steps * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const std::uint32_t power = bits_of(shifted) - 0x4b400000u + 127u;
+  const float y = p * float_of(power << 23);
+  return x < -86.9f ? 0.0f : y;
+}
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+}  // namespace
+}  // namespace forerun::cpu

@@ -1,0 +1,96 @@
+// One token into its lane of a panel; see activations in linear.h for the layout.
+#pragma once
+
+#include "lanes.h"
+#include "vector_set.h"
+
+namespace forerun::cpu {
+namespace {
+
+// `count` units of 4 bytes to every `width`-th place; returns the place that follows.
+inline std::uint32_t* scatter(const void* units, std::int64_t count, std::int64_t width,
+                              std::uint32_t* panel) {
+  const auto* bytes = static_cast<const std::uint8_t*>(units);
+  for (std::int64_t i = 0; i < count; ++i, panel += width) std::memcpy(panel, bytes + 4 * i, 4);
+  return panel;
+}
+
+void pack_token_fp32(const PackTokenArgs& a) {
+  scatter(a.token + a.begin, a.end - a.begin, a.width, a.panel + a.begin * a.width + a.lane);
+}
+
+void pack_token_bf16(const PackTokenArgs& a) {
+  constexpr std::int64_t kStep = 32;
+  const std::int64_t width = a.width;
+  std::uint32_t* panel = a.panel + a.begin / 2 * width + a.lane;
+  for (std::int64_t k = a.begin; k < a.end; k += kStep) {
+    float filled[kStep] = {};
+    std::uint16_t rounded[kStep];
+    const float* values = a.token + k;
+    const std::int64_t count = a.end - k < kStep ? a.end - k : kStep;
+    if (count < kStep) {
+      std::memcpy(filled, values, static_cast<std::size_t>(count) * sizeof(float));
+      values = filled;
+    }
+    for (std::int64_t i = 0; i < kStep; ++i) rounded[i] = float_to_bf16(values[i]);
+    panel = scatter(rounded, (count + 1) / 2, width, panel);
+  }
+}
+
+struct QuantizedGroup {
+  float scale;
+  std::int32_t sum;
+};
+
+// The largest magnitude becomes 127. As bits, because so a NaN outranks every number.
+template <int kGroup>
+inline QuantizedGroup quantize_group(const float* x, std::int8_t* q) {
+  std::uint32_t largest = 0;
+  for (int i = 0; i < kGroup; ++i) {
+    const std::uint32_t magnitude = bits_of(x[i]) & 0x7fffffffu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const bool finite = largest < 0x7f800000u;
+  const float peak = float_of(largest);
+  // Below 2^-100 a group counts as zero: its reciprocal need not exist.
+  const bool zero = peak < 0x1p-100f;
+  const float inverse = finite && !zero ? 127.0f / peak : 0.0f;
+  for (int i = 0; i < kGroup; ++i) q[i] = static_cast<std::int8_t>(round_to_int(x[i] * inverse));
+  std::int32_t sum = 0;
+  for (int i = 0; i < kGroup; ++i) sum += q[i];
+  return {!finite ? float_of(0x7fc00000u) : zero ? 0.0f : peak / 127.0f, sum};
+}
+
+// kUnit: columns that a line covers, up to which the last group is filled with zeros.
+template <int kUnit, int kZeroPoint, int kGroup>
+void pack_groups(const PackTokenArgs& a) {
+  const std::int64_t width = a.width;
+  std::uint32_t* panel = a.panel + a.begin / kGroup * (kGroup / 4 + 2) * width + a.lane;
+  for (std::int64_t k = a.begin; k < a.end; k += kGroup) {
+    float filled[kGroup];
+    std::int8_t quantized[kGroup];
+    const float* values = a.token + k;
+    const std::int64_t count = a.end - k < kGroup ? a.end - k : kGroup;
+    if (count < kGroup) {
+      std::memset(filled, 0, sizeof filled);
+      std::memcpy(filled, values, static_cast<std::size_t>(count) * sizeof(float));
+      values = filled;
+    }
+    const QuantizedGroup g = quantize_group<kGroup>(values, quantized);
+    panel[0] = static_cast<std::uint32_t>(-kZeroPoint * g.sum);
+    panel[width] = bits_of(g.scale);
+    panel = scatter(quantized, (count + kUnit - 1) / kUnit * (kUnit / 4), width, panel + 2 * width);
+  }
+}
+
+template <int kUnit, int kZeroPoint>
+void pack_token_grouped(const PackTokenArgs& a) {
+  switch (a.group) {
+    case 32: return pack_groups<kUnit, kZeroPoint, 32>(a);
+    case 64: return pack_groups<kUnit, kZeroPoint, 64>(a);
+    default: return pack_groups<kUnit, kZeroPoint, 128>(a);
+  }
+}
+
+}  // namespace
+}  // namespace forerun::cpu

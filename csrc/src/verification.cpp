@@ -1,0 +1,281 @@
+#include "forerun/verification.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "forerun/sampling.h"
+#include "float_mode.h"
+#include "vector/vector_set.h"
+
+namespace forerun::cpu {
+namespace {
+
+void check(const Tree& tree, std::int64_t vocab) {
+  for (std::int64_t node = 0; node < tree.size; ++node) {
+    if (tree.parents[node] < -1 || tree.parents[node] >= node) {
+      throw std::invalid_argument("node " + std::to_string(node) + " of a draft has no parent before it");
+    }
+    if (tree.tokens[node] < 0 || tree.tokens[node] >= vocab) {
+      throw std::invalid_argument("a draft holds token id " + std::to_string(tree.tokens[node]) +
+                                  "; there are " + std::to_string(vocab) + " tokens");
+    }
+  }
+}
+
+// The first child of `parent` among the nodes after `node`; tree.size if there is none.
+std::int64_t next_child(const Tree& tree, std::int64_t parent, std::int64_t node) {
+  for (++node; node < tree.size && tree.parents[node] != parent;) ++node;
+  return node;
+}
+
+template <class T>
+std::vector<T>& scratch(std::int64_t vocab) {
+  static thread_local std::vector<T> row;
+  row.resize(static_cast<std::size_t>(vocab));
+  return row;
+}
+
+// Scales `row` of this sum to one. Sums below the smallest normal number have no reciprocal.
+template <class T>
+void normalize(const T* row, double sum, std::int64_t vocab, T* out) {
+  const double least = static_cast<double>(std::numeric_limits<T>::min());
+  row_ops<T>().scale(row, static_cast<T>(1.0 / std::max(sum, least)), vocab, out);
+}
+
+// The probability that a child is accepted against what is left of its parent's row.
+template <class T>
+T acceptance(const T* left, const Rows<T>& rows, const Tree& tree, std::int64_t node) {
+  const T p = left[tree.tokens[node]];
+  if (rows.draft == nullptr) return std::min(p, T(1));
+  const T q = rows.draft_of(node)[tree.tokens[node]];
+  return q > T(0) ? std::min(p / q, T(1)) : T(0);
+}
+
+// What is left of a row once a child is rejected: in `out`, or `left` itself if nothing would be.
+template <class T>
+const T* take_away(const T* left, const Rows<T>& rows, const Tree& tree, std::int64_t node, T* out) {
+  T* rest = scratch<T>(rows.vocab).data();
+  double sum = 0.0;
+  if (rows.draft != nullptr) {
+    sum = row_ops<T>().residual(left, rows.draft_of(node), T(1), rows.vocab, rest);
+  } else {
+    const std::int64_t token = tree.tokens[node];
+    if (left[token] == T(0)) return left;
+    std::copy(left, left + rows.vocab, rest);
+    rest[token] = T(0);
+    sum = row_ops<T>().keep_from(rest, T(0), rows.vocab, rest);
+  }
+  if (!(sum > 0.0)) return left;
+  normalize(rest, sum, rows.vocab, out);
+  return out;
+}
+
+// w_0 to w_n: the share of each prefix of the chain that the target would have taken.
+template <class T>
+std::vector<T> weights_of(const Tree& tree, const Rows<T>& rows) {
+  std::vector<T> weights = {T(1)};
+  for (std::int64_t node = 0; node < tree.size; ++node) {
+    const std::int64_t token = tree.tokens[node];
+    const T p = rows.target_after(node - 1)[token];
+    const T q = rows.draft_of(node)[token];
+    weights.push_back(q > T(0) ? std::min(weights.back() * p / q, T(1)) : T(0));
+  }
+  return weights;
+}
+
+void check_drawn_chain(const Tree& tree, bool drawn) {
+  if (!tree.is_chain() || (tree.size > 0 && !drawn)) {
+    throw std::invalid_argument("block verification takes drawn chains");
+  }
+}
+
+// The row to emit from when a chain ends at `node`, not the last, and the sum of its residual.
+template <class T>
+double block_residual(const Rows<T>& rows, T weight, std::int64_t node, T* rest) {
+  return row_ops<T>().residual(rows.target_after(node), rows.draft_of(node + 1), weight, rows.vocab, rest);
+}
+
+template <class T>
+T block_acceptance(double spare, T weight) {
+  const T rest = static_cast<T>(spare);
+  const T missing = T(1) - weight;
+  // Nothing spare and nothing missing: this end is never reached, and 0/0 must not be either.
+  return rest + missing > T(0) ? rest / (rest + missing) : T(1);
+}
+
+template <class T>
+void emit_block(const Rows<T>& rows, std::int64_t node, double sum, const T* rest, T* out) {
+  const T* target = rows.target_after(node);
+  if (sum > 0.0) {
+    normalize(rest, sum, rows.vocab, out);
+  } else {
+    std::copy(target, target + rows.vocab, out);
+  }
+}
+
+// Rows that outlive one call save the system's handing out of memory each round.
+template <class T>
+std::vector<T>& row_memory() {
+  static thread_local std::vector<T> memory;
+  return memory;
+}
+
+}  // namespace
+
+template <class T>
+WarpedRows<T>::WarpedRows(const T* logits, std::int64_t rows, std::int64_t vocab, const Warp& warp)
+    : logits_(logits),
+      vocab_(vocab),
+      warp_(warp),
+      made_(static_cast<std::size_t>(rows)),
+      memory_(row_memory<T>()) {
+  if (memory_.size() < static_cast<std::size_t>(rows * vocab)) {
+    memory_.resize(static_cast<std::size_t>(rows * vocab));
+  }
+}
+
+template <class T>
+const T* WarpedRows<T>::row(std::int64_t index) {
+  T* row = memory_.data() + index * vocab_;
+  if (made_[static_cast<std::size_t>(index)]) return row;
+  switch (warp_row(logits_ + index * vocab_, vocab_, warp_, row)) {
+    case RowState::broken: throw std::domain_error("the model is broken: a row of its logits holds NaN or inf");
+    case RowState::dead: throw std::domain_error("a row of logits is all -inf");
+    default: break;
+  }
+  made_[static_cast<std::size_t>(index)] = true;
+  return row;
+}
+
+bool Tree::is_chain() const {
+  for (std::int64_t node = 0; node < size; ++node) {
+    if (parents[node] != node - 1) return false;
+  }
+  return true;
+}
+
+template <class T>
+Decision<T> decide_token(const Tree& tree, const Rows<T>& rows, T* emit) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  check(tree, rows.vocab);
+  std::copy(rows.target, rows.target + (tree.size + 1) * rows.vocab, emit);
+  Decision<T> decision;
+  for (std::int64_t node = 0; node < tree.size; ++node) {
+    const std::int64_t parent = tree.parents[node];
+    T* left = emit + (parent + 1) * rows.vocab;
+    decision.accept.push_back(acceptance(left, rows, tree, node));
+    take_away(left, rows, tree, node, left);
+    const std::int64_t child = next_child(tree, node, node);
+    const std::int64_t sibling = next_child(tree, parent, node);
+    decision.on_accept.push_back(child < tree.size ? child : end_at(node));
+    decision.on_reject.push_back(sibling < tree.size ? sibling : end_at(parent));
+  }
+  const std::int64_t first = next_child(tree, -1, -1);
+  decision.start = first < tree.size ? first : end_at(-1);
+  return decision;
+}
+
+template <class T>
+Outcome verify_token(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  check(tree, rows.vocab);
+  static thread_local std::vector<T> memory;
+  memory.resize(static_cast<std::size_t>(rows.vocab));
+  std::int64_t at = -1;
+  const T* left = rows.target_after(at);
+  std::int64_t child = next_child(tree, at, at);
+  while (child < tree.size) {
+    const T accept = acceptance(left, rows, tree, child);
+    if (uniforms(Purpose::accept, child) < static_cast<double>(accept)) {
+      at = child;
+      left = rows.target_after(at);
+    } else {
+      left = take_away(left, rows, tree, child, memory.data());
+    }
+    child = next_child(tree, at, child);
+  }
+  return {at, draw(left, rows.vocab, uniforms(Purpose::emit, 0))};
+}
+
+template <class T>
+Decision<T> decide_block(const Tree& tree, const Rows<T>& rows, T* emit) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  check(tree, rows.vocab);
+  check_drawn_chain(tree, rows.draft != nullptr);
+  const std::int64_t last = tree.size - 1;
+  const std::vector<T> weights = weights_of(tree, rows);
+  Decision<T> decision;
+  T* rest = scratch<T>(rows.vocab).data();
+  for (std::int64_t node = -1; node < last; ++node) {
+    const T weight = weights[static_cast<std::size_t>(node + 1)];
+    const double spare = block_residual(rows, weight, node, rest);
+    emit_block(rows, node, spare, rest, emit + (node + 1) * rows.vocab);
+    if (node >= 0) decision.accept.push_back(block_acceptance(spare, weight));
+  }
+  std::copy(rows.target_after(last), rows.target_after(last + 1), emit + (last + 1) * rows.vocab);
+  if (tree.size > 0) decision.accept.push_back(weights.back());
+  for (std::int64_t node = 0; node <= last; ++node) {
+    decision.on_accept.push_back(end_at(node));
+    decision.on_reject.push_back(node > 0 ? node - 1 : end_at(-1));
+  }
+  decision.start = tree.size > 0 ? last : end_at(-1);
+  return decision;
+}
+
+template <class T>
+Outcome verify_block(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  check(tree, rows.vocab);
+  check_drawn_chain(tree, rows.draft != nullptr);
+  const std::int64_t last = tree.size - 1;
+  const std::vector<T> weights = weights_of(tree, rows);
+  const auto emit_from = [&](std::int64_t end, const T* row) {
+    return Outcome{end, draw(row, rows.vocab, uniforms(Purpose::emit, 0))};
+  };
+  if (last < 0 || uniforms(Purpose::accept, last) < static_cast<double>(weights.back())) {
+    return emit_from(last, rows.target_after(last));
+  }
+  T* rest = scratch<T>(rows.vocab).data();
+  for (std::int64_t node = last - 1;; --node) {
+    const T weight = weights[static_cast<std::size_t>(node + 1)];
+    const double spare = block_residual(rows, weight, node, rest);
+    const bool ends = node < 0 || uniforms(Purpose::accept, node) <
+                                      static_cast<double>(block_acceptance(spare, weight));
+    if (!ends) continue;
+    if (!(spare > 0.0)) return emit_from(node, rows.target_after(node));
+    normalize(rest, spare, rows.vocab, rest);
+    return emit_from(node, rest);
+  }
+}
+
+template <class T>
+Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed, std::int64_t committed,
+                       bool greedy) {
+  check(tree, rows.vocab);
+  std::int64_t at = -1;
+  for (std::int64_t position = committed;; ++position) {
+    const T* row = rows.target_after(at);
+    const std::int64_t token =
+        greedy ? argmax(row, rows.vocab) : couple(row, rows.vocab, Noise(seed, position));
+    std::int64_t child = next_child(tree, at, at);
+    // Children may repeat a token: the path goes through the first of them.
+    while (child < tree.size && tree.tokens[child] != token) child = next_child(tree, at, child);
+    if (child >= tree.size) return {at, token};
+    at = child;
+  }
+}
+
+#define FORERUN_INSTANTIATE(T)                                                                   \
+  template class WarpedRows<T>;                                                                  \
+  template Decision<T> decide_token(const Tree&, const Rows<T>&, T*);                            \
+  template Decision<T> decide_block(const Tree&, const Rows<T>&, T*);                            \
+  template Outcome verify_token(const Tree&, const Rows<T>&, const Uniforms&);                   \
+  template Outcome verify_block(const Tree&, const Rows<T>&, const Uniforms&);                   \
+  template Outcome verify_coupled(const Tree&, const Rows<T>&, std::uint64_t, std::int64_t, bool);
+FORERUN_INSTANTIATE(float)
+FORERUN_INSTANTIATE(double)
+#undef FORERUN_INSTANTIATE
+
+}  // namespace forerun::cpu

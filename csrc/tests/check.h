@@ -1,0 +1,84 @@
+// The little that a test needs.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "forerun/buffer.h"
+#include "forerun/linear.h"
+#include "forerun/packed_matrix.h"
+
+#define CHECK(condition, ...)                                        \
+  do {                                                               \
+    if (!(condition)) {                                              \
+      std::fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+      std::fprintf(stderr, __VA_ARGS__);                             \
+      std::fprintf(stderr, "\n");                                    \
+      std::exit(1);                                                  \
+    }                                                                \
+  } while (0)
+
+#define CHECK_THROWS(type, expression)                                                      \
+  do {                                                                                      \
+    bool thrown = false;                                                                    \
+    try {                                                                                   \
+      expression;                                                                           \
+    } catch (const type&) {                                                                 \
+      thrown = true;                                                                        \
+    }                                                                                       \
+    CHECK(thrown, "expected " #type);                                                       \
+  } while (0)
+
+namespace forerun::cpu::test {
+
+using Random = std::mt19937_64;
+
+inline std::vector<float> normal(Random& random, std::int64_t count, float deviation = 1.0f) {
+  std::normal_distribution<float> draw(0.0f, deviation);
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& v : values) v = draw(random);
+  return values;
+}
+
+inline std::int64_t between(Random& random, std::int64_t low, std::int64_t high) {
+  return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+}
+
+inline bool same_bits(const float* a, const float* b, std::int64_t n) {
+  return std::memcmp(a, b, static_cast<std::size_t>(n) * sizeof(float)) == 0;
+}
+
+// A packed matrix with its memory.
+struct Packed {
+  Buffer memory;
+  PackedMatrix matrix;
+
+  Packed(const MatrixShape& shape, const std::vector<float>& weights)
+      : memory(shape.bytes()), matrix(shape, memory.data()) {
+    matrix.pack_rows(0, shape.rows, weights.data(), SourceType::fp32, shape.cols);
+  }
+};
+
+constexpr Precision kPrecisions[] = {Precision::fp32, Precision::bf16, Precision::int8, Precision::int4};
+
+inline std::vector<Level> levels() {
+  std::vector<Level> all;
+  for (int i = 0; i <= static_cast<int>(best_level()); ++i) all.push_back(static_cast<Level>(i));
+  return all;
+}
+
+inline std::vector<float> multiply(const PackedMatrix& w, const float* x, std::int64_t n, Level level,
+                                   ThreadPool& pool, LinearOptions options = {}) {
+  const MatrixShape& shape = w.shape();
+  Activations packed(shape.precision, shape.group, level);
+  packed.pack(x, n, shape.cols, shape.cols, pool);
+  std::vector<float> y(static_cast<std::size_t>(n * shape.rows));
+  linear(w, packed, y.data(), shape.rows, pool, options);
+  return y;
+}
+
+}  // namespace forerun::cpu::test

@@ -1,0 +1,328 @@
+// Random models, random trees, batches, chunks and threads, for as long as asked: every token's logits must
+// equal those of plain decoding, bit for bit. Built with the sanitizers, it looks for other faults too.
+//
+//   fuzz_decoder [SECONDS] [SEED]
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "check.h"
+#include "forerun/decoder.h"
+#include "forerun/errors.h"
+#include "forerun/sampling.h"
+
+namespace forerun::cpu::test {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+
+bool coin(Random& random) { return between(random, 0, 1) == 1; }
+
+DecoderShape random_shape(Random& random) {
+  DecoderShape s;
+  s.precision = kPrecisions[between(random, 0, 3)];
+  s.head_precision = s.precision == Precision::int4 ? Precision::int8 : s.precision;
+  s.group = 32 << between(random, 0, 2);
+  s.vocab = between(random, 3, 70);
+  s.hidden = between(random, 1, 140);
+  s.intermediate = between(random, 1, 200);
+  s.layers = between(random, 1, 3);
+  s.kv_heads = between(random, 1, 3);
+  s.heads = s.kv_heads * between(random, 1, 4);
+  s.head_dim = 2 * between(random, 1, 20);
+  s.max_context = 400;
+  s.activation = static_cast<Activation>(between(random, 0, 3));
+  s.gated = coin(random);
+  s.layer_norm = coin(random);
+  s.query_key_norm = coin(random);
+  s.qkv_bias = coin(random);
+  s.output_bias = coin(random);
+  s.mlp_bias = coin(random);
+  s.tied = coin(random);
+  for (std::int64_t i = 0; i < s.layers; ++i) s.windows.push_back(coin(random) ? 0 : between(random, 1, 40));
+  if (coin(random)) {
+    for (std::int64_t i = 0; i < s.head_dim / 2; ++i) {
+      s.inverse_frequencies.push_back(1.0f / static_cast<float>(1 + 3 * i));
+    }
+  }
+  return s;
+}
+
+void fill(Decoder& decoder, const std::string& name, std::int64_t rows, std::int64_t cols, Random& random,
+          ThreadPool& pool) {
+  const auto values = normal(random, rows * cols, 0.3f);
+  decoder.load(name, 0, rows, cols, values.data(), SourceType::fp32, pool);
+}
+
+std::unique_ptr<Decoder> random_decoder(const DecoderShape& s, Level level, Random& random, ThreadPool& pool) {
+  auto decoder = std::make_unique<Decoder>(s, level);
+  const auto put = [&](bool there, const std::string& name, std::int64_t rows, std::int64_t cols) {
+    if (there) fill(*decoder, name, rows, cols, random, pool);
+  };
+  put(true, "embedding.weight", s.vocab, s.hidden);
+  put(!s.tied, "head.weight", s.vocab, s.hidden);
+  put(s.inverse_frequencies.empty(), "positions.weight", s.max_context, s.hidden);
+  put(true, "norm.weight", s.hidden, 1);
+  put(s.layer_norm, "norm.bias", s.hidden, 1);
+  for (std::int64_t i = 0; i < s.layers; ++i) {
+    const std::string at = "layers." + std::to_string(i) + ".";
+    for (const char* norm : {"input_norm", "mlp_norm"}) {
+      put(true, at + norm + ".weight", s.hidden, 1);
+      put(s.layer_norm, at + norm + ".bias", s.hidden, 1);
+    }
+    put(s.query_key_norm, at + "q_norm.weight", s.head_dim, 1);
+    put(s.query_key_norm, at + "k_norm.weight", s.head_dim, 1);
+    put(true, at + "qkv.weight", s.qkv_rows(), s.hidden);
+    put(s.qkv_bias, at + "qkv.bias", s.qkv_rows(), 1);
+    put(true, at + "output.weight", s.hidden, s.heads * s.head_dim);
+    put(s.output_bias, at + "output.bias", s.hidden, 1);
+    put(true, at + "gate_up.weight", s.up_rows(), s.hidden);
+    put(s.mlp_bias, at + "gate_up.bias", s.up_rows(), 1);
+    put(true, at + "down.weight", s.hidden, s.intermediate);
+    put(s.mlp_bias, at + "down.bias", s.hidden, 1);
+  }
+  return decoder;
+}
+
+// Logits [tokens, vocab] of the tokens that are appended to one row.
+std::vector<float> run(Decoder& decoder, KvCache& cache, std::int64_t row, const Ids& ids, const Ids& positions,
+                       ThreadPool& pool, const std::vector<std::uint8_t>& mask = {}, std::int64_t columns = 0) {
+  const auto n = static_cast<std::int64_t>(ids.size());
+  std::vector<float> logits(static_cast<std::size_t>(n * decoder.shape().vocab));
+  ForwardCall call;
+  call.cache = &cache;
+  call.rows = {row};
+  call.width = n;
+  call.token_ids = ids.data();
+  call.positions = positions.data();
+  call.end_layer = decoder.shape().layers;
+  call.logits = logits.data();
+  if (!mask.empty()) {
+    call.tree_mask = mask.data();
+    call.mask_columns = columns;
+  }
+  const Forward forward(pool);
+  decoder.forward(call, pool);
+  return logits;
+}
+
+Ids count_from(std::int64_t first, std::int64_t n) {
+  Ids ids;
+  for (std::int64_t i = 0; i < n; ++i) ids.push_back(first + i);
+  return ids;
+}
+
+Ids random_ids(Random& random, std::int64_t n, std::int64_t vocab) {
+  Ids ids;
+  for (std::int64_t i = 0; i < n; ++i) ids.push_back(between(random, 0, vocab - 1));
+  return ids;
+}
+
+struct Tree {
+  Ids ids;
+  Ids parents;  // -1: the text
+
+  Ids path(std::int64_t node) const {
+    Ids nodes;
+    for (; node >= 0; node = parents[static_cast<std::size_t>(node)]) nodes.insert(nodes.begin(), node);
+    return nodes;
+  }
+};
+
+Tree random_tree(Random& random, std::int64_t vocab) {
+  Tree tree;
+  const std::int64_t n = between(random, 1, 30);
+  tree.ids = random_ids(random, n, vocab);
+  for (std::int64_t i = 0; i < n; ++i) tree.parents.push_back(between(random, -1, i - 1));
+  return tree;
+}
+
+class Case {
+ public:
+  Case(Random& random, ThreadPool* (&pools)[3], Level level)
+      : random_(random), pools_(pools), shape_(random_shape(random)) {
+    decoder_ = random_decoder(shape_, level, random, pool());
+    text_ = random_ids(random, between(random, 1, 90), shape_.vocab);
+    plain_ = plain(text_);
+  }
+
+  // The text in random chunks.
+  void chunks() {
+    KvCache cache = make_cache(1);
+    std::int64_t at = 0;
+    const auto length = static_cast<std::int64_t>(text_.size());
+    while (at < length) {
+      const std::int64_t n = std::min(between(random_, 1, 70), length - at);
+      const auto got = run(*decoder_, cache, 0, Ids(text_.begin() + at, text_.begin() + at + n), count_from(at, n), pool());
+      expect(got, at, "a chunk");
+      at += n;
+    }
+  }
+
+  // A tree behind the text, grown in one or several forwards; then one of its paths is kept.
+  void tree() {
+    KvCache cache = make_cache(3);
+    const std::int64_t row = between(random_, 0, 2);
+    const auto length = static_cast<std::int64_t>(text_.size());
+    run(*decoder_, cache, row, text_, count_from(0, length), pool());
+    const Tree tree = random_tree(random_, shape_.vocab);
+    const auto nodes = static_cast<std::int64_t>(tree.ids.size());
+    std::vector<float> logits;
+    for (std::int64_t first = 0; first < nodes;) {
+      const std::int64_t n = std::min(between(random_, 1, 30), nodes - first);
+      const auto got = grow(cache, row, tree, first, n);
+      logits.insert(logits.end(), got.begin(), got.end());
+      first += n;
+    }
+    for (std::int64_t node = 0; node < nodes; ++node) check_node(tree, node, logits);
+    const Ids path = tree.path(between(random_, 0, nodes - 1));
+    cache.keep(row, length, path);
+    go_on(cache, row, tree, path);
+  }
+
+  // The text in three rows at once, each as far as it comes, some with nothing to run.
+  void batch() {
+    KvCache cache = make_cache(3);
+    const auto length = static_cast<std::int64_t>(text_.size());
+    std::int64_t at[3] = {0, 0, 0};
+    while (at[0] + at[1] + at[2] < 3 * length) {
+      std::int64_t counts[3];
+      std::int64_t width = 1;
+      for (int row = 0; row < 3; ++row) {
+        counts[row] = std::min(between(random_, 0, 20), length - at[row]);
+        width = std::max(width, counts[row]);
+      }
+      step(cache, at, counts, width);
+      for (int row = 0; row < 3; ++row) at[row] += counts[row];
+    }
+  }
+
+  // What is refused leaves nothing behind.
+  void nonsense() {
+    KvCache cache = make_cache(1);
+    const auto length = static_cast<std::int64_t>(text_.size());
+    CHECK_THROWS(std::invalid_argument, run(*decoder_, cache, 0, {shape_.vocab}, {0}, pool()));
+    CHECK_THROWS(CacheError, run(*decoder_, cache, 0, {0}, {shape_.max_context}, pool()));
+    CHECK_THROWS(CacheError, run(*decoder_, cache, 1, {0}, {0}, pool()));
+    const Ids many(200, 0);
+    CHECK_THROWS(CacheError, run(*decoder_, cache, 0, many, count_from(0, 200), pool()));
+    CHECK_THROWS(CacheError, cache.keep(0, 0, {0}));
+    expect(run(*decoder_, cache, 0, text_, count_from(0, length), pool()), 0, "after nonsense");
+  }
+
+ private:
+  ThreadPool& pool() { return *pools_[between(random_, 0, 2)]; }
+  KvCache make_cache(std::int64_t rows) { return KvCache(decoder_->cache_shape(rows, 128)); }
+
+  std::vector<float> plain(const Ids& ids) {
+    KvCache cache = make_cache(1);
+    std::vector<float> all;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const auto one = run(*decoder_, cache, 0, {ids[i]}, {static_cast<std::int64_t>(i)}, *pools_[0]);
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+  }
+
+  void step(KvCache& cache, const std::int64_t (&at)[3], const std::int64_t (&counts)[3], std::int64_t width) {
+    ForwardCall call;
+    call.cache = &cache;
+    call.rows = {2, 0, 1};
+    call.width = width;
+    Ids ids(static_cast<std::size_t>(3 * width), 0);
+    Ids positions(static_cast<std::size_t>(3 * width), -1);
+    for (std::int64_t row = 0; row < 3; ++row) {
+      for (std::int64_t i = 0; i < counts[row]; ++i) {
+        ids[static_cast<std::size_t>(row * width + i)] = text_[static_cast<std::size_t>(at[row] + i)];
+        positions[static_cast<std::size_t>(row * width + i)] = at[row] + i;
+      }
+    }
+    std::vector<float> logits(static_cast<std::size_t>(3 * width * shape_.vocab));
+    call.token_ids = ids.data();
+    call.positions = positions.data();
+    call.end_layer = shape_.layers;
+    call.logits = logits.data();
+    ThreadPool& threads = pool();
+    const Forward forward(threads);
+    decoder_->forward(call, threads);
+    for (std::int64_t row = 0; row < 3; ++row) {
+      const float* first = logits.data() + row * width * shape_.vocab;
+      expect({first, first + counts[row] * shape_.vocab}, at[row], "a row of a batch");
+    }
+  }
+
+  // Nodes [first, first + n), seen with all slots behind the text.
+  std::vector<float> grow(KvCache& cache, std::int64_t row, const Tree& tree, std::int64_t first, std::int64_t n) {
+    const std::int64_t columns = first + n;
+    std::vector<std::uint8_t> mask(static_cast<std::size_t>(n * columns));
+    Ids ids;
+    Ids positions;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const Ids path = tree.path(first + i);
+      for (const std::int64_t seen : path) mask[static_cast<std::size_t>(i * columns + seen)] = 1;
+      ids.push_back(tree.ids[static_cast<std::size_t>(first + i)]);
+      positions.push_back(static_cast<std::int64_t>(text_.size() + path.size()) - 1);
+    }
+    return run(*decoder_, cache, row, ids, positions, pool(), mask, columns);
+  }
+
+  Ids with_path(const Tree& tree, const Ids& path) const {
+    Ids ids = text_;
+    for (const std::int64_t node : path) ids.push_back(tree.ids[static_cast<std::size_t>(node)]);
+    return ids;
+  }
+
+  void check_node(const Tree& tree, std::int64_t node, const std::vector<float>& logits) {
+    const auto expected = plain(with_path(tree, tree.path(node)));
+    const float* last = expected.data() + static_cast<std::int64_t>(expected.size()) - shape_.vocab;
+    CHECK(same_bits(logits.data() + node * shape_.vocab, last, shape_.vocab), "node %lld of a tree, %s",
+          static_cast<long long>(node), precision_name(shape_.precision));
+  }
+
+  void go_on(KvCache& cache, std::int64_t row, const Tree& tree, const Ids& path) {
+    Ids ids = with_path(tree, path);
+    const auto length = static_cast<std::int64_t>(ids.size());
+    ids.push_back(0);
+    const auto expected = plain(ids);
+    const auto got = run(*decoder_, cache, row, {0}, {length}, pool());
+    CHECK(same_bits(got.data(), expected.data() + length * shape_.vocab, shape_.vocab), "after keep");
+  }
+
+  void expect(const std::vector<float>& got, std::int64_t first, const char* what) {
+    CHECK(same_bits(got.data(), plain_.data() + first * shape_.vocab, static_cast<std::int64_t>(got.size())),
+          "%s at token %lld, %s", what, static_cast<long long>(first), precision_name(shape_.precision));
+  }
+
+  Random& random_;
+  ThreadPool* (&pools_)[3];
+  DecoderShape shape_;
+  std::unique_ptr<Decoder> decoder_;
+  Ids text_;
+  std::vector<float> plain_;
+};
+
+}  // namespace
+}  // namespace forerun::cpu::test
+
+int main(int count, char** arguments) {
+  using namespace forerun::cpu;
+  using namespace forerun::cpu::test;
+  const double seconds = count > 1 ? std::atof(arguments[1]) : 5.0;
+  Random random(count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 7);
+  ThreadPool one(1);
+  ThreadPool two(2);
+  ThreadPool three(3);
+  ThreadPool* pools[3] = {&one, &two, &three};
+  const auto start = std::chrono::steady_clock::now();
+  const auto all = levels();
+  int cases = 0;
+  for (; std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < seconds; ++cases) {
+    Case one_case(random, pools, all[static_cast<std::size_t>(cases) % all.size()]);
+    one_case.chunks();
+    one_case.tree();
+    one_case.batch();
+    one_case.nonsense();
+  }
+  std::printf("%d models, ok\n", cases);
+}

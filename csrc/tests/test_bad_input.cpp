@@ -1,0 +1,89 @@
+// Wrong use ends in a typed error; numbers that are not finite stay with their token.
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "check.h"
+
+namespace forerun::cpu::test {
+namespace {
+
+void check_errors() {
+  CHECK_THROWS(std::invalid_argument, MatrixShape::make(Precision::int8, 16, 64, 48));
+  CHECK_THROWS(std::invalid_argument, MatrixShape::make(Precision::bf16, 0, 64));
+  CHECK_THROWS(std::invalid_argument, MatrixShape::make(Precision::bf16, 16, -1));
+  ThreadPool pool(1);
+  const auto shape = MatrixShape::make(Precision::int8, 5, 64);
+  std::vector<float> weights(5 * 64, 0.5f);
+  Packed w(shape, weights);
+  CHECK_THROWS(std::invalid_argument, w.matrix.pack_rows(3, 3, weights.data(), SourceType::fp32, 64));
+  CHECK_THROWS(std::invalid_argument, w.matrix.pack_rows(0, 1, weights.data(), SourceType::fp32, 63));
+  weights[70] = 1e9f;
+  CHECK_THROWS(std::domain_error, w.matrix.pack_rows(0, 5, weights.data(), SourceType::fp32, 64));
+  weights[70] = std::numeric_limits<float>::quiet_NaN();
+  for (const Precision precision : kPrecisions) {
+    CHECK_THROWS(std::domain_error, Packed(MatrixShape::make(precision, 5, 64), weights));
+  }
+  std::vector<float> y(5);
+  Activations x(Precision::int8);
+  CHECK_THROWS(std::invalid_argument, x.pack(weights.data(), 0, 64, 64, pool));
+  CHECK_THROWS(std::invalid_argument, x.pack(weights.data(), 1, 64, 60, pool));
+  x.pack(weights.data(), 1, 60, 60, pool);
+  CHECK_THROWS(std::invalid_argument, linear(w.matrix, x, y.data(), 5, pool));
+  x.pack(weights.data(), 1, 64, 64, pool);
+  CHECK_THROWS(std::invalid_argument, linear(w.matrix, x, y.data(), 4, pool));
+}
+
+void check_not_finite(Random& random) {
+  ThreadPool pool(1);
+  for (const Precision precision : kPrecisions) {
+    const auto shape = MatrixShape::make(precision, 40, 100);
+    const Packed w(shape, normal(random, 40 * 100));
+    std::vector<float> x = normal(random, 3 * 100);
+    const auto clean = multiply(w.matrix, x.data(), 3, best_level(), pool);
+    using Limits = std::numeric_limits<float>;
+    for (const float bad : {Limits::quiet_NaN(), Limits::infinity()}) {
+      x[150] = bad;
+      for (const Level level : levels()) {
+        const auto y = multiply(w.matrix, x.data(), 3, level, pool);
+        CHECK(same_bits(y.data(), clean.data(), 40), "the token before");
+        CHECK(same_bits(y.data() + 80, clean.data() + 80, 40), "the token behind");
+        for (int r = 40; r < 80; ++r) CHECK(!std::isfinite(y[static_cast<std::size_t>(r)]), "row %d", r);
+      }
+    }
+  }
+}
+
+void check_zeros_and_extremes() {
+  ThreadPool pool(1);
+  for (const Precision precision : kPrecisions) {
+    const auto shape = MatrixShape::make(precision, 17, 70);
+    const Packed zero(shape, std::vector<float>(17 * 70, 0.0f));
+    const Packed large(shape, std::vector<float>(17 * 70, 1000.0f));
+    const std::vector<float> tiny(70, 1e-38f);
+    const std::vector<float> huge(70, 1e30f);
+    for (const Level level : levels()) {
+      for (const float v : multiply(zero.matrix, huge.data(), 1, level, pool)) {
+        CHECK(v == 0.0f, "zero weights");
+      }
+      for (const float v : multiply(large.matrix, tiny.data(), 1, level, pool)) {
+        CHECK(v >= 0.0f && v < 1e-33f, "tiny activations give %g", static_cast<double>(v));
+      }
+      for (const float v : multiply(large.matrix, huge.data(), 1, level, pool)) {
+        CHECK(std::fabs(v / 7e34f - 1.0f) < 0.02f, "large numbers give %g", static_cast<double>(v));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace forerun::cpu::test
+
+int main() {
+  using namespace forerun::cpu::test;
+  Random random(9);
+  check_errors();
+  check_not_finite(random);
+  check_zeros_and_extremes();
+  std::puts("ok");
+}

@@ -1,0 +1,149 @@
+// Products against a double-precision reference on the very numbers that the kernels multiply, and
+// all levels against each other: bit for bit.
+#include <cmath>
+
+#include "check.h"
+
+namespace forerun::cpu::test {
+namespace {
+
+float rounded_to_bf16(float x) {
+  std::uint32_t u;
+  std::memcpy(&u, &x, 4);
+  u = (u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u;
+  std::memcpy(&x, &u, 4);
+  return x;
+}
+
+// The token as a kernel sees it.
+std::vector<float> seen(const MatrixShape& shape, const float* x) {
+  std::vector<float> values(x, x + shape.cols);
+  if (shape.precision == Precision::bf16) {
+    for (float& v : values) v = rounded_to_bf16(v);
+  }
+  if (!shape.grouped()) return values;
+  for (std::int64_t begin = 0; begin < shape.cols; begin += shape.group) {
+    const std::int64_t end = std::min<std::int64_t>(begin + shape.group, shape.cols);
+    float peak = 0.0f;
+    for (std::int64_t k = begin; k < end; ++k) peak = std::max(peak, std::fabs(x[k]));
+    const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
+    for (std::int64_t k = begin; k < end; ++k) {
+      values[static_cast<std::size_t>(k)] = peak / 127.0f * std::nearbyint(x[k] * inverse);
+    }
+  }
+  return values;
+}
+
+// Relative to the sum of magnitudes: k fused steps of half a unit in the last place, in the worst case;
+// errors are random and stay far below.
+constexpr double kTolerance = 2e-6;
+
+void check_reference(const MatrixShape& shape, Random& random, ThreadPool& pool) {
+  const std::int64_t n = between(random, 1, 9);
+  const std::vector<float> weights = normal(random, shape.rows * shape.cols, 0.05f);
+  const std::vector<float> x = normal(random, n * shape.cols);
+  const std::vector<float> bias = normal(random, shape.rows);
+  const Packed w(shape, weights);
+  const LinearOptions options = {bias.data(), false, nullptr};
+  const std::vector<float> y = multiply(w.matrix, x.data(), n, best_level(), pool, options);
+  std::vector<float> row(static_cast<std::size_t>(shape.cols));
+  for (std::int64_t t = 0; t < n; ++t) {
+    const std::vector<float> token = seen(shape, x.data() + t * shape.cols);
+    for (std::int64_t r = 0; r < shape.rows; ++r) {
+      w.matrix.unpack_row(r, row.data());
+      double sum = bias[static_cast<std::size_t>(r)];
+      double magnitude = std::fabs(sum);
+      for (std::size_t k = 0; k < row.size(); ++k) {
+        const double product = static_cast<double>(row[k]) * token[k];
+        sum += product;
+        magnitude += std::fabs(product);
+      }
+      const double error = std::fabs(sum - y[static_cast<std::size_t>(t * shape.rows + r)]);
+      CHECK(error <= kTolerance * magnitude + 1e-30,
+            "%s %lld x %lld group %d: token %lld row %lld off by %g of %g",
+            precision_name(shape.precision), static_cast<long long>(shape.rows),
+            static_cast<long long>(shape.cols), shape.group, static_cast<long long>(t),
+            static_cast<long long>(r), error, magnitude);
+    }
+  }
+}
+
+// What the formats lose, as a share of the weights' root mean square.
+void check_quantization(Precision precision, int group, double limit, Random& random) {
+  const MatrixShape shape = MatrixShape::make(precision, 48, 1000, group);
+  const std::vector<float> weights = normal(random, shape.rows * shape.cols, 0.02f);
+  const Packed w(shape, weights);
+  std::vector<float> row(static_cast<std::size_t>(shape.cols));
+  double error = 0.0;
+  double power = 0.0;
+  for (std::int64_t r = 0; r < shape.rows; ++r) {
+    w.matrix.unpack_row(r, row.data());
+    for (std::size_t k = 0; k < row.size(); ++k) {
+      const double truth = weights[static_cast<std::size_t>(r * shape.cols) + k];
+      error += (row[k] - truth) * (row[k] - truth);
+      power += truth * truth;
+    }
+  }
+  CHECK(std::sqrt(error / power) < limit, "%s group %d loses %g", precision_name(precision), group,
+        std::sqrt(error / power));
+}
+
+// `size`: of weights and activations; 1e-20 makes products of bf16 and fp32 subnormal.
+void check_levels(const MatrixShape& shape, float size, Random& random, ThreadPool& pool) {
+  const std::int64_t n = between(random, 1, 30);
+  const Packed w(shape, normal(random, shape.rows * shape.cols, size));
+  const std::vector<float> x = normal(random, n * shape.cols, size);
+  const std::vector<float> first = multiply(w.matrix, x.data(), n, Level::portable, pool);
+  for (const Level level : levels()) {
+    const std::vector<float> y = multiply(w.matrix, x.data(), n, level, pool);
+    CHECK(same_bits(first.data(), y.data(), n * shape.rows),
+          "%s differs from portable in %s, %lld x %lld, n %lld", level_name(level),
+          precision_name(shape.precision), static_cast<long long>(shape.rows),
+          static_cast<long long>(shape.cols), static_cast<long long>(n));
+  }
+}
+
+void check_accumulate(Random& random, ThreadPool& pool) {
+  const MatrixShape shape = MatrixShape::make(Precision::bf16, 37, 50);
+  const Packed w(shape, normal(random, shape.rows * shape.cols));
+  const std::vector<float> x = normal(random, 3 * shape.cols);
+  const std::vector<float> bias = normal(random, shape.rows);
+  std::vector<float> expected = multiply(w.matrix, x.data(), 3, best_level(), pool);
+  for (const Level level : levels()) {
+    std::vector<float> y = normal(random, 3 * shape.rows);
+    std::vector<float> sum = y;
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += expected[i] + bias[i % bias.size()];
+    Activations packed(shape.precision, 0, level);
+    packed.pack(x.data(), 3, shape.cols, shape.cols, pool);
+    linear(w.matrix, packed, y.data(), shape.rows, pool, {bias.data(), true, nullptr});
+    CHECK(same_bits(y.data(), sum.data(), 3 * shape.rows), "%s", level_name(level));
+  }
+}
+
+}  // namespace
+}  // namespace forerun::cpu::test
+
+int main(int count, char** arguments) {
+  using namespace forerun::cpu;
+  using namespace forerun::cpu::test;
+  const int rounds = count > 1 ? std::atoi(arguments[1]) : 12;
+  Random random(count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 7);
+  ThreadPool pool(2);
+  const Forward forward(pool);
+  for (int round = 0; round < rounds; ++round) {
+    for (const Precision precision : kPrecisions) {
+      for (const int group : {32, 64, 128}) {
+        const std::int64_t rows = between(random, 1, 200);
+        const auto shape = MatrixShape::make(precision, rows, between(random, 1, 700), group);
+        check_reference(shape, random, pool);
+        for (const float size : {0.5f, 1e-10f, 1e-19f, 1e-20f, 1e-38f}) {
+          check_levels(shape, size, random, pool);
+        }
+      }
+    }
+  }
+  check_quantization(Precision::int8, 64, 0.008, random);
+  check_quantization(Precision::int4, 32, 0.09, random);
+  check_accumulate(random, pool);
+  std::puts("ok");
+}

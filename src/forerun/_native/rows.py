@@ -1,0 +1,161 @@
+"""What the compiled kernels do with rows of logits and of probabilities, handed over as tensors.
+
+Rows lie on the CPU, contiguous, in float32 or float64; `takes` says whether some do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
+
+from forerun import _native
+
+_MASK = 2**64 - 1
+_DTYPES = (torch.float32, torch.float64)
+
+Source = Callable[[int, int], float]
+"""Where uniforms come from: purpose and node to a number in [0, 1)."""
+
+
+def takes(rows: Tensor) -> bool:
+    """Whether there are kernels and they can work on these rows."""
+    return (
+        _native.AVAILABLE
+        and rows.is_cpu
+        and rows.dtype in _DTYPES
+        and rows.is_contiguous()
+        and not rows.requires_grad
+    )
+
+
+def uniform(seed: int, position: int, purpose: int, node: int) -> float:
+    return _native.kernels.uniform(seed & _MASK, position, purpose, node)
+
+
+def noise(seed: int, position: int, size: int) -> Tensor:
+    """Gumbel noise, float64 [size]."""
+    row = torch.empty(size, dtype=torch.float64)
+    _native.kernels.write_noise(seed & _MASK, position, to_dlpack(row))
+    return row
+
+
+def warp(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[Tensor, list[int], list[int]]:
+    """The probabilities [N, V], which rows are all -inf, and which hold NaN or +inf."""
+    probs = torch.empty_like(logits)
+    dead, broken = _native.kernels.warp_rows(
+        to_dlpack(logits), to_dlpack(probs), temperature, top_k, top_p, min_p
+    )
+    return probs, dead, broken
+
+
+def draw(probs: Tensor, uniforms: Sequence[float]) -> list[int]:
+    """A token a row: the inverse of the cumulative distribution."""
+    return _native.kernels.draw_rows(to_dlpack(probs), uniforms)
+
+
+def top(probs: Tensor) -> list[int]:
+    """The most likely token of each row, the lowest id on ties."""
+    return _native.kernels.top_rows(to_dlpack(probs))
+
+
+def couple(probs: Tensor, noise: Tensor) -> list[int]:
+    """A token a row: the argmax of log probability plus noise, float64 [N, V]."""
+    return _native.kernels.couple_rows(to_dlpack(probs), to_dlpack(noise))
+
+
+def couple_keys(probs: Tensor, keys: Sequence[tuple[int, int]]) -> list[int]:
+    """The same with the noise of a seed and a position for each row."""
+    masked = [(seed & _MASK, position) for seed, position in keys]
+    return _native.kernels.couple_keys(to_dlpack(probs), masked)
+
+
+def decide(
+    block: bool,
+    token_ids: Sequence[int],
+    parents: Sequence[int],
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+) -> tuple[list[float], list[int], list[int], int, Tensor]:
+    """The parts of a decision of the block rule, or of the token rule."""
+    emit = torch.empty_like(target_probs)
+    accept, on_accept, on_reject, start = _native.kernels.decide(
+        block,
+        token_ids,
+        parents,
+        to_dlpack(target_probs),
+        None if draft_probs is None else to_dlpack(draft_probs),
+        to_dlpack(emit),
+    )
+    return accept, on_accept, on_reject, start, emit
+
+
+def verify(
+    block: bool,
+    token_ids: Sequence[int],
+    parents: Sequence[int],
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    seed: int,
+    committed: int,
+    source: Source | None,
+) -> tuple[int, int]:
+    """The node where the path ends and the token after it. The numbers are those of the seed and
+    the committed length, or come from a source."""
+    return _native.kernels.verify(
+        block,
+        token_ids,
+        parents,
+        to_dlpack(target_probs),
+        None if draft_probs is None else to_dlpack(draft_probs),
+        seed & _MASK,
+        committed,
+        source,
+    )
+
+
+def judge(
+    rule: str,
+    token_ids: Sequence[int],
+    parents: Sequence[int],
+    logits: Tensor,
+    draft_probs: Tensor | None,
+    warp: tuple[float, int, float, float],
+    seed: int,
+    committed: int,
+) -> tuple[int, int]:
+    """Warp logits [n + 1, V] and verify against them: the same as `warp` and one of the three
+    that verify, but rows that the walk does not come by are never warped.
+
+    Args:
+        rule: `token`, `block` or `coupled`.
+        warp: temperature, top-k, top-p and min-p.
+    """
+    return _native.kernels.judge(
+        rule,
+        token_ids,
+        parents,
+        to_dlpack(logits),
+        None if draft_probs is None else to_dlpack(draft_probs),
+        warp,
+        seed & _MASK,
+        committed,
+    )
+
+
+def verify_coupled(
+    token_ids: Sequence[int],
+    parents: Sequence[int],
+    target_probs: Tensor,
+    seed: int,
+    committed: int,
+    greedy: bool,
+) -> tuple[int, int]:
+    """The same where target and draft share the noise of the seed."""
+    return _native.kernels.verify_coupled(
+        token_ids, parents, to_dlpack(target_probs), seed & _MASK, committed, greedy
+    )

@@ -1,0 +1,59 @@
+"""Timing forwards of a model on the kernels: as the engine calls them, logits of all tokens included."""
+
+from __future__ import annotations
+
+import statistics
+from time import perf_counter
+
+import torch
+
+from forerun import _native
+from forerun.models.cpu import CpuModel
+from forerun.models.running import PREFILL_CHUNK, prefill
+
+SAMPLE_SECONDS = 0.01
+"""A sample of forwards that are shorter repeats them for about this long."""
+_MOST_REPEATS = 20
+
+
+class Forwards:
+    """One row of a cache that is filled to `context` tokens before each forward.
+
+    Args:
+        model: to time.
+        context: tokens whose keys and values are there.
+        longest: tokens of a forward at most.
+    """
+
+    def __init__(self, model: CpuModel, context: int, longest: int) -> None:
+        self.model, self.context = model, context
+        self.cache = model.new_cache(1, context + longest)
+        _native.kernels.fill_cache(self.cache.native, 0, context)
+        self._view = self.cache.view([0])
+        self._repeats: dict[int, int] = {}
+
+    def once(self, n: int) -> float:
+        """Seconds of one forward of `n` tokens."""
+        ids = torch.arange(1, n + 1)[None] % self.model.vocab_size
+        positions = torch.arange(self.context, self.context + n)[None]
+        started = perf_counter()
+        self.model.forward(ids, positions, self._view)
+        seconds = perf_counter() - started
+        self.cache.trim(0, self.context)
+        return seconds
+
+    def sample(self, n: int) -> float:
+        """Seconds of a forward of `n` tokens, the median of some in a row after one more."""
+        first = self.once(n)
+        if n not in self._repeats:
+            self._repeats[n] = max(1, min(_MOST_REPEATS, int(SAMPLE_SECONDS / first)))
+        return statistics.median(self.once(n) for _ in range(self._repeats[n]))
+
+
+def prefill_seconds(model: CpuModel, tokens: int = PREFILL_CHUNK) -> float:
+    """Seconds of the keys and values of a prompt, without logits."""
+    cache = model.new_cache(1, tokens)
+    ids = [token % model.vocab_size for token in range(tokens)]
+    started = perf_counter()
+    prefill(model, cache, 0, ids)
+    return perf_counter() - started

@@ -1,0 +1,111 @@
+"""What the machine can do at best: streaming reads and multiply-adds, measured beside the models."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun import _native
+from forerun.errors import ConfigError
+from forerun.models.cpu import set_num_threads, shared_runtime
+from forerun.models.placement import last_level_cache
+
+TIMES_THE_CACHE = 4
+"""A stream this many times the last-level cache comes from memory."""
+
+
+def use_threads(threads: int | None) -> int:
+    """Have the kernels use this many threads, or as many as torch would; returns how many.
+
+    Raises:
+        ConfigError: without the kernels, for none, or more than there are cores.
+    """
+    if not _native.AVAILABLE:
+        raise ConfigError(
+            f"forerun was installed without its CPU kernels ({_native.REASON}); "
+            "install it where there is a C++ compiler."
+        )
+    if threads is not None:
+        set_num_threads(threads)
+    return int(shared_runtime().threads)
+
+
+@dataclass
+class Machine:
+    """The threads of the models and the memory beside them.
+
+    Args:
+        cache: bytes of the last-level cache.
+        bandwidths: bytes a second of every read of the whole stream.
+        rates: multiply-adds a second of every measurement, by precision.
+    """
+
+    cache: int = field(default_factory=last_level_cache)
+    bandwidths: list[float] = field(default_factory=list)
+    rates: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._runtime = shared_runtime()
+        self._stream = _native.kernels.Stream(TIMES_THE_CACHE * self.cache)
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of the stream."""
+        return int(self._stream.nbytes)
+
+    def read(self) -> float:
+        """Bytes a second of one read of the whole stream."""
+        rate: float = self.stream_bytes / self._stream.read(self._runtime, self.stream_bytes, 1)
+        self.bandwidths.append(rate)
+        return rate
+
+    def read_like(self, count: int) -> float:
+        """Bytes a second of reading `count` bytes again and again: those that fit stay in the cache."""
+        if count >= self.stream_bytes:
+            return self.read()
+        times = max(2, min(20, self.stream_bytes // count))
+        self._stream.read(self._runtime, count, 1)
+        return count / float(self._stream.read(self._runtime, count, times))
+
+    def multiply(self, precision: str) -> float | None:
+        """Multiply-adds a second of the precision's instruction; None where there is none."""
+        rate = float(_native.kernels.peak_rate(self._runtime, precision))
+        if rate:
+            self.rates.setdefault(precision, []).append(rate)
+        return rate or None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Medians and the best, ready for JSON; bandwidths in GB/s."""
+        for _ in range(3 - len(self.bandwidths)):
+            self.read()
+        return {
+            "last_level_cache_bytes": self.cache,
+            "stream_bytes": self.stream_bytes,
+            "bandwidth_gigabytes_per_second": statistics.median(self.bandwidths) / 1e9,
+            "best_bandwidth_gigabytes_per_second": max(self.bandwidths) / 1e9,
+            "multiply_adds_per_second": {
+                name: statistics.median(rates) for name, rates in self.rates.items()
+            },
+        }
+
+
+def describe_host() -> dict[str, Any]:
+    """Processor, cores, kernels and versions, for a report."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.machine(),
+        "cores": os.cpu_count(),
+        "kernels": _native.kernels.level() if _native.AVAILABLE else None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

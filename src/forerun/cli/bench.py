@@ -1,0 +1,159 @@
+"""`forerun bench`: what the compiled kernels reach on this machine, beside what it can do at best."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import click
+
+from forerun.cli.combinations import check_threads
+from forerun.cli.config import config_option
+from forerun.cli.flags import AT_LEAST_ONE, json_option
+from forerun.cli.options import Command, Name, Option
+from forerun.cli.quiet import quiet_libraries
+from forerun.cli.simulation.lists import Wholes, list_option
+from forerun.errors import UnknownNameError
+
+SUITES = ("kernels",)
+
+
+class Names(Name):
+    """Names with commas between them; what they may be is checked where they are read."""
+
+    name = "list"
+
+
+def bench(what: str, **values: Any) -> None:
+    """Measure forwards on this machine's CPU.
+
+    WHAT is kernels: whole forwards of 1 to 64 tokens with all their logits, and the prefill of a
+    prompt, by model and precision, on forerun's compiled kernels. The machine's own streaming
+    reads and multiply-adds are measured in turns with them.
+
+    Models are zoo, zoo-draft, and random weights in the shapes draft-15m, llama-110m, llama-350m,
+    qwen3-0.6b and qwen3-4b.
+    """
+    if what not in SUITES:
+        raise UnknownNameError("benchmark", what, SUITES)
+    check_threads(values["threads"])
+    content = _measure(values)
+    if values["json"]:
+        from forerun.cli.report import print_json
+
+        print_json(content)
+    else:
+        _print(content)
+
+
+def _measure(values: dict[str, Any]) -> dict[str, Any]:
+    """Everything that the command tells, as the object of `--json`."""
+    quiet_libraries()
+    import torch
+
+    from forerun.bench.kernels import Request, measure
+    from forerun.bench.machine import use_threads
+    from forerun.cli.machine import hardware, versions
+    from forerun.cli.report import SCHEMA_VERSION
+
+    request = Request(
+        models=_split(values["models"]),
+        precisions=_split(values["precisions"]),
+        tokens=values["tokens"],
+        contexts=values["contexts"],
+        rounds=values["rounds"],
+    )
+    threads = use_threads(values["threads"])
+    result = measure(request, _tell)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "versions": versions(),
+        "hardware": {**hardware(torch.device("cpu")), "threads": threads},
+        **result.as_dict(),
+    }
+
+
+def _split(names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in names.split(",")))
+
+
+def _tell(what: str) -> None:
+    click.echo(f"forerun: measuring {what}", err=True)
+
+
+def _print(content: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    machine, hardware = content["machine"], content["hardware"]
+    rates = ", ".join(
+        f"{name} {rate / 1e9:.0f}" for name, rate in machine["multiply_adds_per_second"].items()
+    )
+    console.print(
+        f"{hardware['cpu']}, {hardware['threads']} threads, last-level cache "
+        f"{machine['last_level_cache_bytes'] / 2**20:.0f} MiB\n"
+        f"streaming reads {machine['bandwidth_gigabytes_per_second']:.1f} GB/s "
+        f"(best {machine['best_bandwidth_gigabytes_per_second']:.1f}); "
+        f"10^9 multiply-adds/s: {rates or 'not measured on this processor'}"
+    )
+    prefills = {(one["model"], one["precision"]): one for one in content["prefill"]}
+    for key, rows in groupby(content["rows"], lambda row: (row["model"], row["precision"])):
+        _print_model(console, list(rows), prefills[key])
+
+
+def _print_model(console: Any, rows: list[dict[str, Any]], prefill: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{rows[0]['model']} {rows[0]['precision']}", title_justify="left")
+    for name in ("context", "tokens", "ms", "best", "GB/s", "of reads", "of peak", "to 1 token"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row["context"]),
+            str(row["n"]),
+            f"{row['milliseconds']:.3f}",
+            f"{row['best_milliseconds']:.3f}",
+            f"{row['gigabytes_per_second']:.1f}",
+            f"{row['share_of_bandwidth']:.0%}",
+            _share(row["share_of_peak"]),
+            f"{row['ratio_to_one']:.2f}",
+        )
+    source = "come from memory" if rows[0]["from_memory"] else "stay in the cache in part"
+    table.caption = (
+        f"Its weights {source}. Prefill of {prefill['tokens']} tokens: "
+        f"{prefill['tokens_per_second']:.0f} tokens/s, {_share(prefill['share_of_peak'])} of peak."
+    )
+    table.caption_justify = "left"
+    console.print(table)
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
+
+
+def _options() -> list[click.Parameter]:
+    section = "What to measure (lists: 1,2,4; integers also 1-8 and 4k)"
+    return [
+        click.Argument(["what"], type=Name(), metavar="WHAT"),
+        Option("models", section, type=Names(), default="zoo,llama-110m", help="By name."),
+        Option(
+            "precisions",
+            section,
+            type=Names(),
+            default="bf16,int8,int4,fp32",
+            help="Of the weights.",
+        ),
+        list_option("tokens", section, Wholes(1, 512), "1,2,4,8,16,32,64", "Of a forward."),
+        list_option(
+            "contexts", section, Wholes(0, 1 << 17), "128,4096", "Tokens in the cache before it."
+        ),
+        Option("rounds", section, type=AT_LEAST_ONE, default=7, help="Turns of everything."),
+        Option(
+            "threads", section, type=AT_LEAST_ONE, help="Threads of the CPU; torch's own number."
+        ),
+        json_option(),
+        config_option(),
+    ]
+
+
+command = Command("bench", params=_options(), callback=bench, help=bench.__doc__)

@@ -1,0 +1,15 @@
+"""Models on the compiled CPU kernels: bit for bit the same result however a token is computed."""
+
+from forerun.models.cpu.cache import CpuCache, CpuCacheView
+from forerun.models.cpu.chains import ChainRequest
+from forerun.models.cpu.model import CpuModel
+from forerun.models.cpu.threads import set_num_threads, shared_runtime
+
+__all__ = [
+    "ChainRequest",
+    "CpuCache",
+    "CpuCacheView",
+    "CpuModel",
+    "set_num_threads",
+    "shared_runtime",
+]

@@ -1,0 +1,239 @@
+"""What the benchmarks count and pair is right; how long things take is nobody's business here."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from forerun import _native
+from forerun.bench import shapes, worker
+from forerun.bench.engines import RemoteEngine
+from forerun.bench.forwards import Forwards
+from forerun.bench.groups.report import Figure, Setting, paired_ratio
+from forerun.bench.kernels import Request, fits, measure
+from forerun.bench.rounds import alone, measure_rounds
+from forerun.bench.shapes import SHAPES, RandomSource, Shape, build, write_checkpoint
+from forerun.bench.traffic import forward_bytes, matrix_parameters, multiply_adds, weight_bytes
+from forerun.core import Drawing
+from forerun.errors import ConfigError, UnknownNameError
+from forerun.models.architecture import read_architecture
+from forerun.models.loading import load_model
+
+pytestmark = pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels")
+
+TINY = Shape("llama", 64, 2, 4, 128, 96, kv_heads=2)
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Shapes that take no time, under names of their own."""
+    for name, shape in {"tiny": TINY, "tiny-tied": replace(TINY, tied=True)}.items():
+        monkeypatch.setitem(SHAPES, name, shape)
+    monkeypatch.setattr("forerun.bench.kernels.MODELS", ("zoo", *SHAPES))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_bytes_of_a_forward() -> None:
+    """All numbers by hand: every size is a multiple of the kernels' blocks."""
+    layer = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128
+    parameters = 2 * layer + 96 * 64
+    for name in ("tiny", "tiny-tied"):
+        bf16, int8 = build(name, "bf16"), build(name, "int8")
+        assert matrix_parameters(bf16.shape, head=True) == parameters
+        assert weight_bytes(bf16) == 2 * parameters
+        # One scale of two bytes for each 64 columns; 64 columns fill half of a line of scales.
+        assert parameters * (1 + 2 / 64) <= weight_bytes(int8) <= parameters * (1 + 4 / 64)
+        cache = 2 * 2 * 2 * 16 * 2
+        assert forward_bytes(bf16, 3, 10) == 2 * parameters + 13 * cache
+    assert weight_bytes(build("tiny", "fp32")) == 4 * parameters
+    untied, tied = build("tiny", "bf16"), build("tiny-tied", "bf16")
+    assert untied.weight_bytes - tied.weight_bytes == 2 * 96 * 64
+
+
+def test_multiply_adds_of_a_forward() -> None:
+    shape = read_architecture(TINY.config())
+    matrices = matrix_parameters(shape, head=False)
+    assert matrix_parameters(shape, head=True) == matrices + 96 * 64
+    # Two tokens behind three others see 4 and 5; keys and values are multiplied once each.
+    attention = 2 * 2 * 4 * 16 * (4 + 5)
+    assert multiply_adds(shape, 2, 3, head=False) == 2 * matrices + attention
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("draft-15m", 15.2), ("llama-110m", 134.1), ("llama-350m", 373.9), ("qwen3-0.6b", 596.0)],
+)
+def test_shapes_have_their_size(name: str, millions: float) -> None:
+    source = RandomSource(read_architecture(SHAPES[name].config()))
+    sizes = [torch.Size(source.shape(key)).numel() for key in source.keys()]  # noqa: SIM118
+    assert sum(sizes) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_random_weights_are_the_same_in_parts() -> None:
+    source = RandomSource(read_architecture(SHAPES["llama-110m"].config()))
+    for key in ("model.norm.weight", "lm_head.weight"):
+        whole = source.read(key)
+        assert tuple(whole.shape) == source.shape(key)
+        for start, stop in ((0, 1), (5, 700), (len(whole) - 3, len(whole))):
+            assert torch.equal(source.slice(key, 0, start, stop), whole[start:stop])
+    assert torch.equal(
+        source.slice("lm_head.weight", 1, 3, 9), source.read("lm_head.weight")[:, 3:9]
+    )
+
+
+def test_checkpoints_hold_what_the_kernels_run(tmp_path: Path) -> None:
+    directory = write_checkpoint("tiny", tmp_path / "tiny")
+    ids = torch.tensor([[1, 2, 3]])
+    logits = []
+    for model in (build("tiny", "fp32"), build(str(directory), "fp32")):
+        output = model.forward(ids, torch.arange(3)[None], model.new_cache(1, 3).view([0]))
+        logits.append(output.logits)
+    assert logits[0] is not None
+    assert torch.equal(logits[0], logits[1])
+    before = (directory / "model.safetensors").stat().st_mtime_ns
+    write_checkpoint("tiny", directory)
+    assert (directory / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_rows() -> None:
+    request = Request(("tiny",), ("bf16", "int8"), (4,), (16, 64), rounds=2)
+    heard: list[str] = []
+    result = measure(request, heard.append)
+    assert heard == ["tiny bf16", "tiny int8"]
+    keys = [(row.precision, row.context, row.n) for row in result.rows]
+    assert keys == [(p, c, n) for p in ("bf16", "int8") for c in (16, 64) for n in (1, 4)]
+    for row in result.rows:
+        assert 0 < row.best_milliseconds <= row.milliseconds
+        assert row.gigabytes_per_second == pytest.approx(row.bytes / row.milliseconds / 1e6)
+        assert row.bytes == forward_bytes(build("tiny", row.precision), row.n, row.context)
+        assert row.n > 1 or row.ratio_to_one == 1
+        assert not row.from_memory
+    content = json.loads(json.dumps(result.as_dict()))
+    assert content["machine"]["stream_bytes"] >= 4 * content["machine"]["last_level_cache_bytes"]
+    assert [one["precision"] for one in content["prefill"]] == ["bf16", "int8"]
+    assert not fits(build("tiny", "bf16"), shapes.MAX_CONTEXT, (1,))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rounds": 0},
+        {"tokens": (0,)},
+        {"contexts": (-1,)},
+        {"models": "tiny"},
+    ],
+)
+def test_bad_requests(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Request(**change)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(UnknownNameError, match=r"model 'tine'.*tiny"):
+        Request(models=("tine",))
+    with pytest.raises(UnknownNameError, match="precision 'int9'"):
+        Request(models=("tiny",), precisions=("int9",))
+    with pytest.raises(UnknownNameError, match="llama-110m"):
+        build("llama-111m", "bf16")
+
+
+def test_a_filled_cache_is_read() -> None:
+    """Logits behind a filled cache are finite and differ from those without."""
+    model = build("tiny", "fp32")
+    timer = Forwards(model, 32, 4)
+    assert timer.once(4) > 0
+    assert timer.sample(2) > 0
+    assert timer.cache.length(0) == 32
+    ids, place = torch.tensor([[5]]), torch.tensor([[32]])
+    filled = model.forward(ids, place, timer.cache.view([0])).logits
+    start = torch.tensor([[0]])
+    empty = model.forward(ids, start, model.new_cache(1, 40).view([0])).logits
+    assert filled is not None
+    assert empty is not None
+    assert filled.isfinite().all()
+    assert not torch.equal(filled, empty)
+    with pytest.raises(RuntimeError):
+        _native.kernels.fill_cache(timer.cache.native, 0, 10_000)
+
+
+@pytest.mark.parametrize("drawing", [Drawing.TOP, Drawing.DRAW])
+def test_rounds(drawing: Drawing) -> None:
+    target, draft = build("tiny", "bf16"), build("tiny-tied", "int8")
+    found = measure_rounds(target, draft, 3, 16, 2, drawing)
+    assert set(found) == {"draft", "target"}
+    assert min(found.values()) > 0
+    assert len(alone(draft, 8, 16, 3)) == 3
+
+
+def test_figures() -> None:
+    reached = Figure(1, "a", 1.5, 1.2)
+    assert reached.reached
+    assert "| yes |" in reached.as_markdown()
+    assert Figure(1, "a", 1.5, 1.2, at_most=True).reached is False
+    assert Figure(1, "a", 1.5).as_dict()["reached"] is None
+    ratio, around = paired_ratio([1.0, 2.0, 4.0], [2.0, 6.0, 4.0])
+    assert ratio == 2.0
+    assert around.endswith("of 3")
+
+
+def test_an_engine_in_a_process_of_its_own(tmp_path: Path) -> None:
+    directory = str(write_checkpoint("tiny", tmp_path / "tiny"))
+    setting = Setting(1, True, tmp_path)
+    with setting.ours(directory, "bf16", directory) as engine:
+        assert engine.call("describe")["precision"] == "bf16"
+        assert engine.call("forward_seconds", n=2, context=8) > 0
+        plain = engine.call("generate", prompt_ids=[1, 2, 3], num_tokens=6)
+        drafted = engine.call(
+            "generate", prompt_ids=[1, 2, 3], num_tokens=6, num_speculative_tokens=2
+        )
+        assert plain[0] == drafted[0]
+        assert drafted[2]["num_drafts"] > 0
+    with pytest.raises(ConfigError, match="llama-110m"):
+        RemoteEngine("forerun", model="none", precision="bf16", threads=1)
+    assert not setting.peers(["no-such"], directory, "bf16")
+    assert "unknown peer" in setting.notes[0]
+
+
+def test_the_worker_answers_line_by_line(tmp_path: Path) -> None:
+    asked = [
+        {"call": "load", "arguments": {"kind": "matrices", "options": {"threads": 1}}},
+        {"call": "matrix_product", "arguments": {"precision": "int4"}},
+    ]
+    answers = io.StringIO()
+    worker.serve(io.StringIO("".join(json.dumps(one) + "\n" for one in asked)), answers)
+    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [{"value": None}] * 2
+    assert threading.active_count() < 10
+
+
+def test_growth_leaves_the_function(tmp_path: Path) -> None:
+    from forerun.bench.wide_target import grow
+
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(1)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "old")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "old")
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        before = model(ids).logits
+        grown = grow(model, model.config, 96)
+        assert torch.allclose(grown(ids).logits, before, atol=1e-5)
+    grown.save_pretrained(tmp_path / "wide")
+    assert load_model(tmp_path / "wide", backend="torch").num_layers == 2

@@ -1,0 +1,77 @@
+"""On the CPU kernels speculation gives the tokens of plain decoding, in every precision."""
+
+from __future__ import annotations
+
+import pytest
+from kernel_models import model, needs_kernels
+
+import forerun
+from forerun.core import Exactness
+from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.ngram import NgramDrafter
+from forerun.models.cpu import CpuModel
+
+pytestmark = needs_kernels
+PRECISIONS = ("fp32", "bf16", "int8", "int4")
+PROMPTS = [[5, 6, 7, 5, 6], [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
+SAMPLERS = {
+    "greedy": forerun.SamplingParams(temperature=0, max_tokens=40),
+    "seeded": forerun.SamplingParams(temperature=0.7, seed=11, max_tokens=40),
+    "nucleus": forerun.SamplingParams(top_p=0.9, top_k=9, seed=3, max_tokens=40),
+}
+
+
+def make(name: str, precision: str, drafter: str, rows: int) -> forerun.Engine:
+    """An engine whose draft is the target itself in another precision."""
+    target, draft = model(name, precision), model(name, "int8" if precision == "int4" else "int4")
+    made = {
+        "draft_model": lambda: DraftModelDrafter(draft, rows, 128),
+        "ngram": lambda: NgramDrafter(1, 3),
+    }[drafter]()
+    config = forerun.SpeculativeConfig(num_speculative_tokens=4, monitor=False)
+    return forerun.Engine(target, made, config, max_batch_size=rows)
+
+
+def plain(engine: forerun.Engine, prompt: object, params: forerun.SamplingParams) -> list[int]:
+    return [event.token_id for event in engine.stream_plain(prompt, params)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["mistral", "qwen3", "gpt2"])
+def test_speculation_changes_nothing(name: str, precision: str, drafter: str, rows: int) -> None:
+    engine = make(name, precision, drafter, rows)
+    assert engine.target.exactness is Exactness.BITWISE
+    accepted = drafted = 0
+    for params in SAMPLERS.values():
+        completions = engine.generate(PROMPTS, params)
+        for prompt, completion in zip(PROMPTS, completions, strict=True):
+            assert list(completion.token_ids) == plain(engine, prompt, params)
+        total = forerun.Stats.total(one.stats for one in completions)
+        accepted += total.num_accepted_tokens
+        drafted += total.num_draft_tokens
+    # Some drafts were followed and some were not, so rows were rolled back.
+    assert 0 < accepted < drafted
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+@pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
+def test_the_zoo_too(precision: str, method: str, rows: int) -> None:
+    draft = "zoo-draft" if method == "draft_model" else None
+    config = forerun.SpeculativeConfig(method=method, model=draft, monitor=False)
+    options = {"dtype": precision, "device": "cpu", "max_batch_size": rows}
+    engine = forerun.load("zoo", config, **options)
+    assert isinstance(engine.target, CpuModel)
+    prompts = [
+        "def add(a, b):\n    return a",
+        "import os\nimport sys\n\n\nclass",
+        "for i in range(10):\n    print(i)\nfor i in range(10):\n",
+    ]
+    for temperature in (0.0, 0.8):
+        params = forerun.SamplingParams(temperature=temperature, seed=5, max_tokens=20)
+        completions = engine.generate(prompts, params)
+        for prompt, completion in zip(prompts, completions, strict=True):
+            assert list(completion.token_ids) == plain(engine, prompt, params)

@@ -1,0 +1,211 @@
+"""On the CPU kernels the result for a token depends on its path of tokens alone, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+from kernel_models import LEVELS, PRECISIONS, SHAPES, last_of, model, needs_kernels, plain
+from random_trees import Row, check_nodes, commit, grow
+from torch import Tensor
+
+from forerun.models.cpu import CpuModel
+
+pytestmark = needs_kernels
+THREADS = (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
+every_model = pytest.mark.parametrize("name", SHAPES)
+every_precision = pytest.mark.parametrize("precision", PRECISIONS)
+every_level = pytest.mark.parametrize("level", LEVELS)
+every_thread = pytest.mark.parametrize("threads", THREADS)
+
+
+def text(one: CpuModel, length: int, rng: random.Random) -> list[int]:
+    return [rng.randrange(one.vocab_size) for _ in range(length)]
+
+
+def append(one: CpuModel, cache: Any, row: int, ids: list[int], **options: Any) -> Any:
+    """Run ids behind what a row holds."""
+    start = cache.length(row)
+    places = torch.arange(start, start + len(ids))[None]
+    return one.forward(torch.tensor([ids]), places, cache.view([row]), **options)
+
+
+@every_level
+@every_precision
+@every_model
+def test_chunks_and_threads_change_nothing(name: str, precision: str, level: str) -> None:
+    """One prefill, chunks of random sizes and single steps give one result; so does `last`."""
+    rng = random.Random(f"{name}{precision}{level}")
+    first = model(name, precision, level, 1)
+    ids = text(first, 110, rng)
+    logits, hidden = plain(first, ids)
+    layers = range(first.num_layers + 1)
+    for threads in THREADS:
+        one = model(name, precision, level, threads)
+        for longest in (110, 40, 17, 5) if level != "portable" else (110, 17):
+            cache, done = one.new_cache(2, 128), 0
+            while done < len(ids):
+                count = len(ids) if longest == 110 else rng.randint(1, longest)
+                chunk, seen = ids[done : done + count], slice(done, done + count)
+                last = rng.random() < 0.5
+                which = "last" if last else "all"
+                out = append(one, cache, 1, chunk, hidden_layers=layers, logits_for=which)
+                assert torch.equal(out.logits[0], logits[seen][-1:] if last else logits[seen])
+                states = torch.stack([out.hidden[layer][0] for layer in layers], dim=1)
+                assert torch.equal(states, hidden[seen])
+                done += len(chunk)
+
+
+@every_thread
+@every_precision
+@every_model
+def test_other_rows_change_nothing(name: str, precision: str, threads: int) -> None:
+    """Ragged batches, rows in any order, rows without a new token, padding."""
+    rng = random.Random(f"{name}{precision}")
+    one = model(name, precision, "", threads)
+    texts = [text(one, length, rng) for length in (37, 5, 20, 11)]
+    wanted = [plain(one, ids)[0] for ids in texts]
+    cache, done = one.new_cache(5, 40), [0] * 4
+    slots = rng.sample(range(5), 4)
+    for _ in range(99):
+        counts = [min(rng.randint(0, 9), len(t) - d) for t, d in zip(texts, done, strict=True)]
+        order = rng.sample(range(4), rng.randint(1, 4))
+        width = max(counts[row] for row in order) + rng.randint(0, 2)
+        if width == 0:
+            continue
+        ids = torch.full((len(order), width), -7)  # What padding holds is of no account.
+        places = torch.full((len(order), width), -1)
+        for index, row in enumerate(order):
+            start, count = done[row], counts[row]
+            ids[index, :count] = torch.tensor(texts[row][start : start + count])
+            places[index, :count] = torch.arange(start, start + count)
+        last = rng.random() < 0.3
+        view = cache.view([slots[row] for row in order])
+        out = one.forward(ids, places, view, logits_for="last" if last else "all")
+        for index, row in enumerate(order):
+            new = wanted[row][done[row] : done[row] + counts[row]]
+            if len(new):
+                found = out.logits[index] if last else out.logits[index, : len(new)]
+                assert torch.equal(found, new[-1:] if last else new)
+            done[row] += len(new)
+            assert cache.length(slots[row]) == done[row]
+    assert sum(done) > 60
+
+
+@every_level
+@every_precision
+@every_model
+def test_a_node_of_a_tree_equals_its_path(name: str, precision: str, level: str) -> None:
+    """Trees in any storage order, grown in parts, over windows that end inside of them."""
+    rng = random.Random(f"{name}{precision}{level}")
+    one = model(name, precision, level, THREADS[-1])
+    # The portable kernels are slow.
+    for start in (1, 15, 16, 33) if level != "portable" else (15,):
+        cache, row = one.new_cache(1, 96), Row(0, text(one, start, rng))
+        append(one, cache, 0, row.committed)
+        for _ in range(2):
+            for _ in range(rng.randint(1, 3)):
+                count = rng.randint(1, 7)
+                row.draft(count, one.vocab_size, rng)
+                check_nodes(one, [row], [count], grow(one, cache, [row], [count]))
+            commit(cache, row, rng)
+        follow = text(one, 3, rng)
+        found = append(one, cache, 0, follow).logits[0]
+        assert torch.equal(found, plain(one, row.committed + follow)[0][-3:])
+
+
+@every_thread
+@every_precision
+@every_model
+def test_trees_of_a_ragged_batch(name: str, precision: str, threads: int) -> None:
+    rng = random.Random(f"{name}{precision}")
+    one = model(name, precision, "", threads)
+    cache = one.new_cache(4, 96)
+    rows = [Row(at, text(one, start, rng)) for at, start in ((2, 21), (0, 3), (3, 40))]
+    for row in rows:
+        append(one, cache, row.row, row.committed)
+    for _ in range(3):
+        for _ in range(2):
+            counts = [rng.randint(1, 6), rng.randint(0, 3), rng.randint(0, 6)]
+            for row, count in zip(rows, counts, strict=True):
+                row.draft(count, one.vocab_size, rng)
+            check_nodes(one, rows, counts, grow(one, cache, rows, counts))
+        for row in rows:
+            commit(cache, row, rng)
+
+
+@every_precision
+@pytest.mark.parametrize("width", [6, 13, 30])
+def test_wide_trees(precision: str, width: int) -> None:
+    """More nodes and heads than one tile of the kernels takes."""
+    rng = random.Random(width)
+    for name in ("llama-biases", "mistral"):
+        one = model(name, precision, "", THREADS[-1])
+        cache, row = one.new_cache(1, 128), Row(0, text(one, 50, rng))
+        append(one, cache, 0, row.committed)
+        row.draft(width, one.vocab_size, rng)
+        check_nodes(one, [row], [width], grow(one, cache, [row], [width]))
+
+
+@every_precision
+@every_model
+def test_trimmed_rows_go_on_another_way(name: str, precision: str) -> None:
+    rng, one = random.Random(name), model(name, precision)
+    ids = text(one, 30, rng)
+    cache = one.new_cache(1, 64)
+    append(one, cache, 0, ids)
+    for length in (17, 16, 3, 0):
+        cache.trim(0, length)
+        ids = ids[:length] + text(one, 20, rng)
+        found = append(one, cache, 0, ids[length:]).logits[0]
+        assert torch.equal(found, plain(one, ids)[0][length:])
+
+
+@every_precision
+@every_model
+def test_some_layers_then_the_rest_equal_all(name: str, precision: str) -> None:
+    rng, one = random.Random(name), model(name, precision)
+    ids = text(one, 21, rng)
+    wanted = plain(one, ids)[0]
+    for split in range(1, one.num_layers):
+        cache, hidden = one.new_cache(1, 32), []
+        for start, stop in ((0, 9), (9, 10), (10, 21)):
+            places = torch.arange(start, stop)[None]
+            inputs = torch.tensor([ids[start:stop]]), places, cache.view([0])
+            out = one.forward(*inputs, layers=range(split), hidden_layers=(split,))
+            assert out.logits is None
+            hidden.append(out.hidden[split])
+        assert cache.length(0) == 0
+        states, places = torch.cat(hidden, dim=1), torch.arange(21)[None]
+        inputs = torch.zeros(1, 21, dtype=torch.int64), places, cache.view([0])
+        upper = range(split, one.num_layers)
+        found = one.forward(*inputs, layers=upper, hidden_in=states).logits
+        assert torch.equal(found[0], wanted)
+        assert cache.length(0) == 21
+
+
+@every_precision
+def test_another_text_gives_other_logits(precision: str) -> None:
+    """What is compared above is sensitive to every token in sight."""
+    for name in SHAPES:
+        one, rng = model(name, precision), random.Random(1)
+        ids = text(one, 20, rng)
+        logits = last_of(one, ids)
+        seen = 20 if name not in ("mistral",) else 5 * one.num_layers - 2
+        for place in range(20 - seen, 20):
+            other = list(ids)
+            other[place] = (other[place] + 1) % one.vocab_size
+            assert not torch.equal(last_of(one, other), logits), (name, place)
+
+
+@every_model
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_levels(name: str, precision: str) -> None:
+    """All instruction sets add in the same order, with the same roundings."""
+    rng = random.Random(name)
+    ids = text(model(name, precision), 40, rng)
+    found: list[Tensor] = [plain(model(name, precision, level), ids)[0] for level in LEVELS]
+    assert all(torch.equal(logits, found[0]) for logits in found[1:])

@@ -1,0 +1,251 @@
+"""What the CPU kernels cannot run is refused with forerun's own errors, and never a crash."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from kernel_models import PRECISIONS, architecture, model, needs_kernels, plain, weights
+from torch import Tensor
+
+from forerun.errors import CacheError, CheckpointError, ConfigError, MemoryLimitError
+from forerun.models import model_from_tensors
+from forerun.models.checkpoint import TensorSource
+from forerun.models.cpu import CpuModel, set_num_threads, shared_runtime
+
+pytestmark = needs_kernels
+EMBEDDING = "model.embed_tokens.weight"
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+NORM = "model.norm.weight"
+
+
+def ids(*values: int) -> Tensor:
+    return torch.tensor([values])
+
+
+def mask(*shape: int, dtype: torch.dtype = torch.bool) -> Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+TWO: dict[str, Any] = {"token_ids": ids(1, 2), "positions": ids(0, 1)}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "below the vocabulary": ({"token_ids": ids(-1, 2)}, "-1 is no token id; they end at 32"),
+    "beyond the vocabulary": ({"token_ids": ids(1, 33)}, "33 is no token id"),
+    "one dimension": ({"token_ids": torch.tensor([1, 2])}, r"int64 and shape \[B, n\]"),
+    "three dimensions": ({"token_ids": ids(1, 2)[None]}, r"int64 and shape \[B, n\]"),
+    "int32": ({"token_ids": ids(1, 2).int()}, r"int64 and shape \[B, n\]"),
+    "half positions": ({"positions": torch.tensor([[0.0, 0.5]])}, r"int64 and shape \[B, n\]"),
+    "too few positions": ({"positions": ids(0)}, "positions has a shape that does not fit"),
+    "nothing": ({"token_ids": ids()[:, :0].long(), "positions": ids().long()}, "nothing to run"),
+    "padding first": ({"positions": ids(-1, 0)}, "padding stands before a token"),
+    "a gap": ({"positions": ids(0, 2)}, "position 2 lies beyond the tokens before it, 1"),
+    "far off": ({"positions": ids(200, 201)}, "position 200 lies beyond"),
+    "back in place": ({"positions": ids(9, 1)}, "position 9 lies beyond"),
+    "mask of floats": ({"tree_mask": mask(1, 2, 2, dtype=torch.float32)}, "tree_mask of bool"),
+    "flat mask": ({"tree_mask": mask(2, 2)}, r"tree_mask of bool and shape \[B, n, m\]"),
+    "narrow mask": ({"tree_mask": mask(1, 2, 1)}, "tree_mask has a shape that does not fit"),
+    "blind mask": ({"tree_mask": ~mask(1, 2, 2)}, "let every token see itself"),
+    "hidden width": ({"hidden_in": torch.zeros(1, 2, 7)}, "hidden_in has a shape"),
+    "layers": ({"layers": range(4)}, "are no layers of mistral"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_inputs_that_do_not_fit(case: str) -> None:
+    changes, message = REFUSED[case]
+    one = model("mistral")
+    cache = one.new_cache(1, 16)
+    with pytest.raises(ConfigError, match=message) as caught:
+        one.forward(**(TWO | changes), cache=cache.view([0]))
+    assert "\n" not in str(caught.value)
+    assert cache.length(0) == 0
+    # It goes on as if nothing had been.
+    found = one.forward(**TWO, cache=cache.view([0])).logits
+    assert found is not None
+    assert torch.equal(found[0], plain(one, [1, 2])[0])
+
+
+def test_inputs_may_lie_anywhere_in_memory() -> None:
+    one = model("mistral", "bf16")
+    tokens = torch.arange(12).reshape(6, 2).t()[:1]
+    places = torch.arange(6).repeat_interleave(2)[::2][None]
+    states = one.forward(
+        tokens, places, one.new_cache(1, 8).view([0]), layers=range(1), hidden_layers=(0,)
+    ).hidden[0]
+    spread = states.repeat_interleave(2, dim=-1)[..., ::2].requires_grad_()
+    assert not spread.is_contiguous()
+    wide = torch.tril(mask(6, 12))[None, :, ::2][:, :, torch.arange(6)]
+    wide[:] = torch.tril(mask(6, 6))
+    cache = one.new_cache(1, 8)
+    found = one.forward(tokens, places, cache.view([0]), tree_mask=wide, hidden_in=spread).logits
+    assert found is not None
+    assert torch.equal(found[0], plain(one, tokens[0].tolist())[0])
+
+
+def test_a_mask_may_hide_committed_tokens_behind_a_window() -> None:
+    """What a token sees then lies at lower places than its position says."""
+    one = model("mistral")
+    cache = one.new_cache(1, 32)
+    one.forward(torch.zeros(1, 20, dtype=torch.int64), torch.arange(20)[None], cache.view([0]))
+    seen = ~mask(1, 2, 22)
+    seen[0, 0, 20] = seen[0, 1, 20:] = True
+    out = one.forward(ids(1, 2), ids(20, 21), cache.view([0]), tree_mask=seen).logits
+    assert out is not None
+    assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("other", [("mistral", "bf16"), ("llama", "fp32")])
+def test_a_cache_of_another_model(other: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="the cache is of another model"):
+        model("mistral").forward(**TWO, cache=model(*other).new_cache(1, 8).view([0]))
+
+
+def test_what_is_no_view_of_a_cache() -> None:
+    one = model("mistral")
+    on_torch = model_from_tensors(architecture("mistral").config, weights("mistral"))
+    for cache in (on_torch.new_cache(1, 8).view([0]), one.new_cache(1, 8), None):
+        with pytest.raises(CacheError, match="make a cache with its new_cache"):
+            one.forward(**TWO, cache=cache)
+    with pytest.raises(CacheError, match=r"1 rows of tokens .* a view of 2 rows"):
+        one.forward(**TWO, cache=one.new_cache(2, 8).view([0, 1]))
+
+
+CACHES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no rows": (lambda c: c.view([]), "are no batch"),
+    "one row twice": (lambda c: c.view([1, 1]), "once each"),
+    "no such row": (lambda c: c.view([2]), "rows 0 to 1"),
+    "length of no row": (lambda c: c.length(-1), "row -1 is not in this cache"),
+    "kept too much": (lambda c: c.keep(0, 3, [0, 1, 2]), "lie below 5"),
+    "kept backwards": (lambda c: c.keep(0, 0, [1, 0]), "must ascend"),
+    "kept in no row": (lambda c: c.keep(7, 0, []), "row 7"),
+    "kept from nowhere": (lambda c: c.keep(0, -1, []), "from -1 on"),
+    "trimmed below nothing": (lambda c: c.trim(0, -1), "0 empties it"),
+    "trimmed in no row": (lambda c: c.trim(2, 0), "row 2"),
+}
+
+
+@pytest.mark.parametrize("case", CACHES)
+def test_caches_are_not_misused(case: str) -> None:
+    wrong, message = CACHES[case]
+    one = model("mistral")
+    cache = one.new_cache(2, 16)
+    one.forward(torch.zeros(1, 5, dtype=torch.int64), torch.arange(5)[None], cache.view([0]))
+    with pytest.raises(CacheError, match=message):
+        wrong(cache)
+    assert [cache.length(row) for row in (0, 1)] == [5, 0]
+
+
+def test_full_caches_and_contexts() -> None:
+    one = model("mistral")
+    nine = {"token_ids": torch.zeros(1, 9, dtype=torch.int64), "positions": torch.arange(9)[None]}
+    cache = one.new_cache(1, 8)
+    with pytest.raises(CacheError, match="cannot take 9 more: its capacity is 8"):
+        one.forward(**nine, cache=cache.view([0]))
+    assert cache.length(0) == 0
+    for far in (256, 2**62):
+        with pytest.raises(CacheError, match=f"position {far} lies beyond the context of 256"):
+            one.forward(ids(1), ids(far), one.new_cache(1, 300).view([0]))
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2**20, 2**31), (2**30, 64), (1, 2**40), (1, 2**70), (2**70, 1)], ids=str
+)
+def test_caches_that_no_machine_has(sizes: tuple[int, int]) -> None:
+    with pytest.raises(MemoryLimitError, match=r"not enough memory .* smaller context or batch"):
+        model("llama").new_cache(*sizes)
+
+
+def loading(precision: str, change: dict[str, Any], **options: Any) -> CpuModel:
+    """A small llama with some of its weights changed: by key, index and value."""
+    tensors = dict(weights("llama"))
+    for key, (index, value) in change.items():
+        tensors[key] = tensors[key].clone()
+        tensors[key].view(-1)[index] = value
+    source = TensorSource(tensors, "here")
+    return CpuModel(architecture("llama"), source, precision, "llama", **options)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
+@pytest.mark.parametrize("key", [EMBEDDING, QUERY, NORM])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_weights_that_are_no_numbers(precision: str, key: str, value: float) -> None:
+    with pytest.raises(CheckpointError, match=r"here: .*a weight is not finite"):
+        loading(precision, {key: (39, value)})
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_weights_that_have_no_scale(precision: str) -> None:
+    with pytest.raises(CheckpointError, match=r"layers\.0\.qkv.*too large for an fp16 scale"):
+        loading(precision, {QUERY: (0, 1e30)})
+    # Large ones that have one stay numbers; small ones may vanish.
+    for value in (1e5, 1e-30):
+        assert torch.isfinite(plain(loading(precision, {QUERY: (0, value)}), [1, 2, 3])[0]).all()
+
+
+def test_other_types_of_weights_are_converted() -> None:
+    exact = plain(loading("fp32", {}), [1, 2, 3])[0]
+    wide = {key: tensor.double() for key, tensor in weights("llama").items()}
+    source = TensorSource(wide, "here")
+    assert torch.equal(
+        plain(CpuModel(architecture("llama"), source, "fp32", ""), [1, 2, 3])[0], exact
+    )
+    wide[QUERY][0, 0] = 1e300
+    with pytest.raises(CheckpointError, match="not finite"):
+        CpuModel(architecture("llama"), source, "fp32", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "int3"}, "unknown precision 'int3'.*Did you mean 'int8'"),
+        ({"precision": "fp16"}, "unknown precision 'fp16'"),
+        ({"level": "avx"}, "unknown level 'avx'.*Did you mean 'avx2'"),
+        ({"group": 48}, "a group has 32, 64 or 128 columns, not 48"),
+        ({"group": -1}, "a group has 32, 64 or 128"),
+        ({"threads": 0}, "0 threads were asked for"),
+        ({"threads": 10**6}, "1000000 threads were asked for; this machine has"),
+    ],
+    ids=str,
+)
+def test_choices_that_there_are_not(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loading(**({"precision": "int8", "change": {}} | options))
+
+
+def test_numbers_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in (0, -1, 10**6):
+        with pytest.raises(ConfigError, match=f"{count} threads were asked for"):
+            set_num_threads(count)
+    monkeypatch.setattr("forerun.models.cpu.threads._asked", [])
+    for value in ("all", "-1", "1.5"):
+        monkeypatch.setenv("FORERUN_NUM_THREADS", value)
+        with pytest.raises(ConfigError, match=rf"FORERUN_NUM_THREADS is '{value}'"):
+            shared_runtime()
+    monkeypatch.setenv("FORERUN_NUM_THREADS", "1")
+    assert shared_runtime().threads == 1
+
+
+@pytest.mark.parametrize("pool", [1, 2])
+def test_several_threads_may_call_at_once(pool: int) -> None:
+    """One model or two, on threads of their own caches, give what each gives alone."""
+    if pool > (torch.multiprocessing.cpu_count() or 1):
+        pytest.skip("one core")
+    models = [model("qwen3", "bf16", "", pool), model("llama", "int8", "", pool)]
+    text = [index * 7 % 40 for index in range(40)]
+    wanted = [plain(one, text)[0] for one in models]
+    found: list[bool] = []
+
+    def work(index: int) -> None:
+        one = models[index % 2]
+        for _ in range(5):
+            found.append(torch.equal(plain(one, text)[0], wanted[index % 2]))
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=120)
+    assert found == [True] * 20

@@ -1,0 +1,272 @@
+"""The compiled form of sampling and verification against the torch form, and the walk of the former."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun import _native
+from forerun.core import Draft, Sequence
+from forerun.params import SamplingParams
+from forerun.randomness import Key, Purpose, Randomness
+from forerun.sampling import Prefix, couple, draw, warp, warp_draft
+from forerun.testing import check_verifier
+from forerun.verification import RULES, block, judge, make_rule, token
+from forerun.verification.decision import Decision, walk
+
+pytestmark = pytest.mark.skipif(not _native.AVAILABLE, reason="built without kernels")
+
+Decide = Callable[[Draft, Tensor], Decision]
+TYPES = {torch.float32: 1e-6, torch.float64: 1e-12}
+# From less than a block of tokens to more of them than one looks through for a nucleus.
+VOCAB_SIZES = (1, 2, 63, 64, 65, 500, 3000)
+
+
+@pytest.fixture(params=TYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param  # type: ignore[no-any-return]
+
+
+def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "AVAILABLE", False)
+
+
+def logits_of(vocab_size: int, seed: int, dtype: torch.dtype) -> Tensor:
+    """Peaked or flat, with ties on a grid, with tokens that are excluded."""
+    source = torch.Generator().manual_seed(1000 * vocab_size + seed)
+    rows = torch.randn(3, vocab_size, generator=source, dtype=dtype) * (1 + 5 * (seed % 3))
+    if seed % 2:
+        rows = (rows * 2).round() / 2
+    if seed % 5 == 0:
+        rows[torch.rand(rows.shape, generator=source) < 0.4] = -torch.inf
+        rows[:, 0] = 0.0
+    return rows
+
+
+def warped(rows: Tensor, **options: float) -> Tensor:
+    sequence = Sequence(0, [0], 1, SamplingParams(**options), 0)  # type: ignore[arg-type]
+    return warp_draft(rows, sequence, Draft.chain([0] * (len(rows) - 1)))
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_rows_are_warped_alike(
+    vocab_size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = list(
+        itertools.product([0.0, 0.4, 1.0, 3.0], [0, 1, 7, 60], [1.0, 0.95, 0.3], [0.0, 0.1])
+    )
+    compiled = {}
+    for form in ("compiled", "torch"):
+        if form == "torch":
+            in_torch(monkeypatch)
+        for seed, (temperature, top_k, top_p, min_p) in enumerate(options):
+            params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+            rows = logits_of(vocab_size, seed, dtype)
+            probs = warp_draft(rows, Sequence(0, [0], 1, params, 0), Draft.chain([0, 0]))
+            if form == "compiled":
+                compiled[seed] = probs
+            else:
+                error = (probs - compiled[seed]).abs().max()
+                assert error < TYPES[dtype], f"{params}, seed {seed}: {error}"
+
+
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+@pytest.mark.parametrize("vocab_size", [200, 5000])
+def test_nuclei_are_cut_at_the_same_token(
+    vocab_size: int, spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the limit falls among tokens that differ, few or many."""
+    source = torch.Generator().manual_seed(vocab_size)
+    row = torch.randn(1, vocab_size, generator=source, dtype=torch.float64) * spread
+    results = []
+    for _ in range(2):
+        kept = [warped(row, top_p=step / 97) > 0 for step in range(1, 97)]
+        results.append(torch.cat(kept))
+        in_torch(monkeypatch)
+    assert torch.equal(*results)
+
+
+def test_a_row_does_not_depend_on_others(dtype: torch.dtype) -> None:
+    rows = logits_of(3000, 1, dtype)
+    sequence = Sequence(0, [0], 1, SamplingParams(top_p=0.9), 0)
+    together = warp_draft(rows, sequence, Draft.chain([0, 0]))
+    for index in range(3):
+        alone = warp_draft(rows[index : index + 1], sequence, Draft((), ()))
+        assert torch.equal(together[index], alone[0])
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_tokens_are_drawn_alike(
+    vocab_size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at the edges of the stretches of the unit interval, up to their rounding."""
+    probs = logits_of(vocab_size, 4, dtype).softmax(-1)
+    points = torch.rand(100, generator=torch.Generator().manual_seed(0)).tolist()
+    points += [0.0, 1.0 - 2.0**-53]
+    noises = [Randomness().gumbel(1, position, vocab_size) for position in range(20)]
+    results = []
+    for _ in range(2):
+        drawn = [draw(probs, [point] * 3) for point in points]
+        coupled = [couple(probs, noise.expand(3, -1).contiguous()) for noise in noises]
+        results.append((drawn, coupled))
+        in_torch(monkeypatch)
+    assert results[0] == results[1]
+
+
+def test_random_numbers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uniforms to the last bit; noise as well as two logarithms do."""
+    keys = [
+        (seed, position, purpose, node)
+        for seed in (0, -1, 2**63 - 1, -(2**63), 12345)
+        for position in (0, 1, 10**6)
+        for purpose in Purpose
+        for node in (0, 63)
+    ]
+    results = []
+    for _ in range(2):
+        source = Randomness()
+        uniforms = [source.uniform(*key) for key in keys]
+        results.append((uniforms, torch.stack([source.gumbel(s, 7, 5000) for s in (-3, 0, 8)])))
+        in_torch(monkeypatch)
+    (ours, noise), (theirs, other) = results
+    assert ours == theirs
+    torch.testing.assert_close(noise, other, rtol=1e-12, atol=1e-12)
+    assert torch.equal(noise.argmax(-1), other.argmax(-1))
+
+
+SHAPES = ((), (-1,), (-1, 0, 1, 2), (-1, -1, 0, 0, 1), (-1, -1, -1, 1, 1, 3))
+
+
+def drawn(
+    shape: tuple[int, ...], vocab_size: int, seed: int, dtype: torch.dtype
+) -> tuple[Draft, Tensor]:
+    """A drafted tree and the target's rows, with zeros and not too far apart."""
+    source = torch.Generator().manual_seed(seed)
+    size = (2 * len(shape) + 1, vocab_size)
+    logits = torch.randn(size, generator=source, dtype=dtype)
+    logits[torch.rand(size, generator=source) < 0.2] = -torch.inf
+    logits[:, 0] = 1.0
+    rows = logits.softmax(-1)
+    ids = torch.multinomial(rows[: len(shape)], 1, generator=source) if shape else torch.zeros(0)
+    draft = Draft(
+        tuple(ids.long().flatten().tolist()), shape, rows[: len(shape)] if shape else None
+    )
+    return draft, rows[len(shape) :]
+
+
+@pytest.mark.parametrize("vocab_size", [3, 64, 300])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rule", ["token", "block", "token, point masses"])
+def test_the_compiled_walk_follows_the_compiled_decision(
+    rule: str, shape: tuple[int, ...], vocab_size: int, dtype: torch.dtype
+) -> None:
+    """The same verdict for every seed, and the same keys drawn from in the same order."""
+    verdicts = set()
+    for seed in range(60):
+        draft, target = drawn(shape, vocab_size, seed, dtype)
+        if rule == "block" and not draft.is_chain:
+            return
+        if rule == "token, point masses":
+            draft = Draft(draft.token_ids, shape)
+        sequence = Sequence(0, [1, 2], 2, SamplingParams(), seed)
+        decide = block.decide if rule == "block" else token.decide
+        expected_keys: list[Key] = []
+        decision = decide(draft, target)
+        expected = walk(draft, decision, sequence, Randomness(expected_keys.append))
+        keys: list[Key] = []
+        judge = make_rule(rule.split(",")[0])
+        assert judge.verify(draft, target, sequence, Randomness()) == expected
+        assert judge.verify(draft, target, sequence, Randomness(keys.append)) == expected
+        assert keys == expected_keys
+        verdicts.add((expected.path, expected.token_ids))
+    assert len(verdicts) > 1
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_decisions_agree(
+    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [drawn(shape, 70, seed, dtype) for seed in range(20)]
+    cases += [(Draft(draft.token_ids, shape), target) for draft, target in cases]
+    rules = [token.decide, block.decide]
+    results = []
+    for _ in range(2):
+        decided = []
+        for decide, (draft, target) in itertools.product(rules, cases):
+            chain = draft.is_chain and (draft.probs is not None or not shape)
+            if decide is token.decide or chain:
+                decided.append(decide(draft, target))
+        results.append(decided)
+        in_torch(monkeypatch)
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.start == theirs.start
+        assert (ours.on_accept, ours.on_reject) == (theirs.on_accept, theirs.on_reject)
+        torch.testing.assert_close(ours.accept, theirs.accept, rtol=1e-5, atol=TYPES[dtype])
+        torch.testing.assert_close(ours.emit, theirs.emit, rtol=1e-5, atol=TYPES[dtype])
+
+
+@pytest.mark.parametrize("decide", [token.decide, block.decide], ids=["token", "block"])
+def test_where_nothing_is_left_the_target_row_is_emitted(decide: Decide) -> None:
+    """Identical models: no residual, and a row to emit from all the same."""
+    _, target = drawn((-1, 0), 70, 1, torch.float64)
+    draft = Draft.chain(target[:2].argmax(-1).tolist(), target[:2])
+    torch.testing.assert_close(decide(draft, target).emit, target)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_coupled_verdicts_agree(greedy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the noise made in place, with noise that someone hears of, and in torch."""
+    params = SamplingParams(temperature=0.0 if greedy else 1.0)
+    cases = [drawn(shape, 70, seed, torch.float64) for shape in SHAPES for seed in range(20)]
+    results = []
+    for heard in (False, True, True):
+        if len(results) == 2:
+            in_torch(monkeypatch)
+        source = Randomness((lambda key: None) if heard else None)
+        rule = make_rule("coupled")
+        sequences = [Sequence(0, [1, 2], 2, params, seed) for seed in range(len(cases))]
+        pairs = zip(cases, sequences, strict=True)
+        results.append([rule.verify(*case, sequence, source) for case, sequence in pairs])
+    assert results[0] == results[1] == results[2]
+    assert len({verdict.path for verdict in results[0]}) > 1
+
+
+@pytest.mark.parametrize("name", sorted({*RULES} - {"standard"}))
+def test_compiled_rules_are_exact(name: str) -> None:
+    """Over every outcome, by the decision and from outside."""
+    assert check_verifier(make_rule(name)).largest_deviation < 1e-12
+
+
+def test_a_draft_that_is_none_is_refused() -> None:
+    rule, sequence = make_rule("token"), Sequence(0, [0], 1, SamplingParams(), 0)
+    with pytest.raises(ValueError, match="token id 9"):
+        rule.verify(Draft.chain([9]), torch.full((2, 4), 0.25), sequence, Randomness())
+    with pytest.raises(ValueError, match=r"must be \[2, 4\] and not \[1, 4\]"):
+        rule.verify(Draft.chain([1]), torch.full((1, 4), 0.25), sequence, Randomness())
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "coupled"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_p=0.9),
+        SamplingParams(top_k=5, min_p=0.05),
+    ],
+)
+def test_one_call_judges_as_two_do(rule: str, params: SamplingParams) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for seed in range(40):
+        logits = torch.randn(5, 30, generator=generator) * 2
+        sequence = Sequence(0, [1, 2, 3], 3, params, seed)
+        rows = warp(torch.randn(4, 30, generator=generator), [Prefix(sequence)] * 4)
+        tokens = draw(rows, torch.rand(4, generator=generator).tolist())
+        draft = Draft.chain(tokens, rows if rule != "coupled" else None)
+        one = make_rule(rule)
+        both = one.verify(draft, warp_draft(logits, sequence, draft), sequence, Randomness())
+        assert judge(one, draft, logits, sequence, Randomness()) == both
