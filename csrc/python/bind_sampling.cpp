@@ -221,9 +221,13 @@ std::pair<std::int64_t, std::int64_t> judge(const std::string& rule, const Ids& 
     using T = decltype(zero);
     Judged<T> judged(tokens, parents, logits, draft);
     const nb::gil_scoped_release released;
+    if (warp.greedy()) {
+      const Outcome outcome = verify_greedy(judged.tree, judged.rows.target, judged.rows.vocab);
+      return std::pair(outcome.end, outcome.token);
+    }
     WarpedRows<T> rows(judged.rows.target, judged.tree.size + 1, judged.rows.vocab, warp);
     judged.rows.warped = &rows;
-    const Outcome outcome = rule == "coupled" ? verify_coupled(judged.tree, judged.rows, seed, committed, warp.greedy())
+    const Outcome outcome = rule == "coupled" ? verify_coupled(judged.tree, judged.rows, seed, committed, false)
                             : rule == "block" ? verify_block(judged.tree, judged.rows, uniforms)
                                               : verify_token(judged.tree, judged.rows, uniforms);
     return std::pair(outcome.end, outcome.token);

@@ -52,13 +52,12 @@ class Step {
 };
 
 // Draws the chain's next token; whether it may grow further.
-bool grow(DraftChain& chain, const float* logits, std::int64_t known, std::int64_t vocab,
-          std::vector<float>& scratch) {
+bool grow(DraftChain& chain, const float* logits, std::int64_t known, std::int64_t vocab) {
   const auto node = static_cast<std::int64_t>(chain.tokens.size());
-  float* probs = chain.probs == nullptr ? scratch.data() : chain.probs + node * vocab;
+  float* probs = chain.probs == nullptr ? nullptr : chain.probs + node * vocab;
   const std::int64_t token = draw_drafted(logits, known, chain.draw, node, probs);
   if (token < 0) return false;
-  std::fill(probs + known, probs + vocab, 0.0f);
+  if (probs != nullptr) std::fill(probs + known, probs + vocab, 0.0f);
   chain.tokens.push_back(token);
   const bool stop = std::find(chain.stops.begin(), chain.stops.end(), token) != chain.stops.end();
   return !stop && node + 1 < chain.limit;
@@ -69,7 +68,6 @@ bool grow(DraftChain& chain, const float* logits, std::int64_t known, std::int64
 void draft_chains(Decoder& decoder, KvCache& cache, std::vector<DraftChain>& chains, std::int64_t vocab,
                   ThreadPool& pool) {
   const std::int64_t known = std::min(vocab, decoder.shape().vocab);
-  std::vector<float> scratch(static_cast<std::size_t>(std::max<std::int64_t>(vocab, 0)));
   std::vector<DraftChain*> growing;
   std::vector<std::vector<std::int64_t>> tokens;
   for (DraftChain& chain : chains) {
@@ -86,7 +84,7 @@ void draft_chains(Decoder& decoder, KvCache& cache, std::vector<DraftChain>& cha
     tokens.clear();
     for (std::size_t i = 0; i < growing.size(); ++i) {
       const float* row = logits + static_cast<std::int64_t>(i) * decoder.shape().vocab;
-      if (!grow(*growing[i], row, known, vocab, scratch)) continue;
+      if (!grow(*growing[i], row, known, vocab)) continue;
       still.push_back(growing[i]);
       tokens.push_back({growing[i]->tokens.back()});
     }

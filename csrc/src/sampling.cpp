@@ -111,11 +111,33 @@ std::int64_t argmax(const T* row, std::int64_t vocab) {
   return std::find(row + begin, row + vocab, *block) - row;
 }
 
+template <class T>
+RowState top_of_logits(const T* logits, std::int64_t vocab, std::int64_t& token) {
+  static thread_local std::vector<T> blocks;
+  blocks.resize(static_cast<std::size_t>(num_blocks(vocab)));
+  const bool numbers = row_ops<T>().largest(logits, vocab, blocks.data());
+  const auto block = std::max_element(blocks.begin(), blocks.end());
+  if (!numbers || *block == std::numeric_limits<T>::infinity()) return RowState::broken;
+  if (*block == -std::numeric_limits<T>::infinity()) return RowState::dead;
+  const std::int64_t begin = (block - blocks.begin()) * kBlock;
+  token = std::find(logits + begin, logits + vocab, *block) - logits;
+  return RowState::ok;
+}
+
 std::int64_t draw_drafted(const float* logits, std::int64_t vocab, const DraftDraw& how, std::int64_t node,
                           float* probs) {
-  const RowState state = warp_row(logits, vocab, how.warp, probs);
+  // A one-hot row that nobody looks at need not be written.
+  std::int64_t top = -1;
+  const bool direct = probs == nullptr && how.warp.greedy();
+  static thread_local std::vector<float> scratch;
+  if (probs == nullptr && !direct) {
+    scratch.resize(static_cast<std::size_t>(vocab));
+    probs = scratch.data();
+  }
+  const RowState state = direct ? top_of_logits(logits, vocab, top) : warp_row(logits, vocab, how.warp, probs);
   if (state == RowState::broken) throw std::domain_error("a row of logits holds NaN or inf");
   if (state == RowState::dead) return -1;
+  if (direct) return top;
   if (how.drawing == Drawing::draw) {
     return draw(probs, vocab, uniform(how.seed, how.committed, Purpose::draft, node));
   }
@@ -131,5 +153,7 @@ template std::int64_t couple(const float*, std::int64_t, const Noise&);
 template std::int64_t couple(const double*, std::int64_t, const Noise&);
 template std::int64_t argmax(const float*, std::int64_t);
 template std::int64_t argmax(const double*, std::int64_t);
+template RowState top_of_logits(const float*, std::int64_t, std::int64_t&);
+template RowState top_of_logits(const double*, std::int64_t, std::int64_t&);
 
 }  // namespace forerun::cpu

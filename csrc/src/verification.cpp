@@ -115,6 +115,11 @@ void emit_block(const Rows<T>& rows, std::int64_t node, double sum, const T* res
   }
 }
 
+void refuse(RowState state) {
+  if (state == RowState::broken) throw std::domain_error("the model is broken: a row of its logits holds NaN or inf");
+  if (state == RowState::dead) throw std::domain_error("a row of logits is all -inf");
+}
+
 // Rows that outlive one call save the system's handing out of memory each round.
 template <class T>
 std::vector<T>& row_memory() {
@@ -140,11 +145,7 @@ template <class T>
 const T* WarpedRows<T>::row(std::int64_t index) {
   T* row = memory_.data() + index * vocab_;
   if (made_[static_cast<std::size_t>(index)]) return row;
-  switch (warp_row(logits_ + index * vocab_, vocab_, warp_, row)) {
-    case RowState::broken: throw std::domain_error("the model is broken: a row of its logits holds NaN or inf");
-    case RowState::dead: throw std::domain_error("a row of logits is all -inf");
-    default: break;
-  }
+  refuse(warp_row(logits_ + index * vocab_, vocab_, warp_, row));
   made_[static_cast<std::size_t>(index)] = true;
   return row;
 }
@@ -250,15 +251,14 @@ Outcome verify_block(const Tree& tree, const Rows<T>& rows, const Uniforms& unif
   }
 }
 
-template <class T>
-Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed, std::int64_t committed,
-                       bool greedy) {
-  check(tree, rows.vocab);
+namespace {
+
+// Down the tree along the tokens that `choose(node, depth)` names for the place after each node.
+template <class Choose>
+Outcome follow(const Tree& tree, const Choose& choose) {
   std::int64_t at = -1;
-  for (std::int64_t position = committed;; ++position) {
-    const T* row = rows.target_after(at);
-    const std::int64_t token =
-        greedy ? argmax(row, rows.vocab) : couple(row, rows.vocab, Noise(seed, position));
+  for (std::int64_t depth = 0;; ++depth) {
+    const std::int64_t token = choose(at, depth);
     std::int64_t child = next_child(tree, at, at);
     // Children may repeat a token: the path goes through the first of them.
     while (child < tree.size && tree.tokens[child] != token) child = next_child(tree, at, child);
@@ -267,12 +267,35 @@ Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed
   }
 }
 
+}  // namespace
+
+template <class T>
+Outcome verify_greedy(const Tree& tree, const T* logits, std::int64_t vocab) {
+  check(tree, vocab);
+  return follow(tree, [&](std::int64_t node, std::int64_t) {
+    std::int64_t token = -1;
+    refuse(top_of_logits(logits + (node + 1) * vocab, vocab, token));
+    return token;
+  });
+}
+
+template <class T>
+Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed, std::int64_t committed,
+                       bool greedy) {
+  check(tree, rows.vocab);
+  return follow(tree, [&](std::int64_t node, std::int64_t depth) {
+    const T* row = rows.target_after(node);
+    return greedy ? argmax(row, rows.vocab) : couple(row, rows.vocab, Noise(seed, committed + depth));
+  });
+}
+
 #define FORERUN_INSTANTIATE(T)                                                                   \
   template class WarpedRows<T>;                                                                  \
   template Decision<T> decide_token(const Tree&, const Rows<T>&, T*);                            \
   template Decision<T> decide_block(const Tree&, const Rows<T>&, T*);                            \
   template Outcome verify_token(const Tree&, const Rows<T>&, const Uniforms&);                   \
   template Outcome verify_block(const Tree&, const Rows<T>&, const Uniforms&);                   \
+  template Outcome verify_greedy(const Tree&, const T*, std::int64_t);                           \
   template Outcome verify_coupled(const Tree&, const Rows<T>&, std::uint64_t, std::int64_t, bool);
 FORERUN_INSTANTIATE(float)
 FORERUN_INSTANTIATE(double)

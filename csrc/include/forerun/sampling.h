@@ -46,6 +46,10 @@ std::int64_t couple(const T* probs, std::int64_t vocab, const Noise& noise);
 template <class T>
 std::int64_t argmax(const T* row, std::int64_t vocab);
 
+// The token of a greedy row, told from its logits alone.
+template <class T>
+RowState top_of_logits(const T* logits, std::int64_t vocab, std::int64_t& token);
+
 enum class Drawing { draw, top, couple };
 
 // How the tokens of one chain are drawn in one round.
@@ -58,7 +62,7 @@ struct DraftDraw {
 
 // The token of a chain's `node` and, in `probs`, the row it was drawn from: what draw_draft in
 // forerun/sampling.py returns for the same logits. -1 if the row leaves no token possible. Throws
-// std::domain_error for a broken row. `probs` may be `logits`.
+// std::domain_error for a broken row. `probs` may be `logits`, or null where nobody wants the row.
 std::int64_t draw_drafted(const float* logits, std::int64_t vocab, const DraftDraw& how, std::int64_t node,
                           float* probs);
 

@@ -83,6 +83,11 @@ Outcome verify_token(const Tree& tree, const Rows<T>& rows, const Uniforms& unif
 template <class T>
 Outcome verify_block(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms);
 
+// The same for a greedy request, straight from logits [n + 1, vocab]: down the tokens that are the largest of
+// their rows. Throws std::domain_error for a row on the way that holds NaN or inf or leaves none possible.
+template <class T>
+Outcome verify_greedy(const Tree& tree, const T* logits, std::int64_t vocab);
+
 // `committed`: length of the sequence. Greedy takes the largest of each row.
 template <class T>
 Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed, std::int64_t committed,

@@ -2,10 +2,10 @@
 
 python -m forerun.bench.host_time
 
-The models answer at once with rows that fall off as the ranks of words do, the drafter's a little
-off the target's. Their time is taken away; what is left is planning, drawing, warping, verifying,
-keeping the caches. No text is made, and no monitor watches: beside models that cost nothing it
-would stop speculation.
+The models are on the kernels and next to nothing but a head; their rows fall off as the ranks of
+words do, the draft's a little off the target's. Their time is taken away; what is left is planning, drawing,
+warping, verifying, keeping the caches. No text is made, and no monitor watches: beside models
+that cost nothing it would stop speculation.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Sequence as Several
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
-from forerun.contracts import LogitsFor
-from forerun.core import Exactness, ForwardOutput
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
+from forerun.models import model_from_tensors, read_architecture
+from forerun.models.layouts import layout_of
 from forerun.params import SamplingParams
-from forerun.testing.toy import ToyCache
 
 VOCAB_SIZES = (4096, 151_936)
 SETTINGS = {
@@ -38,7 +38,8 @@ SETTINGS = {
     "top-p 0.9": SamplingParams(top_p=0.9, max_tokens=None),
     "top-p 0.9, seed": SamplingParams(top_p=0.9, seed=1, max_tokens=None),
 }
-_CONTEXT = 100_000
+_CONTEXT = 4096
+_WIDTH = 16
 _WARM_UP = 20
 
 
@@ -50,67 +51,47 @@ class Row:
         vocabulary, setting: which.
         microseconds: a round, forwards apart: the lowest of the medians of ten stretches, because
             other work on the machine only adds.
-        drafting: of which the drafter's, likewise.
+        drawing: of which what drafts are drawn with, likewise.
         tokens: emitted a round.
     """
 
     vocabulary: int
     setting: str
     microseconds: float
-    drafting: float
+    drawing: float
     tokens: float
 
 
-class InstantModel:
-    """Returns the same logits whatever the tokens, and keeps the time that this takes."""
+class Timed:
+    """Calls through, and keeps the time that this takes."""
 
-    name = "instant"
-    num_layers = 1
-    hidden_size = 1
-    max_context = _CONTEXT
-    device = torch.device("cpu")
-    dtype = torch.float32
-    precision = "fp32"
-    exactness = Exactness.BITWISE
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call, self.seconds = call, 0.0
 
-    def __init__(self, row: Tensor, longest: int) -> None:
-        self.vocab_size = len(row)
-        self.logits = row.expand(1, longest, -1).contiguous()
-        self.seconds = 0.0
-
-    def new_cache(self, rows: int, capacity: int) -> ToyCache:
-        return ToyCache(rows, capacity)
-
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: list[list[int]],
-        tree_mask: Tensor | None = None,
-        hidden_layers: Several[int] = (),
-        logits_for: LogitsFor = "all",
-        layers: range | None = None,
-        hidden_in: Tensor | None = None,
-    ) -> ForwardOutput:
-        """See `forerun.contracts.CausalLM.forward`, for one row at a time."""
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
         started = perf_counter()
-        cache[0].extend(token_ids[0].tolist())
-        wanted = {"all": token_ids.shape[1], "last": 1, "none": 0}[logits_for]
-        logits = self.logits[:, :wanted] if wanted else None
+        found = self.call(*arguments, **options)
         self.seconds += perf_counter() - started
-        return ForwardOutput(logits)
+        return found
 
 
-class TimedDrafter(DraftModelDrafter):
-    """Keeps the time that drafting takes."""
-
-    seconds = 0.0
-
-    def propose(self, *args: Any) -> Any:
-        started = perf_counter()
-        drafts = super().propose(*args)
-        self.seconds += perf_counter() - started
-        return drafts
+def zipf_model(row: Tensor, name: str) -> Any:
+    """A model whose logits are always `row`: its layers add nothing, its head holds the row."""
+    config = LlamaConfig(
+        hidden_size=_WIDTH,
+        intermediate_size=_WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        vocab_size=len(row),
+        max_position_embeddings=_CONTEXT,
+        tie_word_embeddings=False,
+    )
+    tensors = {}
+    for key, shape in layout_of(read_architecture(config)).published().items():
+        norm = key.endswith("norm.weight")
+        tensors[key] = torch.ones(shape) if norm or "embed" in key else torch.zeros(shape)
+    tensors["lm_head.weight"] = (row / _WIDTH)[:, None].expand(-1, _WIDTH).contiguous()
+    return model_from_tensors(config, tensors, dtype="fp32", backend="kernels", name=name)
 
 
 def measure(vocab_size: int, setting: str, drafted: int = 4, rounds: int = 200) -> Row:
@@ -118,29 +99,40 @@ def measure(vocab_size: int, setting: str, drafted: int = 4, rounds: int = 200) 
     generator = torch.Generator().manual_seed(vocab_size)
     ranks = torch.randperm(vocab_size, generator=generator) + 1
     row = -1.5 * ranks.log()
-    target = InstantModel(row, drafted + 1)
-    model = InstantModel(row + 0.3 * torch.randn(vocab_size, generator=generator), drafted + 1)
-    drafter = TimedDrafter(model, 1, _CONTEXT)
+    target = zipf_model(row, "target")
+    model = zipf_model(row + 0.3 * torch.randn(vocab_size, generator=generator), "draft")
+    forward = _seconds_of_a_forward(model)
+    drafter = DraftModelDrafter(model, 1, _CONTEXT)
     config = SpeculativeConfig(num_speculative_tokens=drafted, monitor=False)
-    engine = Engine(target, drafter, config)
+    engine = Engine(target, drafter, config, max_context=_CONTEXT)
+    runs, chains = Timed(target.run_rows), Timed(model.draft_chains)
+    target.run_rows, model.draft_chains = runs, chains
     engine.add([0, 1], SETTINGS[setting], speculative=setting != "plain")
-    times, drafting, tokens = [], [], 0
+    times, drawing, tokens = [], [], 0
     for index in range(rounds + _WARM_UP):
-        target.seconds = model.seconds = drafter.seconds = 0.0
+        runs.seconds = chains.seconds = 0.0
         started = perf_counter()
         events = engine.step()
         elapsed = perf_counter() - started
         if index >= _WARM_UP:
-            times.append(elapsed - target.seconds - model.seconds)
-            drafting.append(drafter.seconds - model.seconds)
+            # What a chain takes beyond its forwards is drawing, which belongs to the host.
+            drawn = max(chains.seconds - drafted * forward, 0.0) if chains.seconds else 0.0
+            times.append(elapsed - runs.seconds - chains.seconds + drawn)
+            drawing.append(drawn)
             tokens += len(events)
-    return Row(
-        vocab_size,
-        setting,
-        _lowest_median(times),
-        _lowest_median(drafting),
-        tokens / rounds,
-    )
+    return Row(vocab_size, setting, _lowest_median(times), _lowest_median(drawing), tokens / rounds)
+
+
+def _seconds_of_a_forward(model: Any) -> float:
+    """Of one token."""
+    cache = model.new_cache(1, _CONTEXT)
+    times = []
+    for _ in range(200):
+        cache.trim(0, 0)
+        started = perf_counter()
+        model.run_rows(cache, [0], [[0]], logits_for="last")
+        times.append(perf_counter() - started)
+    return _lowest_median(times) * 1e-6
 
 
 def _lowest_median(seconds: list[float]) -> float:
@@ -163,11 +155,11 @@ def main() -> None:
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    print(f"{'vocabulary':>10}  {'setting':<16}  {'us':>8}  {'drafting':>8}  {'tokens':>6}")
+    print(f"{'vocabulary':>10}  {'setting':<16}  {'us':>8}  {'drawing':>8}  {'tokens':>6}")
     for row in rows:
         print(
             f"{row.vocabulary:>10}  {row.setting:<16}  {row.microseconds:>8.1f}  "
-            f"{row.drafting:>8.1f}  {row.tokens:>6.2f}"
+            f"{row.drawing:>8.1f}  {row.tokens:>6.2f}"
         )
 
 

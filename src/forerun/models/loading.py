@@ -60,7 +60,7 @@ def load_model(
         return load_adapter(directory, config, storage.dtype, place, name)
     _refuse_quantized(config, name)
     source = SafetensorsSource(directory)
-    stored = config.dtype or source.read(source.keys()[0]).dtype
+    stored = config.dtype or source.slice(source.keys()[0], 0, 0, 1).dtype
     storage = resolve_storage(dtype, stored, place, backend=backend)
     return build(config, source, storage, place, name)
 
