@@ -17,6 +17,8 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt zoo/pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./zoo
+	@if command -v c++ >/dev/null; then $(BIN)/python -c "from forerun import _native as n; assert n.AVAILABLE, n.REASON"; \
+	else echo "No C++ compiler: models will run on torch."; fi
 	touch $@
 
 # The main job on the models that come with forerun: text, tokens a second, speed-up.

@@ -13,9 +13,9 @@ from forerun import _native
 from forerun.core import Draft, Sequence
 from forerun.params import SamplingParams
 from forerun.randomness import Key, Purpose, Randomness
-from forerun.sampling import Prefix, couple, draw, warp, warp_draft
+from forerun.sampling import couple, draw, warp_draft
 from forerun.testing import check_verifier
-from forerun.verification import RULES, block, judge, make_rule, token
+from forerun.verification import RULES, block, make_rule, token
 from forerun.verification.decision import Decision, walk
 
 pytestmark = pytest.mark.skipif(not _native.AVAILABLE, reason="built without kernels")
@@ -247,26 +247,3 @@ def test_a_draft_that_is_none_is_refused() -> None:
         rule.verify(Draft.chain([9]), torch.full((2, 4), 0.25), sequence, Randomness())
     with pytest.raises(ValueError, match=r"must be \[2, 4\] and not \[1, 4\]"):
         rule.verify(Draft.chain([1]), torch.full((1, 4), 0.25), sequence, Randomness())
-
-
-@pytest.mark.parametrize("rule", ["token", "block", "coupled"])
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=0.0),
-        SamplingParams(),
-        SamplingParams(temperature=0.7, top_p=0.9),
-        SamplingParams(top_k=5, min_p=0.05),
-    ],
-)
-def test_one_call_judges_as_two_do(rule: str, params: SamplingParams) -> None:
-    generator = torch.Generator().manual_seed(5)
-    for seed in range(40):
-        logits = torch.randn(5, 30, generator=generator) * 2
-        sequence = Sequence(0, [1, 2, 3], 3, params, seed)
-        rows = warp(torch.randn(4, 30, generator=generator), [Prefix(sequence)] * 4)
-        tokens = draw(rows, torch.rand(4, generator=generator).tolist())
-        draft = Draft.chain(tokens, rows if rule != "coupled" else None)
-        one = make_rule(rule)
-        both = one.verify(draft, warp_draft(logits, sequence, draft), sequence, Randomness())
-        assert judge(one, draft, logits, sequence, Randomness()) == both

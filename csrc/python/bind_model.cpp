@@ -208,6 +208,7 @@ void load(Decoder& decoder, Runtime& runtime, const std::string& name, std::int6
 
 void bind_model(nb::module_& m) {
   nb::exception<CacheError>(m, "CacheError", PyExc_RuntimeError);
+  nb::exception<RowError>(m, "RowError", PyExc_ArithmeticError);
   m.def("level", [] { return level_name(best_level()); }, "The instruction set in use.");
 
   nb::class_<Runtime>(m, "Runtime", "The threads that all models share.")

@@ -212,6 +212,7 @@ std::pair<std::int64_t, std::int64_t> judge(const std::string& rule, const Ids& 
                                             const Matrix& logits, const std::optional<Matrix>& draft,
                                             const WarpArguments& warp_arguments, std::uint64_t seed,
                                             std::int64_t committed) {
+  if (rule != "token" && rule != "block" && rule != "coupled") throw std::invalid_argument("no rule " + rule);
   Warp warp;
   std::tie(warp.temperature, warp.top_k, warp.top_p, warp.min_p) = warp_arguments;
   const Uniforms uniforms = [&](Purpose purpose, std::int64_t node) {

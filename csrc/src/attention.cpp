@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "float_mode.h"
+
 namespace forerun::cpu {
 namespace {
 
@@ -53,6 +55,7 @@ Attention::Attention(const AttentionShape& shape, Precision precision, Level lim
   for (int i = 0; i < threads; ++i) scratch_.push_back(std::make_shared<Scratch>());
 }
 
+// All memory is taken here: the threads must not throw.
 void Attention::plan(const std::vector<RowSight>& sights) {
   items_.clear();
   places_ = 0;
@@ -70,8 +73,14 @@ void Attention::plan(const std::vector<RowSight>& sights) {
       }
     }
   }
+  std::size_t longest = 0;
+  for (const RowSight& sight : sights) {
+    for (const auto& tail : sight.tails) longest = std::max(longest, tail.size());
+  }
   const std::int64_t most = kernels_->max_tokens;
   const std::int64_t padded = up(shape_.head_dim);
+  // One place more than the tail: a line of two may begin with the place before it.
+  const auto tail_bytes = (longest + 2) * kLineBytes * static_cast<std::size_t>(padded / kBlockRows);
   for (const auto& s : scratch_) {
     s->query.resize(static_cast<std::size_t>(shape_.head_dim));
     s->queries.resize(static_cast<std::size_t>(shape_.head_dim * most));
@@ -79,6 +88,8 @@ void Attention::plan(const std::vector<RowSight>& sights) {
     s->weights.resize(static_cast<std::size_t>(places_ * most));
     s->sums.resize(static_cast<std::size_t>(padded * most));
     s->totals.resize(static_cast<std::size_t>(most));
+    s->moved.resize(longest);
+    if (longest > 0 && s->tail.size() < tail_bytes) s->tail = Buffer(2 * tail_bytes);
   }
 }
 
@@ -103,6 +114,9 @@ void Attention::kernel(const std::uint8_t* weights, const std::uint32_t* panel, 
 
 void Attention::run(const AttentionCall& call, std::int64_t begin, std::int64_t end, int thread) {
   const std::int64_t group = shape_.group();
+  // As in linear.cpp: what vdpbf16ps does in any mode, the other levels are set to.
+  const FloatMode mode(precision_ == Precision::bf16 ? FloatMode::Subnormals::flush
+                                                      : FloatMode::Subnormals::ieee);
   for (std::int64_t i = begin; i < end; ++i) {
     const Item& item = items_[static_cast<std::size_t>(i)];
     const RowSight& sight = *item.sight;
@@ -146,7 +160,6 @@ void Attention::to_places(const Work& w, std::int64_t column, std::int64_t token
   const auto& tail = sight.tails[static_cast<std::size_t>(token)];
   float* row = w.row(column);
   auto& moved = w.scratch.moved;
-  moved.resize(tail.size());
   for (std::size_t i = 0; i < tail.size(); ++i) {
     // A window may end inside of the tail, above its first slots.
     moved[i] = tail[i] < w.first ? 0.0f : row[tail[i] - w.first];
@@ -210,8 +223,6 @@ void Attention::add_tail(const Work& w, std::int64_t column, std::int64_t count)
   const std::int64_t places = sight.end(token) - begin;
   if (places <= 0) return;
   const std::int64_t lines = (places + per_line - 1) / per_line;
-  const auto bytes = static_cast<std::size_t>(cache.value_blocks() * lines * kLine);
-  if (w.scratch.tail.size() < bytes) w.scratch.tail = Buffer(2 * bytes);
   const ValueSlots from = {cache.values(w.call.layer, sight.row, w.item.head), cache.value_lines()};
   const ValueSlots to = {w.scratch.tail.data(), lines};
   for (std::int64_t i = 0; i < places; ++i) {

@@ -200,7 +200,6 @@ void Decoder::embed(ForwardRun& run) {
   for (const std::int64_t place : run.places) furthest = std::max(furthest, call.positions[place]);
   w.rotary.reach(furthest);
   run.pool.for_ranges(run.tokens(), grain(run.tokens(), s.hidden, run.pool), [&](const Range& r) {
-    std::vector<float> learned(size(s.hidden));
     for (std::int64_t i = r.begin; i < r.end; ++i) {
       const std::int64_t place = run.places[size(i)];
       float* x = workspace_->x.data() + i * s.hidden;
@@ -211,8 +210,9 @@ void Decoder::embed(ForwardRun& run) {
       if (s.tied) w.head.unpack_row(call.token_ids[place], x);
       else w.embedding.read(call.token_ids[place], x);
       if (w.rotary.used()) continue;
-      w.positions.read(call.positions[place], learned.data());
-      vector_ops(limit_).add(learned.data(), s.hidden, x);
+      float* learned = workspace_->normed.data() + i * s.hidden;
+      w.positions.read(call.positions[place], learned);
+      vector_ops(limit_).add(learned, s.hidden, x);
     }
   });
 }

@@ -1,7 +1,9 @@
 #include "forerun/kv_cache.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -25,6 +27,15 @@ void write_key_bf16(const float* key, std::int64_t dimensions, std::uint8_t* lan
     const std::uint16_t h = float_to_bf16(key[i]);
     std::memcpy(lane + i / 2 * kLine + i % 2 * 2, &h, 2);
   }
+}
+
+// Whether all values will be numbers in the cache.
+bool are_numbers(const float* x, std::int64_t count, Precision precision) {
+  constexpr float kTooLargeForBf16 = 3.3961775e38f;
+  const float limit = precision == Precision::bf16 ? kTooLargeForBf16 : INFINITY;
+  bool all = true;
+  for (std::int64_t i = 0; i < count; ++i) all &= std::fabs(x[i]) < limit;
+  return all;
 }
 
 }  // namespace
@@ -81,6 +92,15 @@ void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std
   std::uint8_t* k = keys(layer, row, head) + slot / kBlockRows * key_lines_ * kLine + slot % kBlockRows * 4;
   std::uint8_t* v = values(layer, row, head);
   const std::int64_t dimensions = shape_.head_dim;
+  // What a token does not see weighs 0, and 0 times infinity would be NaN: so values are always numbers.
+  // A key that is none spoils the scores of those who see it, and of nobody else.
+  std::vector<float> none;
+  if (!are_numbers(value, dimensions, shape_.precision)) {
+    none.assign(static_cast<std::size_t>(2 * dimensions), 0.0f);
+    std::fill(none.begin(), none.begin() + dimensions, std::numeric_limits<float>::quiet_NaN());
+    key = none.data();
+    value = none.data() + dimensions;
+  }
   if (shape_.precision == Precision::fp32) {
     write_fp32(key, dimensions, k, kLine);
     for (std::int64_t first = 0; first < dimensions; first += kBlockRows) {

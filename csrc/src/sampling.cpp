@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "float_mode.h"
+#include "forerun/errors.h"
 #include "vector/vector_set.h"
 
 namespace forerun::cpu {
@@ -135,7 +136,7 @@ std::int64_t draw_drafted(const float* logits, std::int64_t vocab, const DraftDr
     probs = scratch.data();
   }
   const RowState state = direct ? top_of_logits(logits, vocab, top) : warp_row(logits, vocab, how.warp, probs);
-  if (state == RowState::broken) throw std::domain_error("a row of logits holds NaN or inf");
+  if (state == RowState::broken) throw RowError("a row of logits holds NaN or inf");
   if (state == RowState::dead) return -1;
   if (direct) return top;
   if (how.drawing == Drawing::draw) {

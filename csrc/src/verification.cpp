@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "forerun/errors.h"
 #include "forerun/sampling.h"
 #include "float_mode.h"
 #include "vector/vector_set.h"
@@ -116,8 +117,8 @@ void emit_block(const Rows<T>& rows, std::int64_t node, double sum, const T* res
 }
 
 void refuse(RowState state) {
-  if (state == RowState::broken) throw std::domain_error("the model is broken: a row of its logits holds NaN or inf");
-  if (state == RowState::dead) throw std::domain_error("a row of logits is all -inf");
+  if (state == RowState::broken) throw RowError("the model is broken: a row of its logits holds NaN or inf");
+  if (state == RowState::dead) throw RowError("a row of logits is all -inf");
 }
 
 // Rows that outlive one call save the system's handing out of memory each round.

@@ -11,7 +11,7 @@ from tiny_models import tiny_config
 
 from forerun import _native
 from forerun.errors import ConfigError, UnknownNameError
-from forerun.models import CpuModel, load_model, storage_of
+from forerun.models import CpuModel, describe, draft_storage_of, load_model, storage_of
 from forerun.models.placement import (
     KERNEL_PRECISIONS,
     PRECISIONS,
@@ -90,17 +90,48 @@ def test_without_kernels_the_reason_is_given(options: dict[str, str], checkpoint
         load_model(checkpoint(LLAMA), device="cpu", **options)
 
 
+def draft(backend: str = "auto", **options: str) -> tuple[str, str]:
+    """How a draft is kept beside a target on a backend."""
+    config = tiny_config(LLAMA)
+    target = storage_of(config, CPU, backend=backend)
+    kept = draft_storage_of(config, CPU, target, **options)
+    return kept.precision, kept.backend
+
+
 @pytest.mark.usefixtures("without")
 def test_without_kernels_drafts_are_as_stored() -> None:
-    storage = storage_of(tiny_config(LLAMA), CPU, drafts=True)
-    assert (storage.precision, storage.backend) == ("fp32", "torch")
+    assert draft() == ("fp32", "torch")
 
 
 @needs_kernels
 def test_drafts_on_the_kernels_are_quantized() -> None:
-    config = tiny_config(LLAMA)
-    assert storage_of(config, CPU, drafts=True).precision == "int8"
-    assert storage_of(config, CPU, "bf16", drafts=True).precision == "bf16"
-    assert storage_of(config, CPU, backend="torch", drafts=True).precision == "fp32"
+    assert draft() == ("int8", "kernels")
+    assert draft(dtype="bf16") == ("bf16", "kernels")
     fitting = last_level_cache() // 4
     assert (draft_precision(fitting), draft_precision(4 * fitting)) == ("int8", "int4")
+
+
+@needs_kernels
+def test_drafts_follow_their_target() -> None:
+    """A draft on the kernels would hold a target on torch to one thread."""
+    assert draft("torch") == ("fp32", "torch")
+    assert draft("torch", dtype="int4") == ("int4", "kernels")
+
+
+@needs_kernels
+def test_portable_kernels_wait_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native.kernels, "level", lambda: "portable")
+    assert resolve_storage("bf16", None, CPU).backend == "torch"
+    assert resolve_storage("bf16", None, CPU, backend="kernels").backend == "kernels"
+    assert resolve_storage("int8", None, CPU).backend == "kernels"
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
+def test_bytes_are_known_before_loading(family: str, precision: str, checkpoint: Any) -> None:
+    loaded = load_model(checkpoint(family), dtype=precision, device="cpu")
+    assert isinstance(loaded, CpuModel)
+    said = describe(tiny_config(family)).weight_bytes[precision]
+    # Rows come in blocks of 16 and groups are filled up, which tiny models feel.
+    assert said / 3 <= loaded.weight_bytes <= 3 * said

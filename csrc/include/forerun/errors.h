@@ -10,4 +10,9 @@ struct CacheError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A row of logits that is no distribution: NaN, infinity, or nothing possible.
+struct RowError : std::domain_error {
+  using std::domain_error::domain_error;
+};
+
 }  // namespace forerun::cpu

@@ -62,7 +62,7 @@ class KvCache {
   std::uint8_t* keys(std::int64_t layer, std::int64_t row, std::int64_t head) const;
   std::uint8_t* values(std::int64_t layer, std::int64_t row, std::int64_t head) const;
 
-  // Stores one head's key and value [head_dim].
+  // Stores one head's key and value [head_dim]. A value that is not finite becomes 0, and its key NaN.
   void write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot, const float* key,
              const float* value);
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-try:
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
     from forerun._native import kernels
-except ImportError as error:  # Built without a compiler, or for another machine.
-    AVAILABLE = False
-    REASON = f"{type(error).__name__}: {error}"
 else:
+    kernels: Any = None
+
+AVAILABLE = False
+REASON = ""
+try:
+    kernels = importlib.import_module("forerun._native.kernels")
     AVAILABLE = True
-    REASON = ""
+except ModuleNotFoundError:
+    REASON = (
+        "there was no C++17 compiler when forerun was installed, or the build failed: "
+        "'pip install -v' shows it"
+    )
+except ImportError as error:  # Built for another machine.
+    REASON = str(error)
 
 __all__ = ["AVAILABLE", "REASON", "kernels"]

@@ -16,6 +16,7 @@ HiddenOut = Sequence[tuple[int, Floats]]
 """Layers with the arrays [B, n, hidden] that take their hidden states."""
 
 class CacheError(RuntimeError): ...
+class RowError(ArithmeticError): ...
 
 def level() -> str:
     """The instruction set in use."""

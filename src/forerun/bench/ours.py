@@ -52,8 +52,10 @@ class Ours:
         """The draft model."""
         if self._draft_name is None:
             return None
-        size = build(self._draft_name, "int8").weight_bytes
-        return build(self._draft_name, draft_precision(size))
+        draft = build(self._draft_name, "int8")
+        if draft_precision(draft.weight_bytes) == "int8":
+            return draft
+        return build(self._draft_name, "int4")
 
     def describe(self) -> dict[str, Any]:
         """What a report must say."""

@@ -131,13 +131,13 @@ def _memory(
 ) -> Memory:
     from forerun.engine.load import locate
     from forerun.errors import CheckpointError
-    from forerun.models import available_bytes, load_config, memory_need, storage_of
+    from forerun.models import available_bytes, draft_storage_of, load_config, memory_need
 
     needs = {"target": (config, storage)}
     if draft is not None:
         try:
             draft_config = load_config(locate(draft))
-            kept = storage_of(draft_config, device, backend=backend, drafts=True)
+            kept = draft_storage_of(draft_config, device, storage, backend=backend)
             needs["draft"] = (draft_config, kept)
         except CheckpointError:
             pass  # Not here and not to be had: said by `draft_counted`.

@@ -30,13 +30,15 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """The machine, the threads that torch uses, and the device of the model."""
+    """The machine, the threads that models run on, and the device of the model."""
     import torch
+
+    from forerun.models.cpu.threads import threads_in_use
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         **host(),
-        "threads": torch.get_num_threads(),
+        "threads": threads_in_use(),
         "device": f"{device} ({name})" if name else str(device),
     }
 

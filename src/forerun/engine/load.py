@@ -15,9 +15,9 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.pairs import choose
 from forerun.errors import ConfigError, IncompatibleDraftError
-from forerun.models import load_config, load_model, load_tokenizer
+from forerun.models import Storage, load_config, load_model, load_tokenizer, native
 from forerun.models.loading import eos_token_ids
-from forerun.models.memory import check_memory, describe, storage_of
+from forerun.models.memory import check_memory, describe, draft_storage_of, storage_of
 from forerun.models.zoo import is_zoo, zoo_path
 
 logger = logging.getLogger(__name__)
@@ -56,13 +56,7 @@ def load(
     Raises:
         ForerunError: one of its kinds, saying what is wrong and what to do.
     """
-    config = None
-    if speculative is not False:
-        given = SpeculativeConfig() if speculative is True else speculative
-        choice = choose(given, model)
-        config = choice.config
-        if choice.note:
-            logger.warning("%s", choice.note)
+    config = _chosen(speculative, model)
     target = Checkpoint.of(model, revision)
     draft = None if config is None else _draft_of(config, target)
     context = _context(target, max_context)
@@ -80,18 +74,26 @@ def load(
     if draft is not None:
         check_vocabulary(tokenizer, draft.tokenizer(), draft.name)
     loaded = target.load(dtype, device, backend)
-    drafter = None
-    if config is not None:
-        drafter = _make_drafter(config, loaded, draft, backend, max_batch_size, context)
+    kept = storage_of(target.config, loaded.device, dtype, backend)
+    pair = Pair(draft, kept, backend)
     return Engine(
         loaded,
-        drafter,
+        None if config is None else pair.drafter(config, loaded, max_batch_size, context),
         config,
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids(target.path, revision=revision),
         max_batch_size=max_batch_size,
         max_context=context,
     )
+
+
+def _chosen(speculative: SpeculativeConfig | bool, model: str) -> SpeculativeConfig | None:
+    if speculative is False:
+        return None
+    choice = choose(SpeculativeConfig() if speculative is True else speculative, model)
+    if choice.note:
+        logger.warning("%s", choice.note)
+    return choice.config
 
 
 @dataclass(frozen=True)
@@ -119,12 +121,6 @@ class Checkpoint:
             device=device,
             backend=backend,
             name=self.name,
-        )
-
-    def load_draft(self, dtype: str, device: torch.device, backend: str) -> CausalLM:
-        storage = storage_of(self.config, device, dtype, backend, drafts=True)
-        return self.load(
-            storage.precision, str(device), storage.backend if dtype == "auto" else backend
         )
 
     def is_same(self, other: Checkpoint) -> bool:
@@ -182,19 +178,29 @@ def _context(target: Checkpoint, max_context: int | None) -> int:
     return max_context
 
 
-def _make_drafter(
-    config: SpeculativeConfig,
-    target: CausalLM,
-    draft: Checkpoint | None,
-    backend: str,
-    rows: int,
-    capacity: int,
-) -> Drafter:
-    def load_draft_model() -> CausalLM:
-        assert draft is not None
-        return draft.load_draft(config.draft_dtype, target.device, backend)
+@dataclass(frozen=True)
+class Pair:
+    """A draft model for a target: how the target is kept says how the draft will be."""
 
-    assert config.method is not None
-    setup = DrafterSetup(target, rows, capacity, config.as_dict(), load_draft_model)
-    drafter: Drafter = find_drafter(config.method).build(setup)
-    return drafter
+    draft: Checkpoint | None
+    target: Storage
+    backend: str
+
+    def load_draft(self, dtype: str, device: torch.device) -> CausalLM:
+        assert self.draft is not None
+        kept = draft_storage_of(self.draft.config, device, self.target, dtype, self.backend)
+        # Elsewhere than on the kernels `auto` is for the checkpoint to say.
+        precision = kept.precision if kept.backend == "kernels" else dtype
+        backend = kept.backend if native(self.draft.config) else self.backend
+        return self.draft.load(precision, str(device), backend)
+
+    def drafter(
+        self, config: SpeculativeConfig, target: CausalLM, rows: int, capacity: int
+    ) -> Drafter:
+        def load_draft_model() -> CausalLM:
+            return self.load_draft(config.draft_dtype, target.device)
+
+        assert config.method is not None
+        setup = DrafterSetup(target, rows, capacity, config.as_dict(), load_draft_model)
+        drafter: Drafter = find_drafter(config.method).build(setup)
+        return drafter

@@ -113,19 +113,23 @@ def _verify(parts: Parts, one: Running, draft: Draft, logits: Tensor) -> Verdict
     An error here (a mask that allows nothing, a hook that fails) is the request's own: it ends
     this one and leaves the rest of the batch alone.
     """
-    params = one.sequence.params
+    sequence, count = one.sequence, one.sequence.params.logprobs
+    probs = None
     try:
-        rule = parts.rule_for(one.sequence, draft)
-        verdict = judge(rule, draft, logits, one.sequence, parts.randomness)
+        rule = parts.rule_for(sequence, draft)
+        if count is None:
+            verdict = judge(rule, draft, logits, sequence, parts.randomness)
+        else:
+            probs = warp_draft(logits, sequence, draft)
+            verdict = rule.verify(draft, probs, sequence, parts.randomness)
     except Exception as error:
         one.fail(error)
         return NOTHING
     verdict = one.cut(verdict)
-    if params.logprobs is not None:
+    if count is not None and probs is not None:
         rows = [0, *(node + 1 for node in verdict.path)][: len(verdict.token_ids)]
-        probs = warp_draft(logits, one.sequence, draft)
-        log_rows = log_probs(logits[rows], probs[rows], params.logprobs_mode)
-        one.logprobs += token_logprobs(log_rows, verdict.token_ids, params.logprobs)
+        log_rows = log_probs(logits[rows], probs[rows], sequence.params.logprobs_mode)
+        one.logprobs += token_logprobs(log_rows, verdict.token_ids, count)
     return verdict
 
 

@@ -22,6 +22,7 @@ from forerun.models.memory import (
     available_bytes,
     check_memory,
     describe,
+    draft_storage_of,
     memory_need,
     storage_of,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "available_bytes",
     "check_memory",
     "describe",
+    "draft_storage_of",
     "eos_token_ids",
     "layout_of",
     "load_config",

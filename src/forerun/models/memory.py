@@ -13,7 +13,7 @@ import torch
 from forerun.errors import MemoryLimitError
 from forerun.models.architecture import native, read_architecture
 from forerun.models.hf import max_context, refuse_unsupported
-from forerun.models.layouts import layout_of
+from forerun.models.layouts import Layout, layout_of
 from forerun.models.placement import (
     DTYPES,
     QUANTIZED,
@@ -93,7 +93,7 @@ def describe(config: Any, name: str = "the model") -> ModelSummary:
         family=config.model_type,
         native=ours,
         parameters=parameters,
-        weight_bytes=_weight_bytes(parameters, ours),
+        weight_bytes=_weight_bytes(config, parameters, ours),
         cache_values_per_token=2 * text.num_hidden_layers * heads * size,
         max_context=context,
         vocab_size=text.vocab_size,
@@ -102,11 +102,36 @@ def describe(config: Any, name: str = "the model") -> ModelSummary:
     )
 
 
-def _weight_bytes(parameters: int, ours: bool) -> dict[str, int]:
-    sizes: dict[str, float] = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+def _weight_bytes(config: Any, parameters: int, ours: bool) -> dict[str, int]:
+    sizes = {name: parameters * dtype.itemsize for name, dtype in DTYPES.items()}
     if ours:
-        sizes |= QUANTIZED
-    return {name: int(parameters * size) for name, size in sizes.items()}
+        layout = layout_of(read_architecture(config))
+        sizes |= {name: int(kernel_bytes(layout, name)) for name in QUANTIZED}
+    return sizes
+
+
+def kernel_bytes(layout: Layout, precision: str, *, read: bool = False) -> float:
+    """Bytes of a model's weights on the kernels.
+
+    Args:
+        layout: its tensors.
+        precision: `int8` or `int4`.
+        read: only those that every token reads: not tables that are looked into.
+    """
+    names = {tensor.name for tensor in layout.tensors}
+    head = "head.weight" if "head.weight" in names else "embedding.weight"
+    total = 0.0
+    for tensor in layout.tensors:
+        count = torch.Size(tensor.shape).numel()
+        if len(tensor.shape) == 1:
+            total += 4 * count
+        elif tensor.name == head:
+            total += QUANTIZED["int8"] * count
+        elif tensor.name in ("embedding.weight", "positions.weight"):
+            total += 0 if read else 2 * count
+        else:
+            total += QUANTIZED[precision] * count
+    return total
 
 
 def _count_on_meta(config: Any) -> int:
@@ -124,33 +149,41 @@ def memory_need(
     summary = describe(config, name)
     return MemoryNeed(
         name,
-        int(summary.parameters * storage.bytes_per_weight),
+        summary.weight_bytes[storage.precision],
         rows * capacity * summary.cache_bytes_per_token(storage.cache_dtype),
     )
 
 
 def storage_of(
-    config: Any,
-    device: torch.device,
-    dtype: str = "auto",
-    backend: str = "auto",
-    *,
-    drafts: bool = False,
+    config: Any, device: torch.device, dtype: str = "auto", backend: str = "auto"
 ) -> Storage:
     """How the model of a config will be kept, and what runs it.
 
     Args:
         config: of transformers.
         device, dtype, backend: as `load_model` takes them.
-        drafts: whether it is a draft model: on the kernels `auto` quantizes those.
 
     Raises:
         ConfigError: for a dtype or backend that does not exist or is not there.
     """
-    ours = native(config)
-    storage = resolve_storage(dtype, config.dtype, device, ours=ours, backend=backend)
-    if drafts and dtype == "auto" and storage.backend == "kernels":
-        return Storage(draft_precision(describe(config).parameters), "kernels")
+    return resolve_storage(dtype, config.dtype, device, ours=native(config), backend=backend)
+
+
+def draft_storage_of(
+    config: Any, device: torch.device, target: Storage, dtype: str = "auto", backend: str = "auto"
+) -> Storage:
+    """The same for a draft model. `auto` runs it on what the target runs on, and quantizes it on
+    the kernels.
+
+    Raises:
+        ConfigError: for a dtype or backend that does not exist or is not there.
+    """
+    if dtype != "auto" or not native(config):
+        return storage_of(config, device, dtype, backend)
+    storage = storage_of(config, device, dtype, target.backend)
+    if storage.backend == "kernels":
+        read = kernel_bytes(layout_of(read_architecture(config)), "int8", read=True)
+        return Storage(draft_precision(read), "kernels")
     return storage
 
 
@@ -195,11 +228,11 @@ def check_memory(
         ConfigError: for a dtype or device that does not exist or is not there.
     """
     place = resolve_device(device)
-    needs = []
-    for name, config, named in (("target", target, dtype), ("draft", draft, draft_dtype)):
-        if config is not None:
-            storage = storage_of(config, place, named, backend, drafts=name == "draft")
-            needs.append(memory_need(name, config, storage, rows=rows, capacity=capacity))
+    kept = storage_of(target, place, dtype, backend)
+    needs = [memory_need("target", target, kept, rows=rows, capacity=capacity)]
+    if draft is not None:
+        kept = draft_storage_of(draft, place, kept, draft_dtype, backend)
+        needs.append(memory_need("draft", draft, kept, rows=rows, capacity=capacity))
     refuse_excess(needs, available_bytes(place), place)
 
 

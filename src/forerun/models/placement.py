@@ -42,11 +42,6 @@ class Storage:
         return DTYPES.get(self.precision, torch.bfloat16)
 
     @property
-    def bytes_per_weight(self) -> float:
-        """Bytes that a weight takes."""
-        return QUANTIZED.get(self.precision) or self.dtype.itemsize
-
-    @property
     def cache_dtype(self) -> torch.dtype:
         """Of keys and values."""
         return self.dtype
@@ -111,7 +106,8 @@ def resolve_storage(
         raise ConfigError("dtype 'fp64' does not exist on 'mps'; use 'fp32' or the device 'cpu'.")
     precision = name if name != "auto" else _stored_precision(stored, device)
     why_not = _why_not_kernels(precision, device, ours)
-    if why_not is None and backend != "torch":
+    wanted = backend == "kernels" or precision in QUANTIZED or _native_is_fast()
+    if why_not is None and backend != "torch" and wanted:
         return Storage(precision, "kernels")
     if backend == "kernels" or precision in QUANTIZED:
         reason = why_not or "the backend 'torch' was asked for"
@@ -128,6 +124,11 @@ def _stored_precision(stored: torch.dtype | None, device: torch.device) -> str:
     return dtype_name(torch.float32 if slow or dtype is None else dtype)
 
 
+def _native_is_fast() -> bool:
+    """Whether the kernels have more to offer than plain loops, which torch outruns."""
+    return _native.AVAILABLE and _native.kernels.level() != "portable"
+
+
 def _why_not_kernels(precision: str, device: torch.device, ours: bool) -> str | None:
     """Why the compiled kernels cannot run a model; None if they can."""
     if device.type != "cpu":
@@ -141,10 +142,11 @@ def _why_not_kernels(precision: str, device: torch.device, ours: bool) -> str | 
     return None
 
 
-def draft_precision(parameters: int) -> str:
-    """What `auto` means for a draft on the kernels: int8 where that stays in half of the last-level
-    cache, which the target's weights stream through; else int4, the least to read."""
-    return "int8" if parameters * QUANTIZED["int8"] <= last_level_cache() / 2 else "int4"
+def draft_precision(int8_bytes: float) -> str:
+    """What `auto` means for a draft on the kernels that reads so many bytes a token in int8: int8
+    where they stay in half of the last-level cache, which the target's weights stream through; else
+    int4, the least to read."""
+    return "int8" if int8_bytes <= last_level_cache() / 2 else "int4"
 
 
 def last_level_cache() -> int:

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from forerun import _native
 from forerun._native import rows as native
 from forerun.core import Draft, Sequence, Verdict
 from forerun.errors import DistributionError
@@ -70,6 +71,8 @@ def judge(
     params = sequence.params
     if params.adjusts or not randomness.by_key_alone or not takes(draft, logits):
         return None
+    if rule == "block" and not draft.is_chain:
+        return None
     try:
         end, token = native.judge(
             rule,
@@ -81,8 +84,10 @@ def judge(
             sequence.seed,
             len(sequence),
         )
-    except ValueError as error:
+    except _native.kernels.RowError as error:
         raise DistributionError(f"{error}.") from None
+    except ValueError:
+        return None  # A draft that is none: step by step it is refused in its own words.
     return Verdict.of(draft, end, token)
 
 

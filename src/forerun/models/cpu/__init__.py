@@ -3,13 +3,14 @@
 from forerun.models.cpu.cache import CpuCache, CpuCacheView
 from forerun.models.cpu.chains import ChainRequest
 from forerun.models.cpu.model import CpuModel
-from forerun.models.cpu.threads import set_num_threads, shared_runtime
+from forerun.models.cpu.threads import num_threads, set_num_threads, shared_runtime
 
 __all__ = [
     "ChainRequest",
     "CpuCache",
     "CpuCacheView",
     "CpuModel",
+    "num_threads",
     "set_num_threads",
     "shared_runtime",
 ]

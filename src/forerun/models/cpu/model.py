@@ -199,10 +199,8 @@ class CpuModel:
     def _run(self, forward: Callable[..., None], *arguments: Any) -> None:
         try:
             forward(self._runtime, *arguments)
-        except _native.kernels.CacheError as error:
-            raise CacheError(f"{self.name}: {error}") from None
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{self.name} cannot run this: {_first_line(error)}") from None
+        except Exception as error:
+            raise _typed(self.name, error) from None
 
     def draft_chains(
         self, cache: Cache, requests: Sequence[ChainRequest], vocab_size: int
@@ -233,10 +231,10 @@ class CpuModel:
                 [rows.numpy() for rows in probs],
                 vocab_size,
             )
-        except _native.kernels.CacheError as error:
-            raise CacheError(f"{self.name}: {error}") from None
-        except ValueError as error:
+        except _native.kernels.RowError as error:
             raise DistributionError(f"{self.name}: {error}.") from None
+        except Exception as error:
+            raise _typed(self.name, error) from None
         return [
             Draft.chain(tokens, rows[: len(tokens)] if len(rows) and tokens else None)
             for tokens, rows in zip(drafted, probs, strict=True)
@@ -283,6 +281,19 @@ def _check_inputs(
         raise ConfigError(f"{name} takes token_ids and positions of int64 and shape [B, n].")
     if tree_mask is not None and (tree_mask.dtype is not torch.bool or tree_mask.ndim != 3):
         raise ConfigError(f"{name} takes a tree_mask of bool and shape [B, n, m].")
+
+
+def _typed(name: str, error: Exception) -> Exception:
+    """What an error of the kernels means."""
+    if isinstance(error, _native.kernels.CacheError):
+        return CacheError(f"{name}: {error}")
+    if isinstance(error, MemoryError):
+        return MemoryLimitError(
+            f"there is not enough memory to run {name}; run fewer tokens at once."
+        )
+    if isinstance(error, (ValueError, TypeError)):
+        return ConfigError(f"{name} cannot run this: {_first_line(error)}")
+    return error
 
 
 def _first_line(error: Exception) -> str:
