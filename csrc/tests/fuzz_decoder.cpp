@@ -309,7 +309,9 @@ int main(int count, char** arguments) {
   using namespace forerun::cpu;
   using namespace forerun::cpu::test;
   const double seconds = count > 1 ? std::atof(arguments[1]) : 5.0;
-  Random random(count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 7);
+  const std::uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 7;
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  Random random(seed);
   ThreadPool one(1);
   ThreadPool two(2);
   ThreadPool three(3);

@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
-
 from forerun.bench.paired import Comparison, compare
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.load import load
+from forerun.models.cpu.threads import threads_in_use
 from forerun.models.zoo import zoo_path
 from forerun.params import SamplingParams
 from forerun.stats import Stats
@@ -95,6 +94,7 @@ def run(
     max_tokens: int,
     dtype: str,
     num_speculative_tokens: int,
+    backend: str = "auto",
 ) -> list[Row]:
     """Compare every method at every temperature on every prompt."""
     rows = []
@@ -104,7 +104,7 @@ def run(
             model="zoo-draft" if method == "draft_model" else None,
             num_speculative_tokens=num_speculative_tokens,
         )
-        engine = load("zoo", config, dtype=dtype)
+        engine = load("zoo", config, dtype=dtype, backend=backend)
         for temperature in temperatures:
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
             found = []
@@ -147,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--backend", default="auto")
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--methods", nargs="+", default=["draft_model", "ngram"])
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
@@ -160,9 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.max_tokens,
         options.dtype,
         options.num_speculative_tokens,
+        options.backend,
     )
     if options.json:
-        content: dict[str, Any] = {"threads": torch.get_num_threads()}
+        content: dict[str, Any] = {"threads": threads_in_use()}
         print(json.dumps({**content, "rows": [asdict(row) for row in rows]}))
     else:
         print(table(rows))
