@@ -49,7 +49,7 @@ inline std::int64_t between(Random& random, std::int64_t low, std::int64_t high)
 }
 
 inline bool same_bits(const float* a, const float* b, std::int64_t n) {
-  return std::memcmp(a, b, static_cast<std::size_t>(n) * sizeof(float)) == 0;
+  return n == 0 || std::memcmp(a, b, static_cast<std::size_t>(n) * sizeof(float)) == 0;
 }
 
 // A packed matrix with its memory.

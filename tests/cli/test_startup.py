@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-LONG = ("--temperature", "0", "--ignore-eos", "--max-tokens", "12000")
+# More text than a pipe holds, so that it cannot have ended before it is interrupted.
+LONG = ("--temperature", "0", "--ignore-eos", "--max-tokens", "100000")
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
 from forerun.bench.paired import Comparison, compare
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.load import load
