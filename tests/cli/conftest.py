@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from forerun.cli.main import application
 
 VOCAB_SIZE = 300
-CONTEXT = 131072
+CONTEXT = 16384
 
 
 @pytest.fixture(autouse=True)

@@ -68,7 +68,7 @@ def test_object(cli: Any, bare: str) -> None:
 def test_text(cli: Any, bare: str) -> None:
     result = cli.run("info", bare, "--backend", "torch")
     assert result.exit_code == 0
-    for word in ("qwen3", "parameters", "fp32", "131072", "ngram", "distributional", "fits"):
+    for word in ("qwen3", "parameters", "fp32", "16384", "ngram", "distributional", "fits"):
         assert word in result.stdout
 
 
@@ -142,7 +142,7 @@ def test_wrong_use(cli: Any, bare: str, tmp_path: Path) -> None:
     refused(cli.run("info", bare, "--dtype", "fp31"), "'fp32'")
     refused(cli.run("info", bare, "--jsn"), "'--json'")
     refused(cli.run("info", ""), "MODEL", "empty")
-    refused(cli.run("info", bare, "--max-context", "131073"), "--max-context", "131072")
+    refused(cli.run("info", bare, "--max-context", "16385"), "--max-context", "16384")
     refused(cli.run("info", bare, "--revision", "main"), "revision 'main'", "directory")
 
 

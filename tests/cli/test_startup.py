@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-# More text than a pipe holds, so that it cannot have ended before it is interrupted.
-LONG = ("--temperature", "0", "--ignore-eos", "--max-tokens", "100000")
+LONG = ("--temperature", "0", "--ignore-eos", "--max-tokens", "12000")
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -61,8 +60,9 @@ def process(cli: Any) -> Any:
     """A long run in a process of its own, with a pipe for its output."""
     pair = ("--model", cli.target, "--draft-model", cli.draft, "--prompt", "def add")
     program = [sys.executable, "-m", "forerun.cli.main", "generate", *pair, *LONG]
+    # The pipe holds less than the text, so that the run cannot have ended before it is interrupted.
     running = subprocess.Popen(
-        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, pipesize=4096
     )
     yield running
     running.kill()

@@ -42,7 +42,7 @@ PROMPT = ("--prompt", "def add")
         ((*PROMPT, "--prompt-lookup-max", "9"), ["--prompt-lookup-max", "'draft_model'"]),
         ((*PROMPT, "--revision", "main"), ["revision 'main'", "directory"]),
         ((*PROMPT, "--draft-revision", "main"), ["revision 'main'", "directory"]),
-        ((*PROMPT, "--max-context", "131073"), ["--max-context", "131072"]),
+        ((*PROMPT, "--max-context", "16385"), ["--max-context", "16384"]),
         (("--prompt", "a\udcffb"), ["--prompt", "UTF-8"]),
         ((*PROMPT, "--stop", "\udcff"), ["--stop", "UTF-8"]),
         ((*PROMPT, "--draft-model", "\udcff"), ["--draft-model", "UTF-8"]),
