@@ -49,13 +49,6 @@ class Stream {
   Buffer memory_;
 };
 
-Precision precision_named(const std::string& name) {
-  for (const Precision p : {Precision::fp32, Precision::bf16, Precision::int8, Precision::int4}) {
-    if (name == precision_name(p)) return p;
-  }
-  throw std::invalid_argument("no precision " + name);
-}
-
 double peak(Runtime& runtime, const std::string& precision) {
   const Precision p = precision_named(precision);
   const nb::gil_scoped_release released;

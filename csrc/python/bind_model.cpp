@@ -27,13 +27,6 @@ using Mask = nb::ndarray<const bool, nb::ndim<3>, nb::c_contig, nb::device::cpu>
 using Floats = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-Precision precision_named(const std::string& name) {
-  for (const Precision p : {Precision::fp32, Precision::bf16, Precision::int8, Precision::int4}) {
-    if (name == precision_name(p)) return p;
-  }
-  throw std::invalid_argument("no precision " + name);
-}
-
 Level level_named(const std::string& name) {
   for (const Level level : {Level::portable, Level::avx2, Level::avx512}) {
     if (name == level_name(level)) return level;

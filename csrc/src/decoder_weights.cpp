@@ -8,6 +8,7 @@
 
 #include "numbers.h"
 #include "quantize.h"
+#include "source_values.h"
 
 namespace forerun::cpu {
 namespace {
@@ -31,17 +32,6 @@ std::int64_t layer_index(const std::string& name, std::string& rest) {
 
 }  // namespace
 
-void read_values(const void* data, SourceType type, std::int64_t count, float* out) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    switch (type) {
-      case SourceType::fp32: out[i] = static_cast<const float*>(data)[i]; break;
-      case SourceType::bf16: out[i] = bf16_to_float(static_cast<const std::uint16_t*>(data)[i]); break;
-      case SourceType::fp16: out[i] = half_to_float(static_cast<const std::uint16_t*>(data)[i]); break;
-    }
-    if (!std::isfinite(out[i])) throw std::domain_error("a weight is not finite");
-  }
-}
-
 void Table::make(std::int64_t r, std::int64_t c, bool wide) {
   rows = r;
   cols = c;
@@ -52,8 +42,7 @@ void Table::make(std::int64_t r, std::int64_t c, bool wide) {
 void Table::store(std::int64_t first, std::int64_t count, const void* data, SourceType type) {
   std::vector<float> row(static_cast<std::size_t>(cols));
   for (std::int64_t i = 0; i < count; ++i) {
-    const auto* source = static_cast<const std::uint8_t*>(data) + static_cast<std::size_t>(i * cols) * bytes_of(type);
-    read_values(source, type, cols, row.data());
+    read_values(data, type, i * cols, cols, row.data());
     const auto at = static_cast<std::size_t>((first + i) * cols);
     if (fp32) {
       std::memcpy(memory.data() + at * 4, row.data(), row.size() * 4);
@@ -203,7 +192,7 @@ void Decoder::load(const std::string& name, std::int64_t first, std::int64_t cou
                                 " of " + std::to_string(cols) + " do not fit");
   }
   if (place.table != nullptr) return place.table->store(first, count, data, type);
-  if (place.vector != nullptr) return read_values(data, type, count, place.vector->data() + first);
+  if (place.vector != nullptr) return read_values(data, type, 0, count, place.vector->data() + first);
   // A body of the pool must not throw: what goes wrong is kept and thrown afterwards.
   std::atomic<bool> failed{false};
   std::string message;

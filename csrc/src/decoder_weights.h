@@ -66,7 +66,4 @@ struct DecoderWeights {
   void make_matrices();
 };
 
-// `count` values as floats. Throws std::domain_error for one that is not finite.
-void read_values(const void* data, SourceType type, std::int64_t count, float* out);
-
 }  // namespace forerun::cpu

@@ -8,6 +8,7 @@
 
 #include "numbers.h"
 #include "quantize.h"
+#include "source_values.h"
 
 namespace forerun::cpu {
 namespace {
@@ -18,26 +19,6 @@ constexpr std::int64_t kMaxSide = std::int64_t{1} << 31;
 // groups of 64, half of that in 128. int4 needs the finer scale.
 constexpr int kDefaultGroupInt8 = 64;
 constexpr int kDefaultGroupInt4 = 32;
-
-// Whole rows at a time, without a choice inside of the loops: they run over billions of values.
-template <class Value, class Convert>
-void convert_row(const Value* source, std::vector<float>& row, Convert convert) {
-  float* out = row.data();
-  for (std::size_t i = 0; i < row.size(); ++i) out[i] = convert(source[i]);
-}
-
-void read_row(const void* source, SourceType type, std::int64_t offset, std::vector<float>& row) {
-  const auto* halves = static_cast<const std::uint16_t*>(source) + offset;
-  switch (type) {
-    case SourceType::bf16: convert_row(halves, row, bf16_to_float); break;
-    case SourceType::fp16: convert_row(halves, row, half_to_float); break;
-    case SourceType::fp32: convert_row(static_cast<const float*>(source) + offset, row, [](float x) { return x; }); break;
-  }
-  // x - x is 0 for numbers alone.
-  float sum = 0.0f;
-  for (const float x : row) sum += x - x;
-  if (sum != 0.0f || std::isnan(sum)) throw std::domain_error("a weight is not finite");
-}
 
 void pack_fp32(const std::vector<float>& row, std::uint8_t* lane) {
   for (std::size_t i = 0; i < row.size(); ++i) std::memcpy(lane + i * kLineBytes, &row[i], 4);
@@ -77,6 +58,13 @@ const char* precision_name(Precision precision) {
     case Precision::int8: return "int8";
     default: return "int4";
   }
+}
+
+Precision precision_named(const std::string& name) {
+  for (const Precision p : {Precision::fp32, Precision::bf16, Precision::int8, Precision::int4}) {
+    if (name == precision_name(p)) return p;
+  }
+  throw std::invalid_argument("no precision " + name);
 }
 
 MatrixShape MatrixShape::make(Precision precision, std::int64_t rows, std::int64_t cols, int group) {
@@ -142,7 +130,7 @@ void PackedMatrix::pack_rows(std::int64_t first, std::int64_t count, const void*
   }
   std::vector<float> row(static_cast<std::size_t>(shape_.cols));
   for (std::int64_t i = 0; i < count; ++i) {
-    read_row(source, type, i * stride, row);
+    read_values(source, type, i * stride, shape_.cols, row.data());
     const std::int64_t r = first + i;
     const auto lane = static_cast<std::size_t>(r % kBlockRows);
     std::uint8_t* block = memory_ + static_cast<std::size_t>(r / kBlockRows) * shape_.block_bytes();

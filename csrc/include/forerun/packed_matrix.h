@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace forerun::cpu {
 
@@ -18,6 +19,8 @@ class ThreadPool;
 enum class Precision { fp32, bf16, int8, int4 };
 
 const char* precision_name(Precision precision);
+// Throws std::invalid_argument for a name that is none.
+Precision precision_named(const std::string& name);
 
 constexpr int kBlockRows = 16;
 constexpr std::size_t kLineBytes = 64;

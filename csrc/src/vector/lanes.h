@@ -53,12 +53,16 @@ inline float sum(const float* x, std::int64_t n, Term term) {
   return sum_lanes(total);
 }
 
-// Within 1.5 units in the last place of the true exp; 0 below -86.9, infinity above 88.7.
-inline float exponential(float x) {
-  const float limited = x > 88.8f ? 88.8f : x < -86.9f ? -86.9f : x;
-  const float shifted = limited * 1.44269504f + 12582912.0f;
+// exp(x) as a factor and the bits that hold the power of two in their lowest places; |x| below 89.
+struct Exponential {
+  float factor;
+  std::uint32_t power;
+};
+
+inline Exponential split_exponential(float x) {
+  const float shifted = x * 1.44269504f + 12582912.0f;
   const float steps = shifted - 12582912.0f;
-  const float r = (limited - steps * 0.693359375f) - steps * -2.12194440e-4f;
+  const float r = (x - steps * 0.693359375f) - steps * -2.12194440e-4f;
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -66,27 +70,21 @@ inline float exponential(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
+  return {p, bits_of(shifted) - 0x4b400000u};
+}
+
+// Within 1.5 units in the last place of the true exp; 0 below -86.9, infinity above 88.7.
+inline float exponential(float x) {
+  const Exponential e = split_exponential(x > 88.8f ? 88.8f : x < -86.9f ? -86.9f : x);
   // In two factors: 2^128 has no float of its own.
-  const std::uint32_t power = bits_of(shifted) - 0x4b400000u + 126u;
-  const float y = p * float_of(power << 23) * 2.0f;
+  const float y = e.factor * float_of((e.power + 126u) << 23) * 2.0f;
   return x < -86.9f ? 0.0f : y;
 }
 
 // The same for x <= 0, where less can happen.
-inline float exponential_below(float x) {
-  const float limited = x < -86.9f ? -86.9f : x;
-  const float shifted = limited * 1.44269504f + 12582912.0f;
-  const float steps = shifted - 12582912.0f;
-  const float r = (limited - steps * 0.693359375f) - steps * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const std::uint32_t power = bits_of(shifted) - 0x4b400000u + 127u;
-  const float y = p * float_of(power << 23);
+inline float falling_exponential(float x) {
+  const Exponential e = split_exponential(x < -86.9f ? -86.9f : x);
+  const float y = e.factor * float_of((e.power + 127u) << 23);
   return x < -86.9f ? 0.0f : y;
 }
 

@@ -10,23 +10,6 @@
 namespace forerun::cpu {
 namespace {
 
-// exponential() for x <= 0, without the steps that only larger x need.
-inline float falling_exponential(float x) {
-  const float limited = x < -86.9f ? -86.9f : x;
-  const float shifted = limited * 1.44269504f + 12582912.0f;
-  const float steps = shifted - 12582912.0f;
-  const float r = (limited - steps * 0.693359375f) - steps * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const float y = p * float_of((bits_of(shifted) - 0x4b400000u + 127u) << 23);
-  return x < -86.9f ? 0.0f : y;
-}
-
 inline double falling_exponential(double x) { return __builtin_exp(x); }
 
 template <class T>

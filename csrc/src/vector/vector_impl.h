@@ -86,11 +86,11 @@ float exp_sum(float* x, float shift, std::int64_t n) {
   Lanes total = {};
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    for (int l = 0; l < kLanes; ++l) x[i + l] = exponential_below(x[i + l] - shift);
+    for (int l = 0; l < kLanes; ++l) x[i + l] = falling_exponential(x[i + l] - shift);
     total = total + load(x + i);
   }
   if (i == n) return sum_lanes(total);
-  for (std::int64_t l = i; l < n; ++l) x[l] = exponential_below(x[l] - shift);
+  for (std::int64_t l = i; l < n; ++l) x[l] = falling_exponential(x[l] - shift);
   return sum_lanes(total + load_part(x + i, n - i));
 }
 

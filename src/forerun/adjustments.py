@@ -1,0 +1,119 @@
+"""What changes logits before they are warped: penalties, logit bias, bans and masks.
+
+Each looks at what stands before a row, the drafted tokens included, as plain decoding would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.core import Sequence
+from forerun.errors import ConfigError
+from forerun.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What stands before a row: the committed tokens of a sequence and the drafted ones after them."""
+
+    sequence: Sequence
+    drafted: tuple[int, ...] = ()
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.sequence.params
+
+    @property
+    def position(self) -> int:
+        """The position of the token that the row is for."""
+        return len(self.sequence) + len(self.drafted)
+
+
+@dataclass(frozen=True)
+class History:
+    """Which tokens a sequence holds, bool [V], and how often its output does, [V]."""
+
+    seen: Tensor
+    output_counts: Tensor
+
+    @classmethod
+    def of(cls, sequence: Sequence, row: Tensor) -> History:
+        ids = torch.tensor(sequence.token_ids, dtype=torch.long, device=row.device)
+        seen = torch.zeros_like(row, dtype=torch.bool)
+        seen[ids] = True
+        output = ids[sequence.num_prompt_tokens :]
+        return cls(seen, torch.bincount(output, minlength=len(row)).to(row.dtype))
+
+    def after(self, drafted: tuple[int, ...]) -> History:
+        if not drafted:
+            return self
+        ids = torch.tensor(drafted, dtype=torch.long, device=self.seen.device)
+        ones = torch.ones_like(ids, dtype=self.output_counts.dtype)
+        counts = self.output_counts.index_add(0, ids, ones)
+        return History(self.seen.index_fill(0, ids, True), counts)
+
+
+def adjust(row: Tensor, prefix: Prefix, histories: dict[int, History], lenient: bool) -> None:
+    """Change a row of logits [V] in place as the request asks: penalties, bias and bans, masks.
+
+    Args:
+        row: the logits.
+        prefix: what stands before it.
+        histories: by request, kept from row to row.
+        lenient: a mask hook that fails allows nothing, rather than to raise.
+    """
+    if prefix.params.penalizes:
+        _penalize(row, prefix, histories)
+    _bias_and_ban(row, prefix.params)
+    if prefix.params.mask is None:
+        return
+    try:
+        _mask(row, prefix)
+    except Exception:
+        if not lenient:
+            raise
+        row.fill_(-torch.inf)
+
+
+def _penalize(row: Tensor, prefix: Prefix, histories: dict[int, History]) -> None:
+    params, sequence = prefix.params, prefix.sequence
+    if sequence.request_id not in histories:
+        histories[sequence.request_id] = History.of(sequence, row)
+    history = histories[sequence.request_id].after(prefix.drafted)
+    factor = params.repetition_penalty
+    if factor != 1.0:
+        penalized = torch.where(row > 0, row / factor, row * factor)
+        row.copy_(torch.where(history.seen, penalized, row))
+    if params.presence_penalty or params.frequency_penalty:
+        counts = history.output_counts
+        row -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+
+
+def _bias_and_ban(row: Tensor, params: SamplingParams) -> None:
+    if params.logit_bias:
+        row[list(params.logit_bias)] += torch.tensor(
+            list(params.logit_bias.values()), dtype=row.dtype, device=row.device
+        )
+    if params.banned_token_ids:
+        row[list(params.banned_token_ids)] = -torch.inf
+    if params.allowed_token_ids is not None:
+        allowed = torch.zeros_like(row, dtype=torch.bool)
+        allowed[list(params.allowed_token_ids)] = True
+        row.masked_fill_(~allowed, -torch.inf)
+
+
+def _mask(row: Tensor, prefix: Prefix) -> None:
+    assert prefix.params.mask is not None
+    mask = prefix.params.mask(prefix.sequence.token_ids, prefix.drafted)
+    if mask is None:
+        return
+    allowed = torch.as_tensor(mask, dtype=torch.bool, device=row.device)
+    if allowed.shape != row.shape:
+        raise ConfigError(
+            f"the mask hook returned shape {list(allowed.shape)}; it must return "
+            f"[{len(row)}], one entry a token, or None."
+        )
+    row.masked_fill_(~allowed, -torch.inf)
