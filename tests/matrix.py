@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from forerun.contracts import Drafter
+from forerun.core import NO_HINTS, Hints
+from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.prediction import PredictionDrafter
+from forerun.drafters.suffix import SuffixDrafter
+from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.params import SamplingParams
-from forerun.testing import ToyModel, TreeDrafter
+from forerun.testing import LayeredToyModel, ToyModel, TreeDrafter
 
 VOCAB = 11
 ROWS = 4
-TARGET = ToyModel(VOCAB)
+# In layers, so that its first ones can draft; its logits are those of a ToyModel.
+TARGET = LayeredToyModel(VOCAB)
 DRAFT = ToyModel(VOCAB, noise=1.0)
 
 
 @dataclass(frozen=True)
 class DrafterCase:
-    """A drafter and the rules that may judge it; a new drafter adds one."""
+    """A drafter and the rules that may judge it; a new drafter adds one.
+
+    Args:
+        config: further speculative options, a tree for instance.
+        hints: what its requests come with.
+    """
 
     name: str
     make: Callable[[], Drafter]
     rules: tuple[str, ...]
     draft_sample_method: str = "auto"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    hints: Hints = NO_HINTS
+
+
+TREE = {"tree": "auto", "num_tree_nodes": 6}
+SHAPE = {"tree": [-1, -1, -1, 0, 0, 1, 3]}
+POINT_MASSES = ("auto", "token", "coupled")
+# Some of it comes so, and all tokens occur.
+PREDICTED = Hints(
+    prediction=(*range(VOCAB), 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8)
+)
 
 
 DRAFTERS = [
     DrafterCase(
         "draft_model",
         lambda: DraftModelDrafter(DRAFT, ROWS, DRAFT.max_context),
-        ("auto", "token", "block", "coupled"),
+        ("auto", "token", "block", "traversal", "coupled"),
     ),
     DrafterCase(
         "draft_model-greedy",
@@ -39,12 +63,56 @@ DRAFTERS = [
         ("auto", "token", "coupled"),
         draft_sample_method="greedy",
     ),
-    DrafterCase("ngram", lambda: NgramDrafter(1, 3), ("auto", "token", "coupled")),
-    DrafterCase("tree", lambda: TreeDrafter(DRAFT), ("auto", "token", "coupled")),
+    DrafterCase(
+        "draft_model-tree",
+        lambda: DraftModelDrafter(DRAFT, ROWS, DRAFT.max_context),
+        ("auto", "token", "traversal", "coupled"),
+        config=TREE,
+    ),
+    DrafterCase(
+        "draft_model-shape-greedy",
+        lambda: DraftModelDrafter(DRAFT, ROWS, DRAFT.max_context),
+        ("auto", "token", "coupled"),
+        draft_sample_method="greedy",
+        config=SHAPE,
+    ),
+    DrafterCase(
+        "cascade",
+        lambda: CascadeDrafter(
+            [NgramDrafter(1, 3), DraftModelDrafter(DRAFT, ROWS, DRAFT.max_context)]
+        ),
+        ("auto", "token", "coupled"),
+        config=TREE,
+    ),
+    DrafterCase(
+        "layer_skip",
+        lambda: LayerSkipDrafter(TARGET, (1, 2)),
+        ("auto", "token", "block", "traversal", "coupled"),
+    ),
+    DrafterCase("ngram", lambda: NgramDrafter(1, 3), POINT_MASSES),
+    DrafterCase("ngram-tree", lambda: NgramDrafter(1, 3), POINT_MASSES, config=TREE),
+    DrafterCase("suffix", SuffixDrafter, POINT_MASSES),
+    DrafterCase("suffix-tree", SuffixDrafter, POINT_MASSES, config=TREE),
+    DrafterCase(
+        "suffix-corpus",
+        lambda: SuffixDrafter(100, corpus=range(VOCAB)),
+        POINT_MASSES,
+        config=SHAPE,
+    ),
+    DrafterCase("token_recycling", lambda: TokenRecyclingDrafter(VOCAB), POINT_MASSES),
+    DrafterCase(
+        "token_recycling-tree", lambda: TokenRecyclingDrafter(VOCAB), POINT_MASSES, config=TREE
+    ),
+    DrafterCase(
+        "token_recycling-shape", lambda: TokenRecyclingDrafter(VOCAB), POINT_MASSES, config=SHAPE
+    ),
+    DrafterCase("prediction", PredictionDrafter, POINT_MASSES, hints=PREDICTED),
+    DrafterCase("prediction-tree", PredictionDrafter, POINT_MASSES, config=TREE, hints=PREDICTED),
+    DrafterCase("tree", lambda: TreeDrafter(DRAFT), ("auto", "token", "traversal", "coupled")),
     DrafterCase(
         "tree-replacement",
         lambda: TreeDrafter(DRAFT, (3, 2), replacement=True),
-        ("auto", "token", "coupled"),
+        ("auto", "token", "traversal", "coupled"),
     ),
     DrafterCase(
         "tree-top",

@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 from forerun import _native
-from forerun.core import Draft, Sequence
+from forerun._native import rows as native
+from forerun.core import Draft, Drawing, Exactness, Sequence
 from forerun.params import SamplingParams
 from forerun.randomness import Key, Purpose, Randomness
-from forerun.sampling import couple, draw, warp_draft
+from forerun.sampling import Prefix, couple, draw, draw_siblings, warp, warp_draft
 from forerun.testing import check_verifier
-from forerun.verification import RULES, block, make_rule, token
+from forerun.verification import RULES, block, make_rule, token, traversal
 from forerun.verification.decision import Decision, walk
 
 pytestmark = pytest.mark.skipif(not _native.AVAILABLE, reason="built without kernels")
 
 Decide = Callable[[Draft, Tensor], Decision]
+DECIDE = {"token": token.decide, "block": block.decide, "traversal": traversal.decide}
 TYPES = {torch.float32: 1e-6, torch.float64: 1e-12}
 # From less than a block of tokens to more of them than one looks through for a nucleus.
 VOCAB_SIZES = (1, 2, 63, 64, 65, 500, 3000)
@@ -160,7 +162,7 @@ def drawn(
 
 @pytest.mark.parametrize("vocab_size", [3, 64, 300])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("rule", ["token", "block", "token, point masses"])
+@pytest.mark.parametrize("rule", ["token", "block", "traversal", "token, point masses"])
 def test_the_compiled_walk_follows_the_compiled_decision(
     rule: str, shape: tuple[int, ...], vocab_size: int, dtype: torch.dtype
 ) -> None:
@@ -173,7 +175,7 @@ def test_the_compiled_walk_follows_the_compiled_decision(
         if rule == "token, point masses":
             draft = Draft(draft.token_ids, shape)
         sequence = Sequence(0, [1, 2], 2, SamplingParams(), seed)
-        decide = block.decide if rule == "block" else token.decide
+        decide = DECIDE[rule.split(",")[0]]
         expected_keys: list[Key] = []
         decision = decide(draft, target)
         expected = walk(draft, decision, sequence, Randomness(expected_keys.append))
@@ -192,13 +194,12 @@ def test_decisions_agree(
 ) -> None:
     cases = [drawn(shape, 70, seed, dtype) for seed in range(20)]
     cases += [(Draft(draft.token_ids, shape), target) for draft, target in cases]
-    rules = [token.decide, block.decide]
     results = []
     for _ in range(2):
         decided = []
-        for decide, (draft, target) in itertools.product(rules, cases):
-            chain = draft.is_chain and (draft.probs is not None or not shape)
-            if decide is token.decide or chain:
+        for (rule, decide), (draft, target) in itertools.product(DECIDE.items(), cases):
+            legal = rule == "token" or draft.probs is not None or not shape
+            if legal and (rule != "block" or draft.is_chain):
                 decided.append(decide(draft, target))
         results.append(decided)
         in_torch(monkeypatch)
@@ -209,7 +210,7 @@ def test_decisions_agree(
         torch.testing.assert_close(ours.emit, theirs.emit, rtol=1e-5, atol=TYPES[dtype])
 
 
-@pytest.mark.parametrize("decide", [token.decide, block.decide], ids=["token", "block"])
+@pytest.mark.parametrize("decide", DECIDE.values(), ids=DECIDE)
 def test_where_nothing_is_left_the_target_row_is_emitted(decide: Decide) -> None:
     """Identical models: no residual, and a row to emit from all the same."""
     _, target = drawn((-1, 0), 70, 1, torch.float64)
@@ -235,10 +236,75 @@ def test_coupled_verdicts_agree(greedy: bool, monkeypatch: pytest.MonkeyPatch) -
     assert len({verdict.path for verdict in results[0]}) > 1
 
 
-@pytest.mark.parametrize("name", sorted({*RULES} - {"standard"}))
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        name
+        for name, rule in RULES.items()
+        if name != "standard" and rule.exactness is not Exactness.APPROXIMATE
+    ),
+)
 def test_compiled_rules_are_exact(name: str) -> None:
     """Over every outcome, by the decision and from outside."""
     assert check_verifier(make_rule(name)).largest_deviation < 1e-12
+
+
+def one_by_one(
+    row: Tensor, key: tuple[int, int], nodes: list[int], replacement: bool
+) -> list[tuple[int, Tensor]]:
+    """The children of one node, written down plainly: tokens, and the rows they were drawn from."""
+    found = []
+    for node in nodes:
+        token = draw(row[None], [Randomness().uniform(*key, Purpose.DRAFT, node)])[0]
+        found.append((token, row))
+        if not replacement:
+            row = row.index_fill(0, torch.tensor(token), 0.0)
+            if row.sum() == 0:
+                break
+            row = row / row.sum()
+    return found
+
+
+@pytest.mark.parametrize("replacement", [False, True], ids=["without", "with"])
+@pytest.mark.parametrize("vocab_size", [1, 3, 64, 65, 500, 3000])
+def test_siblings_are_drawn_alike(
+    vocab_size: int, replacement: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of many nodes at once, one after the other, and from logits in torch. The rounding of
+    sums adds up over siblings."""
+    params = SamplingParams(top_k=40, temperature=1.5)
+    sequences = [Sequence(0, [1] * (seed % 3 + 1), 1, params, seed - 4) for seed in range(9)]
+    prefixes = [Prefix(one) for one in sequences]
+    logits = torch.cat([logits_of(vocab_size, seed, dtype) for seed in range(3)])
+    probs = warp(logits, prefixes)
+    keys = [(one.seed, len(one)) for one in sequences]
+    nodes = [list(range(5 * row, 5 * row + row % 6)) for row in range(9)]
+    tokens, rows = native.draw_siblings(probs, keys, nodes, replacement)
+    each = zip(probs, keys, nodes, strict=True)
+    expected = [one_by_one(*one, replacement) for one in each]
+    assert tokens == [[token for token, _ in one] for one in expected]
+    plainly = torch.stack([row for one in expected for _, row in one])
+    rounding = 0.0 if replacement else 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(rows, plainly, rtol=rounding, atol=0.0)
+    assert torch.equal(rows == 0, plainly == 0)
+    in_torch(monkeypatch)
+    source = Randomness()
+    children = draw_siblings(logits, prefixes, Drawing.DRAW, nodes, source, replacement=replacement)
+    assert tokens == [one.token_ids for one in children]
+    in_torch_form = torch.cat([one.rows for one in children if one.rows is not None])
+    torch.testing.assert_close(rows, in_torch_form, rtol=1e-5, atol=TYPES[dtype])
+
+
+def test_siblings_of_nothing() -> None:
+    """A row without probability has no children, nor has one of which none are asked for."""
+    probs = torch.tensor([[0.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
+    keys = [(1, 1)] * 3
+    tokens, rows = native.draw_siblings(probs, keys, [[0, 1], [], [2, 3]])
+    assert tokens == [[], [], [1]]
+    assert torch.equal(rows, probs[2:])
+    assert native.draw_siblings(probs, keys, [[], [], []])[0] == [[], [], []]
+    with pytest.raises(ValueError, match="each key has its nodes"):
+        native.draw_siblings(probs, keys, [[0]])
 
 
 def test_a_draft_that_is_none_is_refused() -> None:

@@ -15,6 +15,7 @@
 #include "forerun/cpu_level.h"
 #include "forerun/decoder.h"
 #include "forerun/errors.h"
+#include "forerun/gated_mlp.h"
 #include "runtime.h"
 
 namespace nb = nanobind;
@@ -26,6 +27,9 @@ using Ids = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::devic
 using Mask = nb::ndarray<const bool, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using States = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Logits = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 Level level_named(const std::string& name) {
   for (const Level level : {Level::portable, Level::avx2, Level::avx512}) {
@@ -159,10 +163,14 @@ void forward(Decoder& decoder, Runtime& runtime, KvCache& cache, std::vector<std
 
 using Lists = std::vector<std::vector<std::int64_t>>;
 
-// The same for rows of different lengths, as lists; without positions they go on from each row's length.
+// The same for rows of different lengths, as lists; without positions they go on from each row's length in
+// the first of the layers that run. Without layers all run.
 void forward_lists(Decoder& decoder, Runtime& runtime, KvCache& cache, std::vector<std::int64_t> rows,
-                   const Lists& token_ids, const std::optional<Lists>& positions, std::optional<Out> logits,
-                   bool last, std::optional<Mask> tree_mask, const HiddenOut& hidden_out) {
+                   const Lists& token_ids, const std::optional<Lists>& positions, std::optional<Layers> layers,
+                   std::optional<Out> logits, bool last, std::optional<Mask> tree_mask,
+                   std::optional<Floats> hidden_in, const HiddenOut& hidden_out) {
+  const Layers run_layers = layers.value_or(Layers{0, decoder.shape().layers});
+  expect(run_layers.first >= 0 && run_layers.first < cache.shape().layers, "layers");
   expect(rows.size() == token_ids.size() && (!positions || positions->size() == rows.size()), "rows");
   ForwardCall call;
   call.cache = &cache;
@@ -178,14 +186,48 @@ void forward_lists(Decoder& decoder, Runtime& runtime, KvCache& cache, std::vect
     std::copy(token_ids[b].begin(), token_ids[b].end(), ids.begin() + static_cast<std::ptrdiff_t>(first));
     if (positions) expect((*positions)[b].size() == count, "positions");
     for (std::size_t i = 0; i < count; ++i) {
-      places[first + i] = positions ? (*positions)[b][i] : cache.length(call.rows[b]) + static_cast<std::int64_t>(i);
+      places[first + i] = positions ? (*positions)[b][i] : cache.length(run_layers.first, call.rows[b]) + static_cast<std::int64_t>(i);
     }
   }
   call.token_ids = ids.data();
   call.positions = places.data();
-  const Layers layers = {0, decoder.shape().layers};
-  Arrays{std::move(logits), last, std::move(tree_mask), std::nullopt, hidden_out}.put(call, decoder, layers);
+  Arrays{std::move(logits), last, std::move(tree_mask), std::move(hidden_in), hidden_out}.put(call, decoder, run_layers);
   run(decoder, runtime, call);
+}
+
+void head(Decoder& decoder, Runtime& runtime, const States& hidden, const Logits& logits) {
+  const std::size_t tokens = hidden.shape(0);
+  expect(hidden.shape(1) == static_cast<std::size_t>(decoder.shape().hidden), "hidden");
+  expect(logits.shape(0) == tokens && logits.shape(1) == static_cast<std::size_t>(decoder.shape().vocab), "logits");
+  const nb::gil_scoped_release released;
+  const Turn turn(runtime);
+  decoder.head(hidden.data(), static_cast<std::int64_t>(tokens), logits.data(), runtime.pool);
+}
+
+void make_gated_mlp(GatedMlp* self, const Vector& norm, const States& gate, const States& up, const States& down,
+                    float norm_eps, const std::string& precision, const std::string& level) {
+  const std::size_t hidden = norm.shape(0);
+  const std::size_t inner = gate.shape(0);
+  expect(gate.shape(1) == hidden, "gate");
+  expect(up.shape(0) == inner && up.shape(1) == hidden, "up");
+  expect(down.shape(0) == hidden && down.shape(1) == inner, "down");
+  const GatedMlpSource source = {static_cast<std::int64_t>(hidden), static_cast<std::int64_t>(inner), norm.data(),
+                                 gate.data(), up.data(), down.data(), norm_eps};
+  new (self) GatedMlp(source, precision_named(precision), level.empty() ? best_level() : level_named(level));
+}
+
+void run_gated_mlp(GatedMlp& mlp, Runtime& runtime, const States& x, const Logits& y) {
+  const auto width = static_cast<std::size_t>(mlp.hidden());
+  expect(x.shape(1) == width, "hidden");
+  expect(y.shape(0) == x.shape(0) && y.shape(1) == width, "out");
+  const nb::gil_scoped_release released;
+  const Turn turn(runtime);
+  mlp.run(x.data(), static_cast<std::int64_t>(x.shape(0)), y.data(), runtime.pool);
+}
+
+void trim(KvCache& cache, std::int64_t row, std::int64_t length, std::optional<Layers> layers) {
+  const Layers some = layers.value_or(Layers{0, cache.shape().layers});
+  cache.trim(row, length, some.first, some.second);
 }
 
 // `address` points to count * cols values, which the caller keeps alive.
@@ -221,7 +263,7 @@ void bind_model(nb::module_& m) {
            },
            nb::arg("layer"), nb::arg("row"))
       .def("keep", &KvCache::keep, nb::arg("row"), nb::arg("start"), nb::arg("slots"))
-      .def("trim", &KvCache::trim, nb::arg("row"), nb::arg("length"));
+      .def("trim", &trim, nb::arg("row"), nb::arg("length"), nb::arg("layers") = nb::none());
 
   nb::class_<Decoder>(m, "Decoder", "A decoder-only transformer.")
       .def("__init__",
@@ -241,8 +283,14 @@ void bind_model(nb::module_& m) {
            nb::arg("positions"), nb::arg("layers"), nb::arg("logits").none(), nb::arg("last"),
            nb::arg("tree_mask").none(), nb::arg("hidden_in").none(), nb::arg("hidden_out"))
       .def("forward_lists", &forward_lists, nb::arg("runtime"), nb::arg("cache"), nb::arg("rows"),
-           nb::arg("token_ids"), nb::arg("positions").none(), nb::arg("logits").none(), nb::arg("last"),
-           nb::arg("tree_mask").none(), nb::arg("hidden_out"));
+           nb::arg("token_ids"), nb::arg("positions").none(), nb::arg("layers").none(), nb::arg("logits").none(),
+           nb::arg("last"), nb::arg("tree_mask").none(), nb::arg("hidden_in").none(), nb::arg("hidden_out"))
+      .def("head", &head, nb::arg("runtime"), nb::arg("hidden"), nb::arg("logits"));
+
+  nb::class_<GatedMlp>(m, "GatedMlp", "A gated MLP beside the residual.")
+      .def("__init__", &make_gated_mlp, nb::arg("norm"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
+           nb::arg("norm_eps"), nb::arg("precision"), nb::arg("level") = "")
+      .def("run", &run_gated_mlp, nb::arg("runtime"), nb::arg("hidden"), nb::arg("out"));
 }
 
 }  // namespace forerun::cpu

@@ -101,6 +101,31 @@ Ids draw_rows(const Matrix& probs, const std::vector<double>& uniforms) {
   });
 }
 
+// The children of each row, and what they were drawn from, one after the other, in the first of `rows`.
+std::vector<Ids> draw_siblings_of(const Matrix& probs, const Keys& keys, const std::vector<Ids>& nodes,
+                                  bool replacement, const Matrix& rows) {
+  const std::int64_t vocab = vocab_of(probs);
+  std::size_t total = 0;
+  for (const Ids& one : nodes) total += one.size();
+  check_shape("a matrix with a row for each key", probs, static_cast<std::int64_t>(keys.size()), vocab);
+  check_shape("rows", rows, static_cast<std::int64_t>(total), vocab);
+  check_same_type(probs, rows);
+  if (nodes.size() != keys.size()) throw std::invalid_argument("each key has its nodes");
+  return by_type(probs, [&](auto zero) {
+    using T = decltype(zero);
+    const nb::gil_scoped_release released;
+    std::vector<Ids> tokens;
+    T* out = data<T>(rows);
+    for (std::size_t row = 0; row < keys.size(); ++row) {
+      const T* own = data<T>(probs) + static_cast<std::int64_t>(row) * vocab;
+      const Siblings how{keys[row].first, keys[row].second, nodes[row], replacement};
+      tokens.push_back(draw_siblings(own, vocab, how, out));
+      out += static_cast<std::int64_t>(tokens.back().size()) * vocab;
+    }
+    return tokens;
+  });
+}
+
 Ids couple_rows(const Matrix& probs, const Noises& noise) {
   if (noise.shape(0) != probs.shape(0) || noise.shape(1) != probs.shape(1)) {
     throw std::invalid_argument("noise must have the shape of probs");
@@ -161,15 +186,22 @@ struct Judged {
 
 using Decided = std::tuple<std::vector<double>, Ids, Ids, std::int64_t>;
 
-Decided decide(bool block, const Ids& tokens, const Ids& parents, const Matrix& target,
-               const std::optional<Matrix>& draft, const Matrix& emit) {
+Rule rule_of(const std::string& name) {
+  if (name == "token") return Rule::token;
+  if (name == "block") return Rule::block;
+  if (name == "traversal") return Rule::traversal;
+  throw std::invalid_argument("the kernels know no rule " + name);
+}
+
+Decided decide_draft(const std::string& name, const Ids& tokens, const Ids& parents, const Matrix& target,
+                     const std::optional<Matrix>& draft, const Matrix& emit) {
+  const Rule rule = rule_of(name);
   check_shape("emit", emit, rows_of(target), vocab_of(target));
   check_same_type(target, emit);
   return by_type(target, [&](auto zero) {
     using T = decltype(zero);
     const Judged<T> judged(tokens, parents, target, draft);
-    const auto decision = block ? decide_block(judged.tree, judged.rows, data<T>(emit))
-                                : decide_token(judged.tree, judged.rows, data<T>(emit));
+    const auto decision = decide(rule, judged.tree, judged.rows, data<T>(emit));
     return Decided{{decision.accept.begin(), decision.accept.end()},
                    decision.on_accept,
                    decision.on_reject,
@@ -177,18 +209,19 @@ Decided decide(bool block, const Ids& tokens, const Ids& parents, const Matrix& 
   });
 }
 
-std::pair<std::int64_t, std::int64_t> verify(bool block, const Ids& tokens, const Ids& parents,
-                                             const Matrix& target, const std::optional<Matrix>& draft,
-                                             std::uint64_t seed, std::int64_t committed,
-                                             const std::optional<Source>& source) {
+std::pair<std::int64_t, std::int64_t> verify_draft(const std::string& name, const Ids& tokens,
+                                                   const Ids& parents, const Matrix& target,
+                                                   const std::optional<Matrix>& draft, std::uint64_t seed,
+                                                   std::int64_t committed,
+                                                   const std::optional<Source>& source) {
+  const Rule rule = rule_of(name);
   const Uniforms uniforms = [&](Purpose purpose, std::int64_t node) {
     return source ? (*source)(static_cast<int>(purpose), node) : uniform(seed, committed, purpose, node);
   };
   return by_type(target, [&](auto zero) {
     using T = decltype(zero);
     const Judged<T> judged(tokens, parents, target, draft);
-    const Outcome outcome = block ? verify_block(judged.tree, judged.rows, uniforms)
-                                  : verify_token(judged.tree, judged.rows, uniforms);
+    const Outcome outcome = verify(rule, judged.tree, judged.rows, uniforms);
     return std::pair(outcome.end, outcome.token);
   });
 }
@@ -208,11 +241,12 @@ std::pair<std::int64_t, std::int64_t> couple_tree(const Ids& tokens, const Ids& 
 using WarpArguments = std::tuple<double, std::int64_t, double, double>;
 
 // Warps and verifies in one go: rows that the walk does not come by are never warped.
-std::pair<std::int64_t, std::int64_t> judge(const std::string& rule, const Ids& tokens, const Ids& parents,
+std::pair<std::int64_t, std::int64_t> judge(const std::string& name, const Ids& tokens, const Ids& parents,
                                             const Matrix& logits, const std::optional<Matrix>& draft,
                                             const WarpArguments& warp_arguments, std::uint64_t seed,
                                             std::int64_t committed) {
-  if (rule != "token" && rule != "block" && rule != "coupled") throw std::invalid_argument("no rule " + rule);
+  const bool coupled = name == "coupled";
+  const Rule rule = coupled ? Rule::token : rule_of(name);
   Warp warp;
   std::tie(warp.temperature, warp.top_k, warp.top_p, warp.min_p) = warp_arguments;
   const Uniforms uniforms = [&](Purpose purpose, std::int64_t node) {
@@ -228,9 +262,8 @@ std::pair<std::int64_t, std::int64_t> judge(const std::string& rule, const Ids& 
     }
     WarpedRows<T> rows(judged.rows.target, judged.tree.size + 1, judged.rows.vocab, warp);
     judged.rows.warped = &rows;
-    const Outcome outcome = rule == "coupled" ? verify_coupled(judged.tree, judged.rows, seed, committed, false)
-                            : rule == "block" ? verify_block(judged.tree, judged.rows, uniforms)
-                                              : verify_token(judged.tree, judged.rows, uniforms);
+    const Outcome outcome = coupled ? verify_coupled(judged.tree, judged.rows, seed, committed, false)
+                                    : verify(rule, judged.tree, judged.rows, uniforms);
     return std::pair(outcome.end, outcome.token);
   });
 }
@@ -248,12 +281,14 @@ void bind_sampling(nb::module_& m) {
   m.def("warp_rows", warp_rows, nb::arg("logits"), nb::arg("probs"), nb::arg("temperature"),
         nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), "Which rows are all -inf, which broken.");
   m.def("draw_rows", draw_rows, nb::arg("probs"), nb::arg("uniforms"));
+  m.def("draw_siblings", draw_siblings_of, nb::arg("probs"), nb::arg("keys"), nb::arg("nodes"),
+        nb::arg("replacement"), nb::arg("rows"), "The tokens drawn from each row.");
   m.def("top_rows", top_rows, nb::arg("probs"));
   m.def("couple_rows", couple_rows, nb::arg("probs"), nb::arg("noise"));
   m.def("couple_keys", couple_keys, nb::arg("probs"), nb::arg("keys"));
-  m.def("decide", decide, nb::arg("block"), nb::arg("tokens"), nb::arg("parents"), nb::arg("target"),
+  m.def("decide", decide_draft, nb::arg("rule"), nb::arg("tokens"), nb::arg("parents"), nb::arg("target"),
         nb::arg("draft").none(), nb::arg("emit"), "accept, on_accept, on_reject, start");
-  m.def("verify", verify, nb::arg("block"), nb::arg("tokens"), nb::arg("parents"), nb::arg("target"),
+  m.def("verify", verify_draft, nb::arg("rule"), nb::arg("tokens"), nb::arg("parents"), nb::arg("target"),
         nb::arg("draft").none(), nb::arg("seed"), nb::arg("committed"), nb::arg("source").none(),
         "The end of the path and the token after it.");
   m.def("verify_coupled", couple_tree, nb::arg("tokens"), nb::arg("parents"), nb::arg("target"),

@@ -189,7 +189,7 @@ void Decoder::forward(const ForwardCall& call, ThreadPool& pool) {
     layer(run, index);
     hand_out(index + 1);
   }
-  if (call.end_layer == s.layers && call.logits_for != LogitsFor::none) head(run);
+  if (call.end_layer == s.layers && call.logits_for != LogitsFor::none) make_logits(run);
 }
 
 void Decoder::embed(ForwardRun& run) {
@@ -217,11 +217,11 @@ void Decoder::embed(ForwardRun& run) {
   });
 }
 
-void Decoder::norm(ForwardRun& run, const float* x, const std::vector<float>& weight,
+void Decoder::norm(ThreadPool& pool, const float* x, const std::vector<float>& weight,
                    const std::vector<float>& bias, std::int64_t tokens, float* y) {
   const DecoderShape& s = shape();
   const VectorOps& ops = vector_ops(limit_);
-  run.pool.for_ranges(tokens, grain(tokens, s.hidden, run.pool), [&](const Range& r) {
+  pool.for_ranges(tokens, grain(tokens, s.hidden, pool), [&](const Range& r) {
     for (std::int64_t i = r.begin; i < r.end; ++i) {
       const float* in = x + i * s.hidden;
       float* out = y + i * s.hidden;
@@ -236,13 +236,13 @@ void Decoder::layer(ForwardRun& run, std::int64_t index) {
   Workspace& space = *workspace_;
   const LayerWeights& w = weights_->layers[size(index)];
   const std::int64_t tokens = run.tokens();
-  norm(run, space.x.data(), w.input_norm, w.input_norm_bias, tokens, space.normed.data());
+  norm(run.pool, space.x.data(), w.input_norm, w.input_norm_bias, tokens, space.normed.data());
   space.activations.pack(space.normed.data(), tokens, s.hidden, s.hidden, run.pool);
   linear(w.qkv, space.activations, space.qkv.data(), s.qkv_rows(), run.pool, {or_null(w.qkv_bias), false, &w.output});
   attend(run, index);
   space.activations.pack(space.mixed.data(), tokens, s.heads * s.head_dim, s.heads * s.head_dim, run.pool);
   linear(w.output, space.activations, space.x.data(), s.hidden, run.pool, {or_null(w.output_bias), true, &w.up});
-  norm(run, space.x.data(), w.mlp_norm, w.mlp_norm_bias, tokens, space.normed.data());
+  norm(run.pool, space.x.data(), w.mlp_norm, w.mlp_norm_bias, tokens, space.normed.data());
   mlp(run, index);
 }
 
@@ -325,7 +325,7 @@ void Decoder::mlp(ForwardRun& run, std::int64_t index) {
   }
 }
 
-void Decoder::head(ForwardRun& run) {
+void Decoder::make_logits(ForwardRun& run) {
   const DecoderShape& s = shape();
   Workspace& space = *workspace_;
   const ForwardCall& call = run.call;
@@ -345,15 +345,24 @@ void Decoder::head(ForwardRun& run) {
     }
   }
   const auto tokens = static_cast<std::int64_t>(targets.size());
-  norm(run, x, weights_->norm, weights_->norm_bias, tokens, space.normed.data());
-  space.head_activations.pack(space.normed.data(), tokens, s.hidden, s.hidden, run.pool);
   const bool gap = targets.back() != tokens - 1;
   if (gap) space.logits.resize(size(tokens * s.vocab));
   float* y = gap ? space.logits.data() : call.logits;
-  linear(weights_->head, space.head_activations, y, s.vocab, run.pool, {nullptr, false, &weights_->layers[0].qkv});
+  head(x, tokens, y, run.pool);
   for (std::int64_t i = 0; gap && i < tokens; ++i) {
     std::memcpy(call.logits + targets[size(i)] * s.vocab, y + i * s.vocab, size(s.vocab) * 4);
   }
+}
+
+void Decoder::head(const float* hidden, std::int64_t tokens, float* logits, ThreadPool& pool) {
+  if (tokens < 1) return;
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  const DecoderShape& s = shape();
+  Workspace& space = *workspace_;
+  if (space.normed.size() < size(tokens * s.hidden)) space.normed.resize(size(tokens * s.hidden));
+  norm(pool, hidden, weights_->norm, weights_->norm_bias, tokens, space.normed.data());
+  space.head_activations.pack(space.normed.data(), tokens, s.hidden, s.hidden, pool);
+  linear(weights_->head, space.head_activations, logits, s.vocab, pool, {nullptr, false, &weights_->layers[0].qkv});
 }
 
 }  // namespace forerun::cpu

@@ -178,13 +178,17 @@ void KvCache::keep(std::int64_t row, std::int64_t start, const std::vector<std::
   }
 }
 
-void KvCache::trim(std::int64_t row, std::int64_t length) {
+void KvCache::trim(std::int64_t row, std::int64_t length, std::int64_t first_layer, std::int64_t end_layer) {
   check_row(row);
+  if (first_layer < 0 || first_layer > end_layer || end_layer > shape_.layers) {
+    throw CacheError("cannot trim layers " + std::to_string(first_layer) + " to " + std::to_string(end_layer - 1) +
+                     " of a cache of " + std::to_string(shape_.layers) + " layers.");
+  }
   if (length < 0) {
     throw CacheError("cannot trim row " + std::to_string(row) + " to " + std::to_string(length) +
                      " slots; 0 empties it.");
   }
-  for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+  for (std::int64_t layer = first_layer; layer < end_layer; ++layer) {
     std::int64_t& held = lengths_[at(layer, row)];
     held = std::min(held, length);
   }

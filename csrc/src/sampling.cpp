@@ -43,17 +43,16 @@ class Race {
   double score_ = -std::numeric_limits<double>::infinity();
 };
 
-}  // namespace
-
-template <class T>
-std::int64_t draw(const T* probs, std::int64_t vocab, double uniform) {
-  const FloatMode mode(FloatMode::Subnormals::ieee);
-  static thread_local std::vector<double> sums;
-  sums.resize(static_cast<std::size_t>(num_blocks(vocab)));
-  row_ops<T>().block_sums(probs, vocab, sums.data());
+double total_of(const std::vector<double>& sums) {
   double total = 0.0;
   for (const double sum : sums) total += sum;
-  const double point = uniform * total;
+  return total;
+}
+
+// A token of a row whose blocks have these sums.
+template <class T>
+std::int64_t draw_from(const T* probs, std::int64_t vocab, const std::vector<double>& sums, double uniform) {
+  const double point = uniform * total_of(sums);
   double cumulative = 0.0;
   for (std::size_t block = 0; block < sums.size(); ++block) {
     if (cumulative + sums[block] > point) {
@@ -68,6 +67,64 @@ std::int64_t draw(const T* probs, std::int64_t vocab, double uniform) {
     cumulative += sums[block];
   }
   return last_possible(probs, 0, vocab);
+}
+
+// The sum of the block that holds `token`, without it.
+template <class T>
+double block_without(const T* probs, std::int64_t vocab, std::int64_t token) {
+  const std::int64_t begin = token / kBlock * kBlock;
+  T block[kBlock] = {};
+  std::copy(probs + begin, probs + std::min(begin + kBlock, vocab), block);
+  block[token - begin] = T(0);
+  double sum = 0.0;
+  row_ops<T>().block_sums(block, kBlock, &sum);
+  return sum;
+}
+
+std::vector<double>& block_memory(std::int64_t vocab) {
+  static thread_local std::vector<double> sums;
+  sums.resize(static_cast<std::size_t>(num_blocks(vocab)));
+  return sums;
+}
+
+}  // namespace
+
+template <class T>
+std::int64_t draw(const T* probs, std::int64_t vocab, double uniform) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  std::vector<double>& sums = block_memory(vocab);
+  row_ops<T>().block_sums(probs, vocab, sums.data());
+  return draw_from(probs, vocab, sums, uniform);
+}
+
+template <class T>
+std::vector<std::int64_t> draw_siblings(const T* probs, std::int64_t vocab, const Siblings& how, T* rows) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  std::vector<double>& sums = block_memory(vocab);
+  std::vector<std::int64_t> tokens;
+  T scale = T(1);
+  for (const std::int64_t node : how.nodes) {
+    if (tokens.empty() || how.replacement) {
+      std::copy(probs, probs + vocab, rows);
+    } else {
+      const T* before = rows - vocab;
+      for (std::int64_t token = 0; token < vocab; ++token) rows[token] = before[token] / scale;
+      rows[tokens.back()] = T(0);
+    }
+    if (tokens.empty() || !how.replacement) row_ops<T>().block_sums(rows, vocab, sums.data());
+    if (!(total_of(sums) > 0.0)) break;
+    const std::int64_t token =
+        draw_from(rows, vocab, sums, uniform(how.seed, how.committed, Purpose::draft, node));
+    tokens.push_back(token);
+    if (!how.replacement) {
+      sums[static_cast<std::size_t>(token / kBlock)] = block_without(rows, vocab, token);
+      const double left = total_of(sums);
+      if (!(left > 0.0)) break;
+      scale = static_cast<T>(left);
+    }
+    rows += vocab;
+  }
+  return tokens;
 }
 
 template <class T>
@@ -148,6 +205,8 @@ std::int64_t draw_drafted(const float* logits, std::int64_t vocab, const DraftDr
 
 template std::int64_t draw(const float*, std::int64_t, double);
 template std::int64_t draw(const double*, std::int64_t, double);
+template std::vector<std::int64_t> draw_siblings(const float*, std::int64_t, const Siblings&, float*);
+template std::vector<std::int64_t> draw_siblings(const double*, std::int64_t, const Siblings&, double*);
 template std::int64_t couple(const float*, std::int64_t, const double*);
 template std::int64_t couple(const double*, std::int64_t, const double*);
 template std::int64_t couple(const float*, std::int64_t, const Noise&);

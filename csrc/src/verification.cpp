@@ -73,46 +73,39 @@ const T* take_away(const T* left, const Rows<T>& rows, const Tree& tree, std::in
   return out;
 }
 
-// w_0 to w_n: the share of each prefix of the chain that the target would have taken.
+// The share of the draft's arrivals at a child that the target wants to pass through it, where it wants
+// `weight` of those at the parent and continues them by the row `left`.
 template <class T>
-std::vector<T> weights_of(const Tree& tree, const Rows<T>& rows) {
-  std::vector<T> weights = {T(1)};
-  for (std::int64_t node = 0; node < tree.size; ++node) {
-    const std::int64_t token = tree.tokens[node];
-    const T p = rows.target_after(node - 1)[token];
-    const T q = rows.draft_of(node)[token];
-    weights.push_back(q > T(0) ? std::min(weights.back() * p / q, T(1)) : T(0));
-  }
-  return weights;
+T weight_of_child(const T* left, T weight, const Rows<T>& rows, const Tree& tree, std::int64_t child) {
+  const std::int64_t token = tree.tokens[child];
+  const T q = rows.draft_of(child)[token];
+  return q > T(0) ? std::min(weight * left[token] / q, T(1)) : T(0);
 }
 
-void check_drawn_chain(const Tree& tree, bool drawn) {
-  if (!tree.is_chain() || (tree.size > 0 && !drawn)) {
-    throw std::invalid_argument("block verification takes drawn chains");
-  }
-}
-
-// The row to emit from when a chain ends at `node`, not the last, and the sum of its residual.
+// The weight of a node once a child has failed and `spare` is what is left to emit after it.
 template <class T>
-double block_residual(const Rows<T>& rows, T weight, std::int64_t node, T* rest) {
-  return row_ops<T>().residual(rows.target_after(node), rows.draft_of(node + 1), weight, rows.vocab, rest);
-}
-
-template <class T>
-T block_acceptance(double spare, T weight) {
+T weight_left(double spare, T weight) {
   const T rest = static_cast<T>(spare);
   const T missing = T(1) - weight;
-  // Nothing spare and nothing missing: this end is never reached, and 0/0 must not be either.
+  // Nothing spare and nothing missing: the child cannot have failed, and 0/0 must not be either.
   return rest + missing > T(0) ? rest / (rest + missing) : T(1);
 }
 
-template <class T>
-void emit_block(const Rows<T>& rows, std::int64_t node, double sum, const T* rest, T* out) {
-  const T* target = rows.target_after(node);
-  if (sum > 0.0) {
-    normalize(rest, sum, rows.vocab, out);
-  } else {
-    std::copy(target, target + rows.vocab, out);
+std::int64_t first_leaf(const Tree& tree, std::int64_t node) {
+  for (std::int64_t child = next_child(tree, node, node); child < tree.size;) {
+    node = child;
+    child = next_child(tree, node, node);
+  }
+  return node;
+}
+
+void check_drawn(Rule rule, const Tree& tree, bool drawn) {
+  if (tree.size > 0 && !drawn) {
+    throw std::invalid_argument(rule == Rule::block ? "block verification takes drawn chains"
+                                                    : "traversal verification takes drawn trees");
+  }
+  if (rule == Rule::block && !tree.is_chain()) {
+    throw std::invalid_argument("block verification takes drawn chains");
   }
 }
 
@@ -158,11 +151,10 @@ bool Tree::is_chain() const {
   return true;
 }
 
+namespace {
+
 template <class T>
 Decision<T> decide_token(const Tree& tree, const Rows<T>& rows, T* emit) {
-  const FloatMode mode(FloatMode::Subnormals::ieee);
-  check(tree, rows.vocab);
-  std::copy(rows.target, rows.target + (tree.size + 1) * rows.vocab, emit);
   Decision<T> decision;
   for (std::int64_t node = 0; node < tree.size; ++node) {
     const std::int64_t parent = tree.parents[node];
@@ -181,8 +173,6 @@ Decision<T> decide_token(const Tree& tree, const Rows<T>& rows, T* emit) {
 
 template <class T>
 Outcome verify_token(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms) {
-  const FloatMode mode(FloatMode::Subnormals::ieee);
-  check(tree, rows.vocab);
   static thread_local std::vector<T> memory;
   memory.resize(static_cast<std::size_t>(rows.vocab));
   std::int64_t at = -1;
@@ -201,55 +191,96 @@ Outcome verify_token(const Tree& tree, const Rows<T>& rows, const Uniforms& unif
   return {at, draw(left, rows.vocab, uniforms(Purpose::emit, 0))};
 }
 
+// On a chain this is block verification, test by test.
 template <class T>
-Decision<T> decide_block(const Tree& tree, const Rows<T>& rows, T* emit) {
-  const FloatMode mode(FloatMode::Subnormals::ieee);
-  check(tree, rows.vocab);
-  check_drawn_chain(tree, rows.draft != nullptr);
-  const std::int64_t last = tree.size - 1;
-  const std::vector<T> weights = weights_of(tree, rows);
+Decision<T> decide_traversal(const Tree& tree, const Rows<T>& rows, T* emit) {
   Decision<T> decision;
+  std::vector<T> weights(static_cast<std::size_t>(tree.size) + 1, T(1));
   T* rest = scratch<T>(rows.vocab).data();
-  for (std::int64_t node = -1; node < last; ++node) {
-    const T weight = weights[static_cast<std::size_t>(node + 1)];
-    const double spare = block_residual(rows, weight, node, rest);
-    emit_block(rows, node, spare, rest, emit + (node + 1) * rows.vocab);
-    if (node >= 0) decision.accept.push_back(block_acceptance(spare, weight));
-  }
-  std::copy(rows.target_after(last), rows.target_after(last + 1), emit + (last + 1) * rows.vocab);
-  if (tree.size > 0) decision.accept.push_back(weights.back());
-  for (std::int64_t node = 0; node <= last; ++node) {
+  for (std::int64_t node = 0; node < tree.size; ++node) {
+    // Parents and earlier siblings come first: both hold what the siblings before have left.
+    const std::int64_t parent = tree.parents[node];
+    T& weight = weights[static_cast<std::size_t>(parent + 1)];
+    T* left = emit + (parent + 1) * rows.vocab;
+    weights[static_cast<std::size_t>(node + 1)] = weight_of_child(left, weight, rows, tree, node);
+    const double spare = row_ops<T>().residual(left, rows.draft_of(node), weight, rows.vocab, rest);
+    weight = weight_left(spare, weight);
+    if (spare > 0.0) normalize(rest, spare, rows.vocab, left);
+    const std::int64_t sibling = next_child(tree, parent, node);
     decision.on_accept.push_back(end_at(node));
-    decision.on_reject.push_back(node > 0 ? node - 1 : end_at(-1));
+    decision.on_reject.push_back(sibling < tree.size ? first_leaf(tree, sibling)
+                                 : parent >= 0       ? parent
+                                                     : end_at(-1));
   }
-  decision.start = tree.size > 0 ? last : end_at(-1);
+  decision.accept.assign(weights.begin() + 1, weights.end());
+  decision.start = tree.size > 0 ? first_leaf(tree, -1) : end_at(-1);
   return decision;
 }
 
+// A node on the path to the one that is judged.
 template <class T>
-Outcome verify_block(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms) {
+struct Place {
+  std::int64_t node;
+  T weight;
+  const T* left = nullptr;  // what is left to emit after it; null where that is the target's row
+  double sum = 1.0;         // of `left`
+};
+
+template <class T>
+Outcome verify_traversal(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms) {
+  // What is left of a node while its later children are judged, by depth.
+  static thread_local std::vector<std::vector<T>> memory;
+  T* rest = scratch<T>(rows.vocab).data();
+  std::vector<Place<T>> path = {{-1, T(1)}};
+  std::int64_t child = next_child(tree, -1, -1);
+  for (;;) {
+    for (; child < tree.size; child = next_child(tree, child, child)) {
+      Place<T>& above = path.back();
+      if (above.left == nullptr) above.left = rows.target_after(above.node);
+      const T weight = weight_of_child(above.left, above.weight, rows, tree, child);
+      path.push_back({child, weight});
+    }
+    const Place<T> place = path.back();
+    if (place.node < 0 || uniforms(Purpose::accept, place.node) < static_cast<double>(place.weight)) {
+      const T* row = place.left != nullptr ? place.left : rows.target_after(place.node);
+      if (row == rest) normalize(rest, place.sum, rows.vocab, rest);
+      return {place.node, draw(row, rows.vocab, uniforms(Purpose::emit, 0))};
+    }
+    path.pop_back();
+    Place<T>& above = path.back();
+    const double spare =
+        row_ops<T>().residual(above.left, rows.draft_of(place.node), above.weight, rows.vocab, rest);
+    above.weight = weight_left(spare, above.weight);
+    child = next_child(tree, above.node, place.node);
+    if (!(spare > 0.0)) continue;
+    above.left = rest;
+    above.sum = spare;
+    if (child >= tree.size) continue;  // It is judged next, and scaled if the path ends there.
+    if (memory.size() < path.size()) memory.resize(path.size());
+    std::vector<T>& kept = memory[path.size() - 1];
+    kept.resize(static_cast<std::size_t>(rows.vocab));
+    normalize(rest, spare, rows.vocab, kept.data());
+    above.left = kept.data();
+  }
+}
+
+}  // namespace
+
+template <class T>
+Decision<T> decide(Rule rule, const Tree& tree, const Rows<T>& rows, T* emit) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
   check(tree, rows.vocab);
-  check_drawn_chain(tree, rows.draft != nullptr);
-  const std::int64_t last = tree.size - 1;
-  const std::vector<T> weights = weights_of(tree, rows);
-  const auto emit_from = [&](std::int64_t end, const T* row) {
-    return Outcome{end, draw(row, rows.vocab, uniforms(Purpose::emit, 0))};
-  };
-  if (last < 0 || uniforms(Purpose::accept, last) < static_cast<double>(weights.back())) {
-    return emit_from(last, rows.target_after(last));
-  }
-  T* rest = scratch<T>(rows.vocab).data();
-  for (std::int64_t node = last - 1;; --node) {
-    const T weight = weights[static_cast<std::size_t>(node + 1)];
-    const double spare = block_residual(rows, weight, node, rest);
-    const bool ends = node < 0 || uniforms(Purpose::accept, node) <
-                                      static_cast<double>(block_acceptance(spare, weight));
-    if (!ends) continue;
-    if (!(spare > 0.0)) return emit_from(node, rows.target_after(node));
-    normalize(rest, spare, rows.vocab, rest);
-    return emit_from(node, rest);
-  }
+  if (rule != Rule::token) check_drawn(rule, tree, rows.draft != nullptr);
+  std::copy(rows.target, rows.target + (tree.size + 1) * rows.vocab, emit);
+  return rule == Rule::token ? decide_token(tree, rows, emit) : decide_traversal(tree, rows, emit);
+}
+
+template <class T>
+Outcome verify(Rule rule, const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  check(tree, rows.vocab);
+  if (rule != Rule::token) check_drawn(rule, tree, rows.draft != nullptr);
+  return rule == Rule::token ? verify_token(tree, rows, uniforms) : verify_traversal(tree, rows, uniforms);
 }
 
 namespace {
@@ -292,10 +323,8 @@ Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed
 
 #define FORERUN_INSTANTIATE(T)                                                                   \
   template class WarpedRows<T>;                                                                  \
-  template Decision<T> decide_token(const Tree&, const Rows<T>&, T*);                            \
-  template Decision<T> decide_block(const Tree&, const Rows<T>&, T*);                            \
-  template Outcome verify_token(const Tree&, const Rows<T>&, const Uniforms&);                   \
-  template Outcome verify_block(const Tree&, const Rows<T>&, const Uniforms&);                   \
+  template Decision<T> decide(Rule, const Tree&, const Rows<T>&, T*);                            \
+  template Outcome verify(Rule, const Tree&, const Rows<T>&, const Uniforms&);                   \
   template Outcome verify_greedy(const Tree&, const T*, std::int64_t);                           \
   template Outcome verify_coupled(const Tree&, const Rows<T>&, std::uint64_t, std::int64_t, bool);
 FORERUN_INSTANTIATE(float)

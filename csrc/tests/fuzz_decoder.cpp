@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "check.h"
 #include "forerun/decoder.h"
@@ -198,6 +199,31 @@ class Case {
     }
   }
 
+  // The text in chunks, through the first layers token by token and through the rest at once, which runs
+  // on other states before and forgets them; then the head, alone, for more tokens than ran at once.
+  void parts() {
+    KvCache cache = make_cache(1);
+    const auto length = static_cast<std::int64_t>(text_.size());
+    const std::int64_t exit = between(random_, 0, shape_.layers - 1);
+    std::vector<float> last(static_cast<std::size_t>(length * shape_.hidden));
+    for (std::int64_t at = 0; at < length;) {
+      const std::int64_t n = std::min(between(random_, 1, 20), length - at);
+      std::vector<float> states(static_cast<std::size_t>(n * shape_.hidden));
+      for (std::int64_t i = 0; i < n && exit > 0; ++i) {
+        run_layers(cache, at + i, 1, {0, exit}, nullptr, states.data() + i * shape_.hidden);
+      }
+      const float* in = exit > 0 ? states.data() : nullptr;
+      const auto wrong = normal(random_, n * shape_.hidden);
+      run_layers(cache, at, n, {exit, shape_.layers}, exit > 0 ? wrong.data() : nullptr, nullptr);
+      cache.trim(0, at, exit, shape_.layers);
+      run_layers(cache, at, n, {exit, shape_.layers}, in, last.data() + at * shape_.hidden);
+      at += n;
+    }
+    expect(head(last, length), 0, "the head");
+    CHECK(cache.length(0) == length, "the lengths of layers that ran apart");
+    CHECK_THROWS(CacheError, cache.trim(0, 0, 0, shape_.layers + 1));
+  }
+
   // What is refused leaves nothing behind.
   void nonsense() {
     KvCache cache = make_cache(1);
@@ -214,6 +240,37 @@ class Case {
  private:
   ThreadPool& pool() { return *pools_[between(random_, 0, 2)]; }
   KvCache make_cache(std::int64_t rows) { return KvCache(decoder_->cache_shape(rows, 128)); }
+
+  // Tokens [at, at + n) of the text through some layers; the states above them go to `out`.
+  void run_layers(KvCache& cache, std::int64_t at, std::int64_t n, std::pair<std::int64_t, std::int64_t> layers,
+                  const float* in, float* out) {
+    const Ids positions = count_from(at, n);
+    ForwardCall call;
+    call.cache = &cache;
+    call.rows = {0};
+    call.width = n;
+    call.token_ids = text_.data() + at;
+    call.positions = positions.data();
+    call.first_layer = layers.first;
+    call.end_layer = layers.second;
+    call.hidden_in = in;
+    if (out != nullptr) call.hidden_out = {{layers.second, out}};
+    call.logits_for = LogitsFor::none;
+    ThreadPool& threads = pool();
+    const Forward forward(threads);
+    decoder_->forward(call, threads);
+  }
+
+  // Logits of n states, in two calls.
+  std::vector<float> head(const std::vector<float>& states, std::int64_t n) {
+    std::vector<float> logits(static_cast<std::size_t>(n * shape_.vocab));
+    const std::int64_t first = between(random_, 0, n);
+    ThreadPool& threads = pool();
+    const Forward forward(threads);
+    decoder_->head(states.data(), first, logits.data(), threads);
+    decoder_->head(states.data() + first * shape_.hidden, n - first, logits.data() + first * shape_.vocab, threads);
+    return logits;
+  }
 
   std::vector<float> plain(const Ids& ids) {
     KvCache cache = make_cache(1);
@@ -324,6 +381,7 @@ int main(int count, char** arguments) {
     one_case.chunks();
     one_case.tree();
     one_case.batch();
+    one_case.parts();
     one_case.nonsense();
   }
   std::printf("%d models, ok\n", cases);

@@ -1,6 +1,7 @@
 // The promise: a token's result is the same, bit for bit, for every n from 1 to 64, whatever stands
 // beside it, however rows are shared out, with 1, 2 and 3 threads.
 #include "check.h"
+#include "forerun/gated_mlp.h"
 
 namespace forerun::cpu::test {
 namespace {
@@ -33,6 +34,30 @@ void check_shape(const MatrixShape& shape, Level level, ThreadPool* (&pools)[3],
   }
 }
 
+// The same for the MLP beside the residual, in place too.
+void check_gated_mlp(Precision precision, Level level, ThreadPool* (&pools)[3], Random& random) {
+  const std::int64_t hidden = between(random, 1, 150);
+  const std::int64_t inner = between(random, 1, 150);
+  const auto norm = normal(random, hidden);
+  const auto gate = normal(random, inner * hidden, 0.1f);
+  const auto up = normal(random, inner * hidden, 0.1f);
+  const auto down = normal(random, hidden * inner, 0.1f);
+  GatedMlp mlp({hidden, inner, norm.data(), gate.data(), up.data(), down.data()}, precision, level);
+  const auto x = normal(random, kMostTokens * hidden, 3.0f);
+  std::vector<float> alone(x.size());
+  for (std::int64_t t = 0; t < kMostTokens; ++t) {
+    mlp.run(x.data() + t * hidden, 1, alone.data() + t * hidden, *pools[0]);
+  }
+  CHECK(!same_bits(x.data(), alone.data(), hidden), "the MLP adds something");
+  for (std::int64_t n = 1; n <= kMostTokens; n += 7) {
+    std::vector<float> y(x.begin(), x.begin() + n * hidden);
+    mlp.run(y.data(), n, y.data(), *pools[n % 3]);
+    CHECK(same_bits(y.data(), alone.data(), n * hidden), "%s %s gated MLP %lld x %lld: %lld tokens", level_name(level),
+          precision_name(precision), static_cast<long long>(inner), static_cast<long long>(hidden),
+          static_cast<long long>(n));
+  }
+}
+
 }  // namespace
 }  // namespace forerun::cpu::test
 
@@ -56,6 +81,7 @@ int main(int count, char** arguments) {
         const auto shape =
             MatrixShape::make(precision, between(random, 1, most), between(random, 1, most), group);
         check_shape(shape, level, pools, random);
+        check_gated_mlp(precision, level, pools, random);
       }
     }
   }

@@ -1,4 +1,5 @@
 // What is done to rows of the vocabulary: all levels against each other, bit for bit, and drafted tokens.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -104,14 +105,105 @@ void check_bad_trees() {
   const std::int64_t tokens[] = {1, 4};
   const std::int64_t parents[] = {-1, 1};
   const Rows<float> judged{rows.data(), rows.data(), 4};
-  CHECK_THROWS(std::invalid_argument, verify_token(Tree{tokens, parents, 2}, judged, half));
   const std::int64_t chain[] = {-1, 0};
-  CHECK_THROWS(std::invalid_argument, verify_token(Tree{tokens, chain, 2}, judged, half));
+  for (const Rule rule : {Rule::token, Rule::block, Rule::traversal}) {
+    CHECK_THROWS(std::invalid_argument, verify(rule, Tree{tokens, parents, 2}, judged, half));
+    CHECK_THROWS(std::invalid_argument, verify(rule, Tree{tokens, chain, 2}, judged, half));
+  }
   const std::int64_t known[] = {1, 3};
   const std::int64_t siblings[] = {-1, -1};
-  CHECK_THROWS(std::invalid_argument, verify_block(Tree{known, siblings, 2}, judged, half));
+  CHECK_THROWS(std::invalid_argument, verify(Rule::block, Tree{known, siblings, 2}, judged, half));
   const Rows<float> masses{rows.data(), nullptr, 4};
-  CHECK_THROWS(std::invalid_argument, verify_block(Tree{known, chain, 2}, masses, half));
+  CHECK_THROWS(std::invalid_argument, verify(Rule::block, Tree{known, chain, 2}, masses, half));
+  CHECK_THROWS(std::invalid_argument, verify(Rule::traversal, Tree{known, siblings, 2}, masses, half));
+}
+
+// `count` rows of probability, with zeros behind the first token.
+template <class T>
+std::vector<T> distributions(Random& random, std::int64_t count, std::int64_t vocab) {
+  std::vector<T> rows;
+  for (std::int64_t row = 0; row < count; ++row) {
+    std::vector<float> drawn = normal(random, vocab);
+    drawn[0] = 0.0f;
+    double sum = 0.0;
+    for (float& one : drawn) sum += one = one > -0.5f ? std::exp(one) : 0.0f;
+    for (const float one : drawn) rows.push_back(static_cast<T>(one / sum));
+  }
+  return rows;
+}
+
+// The outcome of following a decision, and of verifying, with the same numbers.
+template <class T>
+void check_walk(Rule rule, const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms) {
+  std::vector<T> emit(static_cast<std::size_t>((tree.size + 1) * rows.vocab));
+  const Decision<T> decision = decide(rule, tree, rows, emit.data());
+  std::int64_t at = decision.start;
+  while (at >= 0) {
+    const auto test = static_cast<std::size_t>(at);
+    CHECK(decision.accept[test] >= T(0) && decision.accept[test] <= T(1), "a probability");
+    const bool passed = uniforms(Purpose::accept, at) < static_cast<double>(decision.accept[test]);
+    at = passed ? decision.on_accept[test] : decision.on_reject[test];
+  }
+  const std::int64_t end = ~at - 1;
+  const std::int64_t token =
+      draw(emit.data() + (end + 1) * rows.vocab, rows.vocab, uniforms(Purpose::emit, 0));
+  const Outcome outcome = verify(rule, tree, rows, uniforms);
+  CHECK(outcome.end == end && outcome.token == token, "rule %d ends at %d and not at %d",
+        static_cast<int>(rule), static_cast<int>(outcome.end), static_cast<int>(end));
+}
+
+template <class T>
+void check_walks(Random& random) {
+  for (int round = 0; round < 200; ++round) {
+    const std::int64_t vocab = between(random, 2, 150);
+    const std::int64_t size = between(random, 0, 12);
+    const std::vector<T> target = distributions<T>(random, size + 1, vocab);
+    const std::vector<T> draft = distributions<T>(random, size, vocab);
+    std::vector<std::int64_t> tokens, chain, branches;
+    for (std::int64_t node = 0; node < size; ++node) {
+      tokens.push_back(draw(draft.data() + node * vocab, vocab, uniform(round, node, Purpose::draft)));
+      chain.push_back(node - 1);
+      branches.push_back(between(random, -1, node - 1));
+    }
+    const Rows<T> rows{target.data(), draft.data(), vocab};
+    const Uniforms uniforms = [&](Purpose purpose, std::int64_t node) {
+      return uniform(round, 9, purpose, node);
+    };
+    check_walk(Rule::token, {tokens.data(), branches.data(), size}, rows, uniforms);
+    check_walk(Rule::traversal, {tokens.data(), branches.data(), size}, rows, uniforms);
+    check_walk(Rule::block, {tokens.data(), chain.data(), size}, rows, uniforms);
+  }
+}
+
+// Siblings are drawn as single tokens are, each from what the ones before have left.
+template <class T>
+void check_siblings(Random& random) {
+  for (const std::int64_t vocab : {1, 5, 64, 65, 300}) {
+    const std::vector<T> probs = distributions<T>(random, 1, vocab);
+    const auto possible = static_cast<std::size_t>(std::count_if(
+        probs.begin(), probs.end(), [](T one) { return one > T(0); }));
+    std::vector<T> rows(static_cast<std::size_t>(8 * vocab));
+    Siblings how{11, 20, {3, 4, 5, 6, 7, 8, 9, 10}, true};
+    const auto repeated = draw_siblings(probs.data(), vocab, how, rows.data());
+    for (std::size_t i = 0; i < how.nodes.size(); ++i) {
+      const T* row = rows.data() + static_cast<std::int64_t>(i) * vocab;
+      CHECK(std::equal(row, row + vocab, probs.begin()), "the row itself, each time");
+      CHECK(repeated[i] == draw(row, vocab, uniform(11, 20, Purpose::draft, how.nodes[i])), "one of them");
+    }
+    how.replacement = false;
+    const auto tokens = draw_siblings(probs.data(), vocab, how, rows.data());
+    CHECK(tokens.size() == std::min(possible, how.nodes.size()), "as many as there are tokens");
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      const T* row = rows.data() + static_cast<std::int64_t>(i) * vocab;
+      double sum = 0.0;
+      for (std::int64_t token = 0; token < vocab; ++token) sum += static_cast<double>(row[token]);
+      CHECK(std::fabs(sum - 1.0) < 1e-5, "a distribution");
+      for (std::size_t j = 0; j < i; ++j) CHECK(row[tokens[j]] == T(0), "without those before");
+      CHECK(tokens[i] == draw(row, vocab, uniform(11, 20, Purpose::draft, how.nodes[i])), "drawn from it");
+    }
+    const std::vector<T> nothing(probs.size());
+    CHECK(draw_siblings(nothing.data(), vocab, how, rows.data()).empty(), "nothing to draw");
+  }
 }
 
 }  // namespace
@@ -125,4 +217,8 @@ int main() {
   check_fractions();
   check_drafted(random);
   check_bad_trees();
+  check_walks<float>(random);
+  check_walks<double>(random);
+  check_siblings<float>(random);
+  check_siblings<double>(random);
 }

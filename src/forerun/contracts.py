@@ -39,8 +39,12 @@ class Cache(Protocol):
     def keep(self, row: int, start: int, slots: Several[int]) -> None:
         """Of the slots from `start` on, keep only `start + slots[i]`, moved to `start + i`."""
 
-    def trim(self, row: int, length: int) -> None:
-        """Forget all slots of `row` from `length` on."""
+    def trim(self, row: int, length: int, layers: range | None = None) -> None:
+        """Forget all slots of `row` from `length` on, in `layers` alone unless None.
+
+        Raises:
+            CacheError: for layers, where all have one length.
+        """
 
 
 class CausalLM(Protocol):
@@ -80,7 +84,8 @@ class CausalLM(Protocol):
                 token and is not appended.
             cache: a view of B rows.
             tree_mask: bool [B, n, m], m >= n: which of the row's last m - n slots and of the new
-                tokens each token sees; everything before is seen by all. None: causal.
+                tokens each token sees; everything before is seen by all. Columns before a row's
+                first slot mean nothing. None: causal.
             hidden_layers: layers whose hidden states to return.
             logits_for: which tokens need logits.
             layers: the layers to run (all if None); only their caches grow. Logits are made
@@ -89,6 +94,14 @@ class CausalLM(Protocol):
 
         Raises:
             CacheError: when a row's cache is full.
+        """
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, V] that the final norm and the output head make of hidden states [B, n, hidden_size]
+        after any layer; after the last one they are those of `forward`.
+
+        Raises:
+            ConfigError: where the model has no head that runs alone.
         """
 
 
@@ -102,6 +115,9 @@ class DrafterSetup:
         capacity: tokens of prompt and output a sequence, drafted ones included.
         options: the speculative options by name.
         load_draft_model: loads the draft model that the options name.
+        encode: makes token ids of text, without what opens a prompt; None without a tokenizer.
+        translation: between the target's vocabulary and the draft model's, where they differ; see
+            `forerun.drafters.retokenizer.Translation`.
     """
 
     target: CausalLM
@@ -109,6 +125,8 @@ class DrafterSetup:
     capacity: int
     options: Mapping[str, Any]
     load_draft_model: Callable[[], CausalLM]
+    encode: Callable[[str], list[int]] | None = None
+    translation: Any = None
 
 
 class Drafter(Protocol):
@@ -120,26 +138,51 @@ class Drafter(Protocol):
     drawings: frozenset[Drawing]
     """The ways of drawing that it supports; {TOP} for deterministic drafters."""
     draws_trees: bool
+    """Whether it proposes trees that no plan has asked for."""
+    takes_trees: bool
+    """Whether it grows the trees that plans ask for."""
+    reads_predictions: bool
+    """Whether it drafts from the predictions that requests bring; see `forerun.core.Hints`."""
+    shared_layers: int
+    """How many of the target's first layers it runs itself; see `Draft.hidden`."""
     hidden_layers: tuple[int, ...]
     """Hidden layers of the target that `observe` needs."""
     vocab_size: int | None
     """The vocabulary that it proposes from; None for ids taken from the text itself."""
     rows: int | None
     """Sequences that it can serve at once; None for any number."""
+    options: frozenset[str]
+    """The speculative options that it reads, of those that not all methods do."""
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Drafter:
         """Make one for an engine."""
+
+    def attach(self, cache: Cache) -> None:
+        """Get to know the target's cache, into which a drafter that runs layers of the target may
+        write beyond the committed tokens. The engine calls it once, when it is built."""
 
     def propose(
         self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
     ) -> list[Draft]:
         """One draft a sequence, of at most the planned number of tokens along any path."""
 
+    def confidence(self, sequence: Sequence) -> float:
+        """The share of its next draft that it expects to be accepted, in [0, 1], judged before
+        anything is drawn, by the committed tokens alone."""
+
     def observe(
-        self, sequences: Several[Sequence], verdicts: Several[Verdict], output: ForwardOutput
+        self,
+        sequences: Several[Sequence],
+        drafts: Several[Draft],
+        verdicts: Several[Verdict],
+        output: ForwardOutput,
     ) -> None:
-        """See what became of the round; the sequences hold the emitted tokens already."""
+        """See what became of a round, drafted or plain; the sequences hold the emitted tokens already.
+
+        Row 0 of `output` belongs to the newest token before the round, row i + 1 to node i. A
+        sequence that failed in the round has emitted nothing.
+        """
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import lt
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.params import SamplingParams
-
-if TYPE_CHECKING:
-    pass
 
 
 class Origin(enum.StrEnum):
@@ -43,11 +41,33 @@ class Drawing(enum.StrEnum):
 
 
 @dataclass(frozen=True)
+class TreePlan:
+    """Which tree to grow.
+
+    Args:
+        num_nodes: its nodes at most.
+        parents: its shape, node by node, where that is fixed; None leaves the shape to the drafter,
+            which takes the nodes that it finds most probable. Drawn trees have a fixed one: which
+            nodes there are must not depend on what was drawn.
+    """
+
+    num_nodes: int
+    parents: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
-    """How far to speculate for one sequence in one round; zero tokens is a plain round."""
+    """How far to speculate for one sequence in one round.
+
+    Args:
+        num_tokens: along any path at most; zero is a plain round.
+        drawing: how tokens are picked.
+        tree: the tree to grow; None is a chain.
+    """
 
     num_tokens: int
     drawing: Drawing = Drawing.TOP
+    tree: TreePlan | None = None
 
 
 @dataclass(frozen=True)
@@ -72,11 +92,15 @@ class Draft:
         parents: the parent of each node, a smaller index; -1 is the last committed token.
         probs: row i is the distribution that token i was really drawn from when it was drawn, [n, V]
             (or sparse). None if the tree is a deterministic function of the committed tokens.
+        hidden: of a drafter that runs the target's first layers itself: their output for the newest
+            committed token and each node, [n + 1, hidden_size]. The keys and values of those layers
+            are in the target's cache then. None if nothing was run.
     """
 
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]
     probs: Tensor | SparseProbs | None = None
+    hidden: Tensor | None = None
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.parents), "one parent a node"
@@ -91,11 +115,11 @@ class Draft:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    @property
+    @cached_property
     def is_chain(self) -> bool:
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
-    @property
+    @cached_property
     def depths(self) -> list[int]:
         """The number of drafted ancestors of each node; a child of the committed text has none."""
         if self.is_chain:
@@ -121,11 +145,11 @@ class Draft:
 
     def attention_mask(self) -> Tensor:
         """Which of [last committed token, *nodes] each of them sees, bool [n + 1, n + 1]."""
-        mask = torch.eye(len(self) + 1, dtype=torch.bool)
+        mask = np.eye(len(self) + 1, dtype=bool)
         mask[:, 0] = True
         for node, parent in enumerate(self.parents):
             mask[node + 1] |= mask[parent + 1]
-        return mask
+        return torch.from_numpy(mask)
 
     def dense_probs(self, vocab_size: int) -> Tensor | None:
         if isinstance(self.probs, SparseProbs):
@@ -180,6 +204,25 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+@dataclass(frozen=True)
+class Hints:
+    """What the one who asks tells the drafters of a request; none of it changes what comes out.
+
+    Args:
+        prediction: an output that is expected, parts of which may come so, as text or token ids; a
+            sequence has its ids. Empty for none.
+        namespace: whose earlier outputs may be drafted from, where a drafter keeps such a store;
+            requests of different namespaces never see each other's. Nothing is kept of requests that
+            do not speculate.
+    """
+
+    prediction: str | tuple[int, ...] = ()
+    namespace: str = ""
+
+
+NO_HINTS = Hints()
+
+
 @dataclass
 class Sequence:
     """One request on its way: its tokens so far and what belongs to it.
@@ -193,6 +236,7 @@ class Sequence:
         row: its row in the caches, set at admission.
         speculative: whether to draft for it at all.
         stop_token_ids: tokens that end it; nothing is drafted after them.
+        hints: what drafters are told of it.
         finish_reason: None while it runs.
     """
 
@@ -204,6 +248,7 @@ class Sequence:
     row: int = -1
     speculative: bool = True
     stop_token_ids: frozenset[int] = frozenset()
+    hints: Hints = NO_HINTS
     finish_reason: FinishReason | None = None
 
     def __len__(self) -> int:

@@ -7,6 +7,7 @@ import pytest
 from forerun.bench.heldout import summarize, table
 from forerun.bench.paired import compare
 from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.suffix import SuffixDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
@@ -39,3 +40,12 @@ def test_sampling_without_a_seed_is_not_judged(engine: Engine) -> None:
     assert summarize("draft_model", 1.0, found).identical is None
     assert len(found[0].pairs) == 2
     assert found[0].spread[0] <= found[0].speedup <= found[0].spread[1]
+
+
+def test_no_run_drafts_from_the_one_before() -> None:
+    """The same prompt again and again: what the first run has taught would make the others fast."""
+    drafter = SuffixDrafter(store_tokens=4000)
+    engine = Engine(TARGET, drafter, SpeculativeConfig(monitor=False, num_speculative_tokens=8))
+    found = compare(engine, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=40), 3)
+    each = [pair.speculative.completion.stats.num_target_forwards for pair in found.pairs]
+    assert len(set(each)) == 1

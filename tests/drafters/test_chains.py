@@ -11,7 +11,8 @@ import torch
 from kernel_models import CONTEXT, model, needs_kernels
 
 from forerun.core import Draft, Drawing, Plan, Sequence
-from forerun.drafters.draft_model import LARGEST_SHARED_CATCH_UP, DraftModelDrafter
+from forerun.drafters.draft_cache import LARGEST_SHARED_CATCH_UP
+from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.models.cpu import CpuModel
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
@@ -57,10 +58,11 @@ class Twins:
         return ours
 
     def check_rows(self) -> None:
-        for row, (held, other) in enumerate(zip(*(one._rows for one in self.both), strict=True)):
+        caches = [one.cache for one in self.both]
+        for row, (held, other) in enumerate(zip(*(one._rows for one in caches), strict=True)):
             assert held == other
-            lengths = [one.cache.length(row) for one in self.both]
-            assert lengths == [len(held.token_ids)] * 2
+            lengths = [one.cache.length(row) for one in caches]
+            assert lengths == [len(held.token_ids) + len(held.node_ids)] * 2
 
     def release(self, sequence: Sequence) -> None:
         for one in self.both:

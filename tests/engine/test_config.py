@@ -28,7 +28,7 @@ from forerun.errors import ConfigError, UnknownNameError
         ({"draft_dtype": "fp31"}, "Did you mean 'fp32'?"),
         ({"draft_dtype": 16}, "one of auto, fp16, bf16, fp32, fp64"),
         ({"monitor": "no"}, "is 'no'; it must be True or False"),
-        ({"method": 3}, "is 3; it must be one of draft_model, ngram"),
+        ({"method": 3}, "is 3; it must be one of cascade, draft_model"),
         ({"model": ""}, "not empty"),
         ({"model": 3}, "is 3; it must be text"),
         ({"revision": ""}, "not empty"),

@@ -8,7 +8,10 @@ from kernel_models import model, needs_kernels
 import forerun
 from forerun.core import Exactness
 from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.suffix import SuffixDrafter
+from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.models.cpu import CpuModel
 
 pytestmark = needs_kernels
@@ -21,14 +24,19 @@ SAMPLERS = {
 }
 
 
-def make(name: str, precision: str, drafter: str, rows: int) -> forerun.Engine:
+def make(
+    name: str, precision: str, drafter: str, rows: int, tree: str | None = None
+) -> forerun.Engine:
     """An engine whose draft is the target itself in another precision."""
     target, draft = model(name, precision), model(name, "int8" if precision == "int4" else "int4")
     made = {
         "draft_model": lambda: DraftModelDrafter(draft, rows, 128),
         "ngram": lambda: NgramDrafter(1, 3),
+        "suffix": SuffixDrafter,
+        "token_recycling": lambda: TokenRecyclingDrafter(target.vocab_size),
+        "layer_skip": lambda: LayerSkipDrafter(target, (1,)),
     }[drafter]()
-    config = forerun.SpeculativeConfig(num_speculative_tokens=4, monitor=False)
+    config = forerun.SpeculativeConfig(num_speculative_tokens=4, tree=tree, monitor=False)
     return forerun.Engine(target, made, config, max_batch_size=rows)
 
 
@@ -53,6 +61,30 @@ def test_speculation_changes_nothing(name: str, precision: str, drafter: str, ro
         drafted += total.num_draft_tokens
     # Some drafts were followed and some were not, so rows were rolled back.
     assert 0 < accepted < drafted
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "suffix", "token_recycling"])
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("name", ["mistral", "qwen3"])
+def test_trees_change_nothing(name: str, precision: str, drafter: str, rows: int) -> None:
+    engine = make(name, precision, drafter, rows, tree="auto")
+    drafts = []
+    engine.watch_rounds(lambda _, draft, __: drafts.append(draft))
+    for params in SAMPLERS.values():
+        for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
+            assert list(completion.token_ids) == plain(engine, prompt, params)
+    assert not all(draft.is_chain for draft in drafts)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("name", ["mistral", "qwen3"])
+def test_the_targets_own_layers_change_nothing(name: str, precision: str, rows: int) -> None:
+    engine = make(name, precision, "layer_skip", rows)
+    for params in SAMPLERS.values():
+        for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
+            assert list(completion.token_ids) == plain(engine, prompt, params)
 
 
 @pytest.mark.zoo

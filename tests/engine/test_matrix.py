@@ -26,6 +26,7 @@ def make_engine(case: DrafterCase, rule: str) -> Engine:
         rejection_sample_method=rule,
         draft_sample_method=case.draft_sample_method,
         monitor=False,
+        **case.config,
     )
     return Engine(TARGET, case.make(), config, max_batch_size=ROWS)
 
@@ -86,7 +87,7 @@ def test_speculation_changes_nothing(
     spies = {name: SpyingRule(name) for name in RULES}
     engine._parts.rules.update(spies)
 
-    completions = engine.generate(PROMPTS[batch], params)
+    completions = engine.generate(PROMPTS[batch], params, hints=case.hints)
 
     assert sum(spy.drafted for spy in spies.values()) > 0, "nothing was speculated"
     for prompt, completion in zip(PROMPTS[batch], completions, strict=True):
@@ -100,10 +101,11 @@ def test_a_seed_gives_the_same_text_whatever_surrounds_it() -> None:
     params = SamplingParams(seed=3, max_tokens=TOKENS, top_p=0.9)
     outputs = set()
     for case in DRAFTERS:
-        for length, policy in ((1, "fixed"), (5, "adaptive")):
-            config = SpeculativeConfig(num_speculative_tokens=length, policy=policy)
+        for length, policy in ((3, "fixed"), (5, "adaptive")):
+            config = SpeculativeConfig(num_speculative_tokens=length, policy=policy, **case.config)
             engine = Engine(TARGET, case.make(), config, max_batch_size=ROWS)
-            outputs.add(engine.generate(PROMPTS["ragged"], params)[0].token_ids)
+            found = engine.generate(PROMPTS["ragged"], params, hints=case.hints)
+            outputs.add(found[0].token_ids)
     assert len(outputs) == 1
 
 

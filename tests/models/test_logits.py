@@ -89,7 +89,7 @@ def test_hidden_states(name: str, backend: str, reference: Any, load: Any) -> No
 def test_the_last_hidden_state_lies_before_the_norm(name: str, load: Any) -> None:
     model, ids = load(name), tokens(1, 8)
     out = run(model, model.new_cache(1, 16), ids, hidden_layers=(3,))
-    torch.testing.assert_close(model.logits(out.hidden[3]), out.logits, rtol=0, atol=0)
+    torch.testing.assert_close(model.head(out.hidden[3]), out.logits, rtol=0, atol=0)
 
 
 @on_both(["llama-rope3", "qwen3", "gpt2", "gpt_neox"])

@@ -16,7 +16,7 @@ from forerun.params import SamplingParams
 from forerun.policies import make_policy
 from forerun.policies.adaptive import AdaptivePolicy
 from forerun.policies.fixed import FixedPolicy
-from forerun.policies.monitor import FIRST_BREAK_EVEN, Monitor
+from forerun.policies.monitor import Monitor
 from forerun.testing import ToyModel, TreeDrafter
 from matrix import TARGET
 
@@ -85,12 +85,35 @@ def test_the_monitor_leaves_good_drafts_alone() -> None:
 def test_break_even_follows_from_measured_times() -> None:
     """A drafting round of 1.6 plain ones with 4 tokens drafted pays from 0.6 accepted on: 15 %."""
     monitor = Monitor(FixedPolicy(4))
-    assert monitor.break_even(1) == FIRST_BREAK_EVEN
+    assert monitor.break_even(1) is None
     feed(monitor, 4, 2, seconds=1.6)
-    assert monitor.break_even(1) == FIRST_BREAK_EVEN
+    assert monitor.break_even(1) is None
     feed(monitor, 0, 0, seconds=1.0)
     assert monitor.break_even(1) == pytest.approx(0.15)
-    assert monitor.break_even(2) == FIRST_BREAK_EVEN
+    assert monitor.break_even(2) is None
+
+
+def test_trees_are_judged_by_their_depth_until_times_are_known() -> None:
+    """Sixteen nodes of which four are accepted, all that a path has: nothing could be better."""
+    monitor = Monitor(FixedPolicy(4), min_rounds=5)
+    draft = Draft(tuple(range(16)), (-1, 0, 1, 2, *[-1] * 12))
+    origins = (*[Origin.ACCEPTED] * 4, Origin.BONUS)
+    verdict = Verdict((0, 1, 2, 3), (0, 1, 2, 3, 4), origins)
+    for _ in range(7):
+        assert planned(monitor) == 4
+        monitor.observe([SEQUENCE], [draft], [verdict], 1.0)
+    for _ in range(5):
+        monitor.observe([OTHER], [Draft.chain(range(4))], [Verdict((), (1,), origins[-1:])], 1.0)
+    assert not monitor.plan([OTHER])[0].num_tokens
+
+
+def test_rounds_in_which_some_draft_are_timed() -> None:
+    """The mean is over the batch: 0.6 plain rounds more for 2 tokens a sequence."""
+    monitor = Monitor(FixedPolicy(4))
+    drafts = [outcome(4, 2), outcome(0, 0)]
+    monitor.observe([SEQUENCE, OTHER], *map(list, zip(*drafts, strict=True)), 1.6)
+    monitor.observe([SEQUENCE, OTHER], *map(list, zip(*[outcome(0, 0)] * 2, strict=True)), 1.0)
+    assert monitor.break_even(2) == pytest.approx(0.3)
 
 
 def test_one_slow_round_changes_nothing() -> None:

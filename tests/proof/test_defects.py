@@ -89,6 +89,8 @@ def test_numbers_used_twice(kind: type[Randomness], rule: str) -> None:
         (NgramDrafter(1, 3), "token"),
         (TreeDrafter(DRAFT, (3, 2)), "token"),
         (TreeDrafter(DRAFT, (2, 2), replacement=True), "token"),
+        (TreeDrafter(DRAFT, (3, 2)), "traversal"),
+        (TreeDrafter(DRAFT, (2, 2), replacement=True), "traversal"),
         (TreeDrafter(DRAFT, (1, 1, 1)), "auto"),
     ],
     ids=[
@@ -98,6 +100,8 @@ def test_numbers_used_twice(kind: type[Randomness], rule: str) -> None:
         "ngram",
         "tree",
         "tree-replacement",
+        "tree-traversal",
+        "tree-replacement-traversal",
         "auto",
     ],
 )

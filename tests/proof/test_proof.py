@@ -154,6 +154,34 @@ def test_it_is_the_engine_that_was_given_that_is_proven() -> None:
     assert not any("Recorder" in type(rule).__name__ for rule in engine.rules.values())
 
 
+def test_auto_enumerates_every_rule_that_it_may_take() -> None:
+    proof = proof_of(engine_of(), effort=replace(FEW, parts=("enumeration",)))
+    assert proof.passed
+    assert proof.enumeration is not None
+    rules = [one.rule for one in proof.enumeration.rules]
+    assert rules == ["token", "block", "traversal", "coupled"]
+    kinds = {one.rule: set(one.found.kinds) for one in proof.enumeration.rules}
+    assert kinds["traversal"] == {"chain", "tree", "tree, replacement", "sampler"}
+    assert kinds["token"] == kinds["traversal"] | {"point masses"}
+
+
+def test_typical_acceptance_says_that_it_is_approximate_and_does_not_pass() -> None:
+    """By its own account, by every outcome, and by what it emits."""
+    parts = ("enumeration", "statistics")
+    proof = proof_of(engine_of(rule="typical"), effort=replace(FEW, parts=parts))
+    assert proof.level is Exactness.APPROXIMATE
+    assert not proof.passed
+    assert proof.enumeration is not None
+    assert proof.statistics is not None
+    (found,) = proof.enumeration.rules
+    assert found.level is Exactness.APPROXIMATE
+    assert not found.passed
+    assert found.found.largest_deviation > 0.1
+    assert proof.as_dict()["enumeration"]["rules"][0]["level"] == "approximate"
+    assert not proof.statistics.passed
+    assert proof.statistics.first.rules == ("typical",)
+
+
 def test_what_cannot_be_proven_is_refused() -> None:
     engine = engine_of()
     with pytest.raises(ConfigError, match="nothing to do"):

@@ -33,6 +33,8 @@ KINDS = {
     "trees of point masses": ("token", True, False),
     "drawn chains": ("token", False, True),
     "block": ("block", False, True),
+    "traversed trees": ("traversal", True, True),
+    "traversed chains": ("traversal", False, True),
     "coupled chains": ("coupled", False, False),
     "coupled trees": ("coupled", True, False),
 }
@@ -121,7 +123,7 @@ def test_one_call_judges_as_two_do(kind: str, vocab_size: int, dtype: torch.dtyp
     assert {0, 1, 2} <= depths
 
 
-@pytest.mark.parametrize("kind", ["drawn trees", "drawn chains", "block"])
+@pytest.mark.parametrize("kind", ["drawn trees", "drawn chains", "block", "traversed trees"])
 def test_greedy_rows_judge_drafts_drawn_from_any(kind: str, dtype: torch.dtype) -> None:
     """A drafter may sample where the target takes the most likely token."""
     rule, tree, _ = KINDS[kind]

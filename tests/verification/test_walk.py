@@ -17,7 +17,7 @@ from forerun.randomness import Purpose, Randomness
 from forerun.sampling import Prefix, warp
 from forerun.testing import ToyModel, TreeDrafter
 from forerun.theory.enumeration import end_probabilities
-from forerun.verification import block, token
+from forerun.verification import block, token, traversal
 from forerun.verification.decision import walk
 
 pytestmark = pytest.mark.usefixtures("form")
@@ -34,7 +34,11 @@ class Scripted(Randomness):
         return self.uniforms[purpose, node]
 
 
-@pytest.mark.parametrize("decide", [token.decide, block.decide], ids=["token", "block"])
+@pytest.mark.parametrize(
+    "decide",
+    [token.decide, block.decide, traversal.decide],
+    ids=["token", "block", "traversal"],
+)
 def test_a_test_passes_just_below_its_probability_and_not_at_it(decide: object) -> None:
     """All ways through all tests of a chain: the walk ends where the decision says, and emits
     the token whose stretch of the row the uniform falls into."""
@@ -88,7 +92,13 @@ TARGET, DRAFT = ToyModel(VOCAB, sharpness=1.0), ToyModel(VOCAB, sharpness=1.0, n
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"), [("chain", "token"), ("chain", "block"), ("tree", "token")]
+    ("name", "rule"),
+    [
+        ("chain", "token"),
+        ("chain", "block"),
+        ("tree", "token"),
+        ("tree", "traversal"),
+    ],
 )
 def test_sampled_text_follows_the_law_of_the_target(name: str, rule: str) -> None:
     """Chi-square of whole outputs against the known law, at a level of about 1e-6."""

@@ -95,6 +95,10 @@ class Decoder {
   // position beyond the context; std::invalid_argument for ids that are no tokens and other nonsense.
   void forward(const ForwardCall& call, ThreadPool& pool);
 
+  // The final norm and the output head on hidden states [tokens, hidden] as `hidden_out` hands them out:
+  // logits [tokens, vocab], those of a forward bit for bit. Within one Forward of the pool.
+  void head(const float* hidden, std::int64_t tokens, float* logits, ThreadPool& pool);
+
  private:
   void check(const ForwardCall& call) const;
   void embed(ForwardRun& run);
@@ -102,8 +106,8 @@ class Decoder {
   void attend(ForwardRun& run, std::int64_t index);
   void prepare_heads(ForwardRun& run, std::int64_t index, std::int64_t sight, std::int64_t head);
   void mlp(ForwardRun& run, std::int64_t index);
-  void head(ForwardRun& run);
-  void norm(ForwardRun& run, const float* x, const std::vector<float>& weight, const std::vector<float>& bias,
+  void make_logits(ForwardRun& run);
+  void norm(ThreadPool& pool, const float* x, const std::vector<float>& weight, const std::vector<float>& bias,
             std::int64_t tokens, float* y);
 
   Level limit_;

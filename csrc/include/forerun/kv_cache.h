@@ -48,8 +48,9 @@ class KvCache {
   // holds them. Throws CacheError unless they ascend and the longest layer holds them.
   void keep(std::int64_t row, std::int64_t start, const std::vector<std::int64_t>& slots);
 
-  // Forgets all slots of a row from `length` on. Throws CacheError for a negative length.
-  void trim(std::int64_t row, std::int64_t length);
+  // Forgets all slots of a row from `length` on, in layers [first_layer, end_layer). Throws CacheError for
+  // a negative length or layers that are not there.
+  void trim(std::int64_t row, std::int64_t length, std::int64_t first_layer, std::int64_t end_layer);
 
   // Throws CacheError for a row that is not there.
   void check_row(std::int64_t row) const;

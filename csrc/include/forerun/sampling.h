@@ -1,10 +1,11 @@
-// Logits to probabilities and probabilities to tokens; see forerun/sampling.py for what is meant.
+// Logits to probabilities and probabilities to tokens; see forerun/sampling/ for what is meant.
 //
 // Every function takes one row and looks at nothing else, so that a token does not depend on its batch. T
 // is float or double. All levels give the same bits.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "forerun/randomness.h"
 
@@ -35,6 +36,19 @@ RowState warp_row(const T* logits, std::int64_t vocab, const Warp& warp, T* prob
 template <class T>
 std::int64_t draw(const T* probs, std::int64_t vocab, double uniform);
 
+// The children of one node.
+struct Siblings {
+  std::uint64_t seed = 0;
+  std::int64_t committed = 0;        // length of the sequence
+  std::vector<std::int64_t> nodes;  // that they become, which key their draws
+  bool replacement = false;         // whether one may repeat an earlier one's token
+};
+
+// Draws them one after the other and writes the row that each was drawn from, [nodes, vocab]: without
+// replacement it lacks the siblings before. Fewer than asked for where nothing is left to draw.
+template <class T>
+std::vector<std::int64_t> draw_siblings(const T* probs, std::int64_t vocab, const Siblings& how, T* rows);
+
 // argmax of log prob + noise; with a `Noise` the argmax is the same as with its row written out. Throws
 // std::domain_error for a row without probability.
 template <class T>
@@ -61,7 +75,7 @@ struct DraftDraw {
 };
 
 // The token of a chain's `node` and, in `probs`, the row it was drawn from: what draw_draft in
-// forerun/sampling.py returns for the same logits. -1 if the row leaves no token possible. Throws
+// forerun/sampling/ returns for the same logits. -1 if the row leaves no token possible. Throws
 // std::domain_error for a broken row. `probs` may be `logits`, or null where nobody wants the row.
 std::int64_t draw_drafted(const float* logits, std::int64_t vocab, const DraftDraw& how, std::int64_t node,
                           float* probs);

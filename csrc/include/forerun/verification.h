@@ -70,18 +70,17 @@ struct Outcome {
 // Purpose accept with the test's number, or emit with 0.
 using Uniforms = std::function<double(Purpose, std::int64_t)>;
 
-// All throw std::invalid_argument for a tree that is none, or ids outside the vocabulary; those of the
-// block rule for anything but drawn chains and empty drafts.
+// The rules that are nothing but their decision. Block takes drawn chains, traversal drawn trees.
+enum class Rule { token, block, traversal };
+
+// Both throw std::invalid_argument for a tree that is none, ids outside the vocabulary, or a draft that the
+// rule does not take; empty drafts are taken by all.
 template <class T>
-Decision<T> decide_token(const Tree& tree, const Rows<T>& rows, T* emit);
-template <class T>
-Decision<T> decide_block(const Tree& tree, const Rows<T>& rows, T* emit);
+Decision<T> decide(Rule rule, const Tree& tree, const Rows<T>& rows, T* emit);
 
 // What walking the decision with the same uniforms comes to, bit for bit.
 template <class T>
-Outcome verify_token(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms);
-template <class T>
-Outcome verify_block(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms);
+Outcome verify(Rule rule, const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms);
 
 // The same for a greedy request, straight from logits [n + 1, vocab]: down the tokens that are the largest of
 // their rows. Throws std::domain_error for a row on the way that holds NaN or inf or leaves none possible.

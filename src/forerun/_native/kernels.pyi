@@ -40,7 +40,7 @@ class KvCache:
     def length(self, row: int) -> int: ...
     def layer_length(self, layer: int, row: int) -> int: ...
     def keep(self, row: int, start: int, slots: Sequence[int]) -> None: ...
-    def trim(self, row: int, length: int) -> None: ...
+    def trim(self, row: int, length: int, layers: tuple[int, int] | None = None) -> None: ...
 
 class Decoder:
     """A decoder-only transformer."""
@@ -82,11 +82,31 @@ class Decoder:
         rows: Sequence[int],
         token_ids: Sequence[Sequence[int]],
         positions: Sequence[Sequence[int]] | None,
+        layers: tuple[int, int] | None,
         logits: Floats | None,
         last: bool,
         tree_mask: NDArray[np.bool_] | None,
+        hidden_in: Floats | None,
         hidden_out: HiddenOut,
     ) -> None: ...
+    def head(self, runtime: Runtime, hidden: Floats, logits: Floats) -> None:
+        """The final norm and the output head on [tokens, hidden]."""
+
+class GatedMlp:
+    """A gated MLP beside the residual, in one of the weights' precisions."""
+
+    def __init__(
+        self,
+        norm: Floats,
+        gate: Floats,
+        up: Floats,
+        down: Floats,
+        norm_eps: float,
+        precision: str,
+        level: str = "",
+    ) -> None: ...
+    def run(self, runtime: Runtime, hidden: Floats, out: Floats) -> None:
+        """From [tokens, hidden] to the same."""
 
 class DraftChain:
     """One chain to draft."""
@@ -121,11 +141,20 @@ def warp_rows(
     """Which rows are all -inf, which broken."""
 
 def draw_rows(probs: Rows, uniforms: Sequence[float]) -> list[int]: ...
+def draw_siblings(
+    probs: Rows,
+    keys: Sequence[tuple[int, int]],
+    nodes: Sequence[Sequence[int]],
+    replacement: bool,
+    rows: Rows,
+) -> list[list[int]]:
+    """The tokens drawn from each row."""
+
 def top_rows(probs: Rows) -> list[int]: ...
 def couple_rows(probs: Rows, noise: Rows) -> list[int]: ...
 def couple_keys(probs: Rows, keys: Sequence[tuple[int, int]]) -> list[int]: ...
 def decide(
-    block: bool,
+    rule: str,
     tokens: Sequence[int],
     parents: Sequence[int],
     target: Rows,
@@ -135,7 +164,7 @@ def decide(
     """accept, on_accept, on_reject, start"""
 
 def verify(
-    block: bool,
+    rule: str,
     tokens: Sequence[int],
     parents: Sequence[int],
     target: Rows,

@@ -63,6 +63,31 @@ def top(probs: Tensor) -> list[int]:
     return _native.kernels.top_rows(to_dlpack(probs))
 
 
+def draw_siblings(
+    probs: Tensor,
+    keys: Sequence[tuple[int, int]],
+    nodes: Sequence[Sequence[int]],
+    replacement: bool = False,
+) -> tuple[list[list[int]], Tensor]:
+    """The children of many nodes: for each row of `probs` [N, V] its tokens, in drawn order, and the
+    rows that they were drawn from, one after the other, [total, V].
+
+    Without replacement a row lacks the siblings before and is scaled to one again. A row with fewer
+    tokens than nodes has fewer children, one without probability none.
+
+    Args:
+        keys: the seed and the committed length of each row.
+        nodes: the nodes that its children become, which key their draws.
+        replacement: whether a child may repeat its siblings' tokens.
+    """
+    rows = probs.new_empty(sum(map(len, nodes)), probs.shape[-1])
+    masked = [(seed & _MASK, committed) for seed, committed in keys]
+    tokens = _native.kernels.draw_siblings(
+        to_dlpack(probs), masked, nodes, replacement, to_dlpack(rows)
+    )
+    return tokens, rows[: sum(map(len, tokens))]
+
+
 def couple(probs: Tensor, noise: Tensor) -> list[int]:
     """A token a row: the argmax of log probability plus noise, float64 [N, V]."""
     return _native.kernels.couple_rows(to_dlpack(probs), to_dlpack(noise))
@@ -75,16 +100,16 @@ def couple_keys(probs: Tensor, keys: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def decide(
-    block: bool,
+    rule: str,
     token_ids: Sequence[int],
     parents: Sequence[int],
     target_probs: Tensor,
     draft_probs: Tensor | None,
 ) -> tuple[list[float], list[int], list[int], int, Tensor]:
-    """The parts of a decision of the block rule, or of the token rule."""
+    """The parts of a decision of `token`, `block` or `traversal`."""
     emit = torch.empty_like(target_probs)
     accept, on_accept, on_reject, start = _native.kernels.decide(
-        block,
+        rule,
         token_ids,
         parents,
         to_dlpack(target_probs),
@@ -95,7 +120,7 @@ def decide(
 
 
 def verify(
-    block: bool,
+    rule: str,
     token_ids: Sequence[int],
     parents: Sequence[int],
     target_probs: Tensor,
@@ -107,7 +132,7 @@ def verify(
     """The node where the path ends and the token after it. The numbers are those of the seed and
     the committed length, or come from a source."""
     return _native.kernels.verify(
-        block,
+        rule,
         token_ids,
         parents,
         to_dlpack(target_probs),
@@ -128,11 +153,11 @@ def judge(
     seed: int,
     committed: int,
 ) -> tuple[int, int]:
-    """Warp logits [n + 1, V] and verify against them: the same as `warp` and one of the three
+    """Warp logits [n + 1, V] and verify against them: the same as `warp` and one of the two
     that verify, but rows that the walk does not come by are never warped.
 
     Args:
-        rule: `token`, `block` or `coupled`.
+        rule: `token`, `block`, `traversal` or `coupled`.
         warp: temperature, top-k, top-p and min-p.
     """
     return _native.kernels.judge(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
+from forerun.core import NO_HINTS, Hints
 from forerun.engine.attribution import Difference, first_difference
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -15,6 +18,7 @@ from forerun.engine.stream import Stream
 from forerun.params import SamplingParams
 
 WARM_UP_TOKENS = 16
+_RUNS = itertools.count()
 
 
 @dataclass
@@ -113,6 +117,7 @@ def compare(
     params: SamplingParams,
     rounds: int,
     *,
+    hints: Hints = NO_HINTS,
     begin: Callable[[str, Run], None] | None = None,
 ) -> Comparison:
     """Warm up both sides, then run them in turn: what the machine does meanwhile hits both alike.
@@ -122,26 +127,41 @@ def compare(
         prompt_ids: the prompt.
         params: of both sides.
         rounds: pairs to run.
+        hints: of the speculative side.
         begin: told of each run before it starts.
     """
     short = replace(params, max_tokens=min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS))
-    for stream in (engine.stream, engine.stream_plain):
+    speculative = partial(engine.stream, hints=_alone(hints))
+    for stream in (speculative, engine.stream_plain):
         run = Run(stream(prompt_ids, short))
         if begin is not None:
             begin("warming up", run)
         run.follow()
     pairs = []
     for number in range(1, rounds + 1):
-        runs = []
-        for side, stream in (("speculative", engine.stream), ("plain", engine.stream_plain)):
-            run = Run(stream(prompt_ids, params))
-            if begin is not None:
-                begin(f"round {number} of {rounds}, {side}", run)
-            runs.append(run.follow())
-        pairs.append(Pair(*runs))
-    if not deterministic(params, engine.config):
-        return Comparison(pairs, None)
-    return _judge(engine, prompt_ids, params, pairs)
+        pairs.append(
+            run_pair(engine, prompt_ids, params, hints, f"round {number} of {rounds}", begin)
+        )
+    return judged(engine, prompt_ids, params, pairs)
+
+
+def run_pair(
+    engine: Engine,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    hints: Hints = NO_HINTS,
+    label: str = "",
+    begin: Callable[[str, Run], None] | None = None,
+) -> Pair:
+    """One run of each side, without any warm-up."""
+    runs = []
+    speculative = partial(engine.stream, hints=_alone(hints))
+    for side, stream in (("speculative", speculative), ("plain", engine.stream_plain)):
+        run = Run(stream(prompt_ids, params))
+        if begin is not None:
+            begin(f"{label}, {side}", run)
+        runs.append(run.follow())
+    return Pair(*runs)
 
 
 def deterministic(params: SamplingParams, config: SpeculativeConfig) -> bool:
@@ -150,9 +170,18 @@ def deterministic(params: SamplingParams, config: SpeculativeConfig) -> bool:
     return params.greedy or coupled
 
 
-def _judge(
+def _alone(hints: Hints) -> Hints:
+    """The same in a namespace that no run has used: what a drafter has kept of the last run of the same
+    prompt would make it look better than it is."""
+    return replace(hints, namespace=f"{hints.namespace} run {next(_RUNS)}")
+
+
+def judged(
     engine: Engine, prompt_ids: list[int], params: SamplingParams, pairs: list[Pair]
 ) -> Comparison:
+    """What pairs of one prompt come to."""
+    if not deterministic(params, engine.config):
+        return Comparison(pairs, None)
     differing = next((pair for pair in pairs if not pair.identical), None)
     if differing is None:
         return Comparison(pairs, True)

@@ -47,9 +47,18 @@ def choose(
     """The complete config, and what to say about it once all is loaded."""
     from forerun.engine import pairs
 
+    if speculative.method is not None:
+        speculative = _read(ctx, speculative)
     choice = pairs.choose(speculative, model)
-    refuse_unread(ctx, choice.config)
-    return choice.config, choice.note
+    return _read(ctx, choice.config), choice.note
+
+
+def _read(ctx: click.Context, config: SpeculativeConfig) -> SpeculativeConfig:
+    """The config without options that its method does not read: those yield, or are refused."""
+    from forerun.engine.pairs import without_unread
+
+    refuse_unread(ctx, config)
+    return without_unread(config)
 
 
 def longest_context(values: dict[str, Any]) -> int:

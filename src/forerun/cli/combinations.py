@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from forerun.engine.config import SpeculativeConfig
 
 # An option, and the one without which nobody reads it.
-OF_USE_WITH = (("compare_rounds", "compare"), ("logprobs_mode", "logprobs"))
-# What only methods with a draft model read, and what only those without one do.
-FOR_DRAFT_MODELS = ("draft_sample_method", "draft_dtype")
-FOR_PROMPT_LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
+OF_USE_WITH = (
+    ("compare_rounds", "compare"),
+    ("logprobs_mode", "logprobs"),
+    ("num_tree_nodes", "tree"),
+)
 # More threads than this a core only wait for each other, and a machine runs out of them.
 MOST_THREADS_PER_CORE = 4
 
@@ -33,8 +34,14 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
     if not values["speculative"]:
         _refuse_speculation(ctx)
         values["compare"] = False
+    if values["show_rounds"] and values["compare"]:
+        raise ConfigError("--show-rounds shows one run, --compare makes several; leave one out.")
     for name, other in OF_USE_WITH:
-        if given(ctx, name) and (values[other] is None or values[other] is False):
+        if (
+            given(ctx, name)
+            and name in values
+            and (values[other] is None or values[other] is False)
+        ):
             raise ConfigError(
                 f"{flag_of(ctx, name)} is of use with {flag_of(ctx, other)} alone; add it."
             )
@@ -49,17 +56,23 @@ def refuse_unread(ctx: click.Context, config: SpeculativeConfig) -> None:
     Raises:
         ConfigError: naming the option and the method.
     """
-    from forerun.drafters import find_drafter
+    from forerun.drafters import DRAFTERS, all_options, options_read, reads_predictions
 
     assert config.method is not None
-    needs_model = find_drafter(config.method).needs_draft_model
-    other = "ngram" if needs_model else "draft_model"
-    for name in FOR_PROMPT_LOOKUP if needs_model else FOR_DRAFT_MODELS:
+    unread = all_options() - options_read(config.method, config.cascade)
+    for name in sorted(unread & ctx.params.keys()):
         if given(ctx, name) and not _yields(ctx, name, ("method", "draft_model")):
+            others = [one for one in DRAFTERS if name in DRAFTERS[one].options]
             raise ConfigError(
                 f"{flag_of(ctx, name)} is not read by method {config.method!r}; "
-                f"leave it out or use --method {other}."
+                f"leave it out or use --method {' or '.join(others)}."
             )
+    takes_predictions = reads_predictions(config.method, config.cascade)
+    if ctx.params.get("prediction_file") is not None and not takes_predictions:
+        raise ConfigError(
+            f"--prediction-file is not read by method {config.method!r}; "
+            "leave it out or use --method prediction."
+        )
 
 
 def check_threads(threads: int | None) -> None:
@@ -89,7 +102,7 @@ def check_context(max_context: int | None, longest: int, model: str) -> None:
 
 
 def _refuse_speculation(ctx: click.Context) -> None:
-    for name in (*SPECULATIVE_FLAGS, "compare"):
+    for name in (*SPECULATIVE_FLAGS, "compare", "prediction_file", "show_rounds"):
         if given(ctx, name) and stronger(ctx, "speculative", name) == name:
             raise ConfigError(
                 f"{flag_of(ctx, name)} needs speculation, which is switched off; add --speculative."

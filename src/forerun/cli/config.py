@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from forerun.cli.options import FileName, Option
+from forerun.cli.options import FileName, Names, Option, TokenIds
 from forerun.errors import ConfigError, UnknownNameError
 
 
@@ -64,6 +64,6 @@ def _as_text(value: Any, option: click.Parameter, where: str) -> str | list[str]
     items = [str(item) for item in value] if isinstance(value, list) else [str(value)]
     if several:
         return items
-    if isinstance(value, list) and option.type.name != "ids":
+    if isinstance(value, list) and not isinstance(option.type, (Names, TokenIds)):
         raise ConfigError(f"{where} is a list; give one value.")
     return ",".join(items)

@@ -9,7 +9,16 @@ from typing import Any
 import click
 
 from forerun.cli.config import config_option
-from forerun.cli.options import FileName, Name, Option, TokenBias, TokenIds, Whole
+from forerun.cli.options import (
+    FileName,
+    LayerNumbers,
+    Name,
+    Names,
+    Option,
+    TokenBias,
+    TokenIds,
+    Whole,
+)
 from forerun.engine.config import SpeculativeConfig
 from forerun.params import SamplingParams
 
@@ -38,7 +47,11 @@ SAMPLING: tuple[tuple[str, Any, str], ...] = (
 
 # The same for SpeculativeConfig, by the names of its fields; RENAMED are the flags' own.
 SPECULATIVE: tuple[tuple[str, Any, str], ...] = (
-    ("method", Name(), "The drafter: draft_model or ngram. Left out, one is picked."),
+    (
+        "method",
+        Name(),
+        "The drafter, such as draft_model, suffix or cascade. Left out, one is picked.",
+    ),
     ("model", Name(), "The draft model, a directory or a hub id."),
     ("revision", Name(), "Its revision on the hub."),
     (
@@ -46,10 +59,27 @@ SPECULATIVE: tuple[tuple[str, Any, str], ...] = (
         Name(),
         "Its precision: auto (on the CPU kernels int8 or int4), fp32, bf16, fp16, int8 or int4.",
     ),
-    ("num_speculative_tokens", int, "Tokens to draft a round."),
+    ("num_speculative_tokens", int, "Tokens to draft a round, along any path."),
+    ("tree", Name(), "Draft trees: auto, or a JSON file with a fixed shape."),
+    ("num_tree_nodes", int, "Nodes of an automatic tree at most."),
     ("prompt_lookup_min", int, "Shortest n-gram that method ngram looks up."),
     ("prompt_lookup_max", int, "Longest n-gram that method ngram looks up."),
-    ("rejection_sample_method", Name(), "The verification rule: auto, token, block or coupled."),
+    ("suffix_corpus", Name(), "A UTF-8 file that method suffix drafts from as well."),
+    ("suffix_store_tokens", int, "Earlier output that method suffix keeps, in tokens; 0 is none."),
+    ("exit_layer", int, "Layers of the target that draft, for method layer_skip."),
+    ("skip_layers", LayerNumbers(), "Or the layers that it leaves out, e.g. 3,4,6."),
+    ("exit_adapter", Name(), "A file that helps the head to read an early exit."),
+    (
+        "cascade",
+        Names(),
+        "The methods of method cascade: suffix,draft_model:4 (tokens each may draft).",
+    ),
+    ("cascade_confidence", float, "How much of its draft a method must expect to be accepted."),
+    (
+        "rejection_sample_method",
+        Name(),
+        "The verification rule: auto, token, block, traversal, coupled, or typical (approximate).",
+    ),
     ("draft_sample_method", Name(), "How a draft model picks: auto, greedy or probabilistic."),
     ("policy", Name(), "How the length of drafts changes: fixed or adaptive."),
     ("monitor", bool, "Stop drafting where it does not pay."),
@@ -78,8 +108,21 @@ def generate_options() -> list[click.Parameter]:
             help="Draft ahead, or decode plainly.",
         ),
         *from_dataclass(SpeculativeConfig, SPECULATIVE, "Speculation"),
+        Option(
+            "prediction_file",
+            "Speculation",
+            type=FileName(),
+            metavar="FILE",
+            help="A UTF-8 file with the output that is expected, for method prediction.",
+        ),
         *from_dataclass(SamplingParams, SAMPLING, "Sampling"),
         *_comparison_options(),
+        Option(
+            "show_rounds",
+            "Other",
+            is_flag=True,
+            help="Show the draft of every round, what was accepted and what was emitted.",
+        ),
         json_option(),
         config_option(),
     ]

@@ -18,7 +18,7 @@ from forerun.cli.asked import (
 from forerun.cli.combinations import settle
 from forerun.cli.flags import generate_options
 from forerun.cli.options import Command
-from forerun.cli.prompt import read_prompt
+from forerun.cli.prompt import read_prediction, read_prompt
 from forerun.cli.quiet import quiet_libraries
 from forerun.engine.config import SpeculativeConfig
 from forerun.params import SamplingParams
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from forerun.bench.paired import Run
-    from forerun.cli.report import Outcome
-    from forerun.core import Origin
+    from forerun.cli.report import Outcome, Round
+    from forerun.core import Hints, Origin
     from forerun.engine.engine import Engine
     from forerun.engine.requests import TokenEvent
 
@@ -60,13 +60,17 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
     """
     settle(ctx, values)
     text = read_prompt(values["prompt"], values["prompt_file"])
+    prediction = read_prediction(values["prediction_file"])
     params = sampling_params(values)
     speculative = speculative_config(values) if values["speculative"] else None
     engine, prompt_ids = _load(ctx, values, text, params, speculative)
+    from forerun.core import Hints
+
+    hints = Hints(prediction=prediction)
     output = _choose_output(values["json"])
     if values["compare"]:
-        return _compare(values, engine, prompt_ids, params, output)
-    return _complete(values, engine, prompt_ids, params, output)
+        return _compare(values, engine, prompt_ids, params, hints, output)
+    return _complete(values, engine, prompt_ids, params, hints, output)
 
 
 def _load(
@@ -128,22 +132,27 @@ def _complete(
     engine: Engine,
     prompt_ids: list[int],
     params: SamplingParams,
+    hints: Hints,
     output: Output,
 ) -> int:
     from forerun.bench.paired import Run
-    from forerun.cli.report import Outcome
+    from forerun.cli.report import Outcome, Round
 
-    stream = engine.stream if values["speculative"] else engine.stream_plain
-    run = Run(stream(prompt_ids, params))
     if values["speculative"]:
+        run = Run(engine.stream(prompt_ids, params, hints=hints))
         _explain(output)
+    else:
+        run = Run(engine.stream_plain(prompt_ids, params))
+    rounds: list[Round] | None = [] if values["show_rounds"] else None
+    if rounds is not None:
+        engine.watch_rounds(lambda _, draft, verdict: rounds.append(Round.of(draft, verdict)))
     try:
         run.follow(output.event)
     except KeyboardInterrupt:
         run.stream.close()
-        output.finish(Outcome(values["model"], engine, run))
+        output.finish(Outcome(values["model"], engine, run, rounds=rounds))
         raise
-    output.finish(Outcome(values["model"], engine, run))
+    output.finish(Outcome(values["model"], engine, run, rounds=rounds))
     return 0
 
 
@@ -152,6 +161,7 @@ def _compare(
     engine: Engine,
     prompt_ids: list[int],
     params: SamplingParams,
+    hints: Hints,
     output: Output,
 ) -> int:
     from forerun.bench.paired import compare
@@ -166,7 +176,9 @@ def _compare(
         output.begin(label, run)
 
     try:
-        found = compare(engine, prompt_ids, params, values["compare_rounds"], begin=begin)
+        found = compare(
+            engine, prompt_ids, params, values["compare_rounds"], hints=hints, begin=begin
+        )
     except KeyboardInterrupt:
         started[-1].stream.close()
         # The first speculative run of the full length, or what there is of the warm-up.

@@ -143,10 +143,25 @@ class FileName(click.ParamType[str]):
         return str(value)
 
 
+class Names(click.ParamType[tuple[str, ...]]):
+    """Names with commas between them."""
+
+    name = "names"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        names = value if isinstance(value, (tuple, list)) else str(value).split(",")
+        if not all(isinstance(name, str) and name.strip() for name in names):
+            self.fail(f"{value!r} is no list of names such as suffix,draft_model:4.", param, ctx)
+        return tuple(name.strip() for name in names)
+
+
 class TokenIds(click.ParamType[tuple[int, ...]]):
     """Token ids with commas between them."""
 
     name = "ids"
+    what = "token ids such as 11,42"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -156,7 +171,14 @@ class TokenIds(click.ParamType[tuple[int, ...]]):
         try:
             return tuple(int(part) for part in value.split(","))
         except ValueError:
-            self.fail(f"{value!r} is no list of token ids such as 11,42.", param, ctx)
+            self.fail(f"{value!r} is no list of {self.what}.", param, ctx)
+
+
+class LayerNumbers(TokenIds):
+    """Numbers of layers with commas between them."""
+
+    name = "layers"
+    what = "layers such as 3,4,6"
 
 
 class TokenBias(click.ParamType[tuple[int, float]]):

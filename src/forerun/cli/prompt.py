@@ -25,12 +25,26 @@ def read_prompt(text: str | None, file: str | None) -> str:
     return text
 
 
-def _read_file(path: Path) -> str:
+def read_prediction(file: str | None) -> str:
+    """The output that is expected; empty where no file names one.
+
+    Raises:
+        PromptError: where the file cannot be read, is empty or no text.
+    """
+    if file is None:
+        return ""
+    text = _read_file(Path(file), "prediction file")
+    if not text:
+        raise PromptError(f"prediction file {file} is empty; leave it out.")
+    return text
+
+
+def _read_file(path: Path, what: str = "prompt file") -> str:
     try:
-        return _decode(path.read_bytes(), f"prompt file {path}")
+        return _decode(path.read_bytes(), f"{what} {path}")
     except OSError as error:
         reason = (error.strerror or "unknown reason").lower()
-        raise PromptError(f"prompt file {path} cannot be read: {reason}.") from error
+        raise PromptError(f"{what} {path} cannot be read: {reason}.") from error
 
 
 def _read_stdin(asked_for: bool) -> str:

@@ -40,7 +40,7 @@ def _show_enumeration(console: Console, part: dict[str, Any]) -> None:
     for one in part["rules"]:
         counts = (one["cases"], one["sequences"] - one["seeds"], one["seeds"])
         deviation = number(one["largest_deviation"])
-        mark = _mark(one["passed"], "defect")
+        mark = _mark(one["passed"], one["level"] if one["level"] == "approximate" else "defect")
         table.add_row(one["rule"], *(str(count) for count in counts), deviation, mark)
     console.print(table)
     console.print(f"{enumerated(part)}\n", markup=False)

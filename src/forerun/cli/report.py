@@ -12,11 +12,30 @@ import click
 
 from forerun.bench.paired import Comparison, Run
 from forerun.cli.machine import hardware, versions
-from forerun.core import FinishReason, Origin
+from forerun.core import Draft, FinishReason, Origin, Verdict
 from forerun.engine.engine import Engine
 from forerun.engine.requests import TokenEvent, TokenLogprob
 
 SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Round:
+    """What was drafted and what became of it.
+
+    Args:
+        draft: without its rows, which take more room than all else.
+        drawn: whether it had some.
+        verdict: as the rule gave it, less what came after the end.
+    """
+
+    draft: Draft
+    drawn: bool
+    verdict: Verdict
+
+    @classmethod
+    def of(cls, draft: Draft, verdict: Verdict) -> Round:
+        return cls(Draft(draft.token_ids, draft.parents), draft.probs is not None, verdict)
 
 
 @dataclass(frozen=True)
@@ -28,12 +47,14 @@ class Outcome:
         engine: that ran it.
         run: the run whose text is shown.
         comparison: with plain decoding, where it was asked for and came to its end.
+        rounds: all of the run, where they were asked for.
     """
 
     model: str
     engine: Engine
     run: Run
     comparison: Comparison | None = None
+    rounds: list[Round] | None = None
 
     @property
     def finish_reason(self) -> str:
@@ -71,7 +92,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "model": outcome.model,
         "draft_model": engine.config.model,
         "method": engine.config.method,
-        "exactness": engine.target.exactness,
+        "exactness": engine.exactness,
         "dtype": engine.target.precision,
         "draft_dtype": _draft_dtype(engine),
         "prompt_tokens": len(completion.prompt_ids),
@@ -81,6 +102,8 @@ def report(outcome: Outcome) -> dict[str, Any]:
     }
     if completion.logprobs is not None:
         content["logprobs"] = [_of_logprob(entry) for entry in completion.logprobs]
+    if outcome.rounds is not None:
+        content["rounds"] = [_of_round(one) for one in outcome.rounds]
     if outcome.comparison is not None:
         content |= _of_comparison(outcome.comparison)
     return content
@@ -99,6 +122,17 @@ def _of_run(run: Run) -> dict[str, Any]:
         "seconds": run.seconds,
         "tokens_per_second": run.tokens_per_second,
         "stats": completion.stats.as_dict(),
+    }
+
+
+def _of_round(one: Round) -> dict[str, Any]:
+    draft, verdict = one.draft, one.verdict
+    return {
+        "token_ids": list(draft.token_ids),
+        "parents": list(draft.parents),
+        "drawn": one.drawn,
+        "accepted": list(verdict.path)[: verdict.num_accepted],
+        "emitted": list(verdict.token_ids),
     }
 
 

@@ -14,21 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.bench.paired import Comparison, Run
+from forerun.cli.interrupts import held_back
 from forerun.cli.report import Outcome
+from forerun.cli.rounds import show_rounds
+from forerun.cli.styles import STYLES, VISIBLE
 from forerun.core import Origin
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.requests import TokenEvent
 from forerun.stats import Stats
 
-STYLES = {
-    Origin.ACCEPTED: "green",
-    Origin.RECOVERED: "yellow",
-    Origin.BONUS: "cyan",
-    Origin.PLAIN: "default",
-}
 _BAR_WIDTH = 20
-# A model may emit escape sequences; in a terminal they are shown, not obeyed.
-_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
 
 
 class PlainOutput:
@@ -45,7 +40,6 @@ class PlainOutput:
 
     def event(self, event: TokenEvent) -> None:
         """Write what became certain with a token."""
-        self._written += len(event.text)
         if event.text:
             self.write(event.text, event.origin)
 
@@ -73,12 +67,16 @@ class PlainOutput:
         # An interruption falls between tokens that were made and tokens that were handed out.
         rest = completion.text[self._written :]
         self.write(rest + "\n", Origin.PLAIN)
+        if outcome.rounds is not None:
+            show_rounds(self.stderr, outcome.rounds, outcome.engine.tokenizer)
         self.stderr.print(summary(outcome))
 
     def write(self, text: str, origin: Origin) -> None:
-        """Text as it is."""
-        self.stdout.write(text)
-        self.stdout.flush()
+        """Text as it is; an interruption neither loses any nor brings it twice."""
+        with held_back():
+            self.stdout.write(text)
+            self.stdout.flush()
+            self._written += len(text)
 
 
 class TerminalOutput(PlainOutput):
@@ -96,9 +94,11 @@ class TerminalOutput(PlainOutput):
 
     def write(self, text: str, origin: Origin) -> None:
         """Text with its colour: as a segment, which rich neither wraps nor measures."""
-        segment = Segment(text.translate(_VISIBLE), Style.parse(STYLES[origin]))
-        self.console.print(Segments([segment]), crop=False, soft_wrap=True)
-        self.console.file.flush()
+        segment = Segment(text.translate(VISIBLE), Style.parse(STYLES[origin]))
+        with held_back():
+            self.console.print(Segments([segment]), crop=False, soft_wrap=True)
+            self.console.file.flush()
+            self._written += len(text)
 
 
 def summary(outcome: Outcome) -> Panel:
@@ -122,7 +122,7 @@ def summary(outcome: Outcome) -> Panel:
     table.add_row("time", _stages(stats))
     if outcome.comparison is not None:
         _add_comparison(table, outcome.comparison)
-    table.add_row("exactness", str(outcome.engine.target.exactness))
+    table.add_row("exactness", str(outcome.engine.exactness))
     return Panel(table, expand=False)
 
 

@@ -1,212 +1,166 @@
-"""A smaller model that runs ahead, token by token, batched over all sequences that draft."""
+"""A smaller model that runs ahead, level by level, batched over all sequences that draft."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from forerun.contracts import CausalLM, DrafterSetup
-from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Sequence, Verdict
+from forerun.core import NO_DRAFT, Draft, Drawing, Plan, Sequence
+from forerun.drafters.base import BaseDrafter
+from forerun.drafters.draft_cache import DraftCache
+from forerun.drafters.retokenizer import Translation
 from forerun.models.cpu import ChainRequest, CpuModel
-from forerun.models.running import prefill, run_rows
 from forerun.randomness import Randomness
-from forerun.sampling import Prefix, draw_draft
-
-# Rows that miss more tokens than this run their prefill alone, so that nobody pays for its padding.
-LARGEST_SHARED_CATCH_UP = 16
-
-
-@dataclass
-class _Row:
-    """What one row of the cache holds."""
-
-    request_id: int = -1
-    token_ids: list[int] = field(default_factory=list)
-    num_committed: int = 0
+from forerun.trees import MOST_NODES
+from forerun.trees.growth import Growth, grow, start
+from forerun.trees.plans import cut
 
 
-@dataclass
-class _Chain:
-    """A draft in the making."""
+class DraftModelDrafter(BaseDrafter):
+    """Drafts chains and trees with a second model.
 
-    sequence: Sequence
-    plan: Plan
-    token_ids: list[int] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
-    ended: bool = False
-
-    def finish(self) -> Draft:
-        drawn = self.plan.drawing is Drawing.DRAW
-        return Draft.chain(self.token_ids, torch.stack(self.rows) if drawn else None)
-
-
-class DraftModelDrafter:
-    """Drafts chains with a model of the target's vocabulary.
-
-    Its cache heals itself: before drafting it goes back to what it shares with each sequence and
-    runs what is missing, so that nobody has to tell it what was accepted. Prompts are run at the
-    first draft, so that a request that never speculates never pays for them.
+    With a model of another vocabulary it proposes only tokens that both have (Timor et al., arXiv
+    2502.05202): rows without the others, scaled to one, are what is drawn from and what is recorded.
 
     Args:
         model: the draft model.
         rows: as many as the target's cache has.
         capacity: tokens a row, drafted ones included.
         vocab_size: the target's, where the two tables of logits are padded to different sizes.
+        tree_slots: slots a row for the nodes of trees.
+        translation: between the vocabularies, where they are not the same.
     """
 
     name = "draft_model"
-    exactness = Exactness.DISTRIBUTIONAL
     drawings = frozenset(Drawing)
-    draws_trees = False
+    takes_trees = True
     needs_draft_model = True
-    hidden_layers: tuple[int, ...] = ()
+    options = frozenset({"draft_sample_method", "draft_dtype"})
 
     def __init__(
-        self, model: CausalLM, rows: int, capacity: int, vocab_size: int | None = None
+        self,
+        model: CausalLM,
+        rows: int,
+        capacity: int,
+        vocab_size: int | None = None,
+        translation: Translation | None = None,
+        tree_slots: int = MOST_NODES,
     ) -> None:
-        self.model = model
-        self.vocab_size: int | None = vocab_size or model.vocab_size
-        self.rows: int | None = rows
-        self.capacity = min(capacity, model.max_context)
-        self.cache = model.new_cache(rows, self.capacity)
-        self._rows = [_Row() for _ in range(rows)]
-        self._chains = model if isinstance(model, CpuModel) else None
+        self.model, self.translation = model, translation
+        self.vocab_size = self._vocab_size = vocab_size or model.vocab_size
+        self.rows = rows
+        self.cache = DraftCache(model, rows, capacity, tree_slots)
+        self._chains: CpuModel | None = None
+        if isinstance(model, CpuModel) and translation is None:
+            self._chains = model
 
     @classmethod
-    def build(cls, setup: DrafterSetup) -> DraftModelDrafter:
+    def build(cls, setup: DrafterSetup) -> Self:
         model = setup.load_draft_model()
-        return cls(model, setup.rows, setup.capacity, setup.target.vocab_size)
+        vocab_size = setup.target.vocab_size
+        slots = 0 if setup.options["tree"] is None else MOST_NODES
+        return cls(model, setup.rows, setup.capacity, vocab_size, setup.translation, slots)
 
     def propose(
         self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
     ) -> list[Draft]:
-        chains = [_Chain(*pair) for pair in zip(sequences, plans, strict=True)]
-        growing = [chain for chain in chains if self._room(chain) > 0]
-        if self._chains is not None and growing and _in_one_call(growing, randomness):
-            return self._propose_in_one_call(self._chains, chains, growing)
-        logits = self._catch_up([chain.sequence for chain in growing]) if growing else None
-        while growing and logits is not None:
-            self._draw(growing, logits, randomness)
-            growing = [chain for chain in growing if self._grows(chain)]
-            logits = self._extend(growing) if growing else None
-        return [chain.finish() if chain.token_ids else NO_DRAFT for chain in chains]
-
-    def observe(
-        self, sequences: Several[Sequence], verdicts: Several[Verdict], output: ForwardOutput
-    ) -> None:
-        """Nothing to learn: the next catch-up sees what was committed."""
+        drafts = [NO_DRAFT] * len(sequences)
+        texts = [
+            self._text(sequence) if plan.num_tokens else None
+            for sequence, plan in zip(sequences, plans, strict=True)
+        ]
+        # Tokens along a path that the draft model's context allows.
+        rooms = [0 if text is None else self.cache.capacity - len(text) for text in texts]
+        drafting = [index for index, room in enumerate(rooms) if room > 0]
+        if not drafting:
+            return drafts
+        several = [sequences[index] for index in drafting]
+        fitting = [cut(plans[index], rooms[index]) for index in drafting]
+        missing = [
+            self.cache.missing(
+                sequences[index].row, sequences[index].request_id, texts[index] or []
+            )
+            for index in drafting
+        ]
+        if self._in_one_call(several, fitting, randomness):
+            found = self._chains_in_one_call(several, missing, fitting)
+        else:
+            growths = [start(*one) for one in zip(several, fitting, strict=True)]
+            found = self._grow(growths, missing, randomness)
+        for index, draft in zip(drafting, found, strict=True):
+            drafts[index] = draft
+        return drafts
 
     def release(self, sequence: Sequence) -> None:
-        if self._rows[sequence.row].request_id == sequence.request_id:
-            self._rows[sequence.row] = _Row()
-            self.cache.trim(sequence.row, 0)
+        self.cache.release(sequence.row, sequence.request_id)
+        if self.translation is not None:
+            self.translation.retokenizer.release(sequence.request_id)
 
-    def _propose_in_one_call(
-        self, model: CpuModel, chains: list[_Chain], growing: list[_Chain]
-    ) -> list[Draft]:
-        """The same, all steps of all chains in one call of the model."""
-        requests = [
-            ChainRequest(
-                chain.sequence.row,
-                self._missing(chain.sequence),
-                self._room(chain),
-                chain.plan.drawing,
-                chain.sequence,
-            )
-            for chain in growing
-        ]
-        assert self.vocab_size is not None
-        drafted = model.draft_chains(self.cache, requests, self.vocab_size)
-        drafts = {id(chain): draft for chain, draft in zip(growing, drafted, strict=True)}
-        for request, draft in zip(requests, drafted, strict=True):
-            held = self._rows[request.row]
-            held.token_ids.extend(request.pending)
-            # The last token has been drawn and not run.
-            held.token_ids.extend(draft.token_ids)
-            del held.token_ids[self.cache.length(request.row) :]
-        return [drafts.get(id(chain), NO_DRAFT) for chain in chains]
+    def _text(self, sequence: Sequence) -> list[int] | None:
+        """A sequence in the draft model's tokens; None where they cannot spell it (yet)."""
+        if self.translation is None:
+            return sequence.token_ids
+        return self.translation.retokenizer.ids(sequence.request_id, sequence.token_ids)
 
-    def _room(self, chain: _Chain) -> int:
-        """Tokens that the plan and the draft model's context allow."""
-        return min(chain.plan.num_tokens, self.capacity - len(chain.sequence))
-
-    def _grows(self, chain: _Chain) -> bool:
-        return not chain.ended and len(chain.token_ids) < self._room(chain)
-
-    def _draw(self, chains: list[_Chain], logits: Tensor, randomness: Randomness) -> None:
-        tokens, probs = draw_draft(
-            logits,
-            [Prefix(chain.sequence, tuple(chain.token_ids)) for chain in chains],
-            [chain.plan.drawing for chain in chains],
-            [len(chain.token_ids) for chain in chains],
-            randomness,
+    def _in_one_call(
+        self, sequences: list[Sequence], plans: list[Plan], randomness: Randomness
+    ) -> bool:
+        """Whether nothing has to be asked between the steps: no penalties, no masks, no record of
+        keys, and chains alone."""
+        return (
+            self._chains is not None
+            and randomness.by_key_alone
+            and not any(sequence.params.adjusts for sequence in sequences)
+            and all(plan.tree is None for plan in plans)
         )
-        for chain, token, row in zip(chains, tokens, probs, strict=True):
-            # Nothing comes after a stop token, nor where a mask lets nothing follow.
-            chain.ended = token is None or token in chain.sequence.stop_token_ids
-            if token is None:
-                continue
-            chain.token_ids.append(token)
-            if chain.plan.drawing is Drawing.DRAW:
-                chain.rows.append(row)
 
-    def _extend(self, chains: list[_Chain]) -> Tensor:
-        """Run the newest drafted token of each chain; logits [B, V]."""
-        latest = [[chain.token_ids[-1]] for chain in chains]
-        return self._run([chain.sequence.row for chain in chains], latest)
+    def _chains_in_one_call(
+        self,
+        sequences: list[Sequence],
+        missing: list[list[int]],
+        plans: list[Plan],
+    ) -> list[Draft]:
+        """Chains, all steps of all of them in one call of the model."""
+        assert self._chains is not None
+        requests = [
+            ChainRequest(sequence.row, pending, plan.num_tokens, plan.drawing, sequence)
+            for sequence, pending, plan in zip(sequences, missing, plans, strict=True)
+        ]
+        drafts = self._chains.draft_chains(self.cache.cache, requests, self._vocab_size)
+        rows = [sequence.row for sequence in sequences]
+        self.cache.hold(rows, missing)
+        for row, draft in zip(rows, drafts, strict=True):
+            # The last token has been drawn and not run.
+            self.cache.hold_chain(row, draft.token_ids[:-1])
+        return drafts
 
-    def _catch_up(self, sequences: list[Sequence]) -> Tensor:
-        """Bring the rows to the end of their sequences; logits after the last tokens, [B, V]."""
-        missing = [self._missing(sequence) for sequence in sequences]
-        return self._run([sequence.row for sequence in sequences], missing)
+    def _grow(
+        self, growths: list[Growth], missing: list[list[int]], randomness: Randomness
+    ) -> list[Draft]:
+        """Trees of any kind, level by level."""
+        logits = self.cache.catch_up([one.sequence.row for one in growths], missing)
+        growing = growths
+        while True:
+            grow(growing, self._over_target(logits), randomness)
+            growing = [one for one in growing if one.frontier]
+            if not growing:
+                return [one.finish() for one in growths]
+            rows = [one.sequence.row for one in growing]
+            tokens, parents = zip(*(one.run_frontier() for one in growing), strict=True)
+            if self.translation is not None:
+                own = self.translation.shared.draft_id_of
+                tokens = tuple([own(token) for token in each] for each in tokens)
+            logits = self.cache.extend(rows, tokens, parents)
 
-    def _missing(self, sequence: Sequence) -> list[int]:
-        """Cut a row back to what it shares with its sequence; the tokens that it lacks, few enough to
-        be run beside those of other rows."""
-        held = self._row_of(sequence)
-        shared = self._shared_length(held, sequence)
-        self.cache.trim(sequence.row, shared)
-        del held.token_ids[shared:]
-        rest = sequence.token_ids[shared:]
-        if len(rest) > LARGEST_SHARED_CATCH_UP:
-            prefill(self.model, self.cache, sequence.row, rest[:-1])
-            held.token_ids.extend(rest[:-1])
-            rest = rest[-1:]
-        held.num_committed = len(sequence)
-        return rest
-
-    def _row_of(self, sequence: Sequence) -> _Row:
-        """The row of a sequence, emptied if it still holds another request."""
-        if self._rows[sequence.row].request_id != sequence.request_id:
-            self._rows[sequence.row] = _Row(sequence.request_id)
-            self.cache.trim(sequence.row, 0)
-        return self._rows[sequence.row]
-
-    @staticmethod
-    def _shared_length(held: _Row, sequence: Sequence) -> int:
-        """How many tokens of the row agree with the sequence, at least one being left to run."""
-        # Committed tokens never change, so only those drafted since are compared.
-        shared = min(held.num_committed, len(held.token_ids))
-        limit = min(len(held.token_ids), len(sequence) - 1)
-        while shared < limit and held.token_ids[shared] == sequence.token_ids[shared]:
-            shared += 1
-        return min(shared, limit)
-
-    def _run(self, rows: list[int], token_ids: list[list[int]]) -> Tensor:
-        output = run_rows(self.model, self.cache, rows, token_ids, logits_for="last")
-        for row, tokens in zip(rows, token_ids, strict=True):
-            self._rows[row].token_ids.extend(tokens)
-        assert output.logits is not None
-        assert self.vocab_size is not None
-        logits = output.logits[:, 0, : self.vocab_size]
-        padding = self.vocab_size - logits.shape[-1]
+    def _over_target(self, logits: Tensor) -> Tensor:
+        """Logits over the target's vocabulary."""
+        if self.translation is not None:
+            return self.translation.shared.to_target(logits)
+        logits = logits[:, : self._vocab_size]
+        padding = self._vocab_size - logits.shape[-1]
         return functional.pad(logits, (0, padding), value=-torch.inf) if padding else logits
-
-
-def _in_one_call(chains: list[_Chain], randomness: Randomness) -> bool:
-    """Whether nothing has to be asked between the steps: no penalties, no masks, no record of keys."""
-    return randomness.by_key_alone and not any(chain.sequence.params.adjusts for chain in chains)

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
-from forerun.core import Drawing, FinishReason, Plan
-from forerun.engine.compatibility import check_drafter
+from forerun.core import NO_HINTS, Drawing, Exactness, FinishReason, Hints, Plan
+from forerun.engine.compatibility import check_depth, check_drafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Prompt
 from forerun.engine.plain import stream_plain
 from forerun.engine.requests import Completion, Running, TokenEvent
-from forerun.engine.step import Parts, run_round
+from forerun.engine.step import OnRound, Parts, run_round
 from forerun.engine.stream import Stream
 from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, PromptError
@@ -23,11 +23,11 @@ from forerun.params import SamplingParams
 from forerun.policies import make_policy
 from forerun.randomness import Randomness, fresh_seed
 from forerun.stats import Stats
-from forerun.verification import drawing_for
+from forerun.trees import MOST_NODES
+from forerun.trees.plans import load_tree, plan_tree
+from forerun.verification import AUTO, drawing_for
 
 DEFAULT_PARAMS = SamplingParams()
-# Cache slots beyond the context for the nodes of a tree; a chain never reaches past the context.
-MOST_TREE_NODES = 128
 
 
 class Engine:
@@ -84,7 +84,11 @@ class Engine:
             self.policy = make_policy(
                 self.config.policy, self.config.num_speculative_tokens, self.config.monitor
             )
-        tree_slots = MOST_TREE_NODES if drafter is not None and drafter.draws_trees else 0
+        self._tree = load_tree(self.config.tree)
+        check_depth(self._tree, self.config)
+        # A chain never reaches past the context.
+        trees = drafter is not None and (drafter.draws_trees or self._tree is not None)
+        tree_slots = MOST_NODES if trees else 0
         self._parts = Parts(
             target=target,
             cache=target.new_cache(max_batch_size, context + tree_slots),
@@ -94,6 +98,8 @@ class Engine:
             policy=self.policy,
             rules=self.rules,
         )
+        if drafter is not None:
+            drafter.attach(self._parts.cache)
         self._free_rows = list(range(max_batch_size))
         self._intake = Intake(target, tokenizer, self.eos_token_ids, context)
         self._waiting: deque[Running] = deque()
@@ -102,7 +108,12 @@ class Engine:
         self._past = Stats()
 
     def add(
-        self, prompt: Prompt, params: SamplingParams = DEFAULT_PARAMS, *, speculative: bool = True
+        self,
+        prompt: Prompt,
+        params: SamplingParams = DEFAULT_PARAMS,
+        *,
+        speculative: bool = True,
+        hints: Hints = NO_HINTS,
     ) -> int:
         """Queue a request and return its id; it starts when a row is free.
 
@@ -112,7 +123,7 @@ class Engine:
             PromptError: for an empty prompt or one that leaves no room for a token.
             ConfigError: for token ids outside the vocabulary, or stop strings without a tokenizer.
         """
-        one = self._intake.take(prompt, params, speculative)
+        one = self._intake.take(prompt, params, speculative, hints)
         self._waiting.append(one)
         self._added[one.sequence.request_id] = one
         return one.sequence.request_id
@@ -132,6 +143,7 @@ class Engine:
         params: SamplingParams | Iterable[SamplingParams] = DEFAULT_PARAMS,
         *,
         speculative: bool = True,
+        hints: Hints | Iterable[Hints] = NO_HINTS,
     ) -> list[Completion]:
         """Complete all prompts, as many at once as there are rows, and return them in order.
 
@@ -142,10 +154,15 @@ class Engine:
             raise PromptError("generate takes a list of prompts; put this one into a list.")
         several = list(prompts)
         each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(several):
-            raise ConfigError(f"{len(several)} prompts but {len(each)} sets of parameters.")
-        pairs = zip(several, each, strict=True)
-        requests = [self._intake.take(prompt, one, speculative) for prompt, one in pairs]
+        told = [hints] * len(several) if isinstance(hints, Hints) else list(hints)
+        if len(each) != len(several) or len(told) != len(several):
+            raise ConfigError(
+                f"{len(several)} prompts but {len(each)} sets of parameters, {len(told)} of hints."
+            )
+        requests = [
+            self._intake.take(prompt, one, speculative, hint)
+            for prompt, one, hint in zip(several, each, told, strict=True)
+        ]
         self._waiting.extend(requests)
         try:
             while not all(one.finished for one in requests):
@@ -159,13 +176,18 @@ class Engine:
         return [one.completion() for one in requests]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams = DEFAULT_PARAMS, *, speculative: bool = True
+        self,
+        prompt: Prompt,
+        params: SamplingParams = DEFAULT_PARAMS,
+        *,
+        speculative: bool = True,
+        hints: Hints = NO_HINTS,
     ) -> Stream:
         """Complete one prompt, token by token.
 
         It is queued when the first token is asked for; leaving the loop early cancels it.
         """
-        one = self._intake.take(prompt, params, speculative)
+        one = self._intake.take(prompt, params, speculative, hints)
         return Stream(one.sequence.request_id, self._follow(one), one.completion)
 
     def stream_plain(self, prompt: Prompt, params: SamplingParams = DEFAULT_PARAMS) -> Stream:
@@ -202,6 +224,10 @@ class Engine:
         """Have requests without a seed take it from `source`, so that a run can be repeated."""
         self._intake.next_seed = source
 
+    def watch_rounds(self, see: OnRound | None) -> None:
+        """Have `see` told, in every round from now on, what was drafted and what became of it."""
+        self._parts.on_round = see
+
     @contextmanager
     def idle_cache(self) -> Iterator[Cache]:
         """The target's cache, for other work with the target while the block runs.
@@ -216,6 +242,19 @@ class Engine:
         finally:
             for row in range(self.max_batch_size):
                 self._parts.cache.trim(row, 0)
+
+    @property
+    def exactness(self) -> Exactness:
+        """What comes out, beside plain decoding: what the target promises, unless the drafter or the
+        rule that was named changes the distribution."""
+        methods: list[Exactness] = []
+        if self.drafter is not None:
+            methods.append(self.drafter.exactness)
+            if self.config.rejection_sample_method != AUTO:
+                methods.append(
+                    self._parts.rule_named(self.config.rejection_sample_method).exactness
+                )
+        return Exactness.APPROXIMATE if Exactness.APPROXIMATE in methods else self.target.exactness
 
     @property
     def has_work(self) -> bool:
@@ -312,12 +351,14 @@ class Engine:
         self._free_rows = sorted([*self._free_rows, row])
 
     def _plan(self, running: list[Running]) -> list[Plan]:
-        """The policy's plans, cut to what can still be emitted, with the way to draw."""
+        """The policy's plans, cut to what can still be emitted, with the tree and the way to draw."""
         if self.policy is None or self.drafter is None:
             return [Plan(0)] * len(running)
         plans = self.policy.plan([one.sequence for one in running])
         return [
-            Plan(self._room(one, plan), self._drawing(one))
+            plan_tree(
+                self._tree, self.config.num_tree_nodes, self._room(one, plan), self._drawing(one)
+            )
             for one, plan in zip(running, plans, strict=True)
         ]
 

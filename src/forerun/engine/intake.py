@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.contracts import CausalLM
-from forerun.core import Sequence
+from forerun.core import NO_HINTS, Hints, Sequence
 from forerun.engine.requests import Running
 from forerun.engine.text import TextStream, Tokenizer
 from forerun.errors import ConfigError, PromptError
@@ -38,7 +38,9 @@ class Intake:
     next_seed: Callable[[], int] = fresh_seed
     next_id: int = 0
 
-    def take(self, prompt: Prompt, params: SamplingParams, speculative: bool) -> Running:
+    def take(
+        self, prompt: Prompt, params: SamplingParams, speculative: bool, hints: Hints = NO_HINTS
+    ) -> Running:
         """Make a request.
 
         Raises:
@@ -65,6 +67,7 @@ class Intake:
             seed=self.next_seed() if params.seed is None else params.seed,
             speculative=speculative,
             stop_token_ids=ends | frozenset(params.stop_token_ids),
+            hints=self._read(hints),
         )
         self.next_id += 1
         room = self.max_context - len(token_ids)
@@ -75,25 +78,34 @@ class Intake:
             stats=Stats(prompt_tokens=len(token_ids)),
         )
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _read(self, hints: Hints) -> Hints:
+        """The hints with their prediction as token ids."""
+        if not hints.prediction:
+            return hints
+        return replace(hints, prediction=tuple(self._encode(hints.prediction, "prediction")))
+
+    def _encode(self, prompt: Prompt, what: str = "prompt") -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise ConfigError("a text prompt needs a tokenizer; give token ids instead.")
+                raise ConfigError(f"a {what} as text needs a tokenizer; give token ids instead.")
             try:
                 prompt.encode("utf-8")
             except UnicodeEncodeError as error:
-                raise PromptError(f"the prompt is no UTF-8 text ({error.reason}).") from error
-            return list(self.tokenizer.encode(prompt))
+                raise PromptError(f"the {what} is no UTF-8 text ({error.reason}).") from error
+            # What opens a prompt does not open an output.
+            return list(self.tokenizer.encode(prompt, add_special_tokens=what == "prompt"))
+        if isinstance(prompt, (bytes, bytearray)):
+            raise PromptError(f"the {what} is bytes; decode it, or give a list of token ids.")
         try:
             token_ids = [operator.index(token) for token in prompt]
         except TypeError as error:
             raise PromptError(
-                f"a prompt is a text or a list of token ids, whole numbers ({error})."
+                f"a {what} is a text or a list of token ids, whole numbers ({error})."
             ) from error
         size = self.target.vocab_size
         for token in token_ids:
             if not 0 <= token < size:
                 raise PromptError(
-                    f"the prompt holds token id {token}; this model's ids are 0 to {size - 1}."
+                    f"the {what} holds token id {token}; this model's ids are 0 to {size - 1}."
                 )
         return token_ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import torch
 
 from forerun.contracts import CausalLM, Drafter, DrafterSetup
 from forerun.drafters import find_drafter
+from forerun.drafters.retokenizer import Translation
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.engine.pairs import choose
-from forerun.errors import ConfigError, IncompatibleDraftError
+from forerun.engine.pairs import choose, refuse_unread
+from forerun.errors import ConfigError
 from forerun.models import Storage, load_config, load_model, load_tokenizer, native
 from forerun.models.loading import eos_token_ids
 from forerun.models.memory import check_memory, describe, draft_storage_of, storage_of
 from forerun.models.zoo import is_zoo, zoo_path
+from forerun.trees import MOST_NODES
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ def load(
     target = Checkpoint.of(model, revision)
     draft = None if config is None else _draft_of(config, target)
     context = _context(target, max_context)
+    # A chain never reaches past the context.
+    tree_slots = 0 if config is None or config.tree is None else MOST_NODES
     check_memory(
         target.config,
         draft and draft.config,
@@ -68,14 +73,13 @@ def load(
         device=device,
         backend=backend,
         rows=max_batch_size,
-        capacity=context,
+        capacity=context + tree_slots,
     )
     tokenizer = tokenizer or target.tokenizer()
-    if draft is not None:
-        check_vocabulary(tokenizer, draft.tokenizer(), draft.name)
+    translation = None if draft is None else translation_for(tokenizer, target, draft)
     loaded = target.load(dtype, device, backend)
     kept = storage_of(target.config, loaded.device, dtype, backend)
-    pair = Pair(draft, kept, backend)
+    pair = Pair(draft, kept, backend, tokenizer, translation)
     return Engine(
         loaded,
         None if config is None else pair.drafter(config, loaded, max_batch_size, context),
@@ -91,6 +95,7 @@ def _chosen(speculative: SpeculativeConfig | bool, model: str) -> SpeculativeCon
     if speculative is False:
         return None
     choice = choose(SpeculativeConfig() if speculative is True else speculative, model)
+    refuse_unread(choice.config)
     if choice.note:
         logger.warning("%s", choice.note)
     return choice.config
@@ -134,25 +139,24 @@ def locate(name: str) -> str | Path:
     return zoo_path(name) if is_zoo(name) else name
 
 
-def check_vocabulary(tokenizer: Any, draft_tokenizer: Any, name: str) -> None:
-    """Refuse a draft whose token ids mean something else than the target's.
+def translation_for(tokenizer: Any, target: Checkpoint, draft: Checkpoint) -> Translation | None:
+    """What a draft of another vocabulary needs; None for the target's own.
 
     Raises:
-        IncompatibleDraftError: naming the first difference.
+        IncompatibleDraftError: where the two share too little.
     """
-    ours, theirs = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
-    if ours == theirs:
-        return
-    if len(ours) != len(theirs):
-        difference = f"{len(theirs)} tokens against the target's {len(ours)}"
-    else:
-        differing = [token for token, number in ours.items() if theirs.get(token) != number]
-        token = min(differing, key=lambda token: ours[token])
-        difference = f"token {token!r} is {theirs.get(token)} there and {ours[token]} in the target"
-    raise IncompatibleDraftError(
-        f"the draft model {name} has another vocabulary ({difference}); "
-        "choose a draft of the target's family, or method 'ngram'."
+    theirs = draft.tokenizer()
+    if tokenizer.get_vocab() == theirs.get_vocab():
+        return None
+    sizes = (describe(one.config).vocab_size for one in (target, draft))
+    found = Translation.of(tokenizer, theirs, draft.name, *sizes)
+    logger.warning(
+        "%s has another vocabulary than %s: it proposes the %d tokens that both have",
+        draft.name,
+        target.name,
+        len(found.shared.target_ids),
     )
+    return found
 
 
 def _draft_of(config: SpeculativeConfig, target: Checkpoint) -> Checkpoint | None:
@@ -185,6 +189,8 @@ class Pair:
     draft: Checkpoint | None
     target: Storage
     backend: str
+    tokenizer: Any = None
+    translation: Translation | None = None
 
     def load_draft(self, dtype: str, device: torch.device) -> CausalLM:
         assert self.draft is not None
@@ -201,6 +207,14 @@ class Pair:
             return self.load_draft(config.draft_dtype, target.device)
 
         assert config.method is not None
-        setup = DrafterSetup(target, rows, capacity, config.as_dict(), load_draft_model)
+        setup = DrafterSetup(
+            target,
+            rows,
+            capacity,
+            config.as_dict(),
+            load_draft_model,
+            encode=partial(self.tokenizer.encode, add_special_tokens=False),
+            translation=self.translation,
+        )
         drafter: Drafter = find_drafter(config.method).build(setup)
         return drafter

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from forerun.drafters import find_drafter
+from forerun.drafters import all_options, needs_draft_model, options_read
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
 
@@ -52,7 +53,7 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
     Raises:
         ConfigError: for a method that needs a draft model where none is known.
     """
-    needs_model = config.method is None or find_drafter(config.method).needs_draft_model
+    needs_model = config.method is None or needs_draft_model(config.method, config.cascade)
     if config.model is not None and not needs_model:
         raise ConfigError(
             f"method {config.method!r} takes no draft model; leave the draft model out "
@@ -77,6 +78,32 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
         raise ConfigError(f"no draft model is known for {target}; name one, or use method 'ngram'.")
     _refuse_draft_dtype(config)
     return Choice(config)
+
+
+def refuse_unread(config: SpeculativeConfig) -> None:
+    """Refuse options that the method does not read.
+
+    Raises:
+        ConfigError: naming the option and the method.
+    """
+    assert config.method is not None
+    defaults = {field.name: field.default for field in fields(config)}
+    for name in sorted(all_options() - options_read(config.method, config.cascade)):
+        if getattr(config, name) != defaults[name]:
+            raise ConfigError(
+                f"{name} is {getattr(config, name)!r}, which method {config.method!r} does not read; "
+                "leave it out."
+            )
+
+
+def without_unread(config: SpeculativeConfig) -> SpeculativeConfig:
+    """The config with the defaults of what its method does not read."""
+    assert config.method is not None
+    unread = all_options() - options_read(config.method, config.cascade)
+    defaults: dict[str, Any] = {
+        field.name: field.default for field in fields(config) if field.name in unread
+    }
+    return replace(config, **defaults)
 
 
 def _refuse_draft_dtype(config: SpeculativeConfig) -> None:

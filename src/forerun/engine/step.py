@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
 from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Sequence, Verdict
@@ -18,6 +21,9 @@ from forerun.sampling import log_probs, warp_draft
 from forerun.verification import judge, make_rule, resolve
 
 NOTHING = Verdict((), (), ())
+
+OnRound = Callable[[Sequence, Draft, Verdict], None]
+"""Told what was drafted for a sequence in a round and what became of it, before it is extended."""
 
 
 @dataclass
@@ -31,9 +37,12 @@ class Parts:
     drafter: Drafter | None = None
     policy: Policy | None = None
     rules: dict[str, Verifier] = field(default_factory=dict)
+    on_round: OnRound | None = None
 
     def rule_for(self, sequence: Sequence, draft: Draft) -> Verifier:
-        name = resolve(self.rule, sequence, draft)
+        return self.rule_named(resolve(self.rule, sequence, draft))
+
+    def rule_named(self, name: str) -> Verifier:
         if name not in self.rules:
             self.rules[name] = make_rule(name)
         return self.rules[name]
@@ -58,6 +67,8 @@ def run_round(parts: Parts, running: Several[Running], plans: Several[Plan]) -> 
     for row, (one, draft) in enumerate(zip(running, drafts, strict=True)):
         verdict = _verify(parts, one, draft, output.logits[row, : len(draft) + 1])
         verdicts.append(verdict)
+        if parts.on_round is not None:
+            parts.on_round(one.sequence, draft, verdict)
         if verdict.token_ids:
             parts.cache.keep(one.sequence.row, len(one.sequence), verdict.path)
             one.sequence.extend(verdict.token_ids)
@@ -65,7 +76,7 @@ def run_round(parts: Parts, running: Several[Running], plans: Several[Plan]) -> 
             one.stats.count(draft, verdict)
             assert parts.cache.length(one.sequence.row) == len(one.sequence) - 1
     if parts.drafter is not None:
-        parts.drafter.observe(sequences, verdicts, output)
+        parts.drafter.observe(sequences, drafts, verdicts, output)
     ended = perf_counter()
     if parts.policy is not None:
         parts.policy.observe(sequences, drafts, verdicts, ended - started)
@@ -80,7 +91,8 @@ def _propose(parts: Parts, sequences: list[Sequence], plans: Several[Plan]) -> l
 
 
 def _run_target(parts: Parts, sequences: list[Sequence], drafts: list[Draft]) -> ForwardOutput:
-    """One forward pass over the newest token and the draft of every sequence."""
+    """One forward pass over the newest token and the draft of every sequence, through the layers
+    that the drafter has not run already."""
     positions = []
     for sequence, draft in zip(sequences, drafts, strict=True):
         length = len(sequence)
@@ -93,7 +105,20 @@ def _run_target(parts: Parts, sequences: list[Sequence], drafts: list[Draft]) ->
         positions=positions,
         tree_mask=_tree_mask(drafts, parts.target.device),
         hidden_layers=parts.drafter.hidden_layers if parts.drafter is not None else (),
+        **_after_shared_layers(parts, drafts),
     )
+
+
+def _after_shared_layers(parts: Parts, drafts: list[Draft]) -> dict[str, Any]:
+    """What is left to run where the drafter has run the first layers of the target itself."""
+    states = [draft.hidden for draft in drafts if draft.hidden is not None]
+    if not states or parts.drafter is None:
+        return {}
+    assert len(states) == len(drafts), "the first layers were run for all sequences or for none"
+    return {
+        "layers": range(parts.drafter.shared_layers, parts.target.num_layers),
+        "hidden_in": pad_sequence(states, batch_first=True),
+    }
 
 
 def _tree_mask(drafts: list[Draft], device: torch.device) -> Tensor | None:

@@ -122,16 +122,19 @@ class StaticCache:
         # index_select copies first, so overlapping source and destination are no matter.
         slots.narrow(dim, start, len(source)).copy_(slots.index_select(dim, source))
 
-    def trim(self, row: int, length: int) -> None:
-        """Forget all slots of `row` from `length` on.
+    def trim(self, row: int, length: int, layers: range | None = None) -> None:
+        """Forget all slots of `row` from `length` on, in `layers` alone unless None.
 
         Raises:
-            CacheError: for a negative length.
+            CacheError: for a negative length, or layers that the cache does not have.
         """
         if length < 0:
             raise CacheError(f"cannot trim row {row} to {length} slots; 0 empties it.")
-        for lengths in self.lengths:
-            lengths[row] = min(lengths[row], length)
+        layers = range(len(self.lengths)) if layers is None else layers
+        if layers and not 0 <= min(layers) <= max(layers) < len(self.lengths):
+            raise CacheError(f"cannot trim {layers} of a cache of {len(self.lengths)} layers.")
+        for layer in layers:
+            self.lengths[layer][row] = min(self.lengths[layer][row], length)
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ class Decoder(Transformer):
         mixed = self.attention(index, step, query, key, value.transpose(1, 2))
         return functional.linear(mixed, layer.output, layer.output_bias)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return functional.linear(rms_norm(hidden, self.norm, self.shape.norm_eps), self.head)
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        return rms_norm(hidden, self.norm, self.shape.norm_eps)
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:

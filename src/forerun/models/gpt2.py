@@ -37,8 +37,8 @@ class GPT2(Transformer):
         inner = self.activation(_linear(layer, "up", self._norm(layer, "mlp_norm", hidden)))
         return hidden + _linear(layer, "down", inner)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return functional.linear(self._norm(self.weights, "norm", hidden), self.head)
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        return self._norm(self.weights, "norm", hidden)
 
     def _norm(self, tensors: Mapping[str, Tensor], name: str, hidden: Tensor) -> Tensor:
         weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]

@@ -14,6 +14,7 @@ from forerun.contracts import LogitsFor
 from forerun.core import Exactness, ForwardOutput
 from forerun.errors import CacheError, CheckpointError, UnsupportedModelError
 from forerun.models.hf_cache import HFCache, HFCacheView
+from forerun.models.hf_head import Head, find_head
 from forerun.models.placement import dtype_name
 
 _OPEN_MASKS = frozenset({"full_attention", "sliding_attention"})
@@ -46,6 +47,7 @@ class HFModel:
         self.device, self.dtype = model.device, model.dtype
         self.precision = dtype_name(self.dtype)
         self._windows = _windows(config)
+        self._head: Head | None = None
         self._crops_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._probe()
 
@@ -98,6 +100,16 @@ class HFModel:
                 made = out.logits[0, -1:] if logits_for == "last" else out.logits[0]
                 logits[b, : len(made)] = made
         return ForwardOutput(logits, hidden)
+
+    @torch.no_grad()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, V] of hidden states [B, n, hidden_size], as `forerun.contracts.CausalLM` says.
+
+        Raises:
+            ConfigError: when the model's final norm and head cannot be told apart from the rest.
+        """
+        self._head = self._head or find_head(self.model, self.name)
+        return self._head(hidden)
 
     def _run(
         self,

@@ -93,12 +93,17 @@ class HFCache:
             )
         self._select(row, [*range(start), *(start + slot for slot in slots)])
 
-    def trim(self, row: int, length: int) -> None:
-        """Forget all slots of `row` from `length` on.
+    def trim(self, row: int, length: int, layers: range | None = None) -> None:
+        """Forget all slots of `row` from `length` on, in `layers` alone unless None.
 
         Raises:
-            CacheError: for a negative length.
+            CacheError: for a negative length, or for layers: all of them have one length.
         """
+        if layers is not None:
+            raise CacheError(
+                f"a cache of transformers is trimmed as a whole, not in {layers} alone; "
+                "give no layers."
+            )
         if length < 0:
             raise CacheError(f"cannot trim row {row} to {length} slots; 0 empties it.")
         self._select(row, range(min(length, self.length(row))))

@@ -24,12 +24,16 @@ def run_rows(
     tree_mask: Tensor | None = None,
     hidden_layers: Several[int] = (),
     logits_for: LogitsFor = "all",
+    layers: range | None = None,
+    hidden_in: Tensor | None = None,
 ) -> ForwardOutput:
     """Append `token_ids[i]` to row `rows[i]` of the cache in one forward pass.
 
-    Positions go on from each row's length unless given. Rows may differ in their number of tokens;
-    what the shorter ones return beyond theirs is padding.
+    Positions go on from each row's length unless given; they are to be given with `layers`, which may
+    hold more tokens than others. Rows may differ in their number of tokens; what the shorter ones
+    return beyond theirs is padding, as `hidden_in` [B, longest, hidden_size] is there.
     """
+    assert layers is None or positions is not None, "a row has no one length where layers run apart"
     if isinstance(model, CpuModel) and isinstance(cache, CpuCache):
         return model.run_rows(
             cache,
@@ -39,6 +43,8 @@ def run_rows(
             tree_mask=tree_mask,
             hidden_layers=hidden_layers,
             logits_for=logits_for,
+            layers=layers,
+            hidden_in=hidden_in,
         )
     width = max(len(tokens) for tokens in token_ids)
     padded, places = [], []
@@ -58,6 +64,8 @@ def run_rows(
         tree_mask=tree_mask,
         hidden_layers=hidden_layers,
         logits_for=logits_for,
+        layers=layers,
+        hidden_in=hidden_in,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from forerun.contracts import LogitsFor
 from forerun.core import Exactness, ForwardOutput
@@ -52,7 +53,7 @@ class Transformer(ABC):
         embedding = weights["embedding.weight"]
         self.device, self.dtype = embedding.device, embedding.dtype
         self.precision = dtype_name(self.dtype)
-        self.head = embedding if shape.tied else weights["head.weight"]
+        self.head_weight = embedding if shape.tied else weights["head.weight"]
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
         """An empty cache of `rows` rows with `capacity` slots each."""
@@ -90,7 +91,7 @@ class Transformer(ABC):
                 wanted[index + 1] = hidden
         logits = None
         if layers.stop == self.num_layers and logits_for != "none":
-            logits = self.logits(hidden if logits_for == "all" else _last(hidden, appending))
+            logits = self.head(hidden if logits_for == "all" else _last(hidden, appending))
         return ForwardOutput(logits, wanted)
 
     def _step(self, appending: Appending, tree_mask: Tensor | None, layers: range) -> Step:
@@ -125,9 +126,14 @@ class Transformer(ABC):
     def layer(self, index: int, hidden: Tensor, step: Step) -> Tensor:
         """Run one layer on hidden states [B, n, hidden_size]."""
 
+    @torch.no_grad()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, V] of hidden states [B, n, hidden_size]: final norm, then the output head."""
+        return functional.linear(self.final_norm(hidden), self.head_weight)
+
     @abstractmethod
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [B, n, V] of hidden states above the last layer: final norm, then the head."""
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """What stands between the last layer and the head, on [B, n, hidden_size]."""
 
 
 def _last(hidden: Tensor, appending: Appending) -> Tensor:

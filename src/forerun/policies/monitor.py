@@ -6,29 +6,39 @@ from collections import deque
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 from forerun.contracts import Policy
 from forerun.core import Draft, Plan, Sequence, Verdict
 
-# Below this acceptance four drafted tokens do not pay where a drafting round takes 2.2 plain ones:
-# a careful guess for the first decision, before plain rounds of this run have been timed.
+# Below this share of the longest path four drafted tokens do not pay where a drafting round takes 2.2
+# plain ones: a careful guess for the first decision, before plain rounds of this run have been timed.
 FIRST_BREAK_EVEN = 0.3
 # That many plain rounds are run on purpose, once so many drafting ones have been timed.
 PLAIN_ROUNDS, ROUNDS_BEFORE_PLAIN = 2, 8
+
+
+class _Drafted(NamedTuple):
+    """One draft: its nodes, its depth, and how many tokens of it were accepted."""
+
+    nodes: int
+    depth: int
+    accepted: int
 
 
 @dataclass
 class _Watch:
     """What the monitor knows of one sequence."""
 
-    recent: deque[tuple[int, int]]
+    recent: deque[_Drafted]
     pause: int
     paused_for: int = 0
 
 
 @dataclass
 class _RoundTimes:
-    """Seconds a round for one batch size, from rounds in which all sequences did the same.
+    """Seconds a round for one batch size, and the mean of tokens drafted over its sequences, of which
+    some may draft nothing.
 
     Medians: a round in which somebody's prompt went through the draft model says nothing about
     the next one.
@@ -41,7 +51,7 @@ class _RoundTimes:
         drafted = [len(draft) for draft in drafts]
         if not any(drafted):
             self.plain.append(seconds)
-        elif all(drafted):
+        else:
             self.drafting.append((seconds, sum(drafted) / len(drafted)))
 
     @property
@@ -49,11 +59,11 @@ class _RoundTimes:
         """Whether drafting rounds have been timed and have nothing to be compared with."""
         return len(self.plain) < PLAIN_ROUNDS and len(self.drafting) >= ROUNDS_BEFORE_PLAIN
 
-    def break_even(self) -> float:
+    def break_even(self) -> float | None:
         """The acceptance at which a drafting round is worth its time: as many accepted tokens as
-        the plain rounds that it takes longer, over the tokens drafted."""
+        the plain rounds that it takes longer, over the tokens drafted. None while nobody knows."""
         if not self.plain or not self.drafting:
-            return FIRST_BREAK_EVEN
+            return None
         drafting = median(seconds for seconds, _ in self.drafting)
         drafted = median(count for _, count in self.drafting)
         return max(0.0, (drafting / median(self.plain) - 1.0) / drafted)
@@ -90,8 +100,9 @@ class Monitor:
         self._times: dict[int, _RoundTimes] = {}
         self._watches: dict[int, _Watch] = {}
 
-    def break_even(self, batch_size: int) -> float:
-        """The acceptance below which speculation stops."""
+    def break_even(self, batch_size: int) -> float | None:
+        """The acceptance below which speculation stops; None before it has been measured, when
+        `FIRST_BREAK_EVEN` of the longest path is asked for."""
         fixed = self.fixed_break_even
         return self._times_of(batch_size).break_even() if fixed is None else fixed
 
@@ -118,19 +129,21 @@ class Monitor:
             if watch.paused_for:
                 watch.paused_for -= 1
             elif len(draft):
-                watch.recent.append((len(draft), verdict.num_accepted))
+                drafted = _Drafted(len(draft), max(draft.depths) + 1, verdict.num_accepted)
+                watch.recent.append(drafted)
                 self._judge(watch, self.break_even(len(sequences)))
 
     def release(self, sequence: Sequence) -> None:
         self.policy.release(sequence)
         self._watches.pop(sequence.request_id, None)
 
-    def _judge(self, watch: _Watch, break_even: float) -> None:
+    def _judge(self, watch: _Watch, break_even: float | None) -> None:
         if len(watch.recent) < (watch.recent.maxlen or 0):
             return
-        drafted = sum(one for one, _ in watch.recent)
-        accepted = sum(one for _, one in watch.recent)
-        if accepted / drafted >= break_even:
+        # A tree has many nodes on a level, of which one at most is accepted.
+        drafted = sum(one.depth if break_even is None else one.nodes for one in watch.recent)
+        accepted = sum(one.accepted for one in watch.recent)
+        if accepted / drafted >= (FIRST_BREAK_EVEN if break_even is None else break_even):
             if watch.recent.maxlen != self.min_rounds:  # a probe that went well
                 watch.recent = deque(watch.recent, maxlen=self.min_rounds)
                 watch.pause = self.pause

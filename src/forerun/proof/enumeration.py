@@ -8,7 +8,7 @@ from itertools import chain
 from time import perf_counter
 
 from forerun.contracts import Verifier
-from forerun.core import Sequence
+from forerun.core import Exactness, Sequence
 from forerun.params import SamplingParams
 from forerun.testing.laws import WarpedRows, depth_of, drawn_drafts
 from forerun.testing.toy import ToyModel
@@ -30,10 +30,12 @@ class RuleEnumeration:
 
     Args:
         rule: its name.
+        level: what it promises. Enumeration shows by how much an approximate rule misses.
         found: what its enumeration came to.
     """
 
     rule: str
+    level: Exactness
     found: Enumeration
 
     @property
@@ -79,7 +81,7 @@ def by_enumeration(rules: Iterable[Verifier], params: SamplingParams) -> Enumera
     found = []
     for rule in rules:
         cases = chain(default_cases(), sampler_cases(params))
-        found.append(RuleEnumeration(rule.name, enumerate_rule(rule, cases)))
+        found.append(RuleEnumeration(rule.name, rule.exactness, enumerate_rule(rule, cases)))
     return Enumerations(tuple(found), BOUND, perf_counter() - started)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from forerun.core import Exactness
+from forerun.core import NO_HINTS, Exactness, Hints
 from forerun.engine.attribution import DEFECT, Difference, first_difference
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
@@ -83,6 +83,7 @@ def by_equality(
     output_tokens: int,
     seed: int,
     progress: Progress | None = None,
+    hints: Several[Hints] | None = None,
 ) -> Equality:
     """Decode every prompt with and without speculation: greedily, and with a seed where the engine's
     rule promises plain decoding's tokens for it.
@@ -94,7 +95,9 @@ def by_equality(
         output_tokens: of each output at most.
         seed: of the first prompt, one more for each after it.
         progress: told how many outputs are done, of how many.
+        hints: of each prompt.
     """
+    told = hints or [NO_HINTS] * len(prompts)
     started = perf_counter()
     base = replace(params, max_tokens=output_tokens, logprobs=None, stop=(), stop_token_ids=())
     each = [replace(base, seed=seed % 2**62 + index) for index in range(len(prompts))]
@@ -108,7 +111,7 @@ def by_equality(
             if progress is not None:
                 progress(done * len(prompts) + count, len(runs) * len(prompts))
 
-        modes.append(_compare(name, engine, prompts, several, tell))
+        modes.append(_compare(name, engine, prompts, several, told, tell))
     return Equality(tuple(modes), perf_counter() - started)
 
 
@@ -117,9 +120,10 @@ def _compare(
     engine: Engine,
     prompts: Several[list[int]],
     each: list[SamplingParams],
+    hints: Several[Hints],
     tell: Callable[[int], None],
 ) -> Mode:
-    ours = engine.generate(prompts, each)
+    ours = engine.generate(prompts, each, hints=hints)
     differences = []
     tokens = 0
     for index, (prompt, params, completion) in enumerate(zip(prompts, each, ours, strict=True)):

@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 from torch import Tensor
 
-from forerun.core import Sequence
+from forerun.core import NO_HINTS, Sequence
 from forerun.engine.attribution import could_be_drawn, tolerance
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
@@ -78,6 +78,7 @@ def gather(
         groups: the group of each token, [V].
         progress: told of the tokens.
     """
+    told = setting.hints or [NO_HINTS] * len(prompts)
     tally = Tally.empty(groups, setting.seed)
     needed = math.ceil(setting.num_tokens / setting.output_tokens)
     params = replace(
@@ -97,7 +98,8 @@ def gather(
         for start in range(0, needed, engine.max_batch_size):
             numbers = range(start, min(start + engine.max_batch_size, needed))
             batch = [prompts[number % len(prompts)] for number in numbers]
-            completions = engine.generate(batch, params)
+            hinted = [told[number % len(prompts)] for number in numbers]
+            completions = engine.generate(batch, params, hints=hinted)
             _take_in(engine, completions, params, places, tally)
             places.clear()
             if progress is not None:

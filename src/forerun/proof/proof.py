@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
 
 from forerun.contracts import Verifier
-from forerun.core import Exactness
+from forerun.core import NO_HINTS, Exactness, Hints
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
@@ -19,7 +19,7 @@ from forerun.proof.enumeration import Enumerations, by_enumeration
 from forerun.proof.equality import SEEDED_RULES, Equality, by_equality
 from forerun.proof.setting import Setting
 from forerun.proof.statistics import Statistics, by_statistics
-from forerun.verification import AUTO, make_rule
+from forerun.verification import AUTO, FOR_DRAWN, make_rule
 
 GREEDY_NOTE = "greedy output leaves nothing to chance: equality compares every token of it."
 # From the strictest on.
@@ -104,10 +104,11 @@ def prove(
     _check_parts(effort, params)
     _check_room(engine, prompts, effort)
     rule = engine.config.rejection_sample_method
+    hints = predictions(engine, prompts, params, effort)
     statistics = enumeration = equality = None
     if "statistics" in effort.parts and not params.greedy:
         setting = Setting(
-            params, effort.num_tokens, effort.output_tokens, effort.level, effort.seed
+            params, effort.num_tokens, effort.output_tokens, effort.level, effort.seed, hints
         )
         statistics = by_statistics(engine, prompts, setting, _of_part("statistics", progress))
     if "enumeration" in effort.parts:
@@ -120,6 +121,7 @@ def prove(
             effort.output_tokens,
             effort.seed,
             _of_part("equality", progress),
+            hints[: effort.equality_prompts],
         )
     promises = [engine.target.exactness, engine.drafter.exactness]
     if rule != AUTO:
@@ -135,18 +137,38 @@ def prove(
     )
 
 
+def predictions(
+    engine: Engine, prompts: Several[list[int]], params: SamplingParams, effort: Effort
+) -> tuple[Hints, ...]:
+    """What a drafter that reads predictions is given: plain greedy outputs, for the prompts that the
+    first look comes by. Nothing for others."""
+    if engine.drafter is None or not engine.drafter.reads_predictions:
+        return ()
+    greedy = replace(
+        params, temperature=0.0, max_tokens=effort.output_tokens, ignore_eos=True, stop=()
+    )
+    used = max(math.ceil(effort.num_tokens / effort.output_tokens), effort.equality_prompts)
+    hints = []
+    for prompt in prompts[:used]:
+        output = [event.token_id for event in engine.stream_plain(prompt, greedy)]
+        hints.append(Hints(prediction=tuple(output)))
+    return (*hints, *[NO_HINTS] * (len(prompts) - len(hints)))
+
+
 def _own_rule(engine: Engine) -> Verifier:
     name = engine.config.rejection_sample_method
     return engine.rules.get(name) or make_rule(name)
 
 
 def _rules_to_enumerate(engine: Engine) -> list[Verifier]:
-    """All rules that the engine may take: `auto` takes several, any other leaves plain rounds and
-    point masses to the token rule."""
-    if engine.config.rejection_sample_method == AUTO:
-        return [engine.rules.get(name) or make_rule(name) for name in ("token", "block", "coupled")]
-    own = _own_rule(engine)
-    return [own] if own.name == "token" else [own, engine.rules.get("token") or make_rule("token")]
+    """All rules that the engine may take: `auto` takes several, a rule for drawn drafts leaves plain
+    rounds and point masses to the token rule."""
+    names = [engine.config.rejection_sample_method]
+    if names == [AUTO]:
+        names = ["token", *FOR_DRAWN, "coupled"]
+    elif names[0] in FOR_DRAWN:
+        names.append("token")
+    return [engine.rules.get(name) or make_rule(name) for name in names]
 
 
 def _notes(effort: Effort, params: SamplingParams, rule: str) -> Iterator[str]:
@@ -190,6 +212,7 @@ def _of_enumeration(part: Enumerations) -> dict[str, Any]:
         "rules": [
             {
                 "rule": one.rule,
+                "level": one.level,
                 "passed": one.passed,
                 "cases": one.found.cases,
                 "sequences": one.found.sequences,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.core import Hints
 from forerun.params import SamplingParams
 
 
@@ -18,6 +19,7 @@ class Setting:
         level: probability of a false alarm over all tests together, for each look.
         seed: of everything: equal settings give equal results, the monitor apart, which goes by
             measured times.
+        hints: of each prompt; none if empty.
     """
 
     params: SamplingParams
@@ -25,3 +27,4 @@ class Setting:
     output_tokens: int
     level: float = 0.01
     seed: int = 0
+    hints: tuple[Hints, ...] = ()

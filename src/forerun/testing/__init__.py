@@ -2,7 +2,16 @@
 
 from forerun.testing.drafter_check import check_drafter
 from forerun.testing.drafters import TreeDrafter
+from forerun.testing.layered import LayeredToyModel
 from forerun.testing.toy import ToyCache, ToyModel
 from forerun.testing.verifier_check import Enumeration, check_verifier
 
-__all__ = ["Enumeration", "ToyCache", "ToyModel", "TreeDrafter", "check_drafter", "check_verifier"]
+__all__ = [
+    "Enumeration",
+    "LayeredToyModel",
+    "ToyCache",
+    "ToyModel",
+    "TreeDrafter",
+    "check_drafter",
+    "check_verifier",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
@@ -20,8 +21,12 @@ from forerun.testing.laws import WarpedRows, by_decision, depth_of
 from forerun.testing.outcomes import outcomes
 from forerun.testing.toy import ToyModel
 from forerun.testing.verifier_check import BOUND, Case, Enumeration, compare
+from forerun.trees import TreeShape
+from forerun.trees.plans import AUTO, plan_tree
 from forerun.verification.block import BlockRule
+from forerun.verification.decision import DecisionRule
 from forerun.verification.token import TokenRule
+from forerun.verification.traversal import TraversalRule
 
 SAMPLERS = (
     SamplingParams(),
@@ -32,10 +37,13 @@ PROMPTS = ((1, 2, 0, 1, 2, 0, 1), (2, 1))
 # Whole sequences that an enumeration may go over.
 _MOST_SEQUENCES = 4096
 _SUM_TOLERANCE = 1e-6
+_SHAPE = TreeShape((-1, -1, 0))
 # What a drafter has, by the contract.
 _DECLARED = (
-    *("name", "exactness", "drawings", "draws_trees", "hidden_layers", "vocab_size", "rows"),
-    *("propose", "observe", "release"),
+    *("name", "exactness", "drawings", "draws_trees", "takes_trees"),
+    *("reads_predictions", "shared_layers"),
+    *("hidden_layers", "vocab_size", "rows", "options"),
+    *("attach", "propose", "observe", "confidence", "release"),
 )
 
 
@@ -52,7 +60,8 @@ def check_drafter(
 
     Everything that it can propose is found from outside, by running it with every number that it
     may draw, so no part of it needs to be written for this. Then whole sequences are held against
-    the target's law under the token rule, and chains under the block rule; and an engine must emit
+    the target's law under the token rule, drawn ones under traversal and chains of them under the
+    block rule; and an engine must emit
     plain decoding's tokens, greedily and by seed, in a ragged batch, without drawing a number twice.
 
     Args:
@@ -77,8 +86,8 @@ def check_drafter(
     total = Enumeration()
     for prompt in prompts:
         for params in (*samplers, replace(samplers[0], temperature=0.0)):
-            for drawing in sorted(drafter.drawings - {Drawing.COUPLE}):
-                setting = _Setting(drafter, target, tuple(prompt), params, drawing, num_tokens)
+            for plan in _plans(drafter, num_tokens):
+                setting = _Setting(drafter, target, tuple(prompt), params, plan)
                 total = total.plus(_enumerate(setting, bound))
     if not total.cases and drafter.drawings != {Drawing.COUPLE}:
         raise ExactnessError(
@@ -119,23 +128,33 @@ class _Setting:
     target: ToyModel
     prompt: tuple[int, ...]
     params: SamplingParams
-    drawing: Drawing
-    num_tokens: int
+    plan: Plan
 
     def sequence(self) -> Sequence:
         return Sequence(0, list(self.prompt), len(self.prompt), self.params, seed=0, row=0)
 
     def __str__(self) -> str:
-        return f"{self.drafter.name} ({self.drawing}, after {list(self.prompt)}, {self.params})"
+        kind = "chain" if self.plan.tree is None else "tree"
+        asked = f"{kind}, {self.plan.drawing}, after {list(self.prompt)}, {self.params}"
+        return f"{self.drafter.name} ({asked})"
+
+
+def _plans(drafter: Drafter, num_tokens: int) -> Iterator[Plan]:
+    """A chain, and for drafters that grow trees two of three nodes, in every way to draw."""
+    for drawing in sorted(drafter.drawings - {Drawing.COUPLE}):
+        yield Plan(num_tokens, drawing)
+        if drafter.takes_trees:
+            yield plan_tree(_SHAPE, len(_SHAPE), num_tokens, drawing)
+            if drawing is Drawing.TOP:
+                yield plan_tree(AUTO, len(_SHAPE), num_tokens, drawing)
 
 
 def _enumerate(setting: _Setting, bound: float) -> Enumeration:
     """Hold the law of one round, and plain decoding after it, against the target's own."""
     sequence = setting.sequence()
-    plan = Plan(setting.num_tokens, setting.drawing)
 
     def propose(randomness: Randomness) -> Draft:
-        return setting.drafter.propose([sequence], [plan], randomness)[0]
+        return setting.drafter.propose([sequence], [setting.plan], randomness)[0]
 
     drafts = tuple(outcomes(propose, _sign))
     setting.drafter.release(sequence)
@@ -145,7 +164,7 @@ def _enumerate(setting: _Setting, bound: float) -> Enumeration:
     if not any(len(draft) for _, draft in drafts):
         return total
     rows = WarpedRows(setting.target, sequence)
-    case = Case(str(setting), rows, drafts, setting.num_tokens + 1)
+    case = Case(str(setting), rows, drafts, setting.plan.num_tokens + 1)
     for rule in _rules_for(drafts):
         found = compare(by_decision(rule.decide), case)
         if not found.largest_deviation <= bound:
@@ -153,7 +172,7 @@ def _enumerate(setting: _Setting, bound: float) -> Enumeration:
                 f"{setting} changes the distribution under rule {rule.name!r}: a sequence of "
                 f"{case.length} tokens is off by {found.largest_deviation:.1e} (allowed: {bound:.0e})."
             )
-        total = total.plus(replace(found, kinds=(str(setting.drawing),)))
+        total = total.plus(replace(found, kinds=(str(setting.plan.drawing),)))
     return total
 
 
@@ -163,19 +182,21 @@ def _sign(draft: Draft) -> tuple[object, ...]:
     return draft.token_ids, draft.parents, values if values is None else repr(values)
 
 
-def _rules_for(drafts: Several[tuple[float, Draft]]) -> Iterator[TokenRule | BlockRule]:
+def _rules_for(drafts: Several[tuple[float, Draft]]) -> Iterator[DecisionRule]:
     yield TokenRule()
-    # A draft without nodes has no rows and is taken by both.
-    if all(draft.is_chain and (draft.probs is not None or not len(draft)) for _, draft in drafts):
-        yield BlockRule()
+    # A draft without nodes has no rows and is taken by all.
+    if all(draft.probs is not None or not len(draft) for _, draft in drafts):
+        yield TraversalRule()
+        if all(draft.is_chain for _, draft in drafts):
+            yield BlockRule()
 
 
 def _check_draft(setting: _Setting, draft: Draft) -> None:
     vocab_size = setting.target.vocab_size
-    if depth_of(draft.parents) > setting.num_tokens:
+    if depth_of(draft.parents) > setting.plan.num_tokens:
         raise ExactnessError(
             f"{setting} proposed {depth_of(draft.parents)} tokens along a path; "
-            f"planned were {setting.num_tokens}."
+            f"planned were {setting.plan.num_tokens}."
         )
     if any(not 0 <= token < vocab_size for token in draft.token_ids):
         raise ExactnessError(
@@ -203,11 +224,15 @@ def _check_in_engine(
     """Greedy and seeded output against the plain loop, and every key of the randomness once."""
     rows = min(2, drafter.rows or 2)
     for params in [*samplers, *(replace(one, temperature=0.0) for one in samplers)]:
-        for rule in ("auto", "token"):
+        for rule, tree in itertools.product(
+            ("auto", "token"), (None, AUTO) if drafter.takes_trees else (None,)
+        ):
             keys: list[Key] = []
             config = SpeculativeConfig(
                 num_speculative_tokens=num_tokens, rejection_sample_method=rule, monitor=False
             )
+            if tree is not None:
+                config = replace(config, tree=tree, num_tree_nodes=len(_SHAPE))
             engine = Engine(
                 target, drafter, config, max_batch_size=rows, randomness=Randomness(keys.append)
             )

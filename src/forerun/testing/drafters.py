@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from typing import Self
 
 import torch
-from torch import Tensor
 
 from forerun.contracts import DrafterSetup
-from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Sequence, Verdict
+from forerun.core import NO_DRAFT, Draft, Drawing, Plan, Sequence
+from forerun.drafters.base import BaseDrafter
 from forerun.errors import ConfigError
 from forerun.randomness import Randomness
-from forerun.sampling import Prefix, draw_siblings
+from forerun.sampling import draw_siblings
 from forerun.testing.toy import ToyModel
+from forerun.trees import TreeShape
+from forerun.trees.growth import ShapeGrowth
 
 
-class TreeDrafter:
-    """Every node of depth d gets `branching[d]` children, drawn in order.
+class TreeDrafter(BaseDrafter):
+    """Every node of depth d gets `branching[d]` children, drawn in order, whatever tree is planned.
 
     Args:
         model: whose rows the children are drawn from.
@@ -25,21 +28,17 @@ class TreeDrafter:
     """
 
     name = "tree"
-    exactness = Exactness.DISTRIBUTIONAL
     drawings = frozenset(Drawing)
     draws_trees = True
-    needs_draft_model = False
-    hidden_layers: tuple[int, ...] = ()
 
     def __init__(
         self, model: ToyModel, branching: tuple[int, ...] = (2, 2, 1), replacement: bool = False
     ) -> None:
         self.model, self.branching, self.replacement = model, branching, replacement
-        self.vocab_size: int | None = model.vocab_size
-        self.rows: int | None = None
+        self.vocab_size = model.vocab_size
 
     @classmethod
-    def build(cls, setup: DrafterSetup) -> TreeDrafter:
+    def build(cls, setup: DrafterSetup) -> Self:
         """Draft from the target itself, which must be a toy model."""
         if not isinstance(setup.target, ToyModel):
             raise ConfigError(f"{cls.name} drafts from toy models only, not {setup.target.name}.")
@@ -51,41 +50,23 @@ class TreeDrafter:
         pairs = zip(sequences, plans, strict=True)
         return [self._grow(sequence, plan, randomness) for sequence, plan in pairs]
 
-    def observe(
-        self, sequences: Several[Sequence], verdicts: Several[Verdict], output: ForwardOutput
-    ) -> None:
-        """Nothing to learn."""
-
-    def release(self, sequence: Sequence) -> None:
-        """Nothing to forget."""
-
     def _grow(self, sequence: Sequence, plan: Plan, randomness: Randomness) -> Draft:
-        tokens: list[int] = []
-        parents: list[int] = []
-        rows: list[Tensor] = []
-        level = [-1]
-        for children in self.branching[: plan.num_tokens]:
-            grown = []
-            for parent in level:
-                drafted = tuple(Draft(tuple(tokens), tuple(parents)).tokens_to(parent))
-                if drafted and drafted[-1] in sequence.stop_token_ids:
-                    continue
-                logits = self.model.next_logits([*sequence.token_ids, *drafted])
-                nodes = range(len(tokens), len(tokens) + children)
-                for token, row in draw_siblings(
-                    logits[None],
-                    Prefix(sequence, drafted),
+        if not plan.num_tokens:
+            return NO_DRAFT
+        shape = TreeShape.branching(self.branching[: plan.num_tokens])
+        growth = ShapeGrowth(sequence, plan.drawing, shape)
+        while growth.frontier:
+            prefixes = growth.prefixes()
+            texts = [[*sequence.token_ids, *prefix.drafted] for prefix in prefixes]
+            logits = torch.stack([self.model.next_logits(text) for text in texts])
+            growth.extend(
+                draw_siblings(
+                    logits,
+                    prefixes,
                     plan.drawing,
-                    nodes,
+                    growth.wanted(),
                     randomness,
                     replacement=self.replacement,
-                ):
-                    grown.append(len(tokens))
-                    tokens.append(token)
-                    parents.append(parent)
-                    rows.append(row)
-            level = grown
-        if not tokens:
-            return NO_DRAFT
-        probs = torch.stack(rows) if plan.drawing is Drawing.DRAW else None
-        return Draft(tuple(tokens), tuple(parents), probs)
+                )
+            )
+        return growth.finish()

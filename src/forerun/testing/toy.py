@@ -29,7 +29,9 @@ class ToyCache:
         held = self.token_ids[row]
         held[start:] = [held[start + slot] for slot in slots]
 
-    def trim(self, row: int, length: int) -> None:
+    def trim(self, row: int, length: int, layers: range | None = None) -> None:
+        if layers is not None:
+            raise CacheError(f"a toy cache has no {layers} to trim apart; give no layers.")
         del self.token_ids[row][length:]
 
 
@@ -119,6 +121,14 @@ class ToyModel:
         hidden = dict.fromkeys(hidden_layers, logits[..., :1])
         return ForwardOutput(logits, hidden)
 
+    def head(self, hidden: Tensor) -> Tensor:
+        """There are no layers, so no head above them.
+
+        Raises:
+            UnsupportedModelError: always.
+        """
+        raise UnsupportedModelError(f"{self.name} has no head to run apart.")
+
     def _run_row(self, held: list[int], new: list[int], mask: Tensor | None, width: int) -> Tensor:
         logits = torch.zeros(width, self.vocab_size, dtype=self.tables.dtype)
         start = len(held)
@@ -129,7 +139,7 @@ class ToyModel:
             else:
                 # Columns cover the last m - n slots and the new tokens.
                 first = start - (mask.shape[1] - width)
-                chosen = mask[index].nonzero().flatten().tolist()
-                seen = held[:first] + [held[first + column] for column in chosen]
+                slots = [first + column for column in mask[index].nonzero().flatten().tolist()]
+                seen = held[: max(first, 0)] + [held[slot] for slot in slots if slot >= 0]
             logits[index] = self.next_logits(seen)
         return logits

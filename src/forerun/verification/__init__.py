@@ -13,6 +13,8 @@ from forerun.verification import compiled
 from forerun.verification.block import BlockRule
 from forerun.verification.coupled import CoupledRule
 from forerun.verification.token import TokenRule
+from forerun.verification.traversal import TraversalRule
+from forerun.verification.typical import TypicalRule
 
 GROUP = "forerun.verifiers"
 AUTO = "auto"
@@ -21,12 +23,18 @@ RULES: dict[str, type[Verifier]] = {
     "token": TokenRule,
     "standard": TokenRule,
     "block": BlockRule,
+    "traversal": TraversalRule,
     "coupled": CoupledRule,
+    "typical": TypicalRule,
 }
+FOR_DRAWN = ("block", "traversal")
+"""Rules that take nothing but drawn drafts."""
+
 # By class: what inherits from one of them may judge otherwise.
 _COMPILED: dict[type[Verifier], str] = {
     TokenRule: "token",
     BlockRule: "block",
+    TraversalRule: "traversal",
     CoupledRule: "coupled",
 }
 
@@ -66,13 +74,13 @@ def judge(
 
 def resolve(name: str, sequence: Sequence, draft: Draft) -> str:
     """The rule that `name` means for this draft: `auto` is coupled for requests with a seed, token
-    for point masses and trees, block for drawn chains. A rule for drawn chains leaves point masses
-    (greedy requests, plain rounds) to the token rule."""
+    for point masses, block for drawn chains, traversal for drawn trees. A rule for drawn drafts
+    leaves point masses (greedy requests, plain rounds) to the token rule."""
     if name == AUTO:
         if sequence.params.seed is not None:
             return "coupled"
-        name = "block" if draft.is_chain else "token"
-    return "token" if name == "block" and draft.probs is None else name
+        name = "block" if draft.is_chain else "traversal"
+    return "token" if name in FOR_DRAWN and draft.probs is None else name
 
 
 def drawing_for(name: str, sequence: Sequence) -> Drawing:

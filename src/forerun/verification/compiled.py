@@ -14,7 +14,7 @@ from forerun.errors import DistributionError
 from forerun.randomness import Purpose, Randomness
 from forerun.verification.decision import Decision
 
-Rule = Literal["token", "block"]
+Rule = Literal["token", "block", "traversal"]
 
 
 def takes(draft: Draft, target_probs: Tensor) -> bool:
@@ -27,7 +27,7 @@ def takes(draft: Draft, target_probs: Tensor) -> bool:
 
 def decide(rule: Rule, draft: Draft, target_probs: Tensor) -> Decision:
     accept, on_accept, on_reject, start, emit = native.decide(
-        rule == "block",
+        rule,
         draft.token_ids,
         draft.parents,
         target_probs,
@@ -47,7 +47,7 @@ def verify(
         return randomness.uniform(seed, committed, Purpose(purpose), node)
 
     end, token = native.verify(
-        rule == "block",
+        rule,
         draft.token_ids,
         draft.parents,
         target_probs,

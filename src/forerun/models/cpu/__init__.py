@@ -2,6 +2,7 @@
 
 from forerun.models.cpu.cache import CpuCache, CpuCacheView
 from forerun.models.cpu.chains import ChainRequest
+from forerun.models.cpu.gated_mlp import GatedMlp
 from forerun.models.cpu.model import CpuModel
 from forerun.models.cpu.threads import num_threads, set_num_threads, shared_runtime
 
@@ -10,6 +11,7 @@ __all__ = [
     "CpuCache",
     "CpuCacheView",
     "CpuModel",
+    "GatedMlp",
     "num_threads",
     "set_num_threads",
     "shared_runtime",

@@ -69,14 +69,14 @@ class CpuCache:
         except _native.kernels.CacheError as error:
             raise CacheError(str(error)) from None
 
-    def trim(self, row: int, length: int) -> None:
-        """Forget all slots of `row` from `length` on.
+    def trim(self, row: int, length: int, layers: range | None = None) -> None:
+        """Forget all slots of `row` from `length` on, in `layers` alone unless None.
 
         Raises:
-            CacheError: for a negative length.
+            CacheError: for a negative length, or layers that the cache does not have.
         """
         try:
-            self.native.trim(row, length)
+            self.native.trim(row, length, None if layers is None else (layers.start, layers.stop))
         except _native.kernels.CacheError as error:
             raise CacheError(str(error)) from None
 

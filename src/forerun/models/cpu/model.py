@@ -168,19 +168,21 @@ class CpuModel:
         tree_mask: Tensor | None = None,
         hidden_layers: Sequence[int] = (),
         logits_for: LogitsFor = "all",
+        layers: range | None = None,
+        hidden_in: Tensor | None = None,
     ) -> ForwardOutput:
         """What `forerun.models.running.run_rows` does, without a tensor made of the tokens on the way.
 
         Raises:
             CacheError, ConfigError: as `forward`.
         """
-        check_layers(self, None, hidden_layers, None)
+        layers = check_layers(self, layers, hidden_layers, hidden_in)
         longest = max(map(len, token_ids))
         last = logits_for == "last"
         # What stands for padding is looked at by nobody, but it should be numbers.
         make = torch.empty if min(map(len, token_ids)) == longest else torch.zeros
         logits = None
-        if logits_for != "none":
+        if logits_for != "none" and layers.stop == self.num_layers:
             logits = make(len(rows), 1 if last else longest, self.vocab_size)
         hidden = {i: make(len(rows), longest, self.hidden_size) for i in hidden_layers}
         self._run(
@@ -189,12 +191,25 @@ class CpuModel:
             rows,
             token_ids,
             positions,
+            (layers.start, layers.stop),
             None if logits is None else logits.numpy(),
             last,
             None if tree_mask is None else tree_mask.contiguous().numpy(),
+            None if hidden_in is None else hidden_in.detach().float().contiguous().numpy(),
             [(layer, out.numpy()) for layer, out in hidden.items()],
         )
         return ForwardOutput(logits, hidden)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, V] of hidden states [B, n, hidden_size], those of a forward bit for bit.
+
+        Raises:
+            ConfigError: for hidden states of another size.
+        """
+        states = hidden.detach().float().reshape(-1, hidden.shape[-1]).contiguous()
+        logits = torch.empty(len(states), self.vocab_size)
+        self._run(self._decoder.head, states.numpy(), logits.numpy())
+        return logits.view(*hidden.shape[:-1], self.vocab_size)
 
     def _run(self, forward: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -1,7 +1,6 @@
-"""The only place where logits become probabilities and probabilities become tokens.
+"""From logits to probabilities: penalties, logit bias, masks, temperature, top-k, top-p, min-p.
 
-The plain loop, the target's rows and the drafters' rows all go through `warp`. The order is fixed:
-penalties, logit bias, masks, temperature, top-k, top-p, min-p.
+The plain loop, the target's rows and the drafters' rows all go through here, in this order.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ import torch
 from torch import Tensor
 
 from forerun._native import rows as native
-from forerun.adjustments import History, adjust
-from forerun.adjustments import Prefix as Prefix
-from forerun.core import Draft, Drawing, Sequence
+from forerun.adjustments import History, Prefix, adjust
+from forerun.core import Draft, Sequence
 from forerun.errors import ConfigError, DistributionError
 from forerun.params import SamplingParams
-from forerun.randomness import Purpose, Randomness
 
 BROKEN = "the model is broken: a row of its logits holds NaN or inf."
+# What ranks the tokens of greedy requests, whose own rows are one-hot. The target's most likely
+# token is the draft's more often than the draft gives it probability: among 0.4, 0.6 and 1.0 the
+# middle one made the best trees on held-out text.
+_FOR_RANKING = SamplingParams(temperature=0.5)
 
 
 def prefixes_of(sequence: Sequence, draft: Draft) -> list[Prefix]:
@@ -70,121 +71,6 @@ def warp_draft(logits: Tensor, sequence: Sequence, draft: Draft) -> Tensor:
     return torch.cat(rows)
 
 
-def draw(probs: Tensor, uniforms: Several[float]) -> list[int]:
-    """One token a row of `probs` [N, V]: the inverse of the cumulative distribution at `uniforms`."""
-    if native.takes(probs):
-        return native.draw(probs, uniforms)
-    # MPS has no float64; everywhere else the sum of a long float32 row would round visibly.
-    wide = probs if probs.device.type == "mps" else probs.double()
-    cumulative = wide.cumsum(-1)
-    total = cumulative[:, -1:].contiguous()
-    points = torch.tensor(uniforms, dtype=wide.dtype, device=wide.device)[:, None] * total
-    chosen = torch.searchsorted(cumulative, points, right=True)
-    # Where rounding carries a point up to the total, the last token with probability stands.
-    last = torch.searchsorted(cumulative, total)
-    return torch.minimum(chosen, last).flatten().tolist()
-
-
-def couple(probs: Tensor, noise: Tensor) -> list[int]:
-    """One token a row: argmax(log prob + Gumbel noise), both [N, V]; distributed as `probs`."""
-    if native.takes(probs):
-        return native.couple(probs, noise)
-    return (probs.to(noise.dtype).log() + noise.to(probs.device)).argmax(-1).tolist()
-
-
-def draw_plain(probs: Tensor, prefix: Prefix, randomness: Randomness) -> int:
-    """Plain decoding: a token from one row [1, V], coupled if the request has a seed."""
-    if prefix.params.seed is not None or prefix.params.greedy:
-        return draw_coupled(probs, [prefix], randomness)[0]
-    uniform = randomness.uniform(prefix.sequence.seed, prefix.position, Purpose.EMIT)
-    return draw(probs, [uniform])[0]
-
-
-def draw_coupled(probs: Tensor, prefixes: Several[Prefix], randomness: Randomness) -> list[int]:
-    """One token a row, with the noise that every other draw for the same position uses."""
-    if all(prefix.params.greedy for prefix in prefixes):
-        return _top(probs)
-    keys = [(prefix.sequence.seed, prefix.position) for prefix in prefixes]
-    if native.takes(probs) and randomness.by_key_alone:
-        return native.couple_keys(probs, keys)
-    noise = {key: randomness.gumbel(*key, probs.shape[-1], probs.device) for key in set(keys)}
-    return couple(probs, torch.stack([noise[key] for key in keys]))
-
-
-def draw_draft(
-    logits: Tensor,
-    prefixes: Several[Prefix],
-    drawings: Several[Drawing],
-    nodes: Several[int],
-    randomness: Randomness,
-) -> tuple[list[int | None], Tensor]:
-    """Draw one drafted token a row and return it with the rows that it was drawn from.
-
-    Args:
-        logits: the draft's own, [N, V].
-        prefixes: what stands before each row.
-        drawings: how to pick each token.
-        nodes: the node that each token becomes, which keys its draw.
-        randomness: the engine's.
-
-    Returns:
-        The token ids, None where nothing can follow the prefix (a mask that allows nothing there),
-        and the rows [N, V]; rows of tokens that were not drawn are no proposal distributions and
-        must not be recorded.
-    """
-    probs, dead = _warp(logits, prefixes, lenient=True)
-    tokens: list[int | None] = [None] * len(prefixes)
-    for drawing in Drawing:
-        rows = [row for row, one in enumerate(drawings) if one is drawing and row not in dead]
-        if rows:
-            some = [prefixes[row] for row in rows]
-            chosen = probs if len(rows) == len(probs) else probs[rows]
-            keys = [nodes[row] for row in rows]
-            for row, token in zip(
-                rows, _pick(chosen, some, drawing, keys, randomness), strict=True
-            ):
-                tokens[row] = token
-    return tokens, probs
-
-
-def draw_siblings(
-    logits: Tensor,
-    prefix: Prefix,
-    drawing: Drawing,
-    nodes: Several[int],
-    randomness: Randomness,
-    *,
-    replacement: bool = False,
-) -> list[tuple[int, Tensor]]:
-    """Draw the children of one node, in order, each with the row [V] that it was drawn from.
-
-    Args:
-        logits: of the node, [1, V].
-        prefix: what stands before the children.
-        drawing: how to pick them; drawn ones are conditioned on the siblings before.
-        nodes: the nodes that they become.
-        randomness: the engine's.
-        replacement: whether a drawn child may repeat its siblings' tokens. Others never do.
-
-    Returns:
-        As many as the row has tokens for.
-    """
-    row, dead = _warp(logits, [prefix], lenient=True)
-    siblings: list[tuple[int, Tensor]] = []
-    for node in () if dead else nodes:
-        token = _pick(row, [prefix], drawing, [node], randomness)[0]
-        siblings.append((token, row[0]))
-        if drawing is Drawing.DRAW and replacement:
-            continue
-        row = row.clone()
-        row[0, token] = 0.0
-        total = row.sum()
-        if total <= 0:
-            break
-        row = row / total
-    return siblings
-
-
 def log_probs(logits: Tensor, probs: Tensor, mode: str) -> Tensor:
     """What is reported as log probabilities, [N, V]: of the `raw` or the `processed` rows."""
     if mode == "processed":
@@ -206,14 +92,24 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
                 )
 
 
-def _warp(
-    logits: Tensor, prefixes: Several[Prefix], *, lenient: bool
+def warp_for_drafts(
+    logits: Tensor, prefixes: Several[Prefix], *, ranking: bool = False
 ) -> tuple[Tensor, frozenset[int]]:
-    """The probabilities, and which rows leave no token possible; those hold no distribution.
+    """As `warp`, with which rows leave no token possible instead of an error for them; those hold no
+    distribution. A drafter asks about prefixes that the target may never reach, so a mask hook that
+    fails is taken for one that allows nothing there.
 
-    A lenient call takes a mask hook that fails for one that allows nothing: a drafter asks about
-    prefixes that the target may never reach.
+    Args:
+        ranking: give greedy requests softer rows in place of one-hot ones, which rank all tokens but
+            the first alike.
     """
+    return _warp(logits, prefixes, lenient=True, ranking=ranking)
+
+
+def _warp(
+    logits: Tensor, prefixes: Several[Prefix], *, lenient: bool, ranking: bool = False
+) -> tuple[Tensor, frozenset[int]]:
+    """The probabilities, and which rows leave no token possible; those hold no distribution."""
     scores = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
     first = prefixes[0].params
     same = all(prefix.params is first for prefix in prefixes)
@@ -223,12 +119,17 @@ def _warp(
         for row, prefix in zip(scores, prefixes, strict=True):
             adjust(row, prefix, histories, lenient)
     if same:
-        return _distributions(scores, first)
+        return _distributions(scores, _shaped_by(first, ranking))
     probs, dead = torch.empty_like(scores), frozenset[int]()
     for rows in _group(prefixes):
-        probs[rows], nowhere = _distributions(scores[rows], prefixes[rows[0]].params)
+        params = _shaped_by(prefixes[rows[0]].params, ranking)
+        probs[rows], nowhere = _distributions(scores[rows], params)
         dead |= {rows[index] for index in nowhere}
     return probs, dead
+
+
+def _shaped_by(params: SamplingParams, ranking: bool) -> SamplingParams:
+    return _FOR_RANKING if ranking and params.greedy else params
 
 
 def _distributions(scores: Tensor, params: SamplingParams) -> tuple[Tensor, frozenset[int]]:
@@ -247,27 +148,6 @@ def _distributions(scores: Tensor, params: SamplingParams) -> tuple[Tensor, froz
         raise DistributionError(BROKEN)
     scores = scores.masked_fill(empty, 0.0) - largest.masked_fill(empty, 0.0)
     return _shape(scores, params), frozenset(empty.flatten().nonzero().flatten().tolist())
-
-
-def _pick(
-    probs: Tensor,
-    prefixes: Several[Prefix],
-    drawing: Drawing,
-    nodes: Several[int],
-    randomness: Randomness,
-) -> list[int]:
-    """A token a row, drawn, taken from the top, or coupled."""
-    if drawing is Drawing.TOP:
-        return _top(probs)
-    if drawing is Drawing.COUPLE:
-        return draw_coupled(probs, prefixes, randomness)
-    keys = [(prefix.sequence.seed, len(prefix.sequence), Purpose.DRAFT) for prefix in prefixes]
-    pairs = zip(keys, nodes, strict=True)
-    return draw(probs, [randomness.uniform(*key, node) for key, node in pairs])
-
-
-def _top(probs: Tensor) -> list[int]:
-    return native.top(probs) if native.takes(probs) else probs.argmax(-1).tolist()
 
 
 def _group(prefixes: Several[Prefix]) -> list[list[int]]:

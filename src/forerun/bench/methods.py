@@ -1,0 +1,312 @@
+"""Every method beside plain decoding in turns: on which text it helps, how far, and where it loses.
+
+python -m forerun.bench.methods --prompts 10 --max-tokens 64 --json methods.json
+
+Methods that keep something between requests start cold with every prompt: each has a namespace of
+its own. The monitor is off, so that a method that loses is seen to lose. Where a question brings no
+prediction, the `prediction` method is given plain greedy decoding's own output with one line in ten
+changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forerun.bench import intervals
+from forerun.bench.intervals import Interval
+from forerun.bench.paired import Comparison, Run, judged, run_pair
+from forerun.bench.questions import CATEGORIES, Question, load_questions, read_questions
+from forerun.core import Hints
+from forerun.drafters import drafter_names
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.engine.load import load
+from forerun.engine.pairs import choose
+from forerun.errors import ConfigError
+from forerun.files import write_text
+from forerun.params import SamplingParams
+from forerun.stats import Stats
+from forerun.training.heldout import loops
+
+# Tokens along a path: what a model drafts costs time, what is looked up does not.
+LENGTHS = {
+    "suffix": 8,
+    "ngram": 8,
+    "prediction": 16,
+    "cascade": 8,
+    "token_recycling": 6,
+    "layer_skip": 2,
+}
+USUAL_LENGTH = 4
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way to speculate.
+
+    Args:
+        method: the drafter.
+        shape: `chain`, `auto`, or a file with a tree.
+        length: tokens along a path at most.
+        num_nodes: of an automatic tree.
+    """
+
+    method: str
+    shape: str
+    length: int
+    num_nodes: int
+
+    @property
+    def config(self) -> SpeculativeConfig:
+        """For an engine."""
+        config = SpeculativeConfig(
+            method=self.method, num_speculative_tokens=self.length, monitor=False
+        )
+        if self.shape == "chain":
+            return config
+        if self.shape == "auto":
+            return replace(config, tree="auto", num_tree_nodes=self.num_nodes)
+        return replace(config, tree=self.shape)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting over the prompts of one category at one temperature.
+
+    Args:
+        setting, category, temperature: which; temperatures above 0 draw without a seed.
+        prompts: how many.
+        tokens_per_target_forward: over all rounds of all prompts; 1 for plain decoding.
+        mean_acceptance_length: the same over drafting rounds.
+        acceptance_by_position: share of drafting rounds that accepted so many tokens or more.
+        drafted_per_round: nodes of a draft.
+        share_of_rounds_that_drafted: the others had nothing to propose.
+        speedup: median over prompts of the paired ratio of tokens a second, prefill included.
+        tokens_per_second, plain_tokens_per_second: over all prompts.
+        share_that_loops: of the outputs.
+        speedup_without_loops: over the others.
+        identical: outputs equal to plain decoding's; None where it means nothing.
+    """
+
+    setting: Setting
+    category: str
+    temperature: float
+    prompts: int
+    tokens_per_target_forward: Interval
+    mean_acceptance_length: Interval | None
+    acceptance_by_position: tuple[float, ...]
+    drafted_per_round: float
+    share_of_rounds_that_drafted: float
+    speedup: Interval
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    share_that_loops: float
+    speedup_without_loops: Interval | None
+    identical: int | None
+
+
+def summarize(
+    setting: Setting, category: str, temperature: float, found: Sequence[Comparison]
+) -> Row:
+    """One row from the comparisons of its prompts."""
+    pairs = [one.shown for one in found]
+    each = [pair.speculative.completion.stats for pair in pairs]
+    stats = Stats.total(each)
+    looping = [loops(pair.speculative.completion.token_ids) for pair in pairs]
+    straight = [p.speedup for p, loop in zip(pairs, looping, strict=True) if not loop]
+    per_forward = intervals.ratio(
+        [one.num_emitted_tokens for one in each], [one.num_target_forwards for one in each]
+    )
+    assert per_forward is not None, "every output takes a forward"
+    judged_ones = [one.identical for one in found if one.identical is not None]
+    return Row(
+        setting=setting,
+        category=category,
+        temperature=temperature,
+        prompts=len(found),
+        tokens_per_target_forward=per_forward,
+        mean_acceptance_length=intervals.ratio(
+            [one.num_emitted_in_drafts for one in each], [one.num_drafts for one in each]
+        ),
+        acceptance_by_position=tuple(
+            count / stats.num_drafts for count in stats.num_accepted_tokens_per_pos
+        ),
+        drafted_per_round=stats.num_draft_tokens / max(1, stats.num_drafts),
+        share_of_rounds_that_drafted=stats.num_drafts / stats.num_target_forwards,
+        speedup=intervals.median([pair.speedup for pair in pairs]),
+        tokens_per_second=_rate([pair.speculative for pair in pairs]),
+        plain_tokens_per_second=_rate([pair.plain for pair in pairs]),
+        share_that_loops=sum(looping) / len(looping),
+        speedup_without_loops=intervals.median(straight) if straight else None,
+        identical=sum(judged_ones) if judged_ones else None,
+    )
+
+
+def measure(
+    engine: Engine,
+    questions: Sequence[Question],
+    temperature: float,
+    max_tokens: int,
+) -> list[Comparison]:
+    """Compare with plain decoding on every question, after a warm-up on the first."""
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
+    short = replace(params, max_tokens=WARM_UP_TOKENS)
+    run_pair(engine, _encoded(engine, questions[0]), short, Hints(namespace="warm-up"))
+    found = []
+    for number, question in enumerate(questions):
+        prompt_ids = _encoded(engine, question)
+        hints = Hints(namespace=f"{question.category} {number}")
+        if engine.drafter is not None and engine.drafter.reads_predictions:
+            expected = question.prediction or _nearly_plain(engine, prompt_ids, params)
+            hints = replace(hints, prediction=expected)
+        pair = run_pair(engine, prompt_ids, params, hints)
+        found.append(judged(engine, prompt_ids, params, [pair]))
+    return found
+
+
+def _nearly_plain(engine: Engine, prompt_ids: list[int], params: SamplingParams) -> str:
+    """Plain greedy decoding's output with one line in ten changed."""
+    run = Run(engine.stream_plain(prompt_ids, replace(params, temperature=0.0))).follow()
+    lines = run.completion.text.splitlines(keepends=True)
+    return "".join(f"# {line}" if number % 10 == 9 else line for number, line in enumerate(lines))
+
+
+def _encoded(engine: Engine, question: Question) -> list[int]:
+    assert engine.tokenizer is not None, "loaded by name"
+    # The zoo's context holds prompt and output.
+    return list(engine.tokenizer.encode(question.prompt))[-1024:]
+
+
+def _rate(runs: Sequence[Run]) -> float:
+    return sum(len(run.events) for run in runs) / sum(run.seconds for run in runs)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        "| category | T | method | draft | tokens a forward (95 %) | a drafting round (95 %) "
+        "| by position | drafted | speed-up (95 %) | tokens/s | plain | loops | identical |",
+        "| --- " * 13 + "|",
+    ]
+    for row in rows:
+        positions = " ".join(f"{share:.0%}" for share in row.acceptance_by_position[:4])
+        length = row.mean_acceptance_length
+        lines.append(
+            f"| {row.category} | {row.temperature:g} | `{row.setting.method}` "
+            f"| {_shape(row)} | {row.tokens_per_target_forward} "
+            f"| {'–' if length is None else length} | {positions or '–'} "
+            f"| {row.drafted_per_round:.1f} | {row.speedup} | {row.tokens_per_second:.0f} "
+            f"| {row.plain_tokens_per_second:.0f} | {row.share_that_loops:.0%} "
+            f"| {'–' if row.identical is None else f'{row.identical} of {row.prompts}'} |"
+        )
+    return "\n".join(lines)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """One table for each temperature: tokens a target forward, and the speed-up, by category."""
+    categories = list(dict.fromkeys(row.category for row in rows))
+    found = []
+    for temperature in dict.fromkeys(row.temperature for row in rows):
+        cells: dict[tuple[str, str], dict[str, str]] = {}
+        for row in rows:
+            if row.temperature == temperature:
+                tokens = row.tokens_per_target_forward
+                cell = f"{tokens.value:.2f}, {row.speedup.value:.2f} x"
+                cells.setdefault((row.setting.method, _shape(row)), {})[row.category] = cell
+        lines = [f"| T = {temperature:g} | draft | {' | '.join(categories)} |"]
+        lines.append("| --- " * (len(categories) + 2) + "|")
+        for (method, shape), each in cells.items():
+            told = " | ".join(each.get(category, "–") for category in categories)
+            lines.append(f"| `{method}` | {shape} | {told} |")
+        found.append("\n".join(lines))
+    return "\n\n".join(found)
+
+
+def _shape(row: Row) -> str:
+    return "chain" if row.setting.shape == "chain" else f"tree {row.setting.num_nodes}"
+
+
+def settings(
+    methods: Sequence[str], shapes: Sequence[str], nodes: int, length: int | None = None
+) -> Iterator[Setting]:
+    """All settings that exist: a method that takes no trees has none with one. Without a length each
+    method has its usual one."""
+    from forerun.drafters import find_drafter
+
+    for method in methods:
+        for shape in shapes:
+            if shape == "chain" or find_drafter(method).takes_trees:
+                yield Setting(method, shape, length or LENGTHS.get(method, USUAL_LENGTH), nodes)
+
+
+def run(
+    model: str,
+    dtype: str,
+    several: Sequence[Setting],
+    questions: dict[str, list[Question]],
+    temperatures: Sequence[float],
+    max_tokens: int,
+    see: Callable[[Row], None],
+) -> list[Row]:
+    """All rows; `see` is told of each as it is there."""
+    rows = []
+    for setting in several:
+        engine = load(model, choose(setting.config, model).config, dtype=dtype)
+        for temperature in temperatures:
+            for category, asked in questions.items():
+                found = measure(engine, asked, temperature, max_tokens)
+                rows.append(summarize(setting, category, temperature, found))
+                see(rows[-1])
+    return rows
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m forerun.bench.methods", description=__doc__)
+    parser.add_argument("--model", default="zoo")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--methods", nargs="+", default=drafter_names())
+    parser.add_argument("--shapes", nargs="+", default=["chain", "auto"])
+    parser.add_argument("--nodes", type=int, default=SpeculativeConfig.num_tree_nodes)
+    parser.add_argument("--length", type=int, help="along any path, of every method; its usual one")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--categories", nargs="+", default=CATEGORIES, choices=CATEGORIES)
+    parser.add_argument("--questions", type=Path, help="a file of your own, JSON lines")
+    parser.add_argument("--prompts", type=int, default=10, help="of each category")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    if options.questions is not None:
+        questions = {options.questions.stem: read_questions(options.questions)[: options.prompts]}
+    else:
+        questions = {name: load_questions(name, options.prompts) for name in options.categories}
+    if unknown := set(options.methods) - set(drafter_names()):
+        raise ConfigError(f"there is no method {sorted(unknown)[0]!r}.")
+    rows = run(
+        options.model,
+        options.dtype,
+        list(settings(options.methods, options.shapes, options.nodes, options.length)),
+        questions,
+        options.temperatures,
+        options.max_tokens,
+        lambda row: print(table([row]).splitlines()[-1], file=sys.stderr),
+    )
+    rows.sort(key=lambda row: (list(questions).index(row.category), row.temperature))
+    print(table(rows), summary(rows), sep="\n\n")
+    if options.json is not None:
+        content: dict[str, Any] = {"rows": [asdict(row) for row in rows]}
+        write_text(options.json, json.dumps(content) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Drafts from an output that the user expects, and finds back to it where the text goes its own way.
+
+For edits: most of a file comes back as it was. What is emitted is followed through the prediction;
+after a difference it is looked up there again, near the place where the two parted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence as Several
+from math import inf, log2
+from typing import Self
+
+from forerun.contracts import DrafterSetup
+from forerun.core import NO_DRAFT, Draft, Plan, Sequence
+from forerun.drafters.base import BaseDrafter
+from forerun.randomness import Randomness
+from forerun.trees.host import grow_on_host
+from forerun.trees.plans import cut
+
+# Tokens in a row that show that a place is the right one.
+CERTAIN = 8
+# How far back a place is compared.
+MOST_COMPARED = 16
+# Places compared where a token is found again: so many from where the texts parted on, some before.
+PLACES_AHEAD, PLACES_BEHIND = 16, 4
+# One token of match is worth this many doublings of the distance, which is counted from NEAR on.
+DOUBLINGS, NEAR = 2.0, 4
+# Until the place is certain: tokens drafted for each token of match and for one more; without a match
+# three in a hundred would be right.
+TOKENS_PER_MATCHED = 2
+# Places that a tree goes on from, and how probable its next token is where they agree.
+MOST_BRANCHES, AGREED = 3, 0.9
+# The share of its drafts of 16 tokens that was accepted, by the tokens in a row, where one line in ten
+# of held-out Python was replaced, inserted, deleted or changed in a word.
+CONFIDENCES = (0.0, 0.23, 0.43, 0.44, 0.44, 0.48, 0.6, 0.6, 0.88)
+
+Places = tuple[tuple[int, float], ...]
+"""Where the prediction may go on, with weights."""
+
+
+class Alignment:
+    """Where an output is in its prediction.
+
+    Args:
+        prediction: token ids.
+    """
+
+    def __init__(self, prediction: Several[int]) -> None:
+        self.prediction = prediction
+        self.num_followed = 0
+        self.place = 0
+        """The place in the prediction of the token that should come next."""
+        self.matched = CERTAIN
+        """Tokens before it that were emitted, the beginning of the text counting as certain."""
+        self.others: list[tuple[int, float]] = []
+        """Other places that it may be, with how much worse they are."""
+        self._after: dict[int, list[int]] = {}
+        for place, token in enumerate(prediction, 1):
+            self._after.setdefault(token, []).append(place)
+        # Where the texts parted, and how many tokens were emitted since.
+        self._parted, self._since = 0, 0
+
+    def follow(self, token_ids: list[int], start: int) -> None:
+        """Take in what has been emitted since the last call.
+
+        Args:
+            token_ids: the whole text.
+            start: where its output begins.
+        """
+        for end in range(start + self.num_followed, len(token_ids)):
+            place, token = self.place, token_ids[end]
+            right = place < len(self.prediction) and self.prediction[place] == token
+            self.matched = self.matched + 1 if right else 0
+            self.place += 1
+            self._since += 1
+            self.num_followed += 1
+            if self.matched < CERTAIN:
+                self._look_around(token_ids, end)
+            if self.matched >= CERTAIN:
+                self._parted, self._since = self.place, 0
+                self.others = []
+
+    def _look_around(self, token_ids: list[int], end: int) -> None:
+        """Move to the place that speaks most for itself, if any speaks more than this one."""
+        lengths = {self.place: self.matched}
+        scores = {self.place: self._score(self.place, self.matched)}
+        after = self._after.get(token_ids[end], [])
+        middle = bisect_left(after, self._parted)
+        for place in after[max(middle - PLACES_BEHIND, 0) : middle + PLACES_AHEAD]:
+            if place != self.place:
+                lengths[place] = self._compare(place, token_ids, end)
+                scores[place] = self._score(place, lengths[place])
+        # Sorting is stable: where nothing is better, it stays.
+        ranked = sorted(scores, key=scores.__getitem__, reverse=True)[:MOST_BRANCHES]
+        best = self.place = ranked[0]
+        self.matched = lengths[best]
+        self.others = [(place, scores[best] - scores[place]) for place in ranked[1:]]
+
+    def _compare(self, place: int, token_ids: list[int], end: int) -> int:
+        """How many tokens before a place are those up to `end`."""
+        matched, prediction = 0, self.prediction
+        most = min(place, self.num_followed, MOST_COMPARED)
+        while matched < most and prediction[place - 1 - matched] == token_ids[end - matched]:
+            matched += 1
+        return matched
+
+    def _score(self, place: int, matched: int) -> float:
+        """Tokens of match, less where a few tokens more or fewer do not explain the place."""
+        if not matched:
+            return -inf
+        behind, ahead = self._parted - place, place - self._parted - self._since
+        return matched - log2(1 + max(behind, ahead, 0) / NEAR) / DOUBLINGS
+
+
+class PredictionDrafter(BaseDrafter):
+    """Drafts the rest of the prediction that a request was given; nothing for one without.
+
+    As a tree it goes on from several places while it is not certain where the output is.
+    """
+
+    name = "prediction"
+    takes_trees = True
+    reads_predictions = True
+
+    def __init__(self) -> None:
+        self._alignments: dict[int, Alignment] = {}
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> Self:  # noqa: ARG003
+        return cls()
+
+    def propose(
+        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        return [self._draft(*pair) for pair in zip(sequences, plans, strict=True)]
+
+    def confidence(self, sequence: Sequence) -> float:
+        """By how many tokens in a row were as predicted."""
+        found = self._follow(sequence)
+        if found is None or found.place >= len(found.prediction):
+            return 0.0
+        return CONFIDENCES[min(found.matched, CERTAIN)]
+
+    def release(self, sequence: Sequence) -> None:
+        self._alignments.pop(sequence.request_id, None)
+
+    def _follow(self, sequence: Sequence) -> Alignment | None:
+        prediction = sequence.hints.prediction
+        if not prediction:
+            return None
+        assert not isinstance(prediction, str), "a sequence has token ids"
+        found = self._alignments.get(sequence.request_id)
+        if found is None:
+            found = self._alignments[sequence.request_id] = Alignment(list(prediction))
+        found.follow(sequence.token_ids, sequence.num_prompt_tokens)
+        return found
+
+    def _draft(self, sequence: Sequence, plan: Plan) -> Draft:
+        found = self._follow(sequence) if plan.num_tokens else None
+        if found is None or not found.matched:
+            return NO_DRAFT
+        depth = plan.num_tokens
+        if found.matched < CERTAIN:
+            depth = min(depth, TOKENS_PER_MATCHED * (found.matched + 1))
+        places = [(found.place, 1.0)]
+        if plan.tree is not None:
+            places += [(place, 2.0**-worse) for place, worse in found.others]
+        trie = _Trie(found.prediction)
+        return grow_on_host(sequence, cut(plan, depth), tuple(places), trie.children)
+
+
+class _Trie:
+    """What follows several places of a prediction, merged where they agree."""
+
+    def __init__(self, prediction: Several[int]) -> None:
+        self._prediction = prediction
+
+    def children(self, places: Places) -> list[tuple[int, float, Places]]:
+        """By the weight of their places."""
+        by_token: dict[int, list[tuple[int, float]]] = {}
+        for place, weight in places:
+            if place < len(self._prediction):
+                by_token.setdefault(self._prediction[place], []).append((place + 1, weight))
+        if len(by_token) == 1:
+            return [(token, AGREED, tuple(some)) for token, some in by_token.items()]
+        weights = {token: sum(each[1] for each in some) for token, some in by_token.items()}
+        total = sum(weights.values()) / AGREED
+        ranked = sorted(weights, key=weights.__getitem__, reverse=True)
+        return [(token, weights[token] / total, tuple(by_token[token])) for token in ranked]

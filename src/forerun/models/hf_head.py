@@ -1,0 +1,46 @@
+"""The final norm and the output head of a model of transformers, where they are all that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ConfigError
+
+Head = Callable[[Tensor], Tensor]
+"""From hidden states [B, n, hidden_size] to logits [B, n, V]."""
+
+_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
+
+
+@torch.no_grad()
+def find_head(model: Any, name: str) -> Head:
+    """Head after final norm, if together they give the logits of a forward pass exactly.
+
+    Some models scale or cap their logits, or put something between the two; those show here.
+
+    Raises:
+        ConfigError: naming the model.
+    """
+    output = model.get_output_embeddings()
+    inner = model.base_model
+    bodies = [inner, getattr(inner, "decoder", None)]
+    found = [getattr(body, norm, None) for body in bodies for norm in _NORMS]
+    norms = [norm for norm in found if norm is not None]
+    if output is not None and norms:
+        seen: list[Tensor] = []
+        hook = norms[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            token = torch.tensor([[0, 1 % model.config.get_text_config().vocab_size]])
+            logits = model(input_ids=token.to(model.device), use_cache=False).logits
+        finally:
+            hook.remove()
+        if len(seen) == 1 and torch.equal(output(norms[0](seen[0])), logits):
+            return lambda hidden: output(norms[0](hidden))
+    raise ConfigError(
+        f"{name} runs on transformers and has no output head that can be run alone; "
+        "use a method that drafts with a model of its own."
+    )

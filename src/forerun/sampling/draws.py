@@ -1,0 +1,57 @@
+"""From probabilities to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+
+import torch
+from torch import Tensor
+
+from forerun._native import rows as native
+from forerun.adjustments import Prefix
+from forerun.randomness import Purpose, Randomness
+
+
+def draw(probs: Tensor, uniforms: Several[float]) -> list[int]:
+    """One token a row of `probs` [N, V]: the inverse of the cumulative distribution at `uniforms`."""
+    if native.takes(probs):
+        return native.draw(probs, uniforms)
+    # MPS has no float64; everywhere else the sum of a long float32 row would round visibly.
+    wide = probs if probs.device.type == "mps" else probs.double()
+    cumulative = wide.cumsum(-1)
+    total = cumulative[:, -1:].contiguous()
+    points = torch.tensor(uniforms, dtype=wide.dtype, device=wide.device)[:, None] * total
+    chosen = torch.searchsorted(cumulative, points, right=True)
+    # Where rounding carries a point up to the total, the last token with probability stands.
+    last = torch.searchsorted(cumulative, total)
+    return torch.minimum(chosen, last).flatten().tolist()
+
+
+def couple(probs: Tensor, noise: Tensor) -> list[int]:
+    """One token a row: argmax(log prob + Gumbel noise), both [N, V]; distributed as `probs`."""
+    if native.takes(probs):
+        return native.couple(probs, noise)
+    return (probs.to(noise.dtype).log() + noise.to(probs.device)).argmax(-1).tolist()
+
+
+def draw_plain(probs: Tensor, prefix: Prefix, randomness: Randomness) -> int:
+    """Plain decoding: a token from one row [1, V], coupled if the request has a seed."""
+    if prefix.params.seed is not None or prefix.params.greedy:
+        return draw_coupled(probs, [prefix], randomness)[0]
+    uniform = randomness.uniform(prefix.sequence.seed, prefix.position, Purpose.EMIT)
+    return draw(probs, [uniform])[0]
+
+
+def draw_coupled(probs: Tensor, prefixes: Several[Prefix], randomness: Randomness) -> list[int]:
+    """One token a row, with the noise that every other draw for the same position uses."""
+    if all(prefix.params.greedy for prefix in prefixes):
+        return top(probs)
+    keys = [(prefix.sequence.seed, prefix.position) for prefix in prefixes]
+    if native.takes(probs) and randomness.by_key_alone:
+        return native.couple_keys(probs, keys)
+    noise = {key: randomness.gumbel(*key, probs.shape[-1], probs.device) for key in set(keys)}
+    return couple(probs, torch.stack([noise[key] for key in keys]))
+
+
+def top(probs: Tensor) -> list[int]:
+    return native.top(probs) if native.takes(probs) else probs.argmax(-1).tolist()

@@ -1,0 +1,61 @@
+"""What was accepted, by depth and rank: what a search for shapes goes by."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.core import Draft, Verdict
+
+Floats = NDArray[np.float64]
+
+# How the acceptance of a rank that was never drafted is taken from the rank before it.
+_FALL = 0.6
+
+
+class AcceptanceCounts:
+    """Counts of rounds.
+
+    Args:
+        depths, ranks: up to which to count.
+    """
+
+    def __init__(self, depths: int, ranks: int) -> None:
+        self.tested = np.zeros((depths, ranks), dtype=int)
+        self.accepted = np.zeros((depths, ranks), dtype=int)
+
+    def observe(self, draft: Draft, verdict: Verdict) -> None:
+        """Count one round: at every node that was reached, which of its children was accepted."""
+        depths, ranks = self.tested.shape
+        at = -1
+        for depth in range(min(depths, verdict.num_accepted + 1)):
+            children = draft.children(at)
+            ended = depth == verdict.num_accepted
+            # A request that ended inside the path does not tell which node came next.
+            if not children or (not ended and depth >= len(verdict.path)):
+                return
+            self.tested[depth, : len(children)] += 1
+            if ended:
+                return
+            at = verdict.path[depth]
+            if children.index(at) < ranks:
+                self.accepted[depth, children.index(at)] += 1
+
+    def table(self) -> Floats:
+        """The probability that, at a node reached, the child of a rank is the one accepted, [D, R].
+
+        Ranks that were never drafted fall on from those before; depths that were never reached are
+        like those above. Tokens that no rank accepts leave the sum below one.
+        """
+        table = np.zeros(self.tested.shape)
+        for depth in range(len(table)):
+            if not self.tested[depth, 0]:
+                table[depth] = table[depth - 1] if depth else 0.0
+                continue
+            for rank in range(table.shape[1]):
+                if self.tested[depth, rank]:
+                    table[depth, rank] = self.accepted[depth, rank] / self.tested[depth, rank]
+                else:
+                    table[depth, rank] = _FALL * table[depth, rank - 1]
+            table[depth] /= max(1.0, table[depth].sum())
+        return table

@@ -1,0 +1,225 @@
+"""Growing trees with a model, level by level: of a fixed shape, or the most probable nodes.
+
+A growth knows one tree in the making. Whoever has the model asks it for its frontier, runs those
+nodes, and hands it their children, until the frontier is empty. What is drawn follows a fixed shape
+(SpecInfer, arXiv 2305.09781; Sequoia, arXiv 2402.12374): whether a node exists depends on nothing
+drawn after it. Trees of the most probable tokens expand the best nodes of each level and keep the
+best of all in the end (EAGLE-2, arXiv 2406.16858): they are point masses, which may be chosen among.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Several
+
+import torch
+from torch import Tensor
+
+from forerun.core import NO_DRAFT, Draft, Drawing, Plan, Sequence
+from forerun.randomness import Randomness
+from forerun.sampling import Children, Prefix, draw_siblings
+from forerun.trees.shapes import MOST_NODES, TreeShape, shape_of
+
+# Nodes of a level that are run, and children that each is asked for, where nothing fixes a shape.
+MOST_EXPANDED = 8
+
+
+class Growth(ABC):
+    """One tree in the making.
+
+    Args:
+        sequence: what it grows on.
+        drawing: how its tokens are picked.
+    """
+
+    def __init__(self, sequence: Sequence, drawing: Drawing) -> None:
+        self.sequence, self.drawing = sequence, drawing
+        self.token_ids: list[int] = []
+        self.parents: list[int] = []
+        self.frontier: list[int] = [-1]
+        """Nodes that get children next: -1, the text, at first."""
+        self._order = {-1: -1}
+
+    @abstractmethod
+    def wanted(self) -> list[Several[int]]:
+        """The random numbers of the children of each node of the frontier, one a child."""
+
+    @abstractmethod
+    def extend(self, children: Several[Children]) -> None:
+        """Give the nodes of the frontier their children and find the next frontier."""
+
+    @abstractmethod
+    def finish(self) -> Draft:
+        """The tree."""
+
+    def prefixes(self) -> list[Prefix]:
+        """What stands before the children of each node of the frontier."""
+        if self.drawing is not Drawing.COUPLE and not self.sequence.params.adjusts:
+            # Only penalties, biases, masks and shared noise look at what was drafted.
+            return [Prefix(self.sequence)] * len(self.frontier)
+        return [Prefix(self.sequence, tuple(self._tokens_to(node))) for node in self.frontier]
+
+    def run_frontier(self) -> tuple[list[int], list[int]]:
+        """The tokens of the frontier, to be run now, and the how-manieth node run is above each."""
+        above = [self._order[self.parents[node]] for node in self.frontier]
+        for node in self.frontier:
+            self._order[node] = len(self._order) - 1
+        return [self.token_ids[node] for node in self.frontier], above
+
+    def _tokens_to(self, node: int) -> list[int]:
+        tokens = []
+        while node >= 0:
+            tokens.append(self.token_ids[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def _add(self, parent: int, token: int) -> int:
+        self.token_ids.append(token)
+        self.parents.append(parent)
+        return len(self.parents) - 1
+
+
+class ShapeGrowth(Growth):
+    """A tree of a fixed shape, less what there are no tokens for.
+
+    Nodes are drawn with random numbers by their place in the shape.
+    """
+
+    def __init__(self, sequence: Sequence, drawing: Drawing, shape: TreeShape) -> None:
+        super().__init__(sequence, drawing)
+        self._children: dict[int, list[int]] = {}
+        for place, parent in enumerate(shape.parents):
+            self._children.setdefault(parent, []).append(place)
+        self._place = {-1: -1}
+        self._rows: list[Tensor] = []
+
+    def wanted(self) -> list[Several[int]]:
+        return [self._children[self._place[node]] for node in self.frontier]
+
+    def extend(self, children: Several[Children]) -> None:
+        frontier = []
+        for parent, each in zip(self.frontier, children, strict=True):
+            places = self._children[self._place[parent]]
+            for token, place in zip(each.token_ids, places, strict=False):
+                node = self._add(parent, token)
+                self._place[node] = place
+                # Nothing comes after a stop token.
+                if place in self._children and token not in self.sequence.stop_token_ids:
+                    frontier.append(node)
+            if each.token_ids and each.rows is not None:
+                self._rows.append(each.rows)
+        self.frontier = frontier
+
+    def finish(self) -> Draft:
+        if not self.token_ids:
+            return NO_DRAFT
+        probs = torch.cat(self._rows) if self._rows else None
+        return Draft(tuple(self.token_ids), tuple(self.parents), probs)
+
+
+class BestFirstGrowth(Growth):
+    """The most probable nodes under a budget, by the products of probabilities along their paths.
+
+    Args:
+        num_nodes: of the tree at most.
+        num_tokens: along any path at most.
+    """
+
+    def __init__(self, sequence: Sequence, num_nodes: int, num_tokens: int) -> None:
+        super().__init__(sequence, Drawing.TOP)
+        self.num_nodes, self._levels = num_nodes, num_tokens
+        self._width = min(num_nodes, MOST_EXPANDED)
+        self._probs: list[float] = []
+        self._best: list[float] = []
+        """The largest of them, as many as the tree may have nodes, the least first (a heap)."""
+
+    def wanted(self) -> list[Several[int]]:
+        return [range(self._width)] * len(self.frontier)
+
+    def extend(self, children: Several[Children]) -> None:
+        first = len(self.parents)
+        for parent, each in zip(self.frontier, children, strict=True):
+            reached = self._probs[parent] if parent >= 0 else 1.0
+            for token, share in zip(each.token_ids, each.probs or (), strict=True):
+                # The most probable come first, so that those behind one that is not are not either.
+                if not self._is_among_the_best(reached * share):
+                    break
+                self._add(parent, token)
+                self._probs.append(reached * share)
+        self._levels -= 1
+        self.frontier = self._to_expand(first) if self._levels else []
+
+    def finish(self) -> Draft:
+        kept = self._largest(range(len(self.parents)), self.num_nodes)
+        moved = {node: index for index, node in enumerate(kept)} | {-1: -1}
+        return Draft(
+            tuple(self.token_ids[node] for node in kept),
+            tuple(moved[self.parents[node]] for node in kept),
+        )
+
+    def _is_among_the_best(self, prob: float) -> bool:
+        """Whether a node may be in the tree in the end, as far as is known; of equals the earlier is."""
+        if len(self._best) < self.num_nodes:
+            heapq.heappush(self._best, prob)
+            return True
+        if prob <= self._best[0]:
+            return False
+        heapq.heapreplace(self._best, prob)
+        return True
+
+    def _to_expand(self, first: int) -> list[int]:
+        """The best of the level that begins with node `first`, less those that have dropped out since.
+
+        A child is no more probable than its parent, so one that has dropped out has none in the tree.
+        """
+        least = self._best[0] if len(self._best) == self.num_nodes else 0.0
+        stops = self.sequence.stop_token_ids
+        going_on = [
+            node
+            for node in range(first, len(self.parents))
+            if self._probs[node] >= least and self.token_ids[node] not in stops
+        ]
+        # The draft's cache has no room for more.
+        room = MOST_NODES - len(self._order) + 1
+        return self._largest(going_on, min(self._width, room))
+
+    def _largest(self, nodes: Several[int], count: int) -> list[int]:
+        """The most probable, in their order; of equals the earlier, so that no parent is missing."""
+        ranked = sorted(nodes, key=self._probs.__getitem__, reverse=True)
+        return sorted(ranked[:count])
+
+
+def start(sequence: Sequence, plan: Plan) -> Growth:
+    """The growth that a plan asks for; `plan.num_tokens` is at least 1."""
+    if plan.tree is None:
+        return ShapeGrowth(sequence, plan.drawing, TreeShape.chain(plan.num_tokens))
+    if plan.tree.parents is not None:
+        return ShapeGrowth(sequence, plan.drawing, shape_of(plan.tree.parents))
+    assert plan.drawing is Drawing.TOP, "drawn trees have a shape"
+    return BestFirstGrowth(sequence, plan.tree.num_nodes, plan.num_tokens)
+
+
+def grow(growths: Several[Growth], logits: Tensor, randomness: Randomness) -> None:
+    """Give every tree its next level.
+
+    Args:
+        growths: with frontiers that are not empty.
+        logits: after each node of their frontiers, [N, V], tree after tree.
+        randomness: the engine's.
+    """
+    ends = list(itertools.accumulate(len(growth.frontier) for growth in growths))
+    rows = [range(end - len(g.frontier), end) for g, end in zip(growths, ends, strict=True)]
+    for drawing in Drawing:
+        some = [(g, at) for g, at in zip(growths, rows, strict=True) if g.drawing is drawing]
+        if not some:
+            continue
+        chosen = logits
+        if len(some) < len(growths):
+            chosen = logits[[row for _, at in some for row in at]]
+        prefixes = [prefix for growth, _ in some for prefix in growth.prefixes()]
+        nodes = [each for growth, _ in some for each in growth.wanted()]
+        found = iter(draw_siblings(chosen, prefixes, drawing, nodes, randomness))
+        for growth, at in some:
+            growth.extend(list(itertools.islice(found, len(at))))

@@ -1,0 +1,126 @@
+"""Growing trees on the host, for drafters that look their tokens up and run no model.
+
+All that is known of such a drafter is a function from a state to what may come next; the trees are
+deterministic, so their nodes may be chosen by probability. Best first with a heap in which a node
+stands for its later siblings as well (DDTree): each node of the tree costs one function call and
+two entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush, heapreplace
+from typing import TypeVar
+
+from forerun.core import NO_DRAFT, Draft, Plan, Sequence
+
+S = TypeVar("S")
+
+Child = tuple[int, float, S]
+"""A token, how probable it is after its parent, and the state that it leads to."""
+Expand = Callable[[S], list[Child[S]]]
+"""The children of a state, the most probable first; it may be asked about any state that it named."""
+
+
+def grow_on_host(sequence: Sequence, plan: Plan, root: S, expand: Expand[S]) -> Draft:
+    """The tree that a plan asks for, parents first; shorter or smaller where states have no children.
+
+    A chain takes the best child each time, a fixed shape takes children by their rank, and any
+    other tree the nodes of the largest products of probabilities along their paths; of equals the
+    one found first. Nothing follows a stop token. States are expanded only when their children are
+    needed, each at most once.
+
+    Args:
+        sequence: what is drafted for.
+        plan: how far, and which tree.
+        root: the state of the committed text.
+        expand: the children of a state.
+    """
+    if plan.num_tokens < 1:
+        return NO_DRAFT
+    stops = sequence.stop_token_ids
+    if plan.tree is None:
+        return _chain(plan.num_tokens, stops, root, expand)
+    if plan.tree.parents is not None:
+        return _of_shape(plan.tree.parents, plan.num_tokens, stops, root, expand)
+    return _best_first(plan.tree.num_nodes, plan.num_tokens, stops, root, expand)
+
+
+def _chain(length: int, stops: frozenset[int], state: S, expand: Expand[S]) -> Draft:
+    tokens: list[int] = []
+    while len(tokens) < length:
+        children = expand(state)
+        if not children:
+            break
+        token, _, state = children[0]
+        tokens.append(token)
+        if token in stops:
+            break
+    return Draft.chain(tokens) if tokens else NO_DRAFT
+
+
+def _of_shape(
+    shape: tuple[int, ...], depth: int, stops: frozenset[int], root: S, expand: Expand[S]
+) -> Draft:
+    tokens: list[int] = []
+    parents: list[int] = []
+    # By the place in the shape, -1 (the text) last: the node there, its depth, its children left.
+    nodes = [-1] * (len(shape) + 1)
+    depths = [0] * (len(shape) + 1)
+    states: list[S] = [root] * (len(shape) + 1)
+    children: list[list[Child[S]] | None] = [None] * (len(shape) + 1)
+    ranks = [0] * (len(shape) + 1)
+    for place, above in enumerate(shape):
+        parent = nodes[above]
+        # Below what has no token, a stop token or the last level there is nothing.
+        if (above >= 0 and (parent < 0 or tokens[parent] in stops)) or depths[above] == depth:
+            continue
+        several = children[above]
+        if several is None:
+            several = children[above] = expand(states[above])
+        rank = ranks[above]
+        if rank == len(several):
+            continue
+        ranks[above] = rank + 1
+        nodes[place] = len(tokens)
+        depths[place] = depths[above] + 1
+        token, _, states[place] = several[rank]
+        tokens.append(token)
+        parents.append(parent)
+    return Draft(tuple(tokens), tuple(parents)) if tokens else NO_DRAFT
+
+
+def _best_first(
+    num_nodes: int, depth: int, stops: frozenset[int], root: S, expand: Expand[S]
+) -> Draft:
+    siblings = expand(root)
+    if not siblings:
+        return NO_DRAFT
+    tokens: list[int] = []
+    parents: list[int] = []
+    # Minus the probability of a path, a number that breaks ties, minus the probability of its
+    # parent's path; then the node among its siblings, its parent, and the levels left below that.
+    heap = [(-siblings[0][1], 0, -1.0, siblings, 0, -1, depth)]
+    found = 0
+    while heap:
+        reached, _, above, siblings, rank, parent, levels = heap[0]
+        token, _, state = siblings[rank]
+        node = len(tokens)
+        tokens.append(token)
+        parents.append(parent)
+        if node + 1 == num_nodes:
+            break
+        rank += 1
+        if rank < len(siblings):
+            found += 1
+            entry = (above * siblings[rank][1], found, above, siblings, rank, parent, levels)
+            heapreplace(heap, entry)
+        else:
+            heappop(heap)
+        if levels > 1 and token not in stops:
+            below = expand(state)
+            if below:
+                found += 1
+                entry = (reached * below[0][1], found, reached, below, 0, node, levels - 1)
+                heappush(heap, entry)
+    return Draft(tuple(tokens), tuple(parents))

@@ -1,0 +1,174 @@
+"""The best shape for what was measured: Sequoia's dynamic program (Chen et al., arXiv 2402.12374).
+
+A table says how probable it is that, at a node of depth d that is reached, the child of rank r is the
+one accepted. The tokens that a tree gives are then a sum over its nodes of the products along their
+paths, and the best tree of n nodes is put together from the best subtrees. What a tree costs follows
+from measured times; the best size is the one that gives the most tokens a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forerun.checks import whole
+from forerun.errors import ConfigError
+from forerun.trees.shapes import MOST_NODES, TreeShape
+
+Floats = NDArray[np.float64]
+
+# Acceptance by rank that is assumed where nothing was measured: roughly that of a draft model a
+# tenth of the target's size. What matters for a shape is how fast it falls.
+TYPICAL_ACCEPTANCE = (0.6, 0.12, 0.05, 0.03, 0.02, 0.012, 0.008, 0.006)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A shape and what it promises.
+
+    Args:
+        shape: the tree.
+        tokens: expected a round, the recovered or bonus token included.
+        seconds: of a round; 1.0 where no costs were given.
+    """
+
+    shape: TreeShape
+    tokens: float
+    seconds: float = 1.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+def best_shape(acceptance: ArrayLike, num_nodes: int, depth: int) -> Found:
+    """The shape of `num_nodes` nodes at most, and of `depth` tokens at most, that gives most tokens.
+
+    Args:
+        acceptance: by rank [R], or by depth and rank [D, R]; deeper nodes take the last depth's.
+
+    Raises:
+        ConfigError: for sizes below one, more than 128 nodes, or acceptances that are none.
+    """
+    most = whole(1, MOST_NODES)("num_nodes", num_nodes)
+    return _Program(_table(acceptance, depth), most).of_size(most)
+
+
+def best_for_costs(
+    acceptance: ArrayLike,
+    round_seconds: Callable[[int, int], float],
+    num_nodes: int,
+    depth: int,
+) -> Found:
+    """The shape within these bounds that gives the most tokens a second.
+
+    Args:
+        acceptance: as for `best_shape`.
+        round_seconds: of a round whose tree has so many nodes and so many levels.
+
+    Raises:
+        ConfigError: as `best_shape`, and for times that are none.
+    """
+    most = whole(1, MOST_NODES)("num_nodes", num_nodes)
+    table = _table(acceptance, depth)
+    best: Found | None = None
+    for levels in range(1, depth + 1):
+        program = _Program(table[:levels], most)
+        for size in range(levels, most + 1):
+            found = program.of_size(size)
+            seconds = round_seconds(len(found.shape), found.shape.depth)
+            if not seconds > 0:
+                raise ConfigError(f"a round of {size} nodes takes {seconds} s; it must be above 0.")
+            found = Found(found.shape, found.tokens, seconds)
+            if best is None or found.tokens_per_second > best.tokens_per_second:
+                best = found
+    assert best is not None
+    return best
+
+
+def expected_tokens(shape: TreeShape, acceptance: ArrayLike) -> float:
+    """Tokens a round of `shape`, under the same table; ranks beyond it are never accepted."""
+    table = _table(acceptance, shape.depth)
+    reached = np.ones(len(shape) + 1)
+    for node, parent in enumerate(shape.parents):
+        rank = shape.ranks[node]
+        share = table[shape.depths[node], rank] if rank < table.shape[1] else 0.0
+        reached[node + 1] = reached[parent + 1] * share
+    return float(reached.sum())
+
+
+class _Program:
+    """value[d, n]: the most that a subtree of n nodes gives whose root has depth d, root included.
+
+    Level by level from the deepest. Among the children of a node those of rank r and beyond share m
+    nodes: the r-th takes k >= 1 of them, the rest goes on to rank r + 1, or there is no further child.
+
+    Args:
+        table: acceptance by depth and rank; its rows are the levels that there may be.
+        most: nodes of a tree at most.
+    """
+
+    def __init__(self, table: Floats, most: int) -> None:
+        self.num_ranks, self.most = table.shape[1], most
+        depths, ranks = table.shape
+        count, taken = np.indices((most + 1, most + 1))
+        self._rest = np.where((taken >= 1) & (taken <= count), count - taken, most + 1)
+        self.taken = np.zeros((depths, ranks, most + 1), dtype=int)
+        # Subtrees of the deepest level are leaves; there is none without its root.
+        self.value = np.full(most + 2, -np.inf)
+        self.value[1] = 1.0
+        for depth in reversed(range(depths)):
+            # Nodes shared by no rank: nothing, if there are none to share. The last entry is no size.
+            shared = np.full(most + 2, -np.inf)
+            shared[0] = 0.0
+            for rank in reversed(range(ranks)):
+                shared = self._share(depth, rank, float(table[depth, rank]), shared)
+            self.value = np.concatenate([[-np.inf], 1.0 + shared[:-1]])
+
+    def _share(self, depth: int, rank: int, acceptance: float, beyond: Floats) -> Floats:
+        """The most that children of this rank and those beyond give, by the nodes that they share."""
+        worth = self.value[: self.most + 1].copy()
+        worth[np.isfinite(worth)] *= acceptance
+        given = worth + beyond[self._rest]
+        self.taken[depth, rank] = given.argmax(1)
+        shared = np.append(given.max(1), -np.inf)
+        shared[0] = 0.0
+        return shared
+
+    def of_size(self, size: int) -> Found:
+        """The best tree of exactly so many nodes, or of the next smaller number that there is."""
+        while not np.isfinite(self.value[size + 1]):
+            size -= 1
+        return Found(TreeShape(self._parents(size)), float(self.value[size + 1]))
+
+    def _parents(self, size: int) -> tuple[int, ...]:
+        parents: list[int] = []
+        # A node and how many nodes lie below it, level by level.
+        level, depth = [(-1, size)], 0
+        while level:
+            below = []
+            for node, count in level:
+                rank = 0
+                while count:
+                    taken = int(self.taken[depth, rank, count])
+                    parents.append(node)
+                    below.append((len(parents) - 1, taken - 1))
+                    count, rank = count - taken, rank + 1
+            level, depth = below, depth + 1
+        return tuple(parents)
+
+
+def _table(acceptance: ArrayLike, depth: int) -> Floats:
+    table = np.asarray(acceptance, dtype=float)
+    depth = whole(1, MOST_NODES)("depth", depth)
+    if table.ndim == 1:
+        table = table[None]
+    if table.ndim != 2 or not table.size or not np.all((table >= 0) & (table <= 1)):
+        raise ConfigError("acceptance must be [ranks] or [depths, ranks], of numbers in [0, 1].")
+    missing = depth - len(table)
+    return (
+        np.concatenate([table, np.repeat(table[-1:], missing, 0)]) if missing > 0 else table[:depth]
+    )

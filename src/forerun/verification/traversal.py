@@ -1,0 +1,128 @@
+"""Traversal verification of drawn trees (Weng et al., arXiv 2505.12398).
+
+The leaves are judged first, in depth-first order, each with the whole path that leads to it, so that
+what early tokens have to spare makes up for later ones, as in block verification of chains. On a
+chain it is block verification. docs/theory.md has the derivation, `forerun.theory.traversal` the
+reference.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from forerun.core import Draft, Sequence, Verdict
+from forerun.errors import ConfigError
+from forerun.randomness import Randomness
+from forerun.verification import compiled
+from forerun.verification.decision import Decision, DecisionRule, end_at, normalized
+from forerun.verification.token import acceptance
+
+
+def decide(draft: Draft, target_probs: Tensor) -> Decision:
+    """The tests of traversal verification, from the leaves back to the root.
+
+    Every node holds a weight w, 1 at the root: the share of the draft's arrivals that the target
+    wants to pass through it. A child x drawn from q gets min(1, w p(x)/q(x)). Once it has failed,
+    r = max(w p - q, 0) is left to emit at its parent, whose weight becomes sum(r) / (sum(r) + 1 - w)
+    and whose row r, scaled to one; its next child starts from there. The path ends at a node, when
+    all of its children have failed, with what its weight has become, and emits from what its row
+    has become.
+
+    Args:
+        draft: a drawn chain or tree; siblings in drawn order, deeper branches best first.
+        target_probs: [n + 1, V].
+
+    Raises:
+        ConfigError: for point masses.
+    """
+    _refuse_others(draft)
+    if compiled.takes(draft, target_probs):
+        return compiled.decide("traversal", draft, target_probs)
+    draft_probs = draft.dense_probs(target_probs.shape[-1])
+    if draft_probs is None:
+        return Decision(target_probs.new_zeros(0), (), (), end_at(-1), target_probs)
+    left = target_probs.clone()
+    weights = target_probs.new_ones(len(draft) + 1)
+    tokens = torch.tensor(draft.token_ids, dtype=torch.long, device=left.device)
+    parent_rows = torch.tensor(draft.parents, dtype=torch.long, device=left.device) + 1
+    for stage in _stages(draft):
+        nodes = torch.tensor(stage, dtype=torch.long, device=left.device)
+        at, token = parent_rows[nodes], tokens[nodes, None]
+        p, weight = left[at], weights[at]
+        wanted, q = weight[:, None] * p, draft_probs[stage].to(p)
+        residual = (wanted - q).clamp_min_(0.0)
+        weights[nodes + 1] = acceptance(wanted.gather(1, token), q.gather(1, token))[:, 0]
+        weights[at] = _weight_left(residual.sum(-1), weight)
+        left[at] = normalized(residual, p)
+    on_reject, start = _leaves_first(draft)
+    on_accept = tuple(end_at(node) for node in range(len(draft)))
+    return Decision(weights[1:], on_accept, on_reject, start, left)
+
+
+def _refuse_others(draft: Draft) -> None:
+    if draft.probs is None and len(draft):
+        raise ConfigError(
+            "traversal verification takes drawn chains and trees; use 'token' for point masses."
+        )
+
+
+def _weight_left(spare: Tensor, weight: Tensor) -> Tensor:
+    """What becomes of the weight of nodes of which a child has failed, [k]."""
+    missing = 1.0 - weight
+    # Nothing spare and nothing missing: the child cannot have failed, and 0/0 must not be either.
+    return torch.where(spare + missing > 0, spare / (spare + missing), torch.ones_like(spare))
+
+
+def _stages(draft: Draft) -> list[list[int]]:
+    """Nodes that can be weighed at once, in order: a node comes after its parent and its earlier
+    siblings, whose failing changes what it is weighed with. No two of a stage share a parent."""
+    stages: list[list[int]] = []
+    latest: dict[int, int] = {-1: -1}
+    for node, parent in enumerate(draft.parents):
+        # Of the sibling before, or of the parent.
+        stage = latest[parent] + 1
+        latest[parent] = latest[node] = stage
+        if stage == len(stages):
+            stages.append([])
+        stages[stage].append(node)
+    return stages
+
+
+def _leaves_first(draft: Draft) -> tuple[tuple[int, ...], int]:
+    """The test that follows when that of a node fails, and the first one: that of the first leaf.
+    After a node comes the first leaf below its next sibling, or its parent."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(draft.parents):
+        children.setdefault(parent, []).append(node)
+
+    def first_leaf(node: int) -> int:
+        while node in children:
+            node = children[node][0]
+        return node
+
+    on_reject = [parent if parent >= 0 else end_at(-1) for parent in draft.parents]
+    for siblings in children.values():
+        for one, following in itertools.pairwise(siblings):
+            on_reject[one] = first_leaf(following)
+    return tuple(on_reject), first_leaf(-1) if len(draft) else end_at(-1)
+
+
+class TraversalRule(DecisionRule):
+    """Accept or reject the leaves of a tree first, each with its whole path."""
+
+    name = "traversal"
+
+    def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
+        return decide(draft, target_probs)
+
+    def verify(
+        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
+    ) -> Verdict:
+        _refuse_others(draft)
+        # A subclass may decide otherwise.
+        if type(self) is TraversalRule and compiled.takes(draft, target_probs):
+            return compiled.verify("traversal", draft, target_probs, sequence, randomness)
+        return super().verify(draft, target_probs, sequence, randomness)

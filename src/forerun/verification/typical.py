@@ -1,0 +1,92 @@
+"""Typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1): approximate.
+
+A drafted token stands if the target finds it likely enough, more readily where the target itself is
+undecided. Whatever the draft's probabilities are, they play no part, so what comes out leans to the
+draft and is not the target's distribution. Greedy requests are exempt: a row with one possible token
+takes that and no other.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from forerun.core import Draft, Exactness
+from forerun.errors import ConfigError
+from forerun.verification.decision import Decision, DecisionRule, end_at
+
+# As in Medusa's own code (posterior_threshold, posterior_alpha).
+EPSILON = 0.09
+DELTA = 0.3
+
+
+def decide(
+    draft: Draft, target_probs: Tensor, epsilon: float = EPSILON, delta: float = DELTA
+) -> Decision:
+    """The tests of typical acceptance, from the deepest nodes up; each passes always or never.
+
+    A token passes if p(token) > min(epsilon, delta exp(-H(p))), p being the row after its parent,
+    temperature and filters applied, and H its entropy in nats. The path ends at the deepest node
+    whose whole path passes, the first of them if there are several; the next token is drawn from
+    the target's row there. Medusa takes the first token of a path greedily, so that a round emits
+    at least one; here the token that ends the round serves for that.
+
+    Args:
+        draft: a point mass, chain or tree, or a drawn chain.
+        target_probs: [n + 1, V].
+        epsilon: a probability that is always enough.
+        delta: of the typical probability exp(-H), the part that is enough.
+
+    Raises:
+        ConfigError: for a drawn tree.
+    """
+    _refuse_others(draft)
+    if not len(draft):
+        return Decision(target_probs.new_zeros(0), (), (), end_at(-1), target_probs)
+    stands: list[bool] = []
+    for parent, passes in zip(
+        draft.parents, _passes(draft, target_probs, epsilon, delta), strict=True
+    ):
+        stands.append(passes and (parent < 0 or stands[parent]))
+    depths = draft.depths
+    # Stable: of equally deep nodes the first comes first.
+    order = sorted(range(len(draft)), key=lambda node: -depths[node])
+    on_reject = [end_at(-1)] * len(draft)
+    for node, following in itertools.pairwise(order):
+        on_reject[node] = following
+    return Decision(
+        accept=torch.tensor(stands, dtype=target_probs.dtype, device=target_probs.device),
+        on_accept=tuple(end_at(node) for node in range(len(draft))),
+        on_reject=tuple(on_reject),
+        start=order[0],
+        emit=target_probs,
+    )
+
+
+def _passes(draft: Draft, target_probs: Tensor, epsilon: float, delta: float) -> list[bool]:
+    tokens = torch.tensor(draft.token_ids, dtype=torch.long, device=target_probs.device)
+    rows = torch.tensor(draft.parents, dtype=torch.long, device=target_probs.device) + 1
+    entropy = torch.special.entr(target_probs).sum(-1)[rows]
+    enough = (delta * (-entropy).exp()).clamp(max=epsilon)
+    passes: list[bool] = (target_probs[rows, tokens] > enough).tolist()
+    return passes
+
+
+def _refuse_others(draft: Draft) -> None:
+    if draft.probs is not None and not draft.is_chain:
+        raise ConfigError(
+            "typical acceptance takes chains and trees of the draft's most likely tokens; "
+            "use 'traversal' or 'token' for drawn trees."
+        )
+
+
+class TypicalRule(DecisionRule):
+    """Accept what the target finds likely enough; changes the distribution."""
+
+    name = "typical"
+    exactness = Exactness.APPROXIMATE
+
+    def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
+        return decide(draft, target_probs)

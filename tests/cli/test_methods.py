@@ -1,0 +1,135 @@
+"""`forerun generate --method …`: every drafter, with chains and trees, and the rounds that they made."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from refusals import refused
+
+from forerun.drafters import DRAFTERS
+
+GREEDY = ("--temperature", "0")
+# Text to copy from, so that drafters without a model have something to say.
+PROMPT = "def add(a, b):\n    return a + b\n" * 3
+NEEDS = {"layer_skip": ("--exit-layer", "1")}
+
+
+def alone(cli: Any, *args: str) -> Any:
+    """On the target alone, with no draft model named."""
+    usual = ["--model", cli.target, "--max-tokens", "24", "--prompt", PROMPT]
+    if "--no-speculative" not in args:
+        usual.append("--no-monitor")
+    return cli.run("generate", *usual, *args)
+
+
+def content_of(result: Any) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    content: dict[str, Any] = json.loads(result.stdout)
+    return content
+
+
+@pytest.mark.parametrize("method", sorted(DRAFTERS))
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("sampling", [GREEDY, ("--seed", "3")])
+def test_every_method_gives_plain_text(
+    cli: Any, write: Any, method: str, tree: bool, sampling: tuple[str, ...]
+) -> None:
+    options = ["--method", method, *NEEDS.get(method, ()), *sampling]
+    if tree:
+        options += ["--tree", "auto", "--num-tree-nodes", "6"]
+    if DRAFTERS[method].needs_draft_model or method == "cascade":
+        options += ["--draft-model", cli.draft]
+    plain = content_of(alone(cli, "--no-speculative", *sampling, "--json"))
+    if method == "prediction":
+        options += ["--prediction-file", write("expected.txt", plain["text"])]
+    if tree and not DRAFTERS[method].takes_trees:
+        refused(alone(cli, *options, "--json"), "chains alone")
+        return
+    found = content_of(alone(cli, *options, "--json"))
+    assert found["method"] == method
+    assert found["token_ids"] == plain["token_ids"]
+    assert found["stats"]["num_draft_tokens"] > 0
+
+
+def test_a_cascade_names_its_methods(cli: Any) -> None:
+    options = ("--method", "cascade", "--cascade", "ngram,suffix", *GREEDY, "--json")
+    assert content_of(alone(cli, *options))["draft_model"] is None
+
+
+def test_rounds_are_shown_after_the_text(cli: Any) -> None:
+    result = alone(cli, *GREEDY, "--draft-model", cli.draft, "--tree", "auto", "--show-rounds")
+    assert result.exit_code == 0
+    assert "round" not in result.stdout
+    headings = re.findall(r"round (\d+): (?:plain|(\d+) of (\d+) accepted), emitted", result.stderr)
+    assert [int(number) for number, _, _ in headings] == list(range(1, len(headings) + 1))
+    assert any(int(drafted or 0) > 4 for _, _, drafted in headings)
+    assert "├──" in result.stderr
+
+
+def test_rounds_are_part_of_the_object(cli: Any) -> None:
+    content = content_of(
+        alone(cli, *GREEDY, "--draft-model", cli.draft, "--tree", "auto", "--show-rounds", "--json")
+    )
+    emitted = [token for one in content["rounds"] for token in one["emitted"]]
+    assert emitted == content["token_ids"]
+    for one in content["rounds"]:
+        assert len(one["parents"]) == len(one["token_ids"])
+        accepted = [one["token_ids"][node] for node in one["accepted"]]
+        assert accepted == one["emitted"][: len(accepted)]
+    assert (
+        sum(len(one["accepted"]) for one in content["rounds"])
+        == (content["stats"]["num_accepted_tokens"])
+    )
+
+
+def test_what_is_approximate_says_so(cli: Any) -> None:
+    options = ("--draft-model", cli.draft, "--rejection-sample-method", "typical")
+    assert content_of(alone(cli, *options, "--json"))["exactness"] == "approximate"
+    assert "approximate" in alone(cli, *options).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--tree", "/no/such.json"), ["/no/such.json", "cannot be read"]),
+        (("--tree", "auto", "--num-tree-nodes", "0"), ["num_tree_nodes", "[1, 128]"]),
+        (("--num-tree-nodes", "8"), ["--num-tree-nodes", "--tree"]),
+        (("--tree", "auto", "--rejection-sample-method", "block"), ["block verification"]),
+        (("--show-rounds", "--compare"), ["--show-rounds", "--compare"]),
+        (("--no-speculative", "--show-rounds"), ["--show-rounds"]),
+        (("--method", "ngram", "--prediction-file", "x"), ["prediction"]),
+        (("--method", "prediction", "--prediction-file", "/no/file"), ["/no/file"]),
+        (("--method", "suffix", "--suffix-corpus", "/no/file"), ["/no/file"]),
+        (("--method", "layer_skip", "--exit-layer", "2"), ["layer"]),
+        (("--method", "layer_skip", "--exit-layer", "0"), ["exit_layer"]),
+        (("--method", "layer_skip", "--skip-layers", "0,7"), ["layer"]),
+        (("--method", "layer_skip", "--skip-layers", "a"), ["layers such as"]),
+        (("--method", "ngram", "--exit-layer", "1"), ["--exit-layer", "layer_skip"]),
+        (("--method", "cascade", "--cascade", "ngram,sufix"), ["'suffix'"]),
+        (("--method", "cascade", "--cascade", "ngram,,suffix"), ["list of names"]),
+        (("--method", "cascade", "--cascade", "ngram"), ["nothing to choose from"]),
+        (("--method", "cascade", "--cascade-confidence", "2"), ["cascade_confidence"]),
+    ],
+    ids=str,
+)
+def test_wrong_use_is_one_line(
+    cli: Any, write: Any, options: tuple[str, ...], words: list[str]
+) -> None:
+    refused(alone(cli, *options, *GREEDY), *words)
+
+
+def test_files_that_are_no_text_or_no_tree_are_refused(cli: Any, tmp_path: Any) -> None:
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("naïve".encode("latin-1"))
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    tree = tmp_path / "tree.json"
+    tree.write_text('{"parents": [-1, 5]}')
+    refused(alone(cli, "--method", "prediction", "--prediction-file", str(latin)), "UTF-8")
+    refused(alone(cli, "--method", "prediction", "--prediction-file", str(empty)), "is empty")
+    refused(alone(cli, "--method", "suffix", "--suffix-corpus", str(latin)), "UTF-8")
+    refused(alone(cli, "--method", "suffix", "--suffix-corpus", str(empty)), "empty")
+    refused(alone(cli, "--draft-model", cli.draft, "--tree", str(tree)), "node 1 is 5")

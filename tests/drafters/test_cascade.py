@@ -1,0 +1,139 @@
+"""A cascade asks in order, by what is known before anything is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from typing import Self
+
+import pytest
+
+from forerun.contracts import DrafterSetup
+from forerun.core import Draft, Drawing, Plan, Sequence, TreePlan
+from forerun.drafters import members_of, needs_draft_model, options_read
+from forerun.drafters.base import BaseDrafter
+from forerun.drafters.cascade import CascadeDrafter
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.errors import ConfigError, UnknownNameError
+from forerun.params import SamplingParams
+from forerun.randomness import Randomness
+from forerun.testing import ToyModel
+
+
+class Scripted(BaseDrafter):
+    """Proposes its own token, as confident as it is told to be, and notes what it was asked."""
+
+    def __init__(self, name: str, token: int, sure: float, shared_layers: int = 0) -> None:
+        self.name, self.token, self.sure = name, token, sure
+        self.shared_layers = shared_layers
+        self.plans: list[Plan] = []
+        self.observed = 0
+        self.released: list[int] = []
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> Self:
+        raise NotImplementedError
+
+    def propose(
+        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        self.plans += plans
+        return [Draft.chain([self.token] * plan.num_tokens) for plan in plans]
+
+    def observe(self, sequences, drafts, verdicts, output) -> None:  # type: ignore[no-untyped-def]
+        self.observed += 1
+
+    def confidence(self, sequence: Sequence) -> float:
+        # By the row, so that a batch may be split.
+        return self.sure if sequence.row % 2 == 0 else 0.0
+
+    def release(self, sequence: Sequence) -> None:
+        self.released.append(sequence.request_id)
+
+
+def texts(count: int) -> list[Sequence]:
+    return [Sequence(row, [1, 2], 2, SamplingParams(), seed=row, row=row) for row in range(count)]
+
+
+@pytest.mark.parametrize(("sure", "chosen"), [(0.5, 1), (0.39, 2), (0.4, 1)])
+def test_the_first_that_is_confident_enough_proposes(sure: float, chosen: int) -> None:
+    members = [Scripted("one", 1, sure), Scripted("two", 2, 0.0)]
+    cascade = CascadeDrafter(members, 0.4)
+    drafts = cascade.propose(texts(1), [Plan(3)], Randomness())
+    assert drafts[0].token_ids == (chosen,) * 3
+
+
+def test_a_batch_is_split_and_put_together_again() -> None:
+    members = [Scripted("one", 1, 0.9), Scripted("two", 2, 0.0)]
+    drafts = CascadeDrafter(members).propose(
+        texts(4), [Plan(1), Plan(2), Plan(0), Plan(3)], Randomness()
+    )
+    assert [draft.token_ids for draft in drafts] == [(1,), (2, 2), (), (2, 2, 2)]
+
+
+def test_a_member_that_runs_layers_drafts_for_all_or_none() -> None:
+    first, last = Scripted("one", 1, 0.9), Scripted("two", 2, 0.0, shared_layers=2)
+    cascade = CascadeDrafter([first, last])
+    assert cascade.shared_layers == 2
+    drafts = cascade.propose(texts(2), [Plan(1), Plan(2)], Randomness())
+    assert [draft.token_ids for draft in drafts] == [(), (2, 2)]
+    assert last.plans == [Plan(0), Plan(2)]
+    assert not first.plans
+    drafts = cascade.propose(texts(1), [Plan(1)], Randomness())
+    assert drafts[0].token_ids == (1,)
+
+
+def test_plans_are_fitted_to_who_follows_them() -> None:
+    first, last = Scripted("one", 1, 0.9), Scripted("two", 2, 0.0)
+    last.drawings, last.takes_trees = frozenset(Drawing), True
+    cascade = CascadeDrafter([first, last])
+    assert cascade.drawings == frozenset(Drawing)
+    plan = Plan(2, Drawing.DRAW, TreePlan(3, (-1, -1, 0)))
+    cascade.propose(texts(2), [plan, plan], Randomness())
+    assert first.plans == [Plan(2, Drawing.TOP)]
+    assert last.plans == [plan]
+    first.takes_trees = True
+    cascade.propose(texts(1), [plan], Randomness())
+    assert first.plans[-1] == Plan(2, Drawing.TOP, TreePlan(3))
+
+
+def test_members_may_have_lengths_of_their_own() -> None:
+    members = [Scripted("one", 1, 0.9), Scripted("two", 2, 0.0)]
+    cascade = CascadeDrafter(members, lengths=(None, 2))
+    drafts = cascade.propose(texts(2), [Plan(5), Plan(5)], Randomness())
+    assert [len(draft) for draft in drafts] == [5, 2]
+    config = SpeculativeConfig(cascade=("suffix:16", "draft_model"))
+    assert members_of("cascade", config.cascade) == ("suffix", "draft_model")
+    for entry in ("suffix:", "suffix:0", "suffix:x", "suffix:65", "suffix:-1"):
+        with pytest.raises(ConfigError, match="names no length"):
+            SpeculativeConfig(cascade=(entry, "draft_model"))
+
+
+def test_all_members_see_and_forget_every_request() -> None:
+    members = [Scripted("one", 1, 0.9), Scripted("two", 2, 0.0)]
+    engine = Engine(ToyModel(5), CascadeDrafter(members), SpeculativeConfig(monitor=False))
+    engine.generate([[1, 2], [3]], SamplingParams(temperature=0.0, max_tokens=6))
+    for member in members:
+        assert member.observed >= 2
+        assert sorted(member.released) == [0, 1]
+
+
+def test_nonsense_is_refused() -> None:
+    one = Scripted("one", 1, 0.9)
+    for members in ([], [one], [one, Scripted("one", 2, 0.0)]):
+        with pytest.raises(ConfigError, match="cascade"):
+            CascadeDrafter(members)
+    with pytest.raises(ConfigError, match="one member that runs layers"):
+        CascadeDrafter([Scripted("one", 1, 0.9, 1), Scripted("two", 2, 0.0, 2)])
+    with pytest.raises(UnknownNameError, match="ngrm"):
+        SpeculativeConfig(cascade=("ngrm", "draft_model"))
+    with pytest.raises(UnknownNameError):
+        SpeculativeConfig(cascade=("cascade", "draft_model"))
+
+
+def test_a_cascade_needs_and_reads_what_its_members_do() -> None:
+    assert members_of("ngram", None) == ("ngram",)
+    assert needs_draft_model("cascade")
+    assert not needs_draft_model("cascade", ("ngram", "suffix"))
+    assert {"cascade", "prompt_lookup_min"} <= options_read("cascade", ("ngram", "suffix"))
+    assert "draft_dtype" not in options_read("cascade", ("ngram", "suffix"))

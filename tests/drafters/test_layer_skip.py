@@ -1,0 +1,404 @@
+"""A target that drafts with its own layers says what it says by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exit_adapters import adapter_for
+from kernel_models import model as kernel_model
+from kernel_models import needs_kernels
+from tiny_models import tiny_model
+from torch import Tensor
+
+import forerun
+from forerun.contracts import CausalLM, DrafterSetup
+from forerun.core import Draft, Drawing, Exactness, Plan, Sequence, Verdict
+from forerun.drafters import layer_skip
+from forerun.drafters.exit_adapter import ExitAdapter
+from forerun.drafters.layer_skip import LayerSkipDrafter, Route, zoo_adapter
+from forerun.errors import (
+    ConfigError,
+    ForerunError,
+    UnsupportedModelError,
+)
+from forerun.models.loading import load_model
+from forerun.models.running import prefill
+from forerun.params import SamplingParams
+from forerun.randomness import Randomness
+from forerun.sampling import Prefix, draw_draft, warp
+from forerun.testing import ToyModel, check_drafter
+from forerun.testing.layered import LayeredToyModel
+from forerun.verification import make_rule
+from matrix import PROMPTS, SAMPLERS, VOCAB
+
+LAYERS = 3
+ROWS = 3
+# An exit after each layer, and a layer in the middle left out.
+ROUTES = {"exit-1": (1, 2), "exit-2": (2,), "middle": (1,)}
+TEXTS = [[5, 6, 7, 5, 6], [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
+
+
+def engine_of(
+    target: CausalLM,
+    skip_layers: tuple[int, ...],
+    adapter: ExitAdapter | None = None,
+    rows: int = ROWS,
+    **options: Any,
+) -> forerun.Engine:
+    options = {"num_speculative_tokens": 4, "monitor": False, **options}
+    config = forerun.SpeculativeConfig(method=None, **options)
+    drafter = LayerSkipDrafter(target, skip_layers, adapter)
+    return forerun.Engine(target, drafter, config, max_batch_size=rows)
+
+
+def check_against_plain(engine: forerun.Engine, texts: Any, params: SamplingParams) -> float:
+    """Every output is plain decoding's; the share of drafted tokens that were accepted."""
+    completions = engine.generate(texts, params)
+    for text, completion in zip(texts, completions, strict=True):
+        plain = [event.token_id for event in engine.stream_plain(text, params)]
+        assert list(completion.token_ids) == plain
+    total = forerun.Stats.total(one.stats for one in completions)
+    assert total.num_draft_tokens > 0
+    return total.num_accepted_tokens / total.num_draft_tokens
+
+
+def cache_of(engine: forerun.Engine) -> Any:
+    return engine._parts.cache
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("name", ["mistral", "qwen3", "gpt2"])
+def test_kernels_give_plain_decodings_tokens(name: str, route: str, precision: str) -> None:
+    target = kernel_model(name, precision)
+    assert target.exactness is Exactness.BITWISE
+    exits = route.startswith("exit")
+    engine = engine_of(
+        target, ROUTES[route], adapter_for(target, int(route[-1])) if exits else None
+    )
+    for params in (
+        SamplingParams(temperature=0, max_tokens=40),
+        SamplingParams(temperature=0.7, top_p=0.9, seed=11, max_tokens=40),
+    ):
+        check_against_plain(engine, TEXTS, params)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("name", ["mistral", "qwen3", "gpt2"])
+def test_torch_gives_plain_decodings_tokens(name: str, route: str, tmp_path: Path) -> None:
+    tiny_model(name).save_pretrained(tmp_path)
+    target = load_model(tmp_path, dtype="fp64", backend="torch")
+    engine = engine_of(target, ROUTES[route])
+    accepted = [
+        check_against_plain(engine, TEXTS, SamplingParams(temperature=0, max_tokens=30)),
+        check_against_plain(engine, TEXTS, SamplingParams(temperature=0.7, seed=3, max_tokens=30)),
+    ]
+    # Some drafts were followed and some were not, so rows were rolled back.
+    assert max(accepted) > 0
+    assert min(accepted) < 1
+
+
+class Watching(LayeredToyModel):
+    """Notes how many tokens each layer has run."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.ran: list[int] = [0] * self.num_layers
+
+    def forward(self, token_ids, positions, *args, **options):  # type: ignore[no-untyped-def]
+        layers = options.get("layers") or range(self.num_layers)
+        for layer in layers:
+            self.ran[layer] += int((positions >= 0).sum())
+        return super().forward(token_ids, positions, *args, **options)
+
+
+def sequence(token_ids: list[int], row: int = 0, **params: Any) -> Sequence:
+    return Sequence(row, token_ids, 1, SamplingParams(**params), seed=row, row=row)
+
+
+def drafter_with(
+    target: CausalLM, skip: tuple[int, ...], texts: list[list[int]]
+) -> tuple[Any, Any]:
+    """A drafter, and a cache that holds all but the newest token of each text."""
+    drafter, cache = LayerSkipDrafter(target, skip), target.new_cache(len(texts), 64)
+    drafter.attach(cache)
+    for row, text in enumerate(texts):
+        if len(text) > 1:
+            prefill(target, cache, row, text[:-1])
+    return drafter, cache
+
+
+@pytest.mark.parametrize("skip", ROUTES.values(), ids=ROUTES)
+def test_each_token_runs_once_through_the_shared_layers(skip: tuple[int, ...]) -> None:
+    target = Watching(VOCAB)
+    drafter, cache = drafter_with(target, skip, [[1, 2, 3], [4, 5]])
+    target.ran = [0] * LAYERS
+    sequences = [sequence([1, 2, 3]), sequence([4, 5], 1)]
+    drafts = drafter.propose(sequences, [Plan(3), Plan(1)], Randomness())
+    assert [len(draft) for draft in drafts] == [3, 1]
+    # The newest token and all drafted ones below the exit; above it those that something follows.
+    drafting = 4 if skip == (1,) else 0
+    assert target.ran == [6] * min(skip) + [
+        drafting if layer not in skip else 0 for layer in range(min(skip), LAYERS)
+    ]
+    for layer in range(LAYERS):
+        shared = layer < drafter.shared_layers
+        assert [len(cache.layers[layer][row]) for row in (0, 1)] == ([6, 3] if shared else [2, 1])
+
+
+def test_hidden_states_are_the_targets_own() -> None:
+    target = LayeredToyModel(VOCAB)
+    drafter, _ = drafter_with(target, (2,), [[1, 2, 3], [4, 5]])
+    one, other = sequence([1, 2, 3]), sequence([4, 5], 1)
+    drafts = drafter.propose([one, other], [Plan(3, Drawing.DRAW), Plan(0)], Randomness())
+    assert len(drafts[1]) == 0
+    for text, draft in zip((one, other), drafts, strict=True):
+        ids = torch.tensor([[*text.token_ids, *draft.token_ids]])
+        places = torch.arange(ids.shape[1])[None]
+        cache = target.new_cache(1, 64)
+        wanted = target.forward(ids, places, cache.view([0]), hidden_layers=(2,)).hidden[2][0]
+        assert draft.hidden is not None
+        assert torch.equal(draft.hidden, wanted[len(text) - 1 :])
+
+
+class SpyingRule:
+    """Checks that the rows handed to a rule are those that plain decoding would draw from."""
+
+    def __init__(self, name: str) -> None:
+        self.rule = make_rule(name)
+        self.name, self.exactness = name, self.rule.exactness
+        self.drafted = 0
+
+    def verify(
+        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
+    ) -> Verdict:
+        for node in range(-1, len(draft)):
+            drafted = draft.tokens_to(node)
+            # Behind a token that the target excludes there is nothing to be followed.
+            if all(target_probs[at, token] > 0 for at, token in enumerate(drafted)):
+                logits = ToyModel(VOCAB).next_logits([*sequence.token_ids, *drafted])
+                row = warp(logits[None], [Prefix(sequence, tuple(drafted))])[0]
+                torch.testing.assert_close(target_probs[node + 1], row, rtol=0, atol=1e-14)
+        self.drafted += len(draft)
+        return self.rule.verify(draft, target_probs, sequence, randomness)
+
+
+@pytest.mark.parametrize("rule", ["auto", "token", "block", "coupled"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("batch", PROMPTS)
+def test_every_rule_and_sampler(rule: str, sampler: str, batch: str) -> None:
+    """The rows that a rule judges are those of plain decoding, and so is what comes out by seed."""
+    target, texts = LayeredToyModel(VOCAB), PROMPTS[batch]
+    params = replace(SAMPLERS[sampler], max_tokens=20)
+    if reproducible := params.greedy or rule in ("auto", "coupled"):
+        params = replace(params, seed=7)
+    engine = engine_of(target, (1, 2), rows=len(texts), rejection_sample_method=rule)
+    spies = {name: SpyingRule(name) for name in ("token", "block", "coupled")}
+    engine._parts.rules.update(spies)
+    completions = engine.generate(texts, params)
+    assert sum(spy.drafted for spy in spies.values()) > 0
+    for text, completion in zip(texts, completions, strict=True):
+        assert len(completion.token_ids) == 20
+        if reproducible:
+            plain = [event.token_id for event in engine.stream_plain(text, params)]
+            assert list(completion.token_ids) == plain
+
+
+class Prefilled(LayerSkipDrafter):
+    """Puts into the cache what an engine would have put there."""
+
+    def propose(
+        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        assert self._cache is not None
+        for one in sequences:
+            self._cache.trim(one.row, 0)
+            prefill(self.target, self._cache, one.row, one.token_ids[:-1])
+        return super().propose(sequences, plans, randomness)
+
+
+@pytest.mark.parametrize("skip", [(1, 2), (1,)])
+def test_enumerated(skip: tuple[int, ...]) -> None:
+    target = LayeredToyModel(3, sharpness=1.0)
+    drafter = Prefilled(target, skip)
+    drafter.attach(target.new_cache(2, 64))
+    assert check_drafter(drafter, target).cases > 0
+
+
+class BrokenError(Exception):
+    """What an adapter or a layer might raise."""
+
+
+@pytest.mark.parametrize("skip", ROUTES.values(), ids=ROUTES)
+def test_a_draft_that_fails_leaves_the_cache_as_it_was(skip: tuple[int, ...]) -> None:
+    """An adapter that breaks in the middle of a round; then the request goes on as if nothing was."""
+    target = LayeredToyModel(VOCAB)
+    engine = engine_of(target, skip, rows=2)
+    wanted = engine.generate([[1, 2, 3], [4]], SamplingParams(temperature=0, max_tokens=12))
+    calls = 0
+    head = target.head
+
+    def failing(hidden: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise BrokenError
+        return head(hidden)
+
+    forward = target.forward
+
+    def failing_forward(*arguments: Any, **options: Any) -> Any:
+        if (options.get("layers") or range(0)).start > min(skip):
+            failing(torch.zeros(1))
+        return forward(*arguments, **options)
+
+    target.head = failing  # type: ignore[method-assign]
+    target.forward = failing_forward  # type: ignore[method-assign]
+    stream = engine.stream([1, 2, 3], SamplingParams(temperature=0, max_tokens=12))
+    with pytest.raises(BrokenError):
+        list(stream)
+    target.head, target.forward = head, forward  # type: ignore[method-assign]
+    for row in range(2):
+        lengths = {len(layer[row]) for layer in cache_of(engine).layers}
+        assert len(lengths) == 1
+    again = engine.generate([[1, 2, 3], [4]], SamplingParams(temperature=0, max_tokens=12))
+    assert [one.token_ids for one in again] == [one.token_ids for one in wanted]
+
+
+def test_drafts_do_not_depend_on_their_neighbours() -> None:
+    """Of a batch whose first rows end early each draft is the one that its row gets alone, and the
+    rows of probability are those that its tokens were drawn from."""
+    target, texts = LayeredToyModel(VOCAB), [[4, 5], [9], [1, 2, 3], [7, 7, 2]]
+    plans = [Plan(0), Plan(1, Drawing.DRAW), Plan(3, Drawing.DRAW), Plan(4, Drawing.COUPLE)]
+    sequences = [sequence(text, row) for row, text in enumerate(texts)]
+    drafter, _ = drafter_with(target, (1, 2), texts)
+    together = drafter.propose(sequences, plans, Randomness())
+    for text, plan, one, draft in zip(texts, plans, sequences, together, strict=True):
+        lone, _ = drafter_with(target, (1, 2), [text])
+        alone = lone.propose([replace(one, row=0)], [plan], Randomness())[0]
+        assert len(draft) == plan.num_tokens
+        assert draft.token_ids == alone.token_ids
+        assert (draft.probs is not None) == (plan.drawing is Drawing.DRAW and len(draft) > 0)
+        for node in range(len(draft) if isinstance(draft.probs, Tensor) else 0):
+            # An exit after one layer sees one token.
+            logits = target.tables[0, [*text, *draft.token_ids][len(text) - 1 + node]]
+            row = warp(logits[None], [Prefix(one, draft.token_ids[:node])])[0]
+            torch.testing.assert_close(draft.probs[node], row)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("skip", ROUTES.values(), ids=ROUTES)
+def test_what_fails_is_forgotten_above_the_shared_layers(
+    skip: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = LayeredToyModel(VOCAB)
+    drafter, cache = drafter_with(target, skip, [[1, 2, 3]])
+
+    def failing(logits: Tensor, prefixes: Any, *arguments: Any) -> Any:
+        if len(prefixes[0].drafted) == 2:
+            raise BrokenError
+        return draw_draft(logits, prefixes, *arguments)
+
+    monkeypatch.setattr(layer_skip, "draw_draft", failing)
+    with pytest.raises(BrokenError):
+        drafter.propose([sequence([1, 2, 3])], [Plan(4)], Randomness())
+    held = [len(cache.layers[layer][0]) for layer in range(LAYERS)]
+    assert held == [5] * min(skip) + [2] * (LAYERS - min(skip))
+
+
+def test_no_more_is_drafted_than_the_cache_holds() -> None:
+    target = LayeredToyModel(VOCAB)
+    drafter = LayerSkipDrafter(target, (1, 2))
+    cache = target.new_cache(1, 6)
+    drafter.attach(cache)
+    prefill(target, cache, 0, [1, 2])
+    assert len(drafter.propose([sequence([1, 2, 3])], [Plan(8)], Randomness())[0]) == 3
+
+
+def test_stop_tokens_and_masks_end_a_draft() -> None:
+    target = LayeredToyModel(VOCAB)
+    drafter, _ = drafter_with(target, (1, 2), [[1, 2, 3]])
+    full = drafter.propose([sequence([1, 2, 3])], [Plan(4)], Randomness())[0]
+    assert len(full) == 4
+    drafter, _ = drafter_with(target, (1, 2), [[1, 2, 3]])
+    stopping = replace(sequence([1, 2, 3]), stop_token_ids=frozenset({full.token_ids[0]}))
+    draft = drafter.propose([stopping], [Plan(4)], Randomness())[0]
+    assert draft.token_ids == full.token_ids[:1]
+    assert draft.hidden is not None
+    assert len(draft.hidden) == 2
+    drafter, _ = drafter_with(target, (1, 2), [[1, 2, 3]])
+    nothing = sequence([1, 2, 3], mask=lambda committed, drafted: [not drafted] * VOCAB)
+    assert len(drafter.propose([nothing], [Plan(4)], Randomness())[0]) == 1
+
+
+def test_a_draft_never_leaves_the_cache() -> None:
+    target = LayeredToyModel(VOCAB, max_context=16)
+    engine = engine_of(target, (1, 2), rows=1)
+    params = SamplingParams(temperature=0, max_tokens=13)
+    check_against_plain(engine, [[1, 2, 3]], params)
+
+
+@needs_kernels
+@pytest.mark.zoo
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"exit_layer": 1}, {"skip_layers": (1, 5, 6, 7)}],
+    ids=["default", "exit", "set"],
+)
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
+def test_the_zoo(dtype: str, options: dict[str, Any]) -> None:
+    config = forerun.SpeculativeConfig(method="layer_skip", monitor=False, **options)
+    engine = forerun.load("zoo", config, dtype=dtype, device="cpu", max_batch_size=2)
+    assert isinstance(engine.drafter, LayerSkipDrafter)
+    has_adapter = (
+        zoo_adapter(engine.drafter.shared_layers).is_file() and "skip_layers" not in options
+    )
+    assert (engine.drafter.adapter is not None) == has_adapter
+    texts = ["def add(a, b):\n    return a", "import os\nimport sys\n\n\nclass"]
+    for temperature in (0.0, 0.8):
+        params = SamplingParams(temperature=temperature, seed=5, max_tokens=20)
+        check_against_plain(engine, texts, params)
+
+
+def test_routes() -> None:
+    assert Route.around((2, 3), 4) == Route(range(2), (), 4)
+    assert Route.around((1, 4), 6) == Route(range(1), (range(2, 4), range(5, 6)), 6)
+
+
+@pytest.mark.parametrize("skip", [(), (0,), (0, 1, 2), (3,), (1, -1)])
+def test_layers_that_cannot_be_skipped(skip: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="cannot be skipped in a target of 3 layers"):
+        LayerSkipDrafter(LayeredToyModel(VOCAB), skip)
+
+
+def test_a_target_without_layers_is_refused() -> None:
+    target = ToyModel(VOCAB)
+    target.num_layers = 4
+    with pytest.raises(UnsupportedModelError, match="no layers to run apart"):
+        LayerSkipDrafter(target, (2, 3))
+
+
+def built(target: CausalLM, **options: Any) -> LayerSkipDrafter:
+    def load_draft_model() -> CausalLM:
+        raise AssertionError
+
+    return LayerSkipDrafter.build(DrafterSetup(target, 1, 32, options, load_draft_model))
+
+
+def test_options() -> None:
+    target = LayeredToyModel(VOCAB, order=8)
+    assert built(target).shared_layers == 2
+    assert built(target, exit_layer=5).shared_layers == 5
+    assert built(target, skip_layers=(2, 6)).route.rest == (range(3, 6), range(7, 8))
+    for options, said in (
+        ({"exit_layer": 8}, "exit_layer is 8 and the target has 8 layers; give 1 to 7"),
+        ({"exit_layer": 2, "skip_layers": (1,)}, "give one of them"),
+        ({"exit_adapter": "/nowhere"}, "/nowhere is no file"),
+    ):
+        with pytest.raises(ForerunError, match=said):
+            built(target, **options)

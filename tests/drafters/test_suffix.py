@@ -1,0 +1,275 @@
+"""Drafts by suffix: from the text itself, from earlier outputs of its namespace, from a corpus."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.contracts import DrafterSetup
+from forerun.core import Draft, Hints, Plan, Sequence, TreePlan
+from forerun.drafters.namespaces import Namespaces
+from forerun.drafters.suffix import MOST_BYTES_PER_TOKEN, TOKENS_PER_MATCHED, SuffixDrafter
+from forerun.drafters.suffix_store import SuffixStore
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.errors import ConfigError
+from forerun.params import SamplingParams
+from forerun.randomness import Randomness
+from forerun.testing import ToyModel
+
+NUMBERS = itertools.count()
+
+
+def request(
+    prompt: list[int], output: list[int] | None = None, namespace: str = "", stop: int = -1
+) -> Sequence:
+    return Sequence(
+        next(NUMBERS),
+        [*prompt, *(output or [])],
+        len(prompt),
+        SamplingParams(),
+        seed=0,
+        stop_token_ids=frozenset({stop}),
+        hints=Hints(namespace=namespace),
+    )
+
+
+def propose(drafter: SuffixDrafter, sequence: Sequence, plan: Plan | int = 16) -> Draft:
+    plan = Plan(plan) if isinstance(plan, int) else plan
+    draft = drafter.propose([sequence], [plan], Randomness())[0]
+    assert draft.probs is None
+    return draft
+
+
+def finish(drafter: SuffixDrafter, output: list[int], namespace: str = "") -> None:
+    drafter.release(request([0], output, namespace))
+
+
+def test_the_most_frequent_continuation_of_equals_the_latest() -> None:
+    text = [1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 4, 8, 1, 2]
+    assert propose(SuffixDrafter(), request(text), 2).token_ids == (4, 8)
+    text = [1, 2, 3, 9, 1, 2, 4, 9, 1, 2]
+    assert propose(SuffixDrafter(), request(text), 1).token_ids == (4,)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(0, 8))
+def test_the_length_of_the_match_bounds_the_draft(text: list[int], count: int) -> None:
+    longest = max(
+        (
+            length
+            for length in range(1, len(text))
+            for start in range(len(text) - length)
+            if text[start : start + length] == text[-length:]
+        ),
+        default=0,
+    )
+    drafter, sequence = SuffixDrafter(), request(text)
+    draft = propose(drafter, sequence, count)
+    assert draft.is_chain
+    # A chain never ends sooner: where the text ends, a shorter match goes on.
+    assert len(draft) == min(count, TOKENS_PER_MATCHED * longest)
+    tree = propose(drafter, sequence, Plan(count, tree=TreePlan(9)))
+    assert max(tree.depths, default=-1) < min(count, TOKENS_PER_MATCHED * longest)
+    assert (drafter.confidence(sequence) > 0) == (longest > 0)
+
+
+def test_nothing_follows_a_stop_token() -> None:
+    text = [1, 2, 3, 4, 5, 1, 2]
+    assert propose(SuffixDrafter(), request(text, stop=4)).token_ids == (3, 4)
+    tree = propose(SuffixDrafter(), request(text, stop=4), Plan(4, tree=TreePlan(8)))
+    assert tree.token_ids == (3, 4)
+
+
+def test_a_tree_holds_all_that_came_next() -> None:
+    text = [1, 2, 3, 1, 2, 4, 1, 2]
+    tree = propose(SuffixDrafter(), request(text), Plan(1, tree=TreePlan(8)))
+    assert set(tree.token_ids) == {3, 4}
+    assert tree.parents == (-1, -1)
+    shape = propose(SuffixDrafter(), request(text), Plan(2, tree=TreePlan(3, (-1, -1, 1))))
+    assert [shape.tokens_to(node) for node in range(3)] == [[4], [3], [3, 1]]
+
+
+def test_more_is_expected_of_longer_matches() -> None:
+    block = [*range(1, 50)]
+    drafter = SuffixDrafter()
+    found = [
+        drafter.confidence(request([*block, 0, *block[50 - length :]]))
+        for length in (2, 3, 4, 15, 25, 45)
+    ]
+    assert found == sorted(found)
+    assert 0 < found[0] < found[-1] <= 1
+    assert drafter.confidence(request(block)) == 0.0
+
+
+def test_outputs_are_kept_when_asked_for() -> None:
+    drafter, forgetful = SuffixDrafter(100), SuffixDrafter()
+    for one in (drafter, forgetful):
+        finish(one, [5, 6, 7, 8, 9])
+    assert propose(drafter, request([5, 6])).token_ids == (7, 8, 9)
+    assert propose(forgetful, request([5, 6])).token_ids == ()
+    # Prompts are not.
+    drafter.release(request([1, 2, 3, 4], [8, 8]))
+    assert propose(drafter, request([1, 2])).token_ids == ()
+
+
+def test_a_running_request_learns_of_new_outputs() -> None:
+    drafter = SuffixDrafter(100)
+    running = request([3, 5, 6])
+    assert propose(drafter, running).token_ids == ()
+    finish(drafter, [5, 6, 7, 8])
+    assert propose(drafter, running).token_ids == (7, 8)
+    finish(drafter, [1, 5, 6, 9, 9])
+    running.extend([1, 5, 6])
+    assert propose(drafter, running, 2).token_ids == (9, 9)
+
+
+def test_a_namespace_has_its_own_outputs() -> None:
+    drafter = SuffixDrafter(100)
+    finish(drafter, [5, 6, 7], "ours")
+    assert propose(drafter, request([5], namespace="ours")).token_ids == (6, 7)
+    assert propose(drafter, request([5], namespace="theirs")).token_ids == ()
+    assert propose(drafter, request([5])).token_ids == ()
+
+
+OUTPUTS = st.lists(
+    st.tuples(st.booleans(), st.lists(st.integers(0, 3), min_size=1, max_size=9)), max_size=12
+)
+
+
+@given(OUTPUTS, st.lists(st.integers(0, 3), min_size=1, max_size=6))
+def test_a_namespace_never_sees_another(
+    outputs: list[tuple[bool, list[int]]], prompt: list[int]
+) -> None:
+    """What is drafted is what a drafter drafts that was never told of the other namespace."""
+    both, alone = SuffixDrafter(40), SuffixDrafter(40)
+    for ours, output in outputs:
+        finish(both, output, "ours" if ours else "theirs")
+        if ours:
+            finish(alone, output, "ours")
+    for plan in (Plan(6), Plan(6, tree=TreePlan(12))):
+        drafts = {propose(one, request(prompt, namespace="ours"), plan) for one in (both, alone)}
+        assert len(drafts) == 1
+
+
+@given(st.integers(0, 30), st.lists(st.lists(st.integers(0, 3), max_size=20), max_size=12))
+def test_the_bound_is_kept_and_the_latest_are_held(bound: int, outputs: list[list[int]]) -> None:
+    store = SuffixStore(bound)
+    for output in outputs:
+        store.add("", output)
+        assert store.num_tokens("") <= bound
+        kept = output[max(len(output) - bound // 2, 0) :]
+        if kept and bound > 1:
+            assert any(_holds(one, kept) for one in store.automata(""))
+
+
+def _holds(automaton: Any, wanted: list[int]) -> bool:
+    state = 0
+    for token in wanted:
+        state = automaton.step(state, token)
+        if not state:
+            return False
+    return True
+
+
+def test_generations_are_dropped_whole() -> None:
+    store = SuffixStore(8)
+    for number in range(4):
+        store.add("", [10 * number, 10 * number + 1])
+    assert store.num_tokens("") == 8
+    store.add("", [90, 91])
+    assert store.num_tokens("") == 6
+    young, old = store.automata("")
+    assert _holds(young, [90, 91])
+    assert _holds(old, [20, 21])
+    assert _holds(old, [30, 31])
+    assert not any(_holds(one, [0]) or _holds(one, [10]) for one in (young, old))
+    # The end of one and the beginning of the next are no text.
+    assert not _holds(old, [21, 30])
+
+
+def test_the_namespace_that_lay_idle_longest_goes() -> None:
+    made = itertools.count()
+    kept = Namespaces(lambda: next(made), 2)
+    assert [kept.get_or_make(name) for name in "abacab"] == [0, 1, 0, 2, 0, 3]
+    assert len(kept) == 2
+    assert kept.get("c") is None
+    assert kept.get("a") == 0
+
+
+def test_the_longer_match_proposes_and_of_equals_the_text_itself() -> None:
+    drafter = SuffixDrafter(100, corpus=[1, 2, 3, 77, 77])
+    finish(drafter, [2, 3, 88, 88])
+    assert propose(drafter, request([1, 2, 3]), 1).token_ids == (77,)
+    assert propose(drafter, request([0, 2, 3]), 1).token_ids == (88,)
+    assert propose(drafter, request([2, 3, 99, 0, 2, 3]), 1).token_ids == (99,)
+    assert propose(drafter, request([3, 99, 0, 2, 3]), 1).token_ids == (88,)
+
+
+def test_requests_do_not_see_each_other_and_are_forgotten() -> None:
+    drafter = SuffixDrafter()
+    first = request([1, 2, 3, 1])
+    assert propose(drafter, first, 2).token_ids == (2, 3)
+    assert propose(drafter, request([1]), 2).token_ids == ()
+    drafter.release(first)
+    again = Sequence(first.request_id, [9, 1], 2, SamplingParams(), seed=0)
+    assert propose(drafter, again, 2).token_ids == ()
+
+
+def setup(path: Path | None, store: int, encode: Callable[[str], list[int]] | None) -> Any:
+    target = ToyModel()
+
+    def no_model() -> Any:
+        raise AssertionError("no draft model is needed")
+
+    options = {"suffix_corpus": path and str(path), "suffix_store_tokens": store}
+    return DrafterSetup(target, 1, 64, options, no_model, encode=encode)
+
+
+def encode(text: str) -> list[int]:
+    return [ord(letter) % 11 for letter in text]
+
+
+def test_a_corpus_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.txt"
+    path.write_text("abcde")
+    drafter = SuffixDrafter.build(setup(path, 0, encode))
+    assert propose(drafter, request(encode("bc")), 2).token_ids == tuple(encode("de"))
+    assert SuffixDrafter.build(setup(None, 7, None)).confidence(request([1])) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("content", "store", "encode", "message"),
+    [
+        (None, 0, encode, "cannot be read"),
+        (b"", 0, encode, "is empty"),
+        (b"\xff\xfe", 0, encode, "no UTF-8"),
+        (b"too long", 4, encode, r"8 tokens \(allowed: 4\)"),
+        (b"x" * (4 * MOST_BYTES_PER_TOKEN + 1), 4, encode, "more than 4 tokens can hold"),
+        (b"text", 0, None, "needs a tokenizer"),
+    ],
+)
+def test_a_corpus_that_is_none(
+    tmp_path: Path, content: bytes | None, store: int, encode: Any, message: str
+) -> None:
+    path = tmp_path / "corpus.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        SuffixDrafter.build(setup(path, store, encode))
+
+
+def test_nothing_is_kept_of_requests_that_do_not_speculate() -> None:
+    drafter = SuffixDrafter(100)
+    engine = Engine(ToyModel(7), drafter, SpeculativeConfig(monitor=False))
+    params = SamplingParams(temperature=0.0, max_tokens=9)
+    engine.generate([[1, 2]], params, speculative=False)
+    assert list(engine.stream_plain([1, 2], params))
+    assert not drafter.store.automata("")
+    engine.generate([[1, 2]], params)
+    assert drafter.store.automata("")
