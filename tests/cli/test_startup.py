@@ -61,9 +61,18 @@ def process(cli: Any) -> Any:
     pair = ("--model", cli.target, "--draft-model", cli.draft, "--prompt", "def add")
     program = [sys.executable, "-m", "forerun.cli.main", "generate", *pair, *LONG]
     # The pipe holds less than the text, so that the run cannot have ended before it is interrupted.
+    # A suite that runs in the background is started with interrupts ignored, and hands that on.
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Without a buffer: `communicate` reads past it, and what it held would be missing.
     running = subprocess.Popen(
-        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, pipesize=4096
+        program,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+        bufsize=0,
+        pipesize=4096,
     )
+    signal.signal(signal.SIGINT, ignored)
     yield running
     running.kill()
     running.wait()

@@ -8,6 +8,8 @@ import os
 import pty
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -26,15 +28,24 @@ def in_terminal(monkeypatch: pytest.MonkeyPatch, *args: str) -> str:
     """What a command writes to a terminal as its standard output."""
     master, slave = pty.openpty()
     monkeypatch.setenv("TERM", "xterm-256color")
-    with os.fdopen(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", terminal)
-        with pytest.raises(SystemExit) as ended:
-            application.main(list(args), prog_name="forerun")
-        terminal.flush()
-        written = os.read(master, 1 << 16).decode().replace("\r\n", "\n")
+    # A terminal holds some kilobytes, and hands them out in parts: someone must read all the time.
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(_read_to_the_end, master)
+        with os.fdopen(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", terminal)
+            with pytest.raises(SystemExit) as ended:
+                application.main(list(args), prog_name="forerun")
     os.close(master)
     assert not ended.value.code
-    return written
+    return written.result().decode().replace("\r\n", "\n")
+
+
+def _read_to_the_end(terminal: int) -> bytes:
+    parts = []
+    with suppress(OSError):  # which is how Linux says that the other side has closed
+        while part := os.read(terminal, 1 << 16):
+            parts.append(part)
+    return b"".join(parts)
 
 
 @pytest.fixture
