@@ -95,7 +95,7 @@ def several(check: Check) -> Check:
     def check_all(name: str, value: Any) -> tuple[Any, ...]:
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
             raise ConfigError(f"{name} is {shown(value)}; it must be a list or tuple.")
-        return tuple(check(f"an entry of {name}", entry) for entry in value)
+        return tuple(check(f"entry of {name}", entry) for entry in value)
 
     return check_all
 

@@ -51,7 +51,8 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
 
 
 def refuse_unread(ctx: click.Context, config: SpeculativeConfig) -> None:
-    """Refuse options that the method does not read, unless it was named in a stronger place.
+    """Refuse options that the method does not read, unless it was named in a stronger place, and a
+    method that has nothing to read.
 
     Raises:
         ConfigError: naming the option and the method.
@@ -72,6 +73,10 @@ def refuse_unread(ctx: click.Context, config: SpeculativeConfig) -> None:
         raise ConfigError(
             f"--prediction-file is not read by method {config.method!r}; "
             "leave it out or use --method prediction."
+        )
+    if config.method == "prediction" and ctx.params.get("prediction_file", "") is None:
+        raise ConfigError(
+            "method 'prediction' drafts from a predicted output; add --prediction-file."
         )
 
 
