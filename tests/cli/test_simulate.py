@@ -241,8 +241,8 @@ def test_nothing_is_cut_however_narrow_the_terminal(
         assert {title, header, *rows} <= shown["400"]
 
 
-def test_it_answers_without_torch_and_soon() -> None:
-    """The sweep, its simulation and a plan, each in a fresh process: less than 2 s in all."""
+def test_it_answers_without_torch() -> None:
+    """The sweep, its simulation and a plan, each in a fresh process: loading torch takes seconds."""
     for options in (
         [],
         ["--rounds", "10000", "--cost-ratio", "0.05,0.1,0.2"],
@@ -254,19 +254,19 @@ def test_it_answers_without_torch_and_soon() -> None:
             [
                 sys.executable,
                 "-c",
-                "import sys, time\n"
+                "import sys\n"
                 "from forerun.cli.main import application\n"
                 f"try: application.main(['simulate', *{options!r}], prog_name='forerun')\n"
                 "except SystemExit: pass\n"
                 "loaded = {'torch', 'transformers', 'tokenizers', 'matplotlib'} & set(sys.modules)\n"
-                "print(loaded or 'none', time.process_time() < 2.0, file=sys.stderr)",
+                "print(loaded or 'none', file=sys.stderr)",
             ],
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-        assert done.stderr.splitlines()[-1] == "none True", done.stderr
+        assert done.stderr.splitlines()[-1] == "none", done.stderr
         assert done.stdout
 
 

@@ -25,16 +25,14 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 )
 def test_answers_without_torch(arguments: list[str]) -> None:
     done = python(
-        "import sys, time\n"
-        "started = time.process_time()\n"
+        "import sys\n"
         "from forerun.cli.main import application\n"
         f"try: application.main({arguments!r}, prog_name='forerun')\n"
         "except SystemExit: pass\n"
-        "taken = time.process_time() - started\n"
         "loaded = {'torch', 'transformers', 'tokenizers', 'numpy'} & set(sys.modules)\n"
-        "print(loaded or 'none', taken < 0.5, file=sys.stderr)"
+        "print(loaded or 'none', file=sys.stderr)"
     )
-    assert done.stderr.splitlines()[-1] == "none True"
+    assert done.stderr.splitlines()[-1] == "none"
 
 
 def test_import_loads_no_torch() -> None:
