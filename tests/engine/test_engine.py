@@ -1,4 +1,4 @@
-"""Admission, limits, stops, cancellation, streams and statistics of the engine."""
+"""Admission, limits, stops, streams and statistics of the engine."""
 
 from __future__ import annotations
 
@@ -7,54 +7,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engines import GREEDY, Letters, engine, plain_ids
 
 from forerun.core import Drawing, FinishReason, Origin
 from forerun.drafters.draft_model import DraftModelDrafter
-from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.errors import (
-    ConfigError,
-    DistributionError,
-    IncompatibleDraftError,
-    PromptError,
-    UnknownNameError,
-)
-from forerun.params import SamplingParams, TokenMask
+from forerun.errors import ConfigError
+from forerun.params import SamplingParams
 from forerun.sampling import Prefix, warp
 from forerun.stats import Stats
-from forerun.testing import ToyModel, TreeDrafter
+from forerun.testing import ToyModel
 from matrix import DRAFT, DRAFTERS, PROMPTS, ROWS, TARGET
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=30)
-
-
-class Letters:
-    """A tokenizer of one letter a token."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [ord(letter) - ord("a") for letter in text]
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return "".join(chr(ord("a") + token) for token in token_ids)
-
-
-def engine(rows: int = ROWS, length: int = 3, **options: object) -> Engine:
-    return Engine(
-        TARGET,
-        DraftModelDrafter(DRAFT, rows, DRAFT.max_context),
-        SpeculativeConfig(num_speculative_tokens=length),
-        max_batch_size=rows,
-        tokenizer=Letters(),
-        **options,  # type: ignore[arg-type]
-    )
-
-
-def plain_ids(prompt: list[int], params: SamplingParams, **options: object) -> tuple[int, ...]:
-    stream = Engine(TARGET, tokenizer=Letters(), **options).stream_plain(prompt, params)  # type: ignore[arg-type]
-    for _ in stream:
-        pass
-    return stream.completion.token_ids
 
 
 def test_more_requests_than_rows_wait_their_turn() -> None:
@@ -173,87 +137,6 @@ def test_leaving_a_stream_early_frees_its_row() -> None:
     assert one.generate([[1, 2, 3]], GREEDY)[0].token_ids == plain_ids([1, 2, 3], GREEDY)
 
 
-def test_cancellation_of_running_and_waiting_requests() -> None:
-    one = engine(rows=1)
-    running, waiting, kept = (one.add([1, 2], GREEDY) for _ in range(3))
-    one.step()
-    assert one.cancel(waiting)
-    assert one.cancel(running)
-    assert not one.cancel(running)
-    while one.has_work:
-        one.step()
-    assert one.completion(running).finish_reason is FinishReason.CANCELLED
-    assert one.completion(waiting).token_ids == ()
-    assert one.completion(kept).token_ids == plain_ids([1, 2], GREEDY)
-    with pytest.raises(ConfigError, match="handed out once"):
-        one.completion(kept)
-
-
-def test_an_interrupted_round_can_be_repeated() -> None:
-    """Ctrl-C may come anywhere, in a mask hook too: the caches go back to what is committed."""
-    calls = iter(range(10_000))
-
-    def mask(committed: object, drafted: object) -> None:
-        if next(calls) == 9:
-            raise KeyboardInterrupt
-
-    one = engine(rows=2)
-    params = [replace(GREEDY, max_tokens=11), replace(GREEDY, mask=mask)]
-    ids = [one.add([1, 2], params[0]), one.add([3, 4], params[1])]
-    interruptions = 0
-    while one.has_work:
-        try:
-            one.step()
-        except KeyboardInterrupt:
-            interruptions += 1
-    assert interruptions == 1
-    assert one.completion(ids[0]).token_ids == plain_ids([1, 2], params[0])
-    assert one.completion(ids[1]).token_ids == plain_ids([3, 4], GREEDY)
-
-
-def broken(committed: Sequence[int], drafted: Sequence[int]) -> list[bool]:
-    """A mask hook that works for three tokens, then fails."""
-    if len(committed) > 4:
-        raise ValueError("broken hook")
-    return [True] * TARGET.vocab_size
-
-
-def dead(committed: Sequence[int], drafted: Sequence[int]) -> list[bool]:
-    return [False] * TARGET.vocab_size
-
-
-@pytest.mark.parametrize(
-    ("mask", "error"), [(broken, ValueError), (dead, DistributionError)], ids=["broken", "dead"]
-)
-def test_a_request_that_fails_ends_alone(mask: TokenMask, error: type[Exception]) -> None:
-    """No token of the others is lost, and their events all come out."""
-    one = engine(rows=3)
-    failing = one.add([3, 4], replace(GREEDY, mask=mask))
-    others = [one.add(prompt, GREEDY) for prompt in ([1, 2], [5], [6, 7])]
-    events = []
-    while one.has_work:
-        events += one.step()
-    completion = one.completion(failing)
-    assert completion.finish_reason is FinishReason.ERROR
-    assert isinstance(completion.error, error)
-    for request_id, prompt in zip(others, ([1, 2], [5], [6, 7]), strict=True):
-        expected = plain_ids(prompt, GREEDY)
-        assert tuple(e.token_id for e in events if e.request_id == request_id) == expected
-        assert one.completion(request_id).token_ids == expected
-
-
-def test_a_failing_prompt_ends_generate_and_leaves_the_engine_usable() -> None:
-    one = engine(rows=2)
-    with pytest.raises(DistributionError):
-        one.generate([[1, 2], [3], [4]], [GREEDY, replace(GREEDY, mask=dead), GREEDY])
-    assert not one.has_work
-    stream = one.stream([1, 2], replace(GREEDY, mask=broken))
-    with pytest.raises(ValueError, match="broken hook"):
-        list(stream)
-    assert len(stream.completion.token_ids) >= 3
-    assert one.generate([[1, 2]], GREEDY)[0].token_ids == plain_ids([1, 2], GREEDY)
-
-
 def test_masks_are_asked_about_reachable_prefixes_alone() -> None:
     """A grammar that ends: after the stop token, and after a token that it forbids, it has no
     next state and fails when asked. Plain decoding never asks, so speculation must not either."""
@@ -289,28 +172,6 @@ def test_streams_side_by_side_lose_no_token() -> None:
     assert tuple(tokens[second.request_id]) == plain_ids([3], GREEDY)
     assert in_between.token_ids == plain_ids([5, 6], GREEDY)
     assert tuple(e.token_id for e in events if e.request_id == added) == plain_ids([8, 9], GREEDY)
-
-
-def test_an_interrupted_prefill_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forerun.models import running
-
-    monkeypatch.setattr(running, "PREFILL_CHUNK", 4)
-    target = ToyModel(TARGET.vocab_size)
-    one = Engine(target)
-    request_id = one.add(list(range(11)), GREEDY)
-    forward, calls = target.forward, iter(range(100))
-
-    def interrupted(*args: object, **options: object) -> object:
-        if next(calls) == 1:
-            raise KeyboardInterrupt
-        return forward(*args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(target, "forward", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        one.step()
-    while one.has_work:
-        one.step()
-    assert one.completion(request_id).token_ids == plain_ids(list(range(11)), GREEDY)
 
 
 def test_plain_streams_take_a_row_while_they_run() -> None:
@@ -396,71 +257,6 @@ def test_statistics_add_up(case: object) -> None:
     assert total.seconds == pytest.approx(
         total.draft_seconds + total.target_seconds + total.verify_seconds
     )
-
-
-def test_bad_requests_are_refused() -> None:
-    one = engine(max_context=16)
-    with pytest.raises(PromptError, match="empty"):
-        one.add([])
-    with pytest.raises(PromptError, match="has 16 tokens and the context 16"):
-        one.add([1] * 16)
-    with pytest.raises(PromptError, match="token id 11"):
-        one.add([11])
-    with pytest.raises(ConfigError, match="stop_token_ids"):
-        one.add([1], SamplingParams(stop_token_ids=(99,)))
-    with pytest.raises(ConfigError, match="needs a tokenizer"):
-        Engine(TARGET).add("abc")
-    with pytest.raises(ConfigError, match="need a tokenizer"):
-        Engine(TARGET).add([1], SamplingParams(stop=("a",)))
-    with pytest.raises(PromptError, match="whole numbers"):
-        one.add([1.5])  # type: ignore[list-item]
-    with pytest.raises(PromptError, match="put this one into a list"):
-        one.generate("abc")
-    with pytest.raises(PromptError, match="no UTF-8"):
-        one.add("a\udcffb")
-    with pytest.raises(ConfigError, match="2 prompts but 1 sets"):
-        one.generate([[1], [2]], [GREEDY])
-
-
-def test_illegal_combinations_are_refused_at_construction() -> None:
-    block = SpeculativeConfig(rejection_sample_method="block")
-    with pytest.raises(ConfigError, match="ngram proposes point masses"):
-        Engine(TARGET, NgramDrafter(), block)
-    with pytest.raises(ConfigError, match="tree proposes trees"):
-        Engine(TARGET, TreeDrafter(DRAFT), block)
-    with pytest.raises(ConfigError, match="greedy drafts are point masses"):
-        SpeculativeConfig(rejection_sample_method="block", draft_sample_method="greedy")
-    drafter = NgramDrafter()
-    drafter.hidden_layers = (7,)
-    with pytest.raises(ConfigError, match=r"ngram reads hidden layers \[7\] of toy-11"):
-        Engine(TARGET, drafter)
-    with pytest.raises(ConfigError, match="max_batch_size"):
-        Engine(TARGET, max_batch_size=0)
-    with pytest.raises(ConfigError, match="takes 2 to 512 tokens"):
-        Engine(TARGET, max_context=513)
-    with pytest.raises(IncompatibleDraftError, match="proposes from 7 tokens and toy-11 has 11"):
-        Engine(TARGET, DraftModelDrafter(ToyModel(7), 1, 512))
-    with pytest.raises(ConfigError, match="built for 1 sequences at once and the engine runs 3"):
-        Engine(TARGET, DraftModelDrafter(DRAFT, 1, 512), max_batch_size=3)
-    with pytest.raises(ConfigError, match="asks for method 'ngram' and no drafter"):
-        Engine(TARGET, None, SpeculativeConfig(method="ngram"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "ngrams"}, "Did you mean 'ngram'"),
-        ({"rejection_sample_method": "blok"}, "Did you mean 'block'"),
-        ({"policy": "adaptiv"}, "Did you mean 'adaptive'"),
-        ({"num_speculative_tokens": 0}, r"in \[1, 64\]"),
-        ({"prompt_lookup_min": 3, "prompt_lookup_max": 2}, "1 <= min <= max"),
-        ({"num_speculative_token": 3}, "Did you mean 'num_speculative_tokens'"),
-    ],
-    ids=str,
-)
-def test_bad_configs_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises((ConfigError, UnknownNameError), match=message):
-        SpeculativeConfig.from_dict(options)
 
 
 def test_float32_rows_work_too() -> None:
