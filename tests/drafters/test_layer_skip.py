@@ -21,11 +21,7 @@ from forerun.core import Draft, Drawing, Exactness, Plan, Sequence, Verdict
 from forerun.drafters import layer_skip
 from forerun.drafters.exit_adapter import ExitAdapter
 from forerun.drafters.layer_skip import LayerSkipDrafter, Route, zoo_adapter
-from forerun.errors import (
-    ConfigError,
-    ForerunError,
-    UnsupportedModelError,
-)
+from forerun.errors import ConfigError, ForerunError, UnsupportedModelError
 from forerun.models.loading import load_model
 from forerun.models.running import prefill
 from forerun.params import SamplingParams
