@@ -30,16 +30,21 @@ class DrafterCase:
     """A drafter and the rules that may judge it; a new drafter adds one.
 
     Args:
+        drafter_for: from a target and a draft model of the same vocabulary.
         config: further speculative options, a tree for instance.
         hints: what its requests come with.
     """
 
     name: str
-    make: Callable[[], Drafter]
+    drafter_for: Callable[[LayeredToyModel, ToyModel], Drafter]
     rules: tuple[str, ...]
     draft_sample_method: str = "auto"
     config: Mapping[str, Any] = field(default_factory=dict)
     hints: Hints = NO_HINTS
+
+    def make(self) -> Drafter:
+        """Over the matrix's own models."""
+        return self.drafter_for(TARGET, DRAFT)
 
 
 TREE = {"tree": "auto", "num_tree_nodes": 6}
@@ -54,69 +59,85 @@ PREDICTED = Hints(
 DRAFTERS = [
     DrafterCase(
         "draft_model",
-        lambda: DraftModelDrafter(DRAFT, ROWS, DRAFT.max_context),
+        lambda _, draft: DraftModelDrafter(draft, ROWS, draft.max_context),
         ("auto", "token", "block", "traversal", "coupled"),
     ),
     DrafterCase(
         "draft_model-greedy",
-        lambda: DraftModelDrafter(DRAFT, ROWS, DRAFT.max_context),
+        lambda _, draft: DraftModelDrafter(draft, ROWS, draft.max_context),
         ("auto", "token", "coupled"),
         draft_sample_method="greedy",
     ),
     DrafterCase(
         "draft_model-tree",
-        lambda: DraftModelDrafter(DRAFT, ROWS, DRAFT.max_context),
+        lambda _, draft: DraftModelDrafter(draft, ROWS, draft.max_context),
         ("auto", "token", "traversal", "coupled"),
         config=TREE,
     ),
     DrafterCase(
         "draft_model-shape-greedy",
-        lambda: DraftModelDrafter(DRAFT, ROWS, DRAFT.max_context),
+        lambda _, draft: DraftModelDrafter(draft, ROWS, draft.max_context),
         ("auto", "token", "coupled"),
         draft_sample_method="greedy",
         config=SHAPE,
     ),
     DrafterCase(
         "cascade",
-        lambda: CascadeDrafter(
-            [NgramDrafter(1, 3), DraftModelDrafter(DRAFT, ROWS, DRAFT.max_context)]
+        lambda _, draft: CascadeDrafter(
+            [NgramDrafter(1, 3), DraftModelDrafter(draft, ROWS, draft.max_context)]
         ),
         ("auto", "token", "coupled"),
         config=TREE,
     ),
     DrafterCase(
         "layer_skip",
-        lambda: LayerSkipDrafter(TARGET, (1, 2)),
+        lambda target, _: LayerSkipDrafter(target, (1, 2)),
         ("auto", "token", "block", "traversal", "coupled"),
     ),
-    DrafterCase("ngram", lambda: NgramDrafter(1, 3), POINT_MASSES),
-    DrafterCase("ngram-tree", lambda: NgramDrafter(1, 3), POINT_MASSES, config=TREE),
-    DrafterCase("suffix", SuffixDrafter, POINT_MASSES),
-    DrafterCase("suffix-tree", SuffixDrafter, POINT_MASSES, config=TREE),
+    DrafterCase("ngram", lambda *_: NgramDrafter(1, 3), POINT_MASSES),
+    DrafterCase("ngram-tree", lambda *_: NgramDrafter(1, 3), POINT_MASSES, config=TREE),
+    DrafterCase("suffix", lambda *_: SuffixDrafter(), POINT_MASSES),
+    DrafterCase("suffix-tree", lambda *_: SuffixDrafter(), POINT_MASSES, config=TREE),
     DrafterCase(
         "suffix-corpus",
-        lambda: SuffixDrafter(100, corpus=range(VOCAB)),
+        lambda target, _: SuffixDrafter(100, corpus=range(target.vocab_size)),
         POINT_MASSES,
         config=SHAPE,
     ),
-    DrafterCase("token_recycling", lambda: TokenRecyclingDrafter(VOCAB), POINT_MASSES),
     DrafterCase(
-        "token_recycling-tree", lambda: TokenRecyclingDrafter(VOCAB), POINT_MASSES, config=TREE
+        "token_recycling", lambda target, _: TokenRecyclingDrafter(target.vocab_size), POINT_MASSES
     ),
     DrafterCase(
-        "token_recycling-shape", lambda: TokenRecyclingDrafter(VOCAB), POINT_MASSES, config=SHAPE
+        "token_recycling-tree",
+        lambda target, _: TokenRecyclingDrafter(target.vocab_size),
+        POINT_MASSES,
+        config=TREE,
     ),
-    DrafterCase("prediction", PredictionDrafter, POINT_MASSES, hints=PREDICTED),
-    DrafterCase("prediction-tree", PredictionDrafter, POINT_MASSES, config=TREE, hints=PREDICTED),
-    DrafterCase("tree", lambda: TreeDrafter(DRAFT), ("auto", "token", "traversal", "coupled")),
+    DrafterCase(
+        "token_recycling-shape",
+        lambda target, _: TokenRecyclingDrafter(target.vocab_size),
+        POINT_MASSES,
+        config=SHAPE,
+    ),
+    DrafterCase("prediction", lambda *_: PredictionDrafter(), POINT_MASSES, hints=PREDICTED),
+    DrafterCase(
+        "prediction-tree",
+        lambda *_: PredictionDrafter(),
+        POINT_MASSES,
+        config=TREE,
+        hints=PREDICTED,
+    ),
+    DrafterCase(
+        "tree", lambda _, draft: TreeDrafter(draft), ("auto", "token", "traversal", "coupled")
+    ),
     DrafterCase(
         "tree-replacement",
-        lambda: TreeDrafter(DRAFT, (3, 2), replacement=True),
+        lambda _, draft: TreeDrafter(draft, (3, 2), replacement=True),
         ("auto", "token", "traversal", "coupled"),
     ),
     DrafterCase(
         "tree-top",
-        lambda: TreeDrafter(DRAFT, (3, 1, 1)),
+        lambda _, draft: TreeDrafter(draft, (3, 1, 1)),
         ("auto", "token", "coupled"),
         draft_sample_method="greedy",
     ),

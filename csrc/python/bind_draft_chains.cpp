@@ -77,7 +77,7 @@ void bind_draft_chains(nb::module_& m) {
            nb::arg("row"), nb::arg("pending"), nb::arg("limit"), nb::arg("stops"), nb::arg("drawing"),
            nb::arg("warp"), nb::arg("seed"), nb::arg("committed"));
   m.def("draft_chains", &run, nb::arg("decoder"), nb::arg("runtime"), nb::arg("cache"), nb::arg("chains"),
-        nb::arg("probs"), nb::arg("vocab"), "Draft all chains side by side; the tokens of each.");
+        nb::arg("probs").noconvert(), nb::arg("vocab"), "Draft all chains side by side; the tokens of each.");
 }
 
 }  // namespace forerun::cpu

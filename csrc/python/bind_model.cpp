@@ -1,4 +1,4 @@
-// Models, caches and threads.
+// Models, caches and threads. What is written into is never converted: a copy would be filled and lost.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -186,7 +186,8 @@ void forward_lists(Decoder& decoder, Runtime& runtime, KvCache& cache, std::vect
     std::copy(token_ids[b].begin(), token_ids[b].end(), ids.begin() + static_cast<std::ptrdiff_t>(first));
     if (positions) expect((*positions)[b].size() == count, "positions");
     for (std::size_t i = 0; i < count; ++i) {
-      places[first + i] = positions ? (*positions)[b][i] : cache.length(run_layers.first, call.rows[b]) + static_cast<std::int64_t>(i);
+      const auto next = cache.length(run_layers.first, call.rows[b]) + static_cast<std::int64_t>(i);
+      places[first + i] = positions ? (*positions)[b][i] : next;
     }
   }
   call.token_ids = ids.data();
@@ -211,6 +212,7 @@ void make_gated_mlp(GatedMlp* self, const Vector& norm, const States& gate, cons
   expect(gate.shape(1) == hidden, "gate");
   expect(up.shape(0) == inner && up.shape(1) == hidden, "up");
   expect(down.shape(0) == hidden && down.shape(1) == inner, "down");
+  if (!(norm_eps >= 0)) throw std::invalid_argument("norm_eps must be 0 or more");
   const GatedMlpSource source = {static_cast<std::int64_t>(hidden), static_cast<std::int64_t>(inner), norm.data(),
                                  gate.data(), up.data(), down.data(), norm_eps};
   new (self) GatedMlp(source, precision_named(precision), level.empty() ? best_level() : level_named(level));
@@ -280,17 +282,17 @@ void bind_model(nb::module_& m) {
       .def("load", &load, nb::arg("runtime"), nb::arg("name"), nb::arg("first"), nb::arg("count"),
            nb::arg("cols"), nb::arg("address"), nb::arg("type"))
       .def("forward", &forward, nb::arg("runtime"), nb::arg("cache"), nb::arg("rows"), nb::arg("token_ids"),
-           nb::arg("positions"), nb::arg("layers"), nb::arg("logits").none(), nb::arg("last"),
-           nb::arg("tree_mask").none(), nb::arg("hidden_in").none(), nb::arg("hidden_out"))
+           nb::arg("positions"), nb::arg("layers"), nb::arg("logits").none().noconvert(), nb::arg("last"),
+           nb::arg("tree_mask").none(), nb::arg("hidden_in").none(), nb::arg("hidden_out").noconvert())
       .def("forward_lists", &forward_lists, nb::arg("runtime"), nb::arg("cache"), nb::arg("rows"),
-           nb::arg("token_ids"), nb::arg("positions").none(), nb::arg("layers").none(), nb::arg("logits").none(),
-           nb::arg("last"), nb::arg("tree_mask").none(), nb::arg("hidden_in").none(), nb::arg("hidden_out"))
-      .def("head", &head, nb::arg("runtime"), nb::arg("hidden"), nb::arg("logits"));
+           nb::arg("token_ids"), nb::arg("positions").none(), nb::arg("layers").none(), nb::arg("logits").none().noconvert(),
+           nb::arg("last"), nb::arg("tree_mask").none(), nb::arg("hidden_in").none(), nb::arg("hidden_out").noconvert())
+      .def("head", &head, nb::arg("runtime"), nb::arg("hidden"), nb::arg("logits").noconvert());
 
   nb::class_<GatedMlp>(m, "GatedMlp", "A gated MLP beside the residual.")
       .def("__init__", &make_gated_mlp, nb::arg("norm"), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
            nb::arg("norm_eps"), nb::arg("precision"), nb::arg("level") = "")
-      .def("run", &run_gated_mlp, nb::arg("runtime"), nb::arg("hidden"), nb::arg("out"));
+      .def("run", &run_gated_mlp, nb::arg("runtime"), nb::arg("hidden"), nb::arg("out").noconvert());
 }
 
 }  // namespace forerun::cpu

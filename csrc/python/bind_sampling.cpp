@@ -277,17 +277,17 @@ void bind_sampling(nb::module_& m) {
   m.def("judge", judge, nb::arg("rule"), nb::arg("tokens"), nb::arg("parents"), nb::arg("logits"),
         nb::arg("draft").none(), nb::arg("warp"), nb::arg("seed"), nb::arg("committed"),
         "Warp and verify: the node where the path ends and the token after it.");
-  m.def("write_noise", write_noise, nb::arg("seed"), nb::arg("position"), nb::arg("row"));
-  m.def("warp_rows", warp_rows, nb::arg("logits"), nb::arg("probs"), nb::arg("temperature"),
+  m.def("write_noise", write_noise, nb::arg("seed"), nb::arg("position"), nb::arg("row").noconvert());
+  m.def("warp_rows", warp_rows, nb::arg("logits"), nb::arg("probs").noconvert(), nb::arg("temperature"),
         nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), "Which rows are all -inf, which broken.");
   m.def("draw_rows", draw_rows, nb::arg("probs"), nb::arg("uniforms"));
   m.def("draw_siblings", draw_siblings_of, nb::arg("probs"), nb::arg("keys"), nb::arg("nodes"),
-        nb::arg("replacement"), nb::arg("rows"), "The tokens drawn from each row.");
+        nb::arg("replacement"), nb::arg("rows").noconvert(), "The tokens drawn from each row.");
   m.def("top_rows", top_rows, nb::arg("probs"));
   m.def("couple_rows", couple_rows, nb::arg("probs"), nb::arg("noise"));
   m.def("couple_keys", couple_keys, nb::arg("probs"), nb::arg("keys"));
   m.def("decide", decide_draft, nb::arg("rule"), nb::arg("tokens"), nb::arg("parents"), nb::arg("target"),
-        nb::arg("draft").none(), nb::arg("emit"), "accept, on_accept, on_reject, start");
+        nb::arg("draft").none(), nb::arg("emit").noconvert(), "accept, on_accept, on_reject, start");
   m.def("verify", verify_draft, nb::arg("rule"), nb::arg("tokens"), nb::arg("parents"), nb::arg("target"),
         nb::arg("draft").none(), nb::arg("seed"), nb::arg("committed"), nb::arg("source").none(),
         "The end of the path and the token after it.");

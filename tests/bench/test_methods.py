@@ -15,6 +15,7 @@ from forerun.bench.questions import CATEGORIES, load_questions, read_questions
 from forerun.bench.rule_pairs import RulePairs, accepted
 from forerun.core import Draft, Sequence
 from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
@@ -56,6 +57,17 @@ def test_rows_add_up() -> None:
     assert row.tokens_per_target_forward.value == pytest.approx(180 / forwards)
     cell = f"{row.tokens_per_target_forward.value:.2f}, {row.speedup.value:.2f} x"
     assert cell in summary([row])
+
+
+def test_runs_are_measured_cold() -> None:
+    """What a drafter keeps of one run of a prompt helps no later one of it."""
+    config = SpeculativeConfig(num_speculative_tokens=4, monitor=False)
+    engine = Engine(TARGET, TokenRecyclingDrafter(TARGET.vocab_size), config)
+    params = SamplingParams(temperature=0.0, max_tokens=30)
+    runs = [run_pair(engine, [1, 2], params).speculative.completion.stats for _ in range(3)]
+    assert len({(one.num_drafts, one.num_accepted_tokens) for one in runs}) == 1
+    kept = [engine.generate([[1, 2]], params)[0].stats for _ in range(2)]
+    assert kept[1].num_drafts > kept[0].num_drafts, "or else this test could not fail"
 
 
 def test_settings_leave_out_what_there_is_not() -> None:

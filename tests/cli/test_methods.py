@@ -103,6 +103,7 @@ def test_what_is_approximate_says_so(cli: Any) -> None:
         (("--method", "ngram", "--prediction-file", "x"), ["prediction"]),
         (("--method", "prediction", "--prediction-file", "/no/file"), ["/no/file"]),
         (("--method", "prediction"), ["--prediction-file"]),
+        (("--method", "suffix", "--suffix-store-tokens", "9"), ["--suffix-corpus"]),
         (("--method", "suffix", "--suffix-corpus", "/no/file"), ["/no/file"]),
         (("--method", "layer_skip", "--exit-layer", "2"), ["layer"]),
         (("--method", "layer_skip", "--exit-layer", "0"), ["exit_layer"]),

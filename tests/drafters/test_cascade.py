@@ -8,7 +8,7 @@ from typing import Self
 import pytest
 
 from forerun.contracts import DrafterSetup
-from forerun.core import Draft, Drawing, Plan, Sequence, TreePlan
+from forerun.core import Draft, Drawing, Exactness, Plan, Sequence, TreePlan
 from forerun.drafters import members_of, needs_draft_model, options_read
 from forerun.drafters.base import BaseDrafter
 from forerun.drafters.cascade import CascadeDrafter
@@ -53,6 +53,15 @@ class Scripted(BaseDrafter):
 
 def texts(count: int) -> list[Sequence]:
     return [Sequence(row, [1, 2], 2, SamplingParams(), seed=row, row=row) for row in range(count)]
+
+
+def test_it_is_as_exact_as_its_least_exact_member() -> None:
+    members = [Scripted("one", 1, 0.5), Scripted("two", 2, 0.5)]
+    assert CascadeDrafter(members).exactness is Exactness.DISTRIBUTIONAL
+    members[1].exactness = Exactness.APPROXIMATE
+    cascade = CascadeDrafter(members)
+    assert cascade.exactness is Exactness.APPROXIMATE
+    assert Engine(ToyModel(11), cascade).exactness is Exactness.APPROXIMATE
 
 
 @pytest.mark.parametrize(("sure", "chosen"), [(0.5, 1), (0.39, 2), (0.4, 1)])

@@ -177,7 +177,8 @@ def test_memory_stays_within_its_bound(vocab_size: int) -> None:
     text = [source.randrange(vocab_size) for _ in range(20_000)]
     tracemalloc.start()
     automaton = SuffixAutomaton()
-    automaton.extend(text)
+    # Numbers of its own: small ones are in the interpreter already.
+    automaton.extend(token + 100_000 for token in text)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert held / len(text) <= BYTES_PER_TOKEN
@@ -204,7 +205,8 @@ def test_the_worst_text_stays_within_the_bound() -> None:
     assert len(text) > 16_000
     tracemalloc.start()
     automaton = SuffixAutomaton()
-    automaton.extend(text)
+    # Numbers of its own: small ones are in the interpreter already.
+    automaton.extend(token + 100_000 for token in text)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert held / len(text) <= BYTES_PER_TOKEN

@@ -83,10 +83,10 @@ def test_rows_hold_the_drafts_logits_in_the_targets_places(dtype: torch.dtype) -
 
 def test_a_vocabulary_is_wholly_in_itself() -> None:
     one = TOKENIZERS["bytes"]
-    share = SharedVocabulary(one, one, 400, 400).share
-    assert (share.target, share.draft) == (1.0, 1.0)
-    half = SharedVocabulary(one, one, len(one) // 2, 400).share
-    assert half.target == half.draft == pytest.approx(0.5, abs=0.01)
+    whole = SharedVocabulary(one, one, 400, 400)
+    assert whole.sizes == (whole.num_ordinary,) * 2
+    half = SharedVocabulary(one, one, len(one) // 2, 400)
+    assert half.num_ordinary == pytest.approx(whole.num_ordinary / 2, rel=0.01)
 
 
 WORD = "w{}".format

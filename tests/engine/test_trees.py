@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from forerun.core import Draft, Drawing, Hints, Sequence, Verdict
 from forerun.drafters.draft_model import DraftModelDrafter
@@ -75,13 +77,20 @@ def test_what_is_drawn_has_a_shape_and_the_rest_is_chosen(
         assert len(shapes) == 1
 
 
-def test_a_round_never_reaches_past_the_end() -> None:
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 7])
+def test_a_round_never_reaches_past_the_end(max_tokens: int) -> None:
     engine = make(tree=SHAPE, num_speculative_tokens=3)
-    for max_tokens in (1, 2, 3, 7):
-        for start, draft, verdict in rounds_of(engine, SamplingParams(max_tokens=max_tokens)):
-            prompt = min(len(one) for one in PROMPTS)
-            assert max(draft.depths, default=-1) + 1 < max_tokens or start > prompt
-            assert len(verdict.token_ids) <= max_tokens
+    emitted: Counter[int] = Counter()
+
+    def see(sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
+        levels = max(draft.depths, default=-1) + 1
+        # The last token is the target's own: recovered, or a bonus.
+        assert emitted[sequence.request_id] + levels + 1 <= max_tokens
+        emitted[sequence.request_id] += len(verdict.token_ids)
+
+    engine.watch_rounds(see)
+    engine.generate(PROMPTS, SamplingParams(max_tokens=max_tokens))
+    assert list(emitted.values()) == [max_tokens] * len(PROMPTS)
 
 
 def test_rounds_that_are_watched_add_up_to_the_output() -> None:
@@ -152,5 +161,12 @@ def test_hints_are_checked_like_prompts() -> None:
         engine.stream([1, 2], hints=Hints(prediction="text"))
     with pytest.raises(PromptError, match="the prediction is bytes"):
         engine.stream([1, 2], hints=Hints(prediction=b"text"))  # type: ignore[arg-type]
+    for hints in (None, {"namespace": "mine"}, Hints(namespace=["mine"]), Hints(namespace=None)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"hints are a|a namespace is a text"):
+            engine.add([1, 2], hints=hints)  # type: ignore[arg-type]
+    with pytest.raises(PromptError, match="the prediction is bytes"):
+        engine.add([1, 2], hints=Hints(prediction=b""))  # type: ignore[arg-type]
+    for prediction in ("", [], torch.tensor([], dtype=torch.long), torch.tensor([3, 4])):
+        engine.cancel(engine.add([1, 2], hints=Hints(prediction=prediction)))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="3 prompts but 3 sets of parameters, 1 of hints"):
         engine.generate(PROMPTS, hints=[Hints()])

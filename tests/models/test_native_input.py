@@ -11,6 +11,7 @@ import torch
 from kernel_models import PRECISIONS, architecture, model, needs_kernels, plain, weights
 from torch import Tensor
 
+from forerun import _native
 from forerun.errors import CacheError, CheckpointError, ConfigError, MemoryLimitError
 from forerun.models import model_from_tensors
 from forerun.models.checkpoint import TensorSource
@@ -285,3 +286,19 @@ def test_several_threads_may_call_at_once(pool: int) -> None:
     for worker in workers:
         worker.join(timeout=120)
     assert found == [True] * 20
+
+
+@pytest.mark.parametrize("out", [torch.empty(2, 32).half(), torch.empty(32, 2).t()])
+def test_what_is_written_into_is_never_a_copy(out: Tensor) -> None:
+    """A copy of another type or order would be filled and thrown away, with nobody told."""
+    kernels = _native.kernels
+    probs, keys, nodes = torch.full((2, 32), 1 / 32), [(1, 3), (2, 3)], [[0], [1]]
+    with pytest.raises((TypeError, ValueError)):
+        kernels.draw_siblings(probs.numpy(), keys, nodes, False, out.numpy())
+    with pytest.raises((TypeError, ValueError)):
+        kernels.warp_rows(probs.numpy(), out.numpy(), 1.0, 0, 1.0, 0.0)
+    one = model("qwen3")
+    size = one.vocab_size
+    wide = torch.empty(2, size).half() if out.dtype == torch.half else torch.empty(size, 2).t()
+    with pytest.raises(TypeError):
+        one._decoder.head(shared_runtime(), torch.zeros(2, one.hidden_size).numpy(), wide.numpy())

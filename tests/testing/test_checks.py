@@ -17,30 +17,24 @@ from forerun.core import (
     Draft,
     Drawing,
     Exactness,
-    ForwardOutput,
     Hints,
-    Origin,
     Plan,
     Sequence,
     Verdict,
 )
+from forerun.drafters import DRAFTERS as METHODS
 from forerun.drafters.base import BaseDrafter
-from forerun.drafters.cascade import CascadeDrafter
-from forerun.drafters.draft_model import DraftModelDrafter
-from forerun.drafters.ngram import NgramDrafter
-from forerun.drafters.prediction import PredictionDrafter
-from forerun.drafters.suffix import SuffixDrafter
-from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.errors import ConfigError, ExactnessError
-from forerun.params import SamplingParams
 from forerun.randomness import Purpose, Randomness
 from forerun.sampling import Prefix, draw_draft
-from forerun.testing import ToyModel, TreeDrafter, check_drafter, check_verifier
+from forerun.testing import LayeredToyModel, ToyModel, TreeDrafter, check_drafter, check_verifier
 from forerun.testing.verifier_check import default_cases
 from forerun.verification import RULES
 from forerun.verification.token import TokenRule
+from matrix import DRAFTERS
 
 TARGET = ToyModel(3, sharpness=1.0)
+LAYERED = LayeredToyModel(3, sharpness=1.0)
 DRAFT = ToyModel(3, sharpness=1.0, noise=0.8)
 
 
@@ -88,51 +82,18 @@ def test_a_third_partys_drafter_is_proven() -> None:
     assert set(found.kinds) == {"draw", "top"}
 
 
-def warmed(drafter: TokenRecyclingDrafter) -> TokenRecyclingDrafter:
-    """After a plain round for each token."""
-    for token in range(3):
-        sequence = Sequence(0, [token, 0], 1, SamplingParams(), seed=0)
-        verdict = Verdict((), (0,), (Origin.PLAIN,))
-        logits = torch.arange(3.0).roll(token)[None, None]
-        drafter.observe([sequence], [NO_DRAFT], [verdict], ForwardOutput(logits))
-    return drafter
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_shipped_drafters(method: str) -> None:
+    case = next(case for case in DRAFTERS if case.name == method)
+    hints = Hints(prediction=tuple(token % 3 for token in case.hints.prediction))
+    found = check_drafter(case.drafter_for(LAYERED, DRAFT), LAYERED, hints=hints)
+    assert found.cases > 0
+    assert found.largest_deviation < 1e-12
 
 
-class Predicted(PredictionDrafter):
-    """Every request expects the same output."""
-
-    def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        for sequence in sequences:
-            sequence.hints = Hints(prediction=(0, 1, 2, 2, 1, 0, 1))
-        return super().propose(sequences, plans, randomness)
-
-
-@pytest.mark.parametrize(
-    "drafter",
-    [
-        DraftModelDrafter(DRAFT, 2, 64),
-        NgramDrafter(1, 3),
-        SuffixDrafter(30),
-        warmed(TokenRecyclingDrafter(3)),
-        Predicted(),
-        CascadeDrafter([NgramDrafter(1, 2), DraftModelDrafter(DRAFT, 2, 99)]),
-        TreeDrafter(DRAFT, (2, 1)),
-        TreeDrafter(DRAFT, (2,), replacement=True),
-    ],
-    ids=[
-        "draft_model",
-        "ngram",
-        "suffix",
-        "token_recycling",
-        "prediction",
-        "cascade",
-        "tree",
-        "tree-replacement",
-    ],
-)
-def test_shipped_drafters(drafter: TreeDrafter) -> None:
+@pytest.mark.parametrize(("branches", "replacement"), [((2, 1), False), ((2,), True)])
+def test_drawn_trees(branches: tuple[int, ...], replacement: bool) -> None:
+    drafter = TreeDrafter(DRAFT, branches, replacement=replacement)
     assert check_drafter(drafter, TARGET).largest_deviation < 1e-12
 
 

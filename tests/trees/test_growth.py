@@ -14,9 +14,10 @@ from forerun.core import Draft, Drawing, ForwardOutput, Plan, Sequence, TreePlan
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.params import SamplingParams
 from forerun.randomness import Key, Randomness
-from forerun.sampling import Prefix, warp
+from forerun.sampling import Children, Prefix, warp
 from forerun.testing import ToyModel
 from forerun.trees import MOST_NODES, TreeShape
+from forerun.trees.growth import start
 
 MODEL = ToyModel(7)
 
@@ -135,6 +136,21 @@ def test_deep_trees_stay_within_the_cache() -> None:
     draft = drafter.propose([text([1, 2])], [plan], Randomness())[0]
     assert len(draft) == MOST_NODES
     assert drafter.cache.cache.length(0) <= 2 + MOST_NODES
+
+
+def test_no_more_nodes_run_than_the_cache_holds() -> None:
+    """A draft that is sure of ten tokens and then of none: what was run beside the ten drops out of the
+    tree later, so that more nodes would be run than it has in the end."""
+    growth = start(text([1]), Plan(64, Drawing.TOP, TreePlan(MOST_NODES)))
+    sure, torn = (0.99, *[0.001] * 7), (0.125,) * 8
+    has_run = 0
+    for level in range(64):
+        growth.extend(
+            [Children(range(8), torn if level == 10 else sure, None) for _ in growth.frontier]
+        )
+        has_run += len(growth.run_frontier()[0])
+    assert has_run == MOST_NODES
+    assert len(growth.finish()) == MOST_NODES
 
 
 def test_a_context_that_ends_cuts_the_tree() -> None:

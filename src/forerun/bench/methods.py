@@ -22,7 +22,7 @@ from forerun.bench import intervals
 from forerun.bench.intervals import Interval
 from forerun.bench.paired import Comparison, Run, judged, run_pair
 from forerun.bench.questions import CATEGORIES, Question, load_questions, read_questions
-from forerun.core import Hints
+from forerun.core import NO_HINTS, Hints
 from forerun.drafters import drafter_names
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -158,14 +158,13 @@ def measure(
     """Compare with plain decoding on every question, after a warm-up on the first."""
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
     short = replace(params, max_tokens=WARM_UP_TOKENS)
-    run_pair(engine, _encoded(engine, questions[0]), short, Hints(namespace="warm-up"))
+    run_pair(engine, _encoded(engine, questions[0]), short)
     found = []
-    for number, question in enumerate(questions):
+    for question in questions:
         prompt_ids = _encoded(engine, question)
-        hints = Hints(namespace=f"{question.category} {number}")
+        hints = NO_HINTS
         if engine.drafter is not None and engine.drafter.reads_predictions:
-            expected = question.prediction or _nearly_plain(engine, prompt_ids, params)
-            hints = replace(hints, prediction=expected)
+            hints = Hints(question.prediction or _nearly_plain(engine, prompt_ids, params))
         pair = run_pair(engine, prompt_ids, params, hints)
         found.append(judged(engine, prompt_ids, params, [pair]))
     return found

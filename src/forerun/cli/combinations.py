@@ -19,6 +19,8 @@ OF_USE_WITH = (
     ("compare_rounds", "compare"),
     ("logprobs_mode", "logprobs"),
     ("num_tree_nodes", "tree"),
+    # One run keeps outputs for nobody: there it only says how long a corpus may be.
+    ("suffix_store_tokens", "suffix_corpus"),
 )
 # More threads than this a core only wait for each other, and a machine runs out of them.
 MOST_THREADS_PER_CORE = 4

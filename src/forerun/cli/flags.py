@@ -65,7 +65,11 @@ SPECULATIVE: tuple[tuple[str, Any, str], ...] = (
     ("prompt_lookup_min", int, "Shortest n-gram that method ngram looks up."),
     ("prompt_lookup_max", int, "Longest n-gram that method ngram looks up."),
     ("suffix_corpus", Name(), "A UTF-8 file that method suffix drafts from as well."),
-    ("suffix_store_tokens", int, "Earlier output that method suffix keeps, in tokens; 0 is none."),
+    (
+        "suffix_store_tokens",
+        int,
+        "Tokens of earlier output that method suffix keeps; of its corpus at most, if more than 0.",
+    ),
     ("exit_layer", int, "Layers of the target that draft, for method layer_skip."),
     ("skip_layers", LayerNumbers(), "Or the layers that it leaves out, e.g. 3,4,6."),
     ("exit_adapter", Name(), "A file that helps the head to read an early exit."),

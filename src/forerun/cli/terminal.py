@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TextIO
+from typing import IO
 
 from rich.console import Console
 from rich.panel import Panel
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.bench.paired import Comparison, Run
-from forerun.cli.interrupts import held_back
+from forerun.cli.interrupts import PIECE, held_back, wait_until_writable
 from forerun.cli.report import Outcome
 from forerun.cli.rounds import show_rounds
 from forerun.cli.styles import STYLES, VISIBLE
@@ -29,7 +29,7 @@ _BAR_WIDTH = 20
 class PlainOutput:
     """Text alone on standard output, in UTF-8; all talk on standard error."""
 
-    def __init__(self, stdout: TextIO | None = None, stderr: Console | None = None) -> None:
+    def __init__(self, stdout: IO[str] | None = None, stderr: Console | None = None) -> None:
         self.stdout = stdout or sys.stdout
         self.stderr = stderr or Console(stderr=True, highlight=False)
         self._written = 0
@@ -73,18 +73,24 @@ class PlainOutput:
 
     def write(self, text: str, origin: Origin) -> None:
         """Text as it is; an interruption neither loses any nor brings it twice."""
-        with held_back():
-            self.stdout.write(text)
-            self.stdout.flush()
-            self._written += len(text)
+        for start in range(0, len(text), PIECE):
+            piece = text[start : start + PIECE]
+            wait_until_writable(self.stdout)
+            with held_back():
+                self._put(piece, origin)
+                self.stdout.flush()
+                self._written += len(piece)
+
+    def _put(self, text: str, origin: Origin) -> None:
+        self.stdout.write(text)
 
 
 class TerminalOutput(PlainOutput):
     """Text coloured by where each token came from."""
 
     def __init__(self, console: Console | None = None, stderr: Console | None = None) -> None:
-        super().__init__(stderr=stderr)
         self.console = console or Console(highlight=False)
+        super().__init__(self.console.file, stderr)
 
     def legend(self, origins: Iterable[Origin]) -> None:
         """Say which colour is which."""
@@ -92,13 +98,10 @@ class TerminalOutput(PlainOutput):
         entries = [Text(f"■ {origin}", STYLES[origin]) for origin in origins]
         self.stderr.print(Text("  ").join(entries))
 
-    def write(self, text: str, origin: Origin) -> None:
-        """Text with its colour: as a segment, which rich neither wraps nor measures."""
+    def _put(self, text: str, origin: Origin) -> None:
+        # With its colour, as a segment, which rich neither wraps nor measures.
         segment = Segment(text.translate(VISIBLE), Style.parse(STYLES[origin]))
-        with held_back():
-            self.console.print(Segments([segment]), crop=False, soft_wrap=True)
-            self.console.file.flush()
-            self._written += len(text)
+        self.console.print(Segments([segment]), crop=False, soft_wrap=True)
 
 
 def summary(outcome: Outcome) -> Panel:

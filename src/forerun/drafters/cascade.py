@@ -14,7 +14,17 @@ from functools import reduce
 from typing import Self
 
 from forerun.contracts import Cache, Drafter, DrafterSetup
-from forerun.core import NO_DRAFT, Draft, Drawing, ForwardOutput, Plan, Sequence, TreePlan, Verdict
+from forerun.core import (
+    NO_DRAFT,
+    Draft,
+    Drawing,
+    Exactness,
+    ForwardOutput,
+    Plan,
+    Sequence,
+    TreePlan,
+    Verdict,
+)
 from forerun.drafters.base import BaseDrafter
 from forerun.errors import ConfigError
 from forerun.randomness import Randomness
@@ -79,6 +89,8 @@ class CascadeDrafter(BaseDrafter):
                 "a cascade takes one member that runs layers of the target; name one."
             )
         self.members, self.least = tuple(members), confidence
+        if any(one.exactness is Exactness.APPROXIMATE for one in members):
+            self.exactness = Exactness.APPROXIMATE
         self.lengths = tuple(lengths or [None] * len(members))
         every: frozenset[Drawing] = frozenset()
         self.drawings = reduce(frozenset.union, (one.drawings for one in members), every)

@@ -131,8 +131,11 @@ class NgramDrafter(BaseDrafter):
         index = self._index_of(sequence)
         if plan.tree is None:
             return _copy(sequence, index.match(sequence.token_ids)[0], plan.num_tokens)
+        places = index.matches(sequence.token_ids)
+        if not places:
+            return NO_DRAFT
         trie = _Trie(sequence.token_ids)
-        return grow_on_host(sequence, plan, (0, index.matches(sequence.token_ids)), trie.children)
+        return grow_on_host(sequence, plan, (0, places), trie.children)
 
 
 class _Trie:
@@ -148,19 +151,22 @@ class _Trie:
         token_ids, length = self._token_ids, len(self._token_ids)
         if len(places) == 1:
             place = places[0][0]
-            token = token_ids[place + step % (length - place)]
-            return [(token, AGREED, (step + 1, places))]
-        by_token: dict[int, list[tuple[int, float]]] = {}
-        for one in places:
-            token = token_ids[one[0] + step % (length - one[0])]
-            if token in by_token:
-                by_token[token].append(one)
+            return [(token_ids[place + step % (length - place)], AGREED, (step + 1, places))]
+        tokens = [token_ids[place + step % (length - place)] for place, _ in places]
+        if tokens.count(tokens[0]) == len(tokens):
+            return [(tokens[0], AGREED, (step + 1, places))]
+        parted: dict[int, list[tuple[int, float]]] = {}
+        weights: dict[int, float] = {}
+        for token, one in zip(tokens, places, strict=True):
+            if token in parted:
+                parted[token].append(one)
+                weights[token] += one[1]
             else:
-                by_token[token] = [one]
-        weights = {token: sum(each[1] for each in some) for token, some in by_token.items()}
+                parted[token] = [one]
+                weights[token] = one[1]
         total = sum(weights.values()) / AGREED
         return [
-            (token, weights[token] / total, (step + 1, by_token[token]))
+            (token, weights[token] / total, (step + 1, parted[token]))
             for token in sorted(weights, key=weights.__getitem__, reverse=True)
         ]
 

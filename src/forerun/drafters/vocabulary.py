@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -90,14 +89,6 @@ def shared_tokens(tokenizer: Any, draft_tokenizer: Any) -> list[tuple[int, int]]
     return sorted(pairs)
 
 
-@dataclass(frozen=True)
-class Share:
-    """The parts of two vocabularies' ordinary tokens that they share, in [0, 1]."""
-
-    target: float
-    draft: float
-
-
 class SharedVocabulary:
     """The tokens that two models share.
 
@@ -126,10 +117,6 @@ class SharedVocabulary:
         self.num_ordinary = len(self._draft_ids.keys() - ours.special.keys())
         self.target_ids = torch.tensor(list(self._draft_ids), dtype=torch.long)
         self.draft_ids = torch.tensor(list(self._draft_ids.values()), dtype=torch.long)
-
-    @property
-    def share(self) -> Share:
-        return Share(*(self.num_ordinary / max(size, 1) for size in self.sizes))
 
     def to_target(self, logits: Tensor) -> Tensor:
         """The draft's logits [N, draft V] as logits [N, target V] of the same dtype: those of shared

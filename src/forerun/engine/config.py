@@ -51,7 +51,7 @@ class SpeculativeConfig:
         draft_dtype: precision of the draft model; `auto` is as stored, on the CPU kernels int8 or int4.
         suffix_corpus: a text file that the `suffix` method drafts from as well.
         suffix_store_tokens: tokens of earlier outputs that it keeps to draft from, in each namespace;
-            0 keeps none.
+            0 keeps none. Any other number bounds the corpus as well.
         exit_layer: layers of the target that draft in the `layer_skip` method; the rest is skipped.
         skip_layers: or which layers drafting leaves out.
         exit_adapter: a file that helps the target's head to read what comes out early.

@@ -45,7 +45,8 @@ class Intake:
 
         Raises:
             PromptError: for an empty prompt, one that leaves no room for a token, or no token ids.
-            ConfigError: for token ids outside the vocabulary, or stop strings without a tokenizer.
+            ConfigError: for token ids outside the vocabulary, stop strings without a tokenizer, or
+                hints that are none.
         """
         token_ids = self._encode(prompt)
         if not token_ids:
@@ -80,8 +81,12 @@ class Intake:
 
     def _read(self, hints: Hints) -> Hints:
         """The hints with their prediction as token ids."""
-        if not hints.prediction:
-            return hints
+        if not isinstance(hints, Hints):
+            raise ConfigError(f"hints are a forerun.core.Hints, not {type(hints).__name__}.")
+        if not isinstance(hints.namespace, str):
+            raise ConfigError(f"a namespace is a text, not {type(hints.namespace).__name__}.")
+        if isinstance(hints.prediction, str) and not hints.prediction:
+            return replace(hints, prediction=())
         return replace(hints, prediction=tuple(self._encode(hints.prediction, "prediction")))
 
     def _encode(self, prompt: Prompt, what: str = "prompt") -> list[int]:

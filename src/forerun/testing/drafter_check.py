@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from forerun.contracts import Drafter
-from forerun.core import Draft, Drawing, Plan, Sequence
+from forerun.core import NO_HINTS, Draft, Drawing, Hints, Plan, Sequence
 from forerun.engine.compatibility import check_drafter as check_compatible
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, ExactnessError
+from forerun.models.running import prefill
 from forerun.params import SamplingParams
 from forerun.randomness import Key, Purpose, Randomness
 from forerun.testing.laws import WarpedRows, by_decision, depth_of
@@ -54,6 +55,7 @@ def check_drafter(
     num_tokens: int = 2,
     prompts: Several[Several[int]] = PROMPTS,
     samplers: Several[SamplingParams] = SAMPLERS,
+    hints: Hints = NO_HINTS,
     bound: float = BOUND,
 ) -> Enumeration:
     """Prove that a drafter's proposals leave the target's distribution as it is.
@@ -61,8 +63,9 @@ def check_drafter(
     Everything that it can propose is found from outside, by running it with every number that it
     may draw, so no part of it needs to be written for this. Then whole sequences are held against
     the target's law under the token rule, drawn ones under traversal and chains of them under the
-    block rule; and an engine must emit
-    plain decoding's tokens, greedily and by seed, in a ragged batch, without drawing a number twice.
+    block rule; and an engine must emit plain decoding's tokens, greedily and by seed, in a ragged
+    batch, without drawing a number twice.
+    A drafter that proposes nothing before it has seen verifications is enumerated after those.
 
     Args:
         drafter: with two rows, over the target's vocabulary.
@@ -70,6 +73,7 @@ def check_drafter(
         num_tokens: how far to draft; the laws are over sequences one longer.
         prompts: what to draft after.
         samplers: how to draw.
+        hints: what every request comes with, such as token ids of a predicted output.
         bound: the largest deviation of a probability that rounding explains.
 
     Raises:
@@ -83,18 +87,21 @@ def check_drafter(
             f"{target.vocab_size} tokens and drafts of {num_tokens} give too many sequences to "
             f"enumerate (allowed: {_MOST_SEQUENCES}); take a smaller vocabulary or shorter drafts."
         )
-    total = Enumeration()
-    for prompt in prompts:
-        for params in (*samplers, replace(samplers[0], temperature=0.0)):
-            for plan in _plans(drafter, num_tokens):
-                setting = _Setting(drafter, target, tuple(prompt), params, plan)
-                total = total.plus(_enumerate(setting, bound))
+    settings = [
+        _Setting(drafter, target, tuple(prompt), params, hints, plan)
+        for prompt in prompts
+        for params in (*samplers, replace(samplers[0], temperature=0.0))
+        for plan in _plans(drafter, num_tokens)
+    ]
+    total = _enumerate_all(settings, bound)
+    _check_in_engine(drafter, target, prompts, samplers, hints, num_tokens)
+    if not total.cases:
+        total = _enumerate_all(settings, bound)
     if not total.cases and drafter.drawings != {Drawing.COUPLE}:
         raise ExactnessError(
             f"{drafter.name} proposed nothing after any of the prompts; "
             "give prompts after which it does."
         )
-    _check_in_engine(drafter, target, prompts, samplers, num_tokens)
     return total
 
 
@@ -128,10 +135,12 @@ class _Setting:
     target: ToyModel
     prompt: tuple[int, ...]
     params: SamplingParams
+    hints: Hints
     plan: Plan
 
     def sequence(self) -> Sequence:
-        return Sequence(0, list(self.prompt), len(self.prompt), self.params, seed=0, row=0)
+        prompt, size = list(self.prompt), len(self.prompt)
+        return Sequence(0, prompt, size, self.params, seed=0, row=0, hints=self.hints)
 
     def __str__(self) -> str:
         kind = "chain" if self.plan.tree is None else "tree"
@@ -149,12 +158,26 @@ def _plans(drafter: Drafter, num_tokens: int) -> Iterator[Plan]:
                 yield plan_tree(AUTO, len(_SHAPE), num_tokens, drawing)
 
 
+def _enumerate_all(settings: Several[_Setting], bound: float) -> Enumeration:
+    total = Enumeration()
+    for setting in settings:
+        total = total.plus(_enumerate(setting, bound))
+    return total
+
+
 def _enumerate(setting: _Setting, bound: float) -> Enumeration:
     """Hold the law of one round, and plain decoding after it, against the target's own."""
-    sequence = setting.sequence()
+    sequence, committed = setting.sequence(), len(setting.prompt) - 1
+    # As an engine hands it over: all but the newest token has run.
+    cache = setting.target.new_cache(1, len(setting.prompt) + setting.plan.num_tokens)
+    prefill(setting.target, cache, 0, sequence.token_ids[:committed])
+    setting.drafter.attach(cache)
 
     def propose(randomness: Randomness) -> Draft:
-        return setting.drafter.propose([sequence], [setting.plan], randomness)[0]
+        try:
+            return setting.drafter.propose([sequence], [setting.plan], randomness)[0]
+        finally:
+            cache.trim(0, committed)
 
     drafts = tuple(outcomes(propose, _sign))
     setting.drafter.release(sequence)
@@ -219,6 +242,7 @@ def _check_in_engine(
     target: ToyModel,
     prompts: Several[Several[int]],
     samplers: Several[SamplingParams],
+    hints: Hints,
     num_tokens: int,
 ) -> None:
     """Greedy and seeded output against the plain loop, and every key of the randomness once."""
@@ -237,15 +261,15 @@ def _check_in_engine(
                 target, drafter, config, max_batch_size=rows, randomness=Randomness(keys.append)
             )
             each = [replace(params, max_tokens=12, seed=seed) for seed in range(len(prompts))]
-            _compare_with_plain(engine, [list(prompt) for prompt in prompts], each)
+            _compare_with_plain(engine, [list(prompt) for prompt in prompts], each, hints)
             _check_keys(drafter, keys)
 
 
 def _compare_with_plain(
-    engine: Engine, prompts: list[list[int]], each: list[SamplingParams]
+    engine: Engine, prompts: list[list[int]], each: list[SamplingParams], hints: Hints
 ) -> None:
     assert engine.drafter is not None
-    completions = engine.generate(prompts, each)
+    completions = engine.generate(prompts, each, hints=hints)
     if not (each[0].greedy or engine.config.rejection_sample_method == "auto"):
         return
     for prompt, params, completion in zip(prompts, each, completions, strict=True):

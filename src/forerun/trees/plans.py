@@ -31,7 +31,9 @@ def plan_tree(
         num_nodes: of an automatic tree at most.
         num_tokens: along any path; 0 is a plain round.
         drawing: how tokens are picked. An automatic tree is the drafter's most probable nodes where
-            tokens are point masses; drawn ones need a shape, which is the best for typical drafts.
+            tokens are the drafter's first choices. Drawn ones need a shape, which is the best for
+            typical drafts, and so do coupled ones: which tokens come first is in a seed's noise, and
+            says nothing of how probable they are.
     """
     if tree is None or num_tokens < 1:
         return Plan(num_tokens, drawing)
