@@ -62,15 +62,17 @@ def process(cli: Any) -> Any:
     # A suite that runs in the background is started with interrupts ignored, and hands that on.
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     # Without a buffer: `communicate` reads past it, and what it held would be missing.
-    running = subprocess.Popen(
-        program,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
-        bufsize=0,
-        pipesize=4096,
-    )
-    signal.signal(signal.SIGINT, ignored)
+    try:
+        running = subprocess.Popen(
+            program,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            bufsize=0,
+            pipesize=4096,
+        )
+    finally:
+        signal.signal(signal.SIGINT, ignored)
     yield running
     running.kill()
     running.wait()
