@@ -30,14 +30,6 @@ RULES: dict[str, type[Verifier]] = {
 FOR_DRAWN = ("block", "traversal")
 """Rules that take nothing but drawn drafts."""
 
-# By class: what inherits from one of them may judge otherwise.
-_COMPILED: dict[type[Verifier], str] = {
-    TokenRule: "token",
-    BlockRule: "block",
-    TraversalRule: "traversal",
-    CoupledRule: "coupled",
-}
-
 
 def rule_names() -> list[str]:
     """All names that `make_rule` knows, and `auto`."""
@@ -63,9 +55,9 @@ def judge(
     Raises:
         DistributionError: for a row that is NaN or infinite, or that leaves no token possible.
     """
-    verdict = None
-    if type(rule) in _COMPILED:
-        verdict = compiled.judge(_COMPILED[type(rule)], draft, logits, sequence, randomness)
+    verdict, name = None, compiled.name_of(rule)
+    if name is not None:
+        verdict = compiled.judge(name, draft, logits, sequence, randomness)
     if verdict is None:
         target_probs = warp_draft(logits, sequence, draft)
         verdict = rule.verify(draft, target_probs, sequence, randomness)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.core import Draft, Sequence, Verdict
+from forerun.core import Draft
 from forerun.errors import ConfigError
-from forerun.randomness import Randomness
 from forerun.verification import compiled
-from forerun.verification.decision import Decision, DecisionRule, end_at, normalized
+from forerun.verification.compiled import CompiledRule
+from forerun.verification.decision import Decision, end_at, normalized
 
 
 def decide(draft: Draft, target_probs: Tensor) -> Decision:
@@ -71,19 +71,14 @@ def _weights(draft: Draft, target_probs: Tensor, draft_probs: Tensor) -> list[Te
     return weights
 
 
-class BlockRule(DecisionRule):
+class BlockRule(CompiledRule):
     """Accept or reject a chain as a whole."""
 
     name = "block"
+    compiled_as = "block"
 
     def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
         return decide(draft, target_probs)
 
-    def verify(
-        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
-    ) -> Verdict:
+    def check(self, draft: Draft) -> None:
         _refuse_others(draft)
-        # A subclass may decide otherwise.
-        if type(self) is BlockRule and compiled.takes(draft, target_probs):
-            return compiled.verify("block", draft, target_probs, sequence, randomness)
-        return super().verify(draft, target_probs, sequence, randomness)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,9 +12,36 @@ from forerun._native import rows as native
 from forerun.core import Draft, Sequence, Verdict
 from forerun.errors import DistributionError
 from forerun.randomness import Purpose, Randomness
-from forerun.verification.decision import Decision
+from forerun.verification.decision import Decision, DecisionRule
 
 Rule = Literal["token", "block", "traversal"]
+
+
+class CompiledRule(DecisionRule):
+    """A rule of which the kernels know a compiled form, by the name in `compiled_as`."""
+
+    compiled_as: Rule
+
+    def check(self, draft: Draft) -> None:
+        """Refuse a draft that the rule cannot judge.
+
+        Raises:
+            ConfigError: naming a rule that can.
+        """
+
+    def verify(
+        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
+    ) -> Verdict:
+        self.check(draft)
+        if name_of(self) is not None and takes(draft, target_probs):
+            return verify(self.compiled_as, draft, target_probs, sequence, randomness)
+        return super().verify(draft, target_probs, sequence, randomness)
+
+
+def name_of(rule: Any) -> str | None:
+    """What the kernels call a rule, if its own class says so: one that inherits may decide otherwise."""
+    name: str | None = vars(type(rule)).get("compiled_as")
+    return name
 
 
 def takes(draft: Draft, target_probs: Tensor) -> bool:

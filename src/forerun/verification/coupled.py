@@ -19,6 +19,7 @@ class CoupledRule:
     """Accept a token where it equals the target's own draw."""
 
     name = "coupled"
+    compiled_as = "coupled"
     exactness = Exactness.DISTRIBUTIONAL
 
     def verify(

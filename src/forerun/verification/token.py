@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.core import Draft, Sequence, Verdict
-from forerun.randomness import Randomness
+from forerun.core import Draft
 from forerun.verification import compiled
-from forerun.verification.decision import Decision, DecisionRule, end_at, normalized
+from forerun.verification.compiled import CompiledRule
+from forerun.verification.decision import Decision, end_at, normalized
 
 
 def decide(draft: Draft, target_probs: Tensor) -> Decision:
@@ -81,18 +81,11 @@ def _from_the_root(draft: Draft) -> tuple[tuple[int, ...], tuple[int, ...], int]
     return on_accept, tuple(on_reject), first_child.get(-1, end_at(-1))
 
 
-class TokenRule(DecisionRule):
+class TokenRule(CompiledRule):
     """Accept or reject token by token."""
 
     name = "token"
+    compiled_as = "token"
 
     def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
         return decide(draft, target_probs)
-
-    def verify(
-        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
-    ) -> Verdict:
-        # A subclass may decide otherwise.
-        if type(self) is TokenRule and compiled.takes(draft, target_probs):
-            return compiled.verify("token", draft, target_probs, sequence, randomness)
-        return super().verify(draft, target_probs, sequence, randomness)

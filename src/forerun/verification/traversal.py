@@ -13,11 +13,11 @@ import itertools
 import torch
 from torch import Tensor
 
-from forerun.core import Draft, Sequence, Verdict
+from forerun.core import Draft
 from forerun.errors import ConfigError
-from forerun.randomness import Randomness
 from forerun.verification import compiled
-from forerun.verification.decision import Decision, DecisionRule, end_at, normalized
+from forerun.verification.compiled import CompiledRule
+from forerun.verification.decision import Decision, end_at, normalized
 from forerun.verification.token import acceptance
 
 
@@ -110,19 +110,14 @@ def _leaves_first(draft: Draft) -> tuple[tuple[int, ...], int]:
     return tuple(on_reject), first_leaf(-1) if len(draft) else end_at(-1)
 
 
-class TraversalRule(DecisionRule):
+class TraversalRule(CompiledRule):
     """Accept or reject the leaves of a tree first, each with its whole path."""
 
     name = "traversal"
+    compiled_as = "traversal"
 
     def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
         return decide(draft, target_probs)
 
-    def verify(
-        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
-    ) -> Verdict:
+    def check(self, draft: Draft) -> None:
         _refuse_others(draft)
-        # A subclass may decide otherwise.
-        if type(self) is TraversalRule and compiled.takes(draft, target_probs):
-            return compiled.verify("traversal", draft, target_probs, sequence, randomness)
-        return super().verify(draft, target_probs, sequence, randomness)
