@@ -27,8 +27,8 @@ def test_rows_count_what_was_compared(engine: Engine) -> None:
     assert row.identical == 5
     assert row.numerics == 0
     ratios = sorted(one.speedup for one in found)
-    assert row.speedup == pytest.approx(ratios[2])
-    assert ratios[0] <= row.low <= row.speedup <= row.high <= ratios[-1]
+    assert row.speedup.value == pytest.approx(ratios[2])
+    assert ratios[0] <= row.speedup.low <= row.speedup.value <= row.speedup.high <= ratios[-1]
     assert 1 <= (row.mean_acceptance_length or 0) <= 5
     assert 0 < row.draft_share + row.target_share < 1
     assert table([row]).count("\n") == 2

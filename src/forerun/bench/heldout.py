@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
+from forerun.bench import intervals
 from forerun.bench.paired import Comparison, compare
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.load import load
@@ -31,8 +30,7 @@ class Row:
 
     Args:
         method, temperature: the setting; temperatures above 0 draw without a seed.
-        speedup, low, high: median over prompts of the paired ratio of tokens a second, and its
-            95 % bootstrap interval.
+        speedup: median over prompts of the paired ratio of tokens a second.
         speedup_without_loops: the same over prompts whose output does not repeat itself.
         tokens_per_second, plain_tokens_per_second: medians, prefill included.
         mean_acceptance_length, acceptance_rate: over all rounds that drafted.
@@ -44,9 +42,7 @@ class Row:
 
     method: str
     temperature: float
-    speedup: float
-    low: float
-    high: float
+    speedup: intervals.Interval
     speedup_without_loops: float | None
     tokens_per_second: float
     plain_tokens_per_second: float
@@ -61,9 +57,6 @@ class Row:
 
 def summarize(method: str, temperature: float, found: Sequence[Comparison]) -> Row:
     """One row of the table from the comparisons of all prompts."""
-    ratios = np.array([one.speedup for one in found])
-    random = np.random.default_rng(0)
-    resampled = np.median(random.choice(ratios, (2000, len(ratios))), axis=1)
     stats = Stats.total(one.shown.speculative.completion.stats for one in found)
     looping = [loops(one.shown.speculative.completion.token_ids) for one in found]
     straight = [one.speedup for one, loop in zip(found, looping, strict=True) if not loop]
@@ -72,9 +65,7 @@ def summarize(method: str, temperature: float, found: Sequence[Comparison]) -> R
     return Row(
         method=method,
         temperature=temperature,
-        speedup=float(np.median(ratios)),
-        low=float(np.quantile(resampled, 0.025)),
-        high=float(np.quantile(resampled, 0.975)),
+        speedup=intervals.median([one.speedup for one in found]),
         speedup_without_loops=statistics.median(straight) if straight else None,
         tokens_per_second=_median_rate(found, "speculative"),
         plain_tokens_per_second=_median_rate(found, "plain"),
@@ -129,7 +120,7 @@ def table(rows: Sequence[Row]) -> str:
         straight = row.speedup_without_loops
         lines.append(
             f"| `{row.method}` | {row.temperature:g} "
-            f"| {row.speedup:.2f} ({row.low:.2f}–{row.high:.2f}) "
+            f"| {row.speedup} "
             f"| {'–' if straight is None else f'{straight:.2f}'} "
             f"| {row.tokens_per_second:.0f} | {row.plain_tokens_per_second:.0f} "
             f"| {row.mean_acceptance_length or 1:.2f} | {row.acceptance_rate or 0:.0%} "
