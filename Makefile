@@ -6,11 +6,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 KERNELS := $(shell find csrc -type f)
+SOURCES := $(filter %.cpp %.h,$(KERNELS))
 NATIVE := build/native
 FUZZ := build/fuzz
 FUZZ_SECONDS ?= 600
+PARALLEL := --numprocesses 2 --dist worksteal
 
-.PHONY: install demo check test test-kernels fuzz wheel docs bench-cpu clean
+.PHONY: install stub demo check test test-all test-kernels fuzz wheel docs bench-cpu clean
 
 install: $(INSTALLED)
 
@@ -21,6 +23,10 @@ $(INSTALLED): pyproject.toml constraints.txt zoo/pyproject.toml $(KERNELS)
 	else echo "No C++ compiler: models will run on torch."; fi
 	touch $@
 
+# What Python's type checkers see of the kernels; tests/native/test_stub.py holds that it is current.
+stub: install
+	$(BIN)/python -m nanobind.stubgen -q -m forerun._native.kernels -o src/forerun/_native/kernels.pyi
+
 # The main job on the models that come with forerun: text, tokens a second, speed-up.
 demo: install
 	$(BIN)/forerun generate --prompt-file docs/demo_prompt.txt --temperature 0 --max-tokens 160 --compare
@@ -28,11 +34,17 @@ demo: install
 check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Two processes of one thread each. PYTEST="..." adds options.
 test: install
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL) -m "not slow" $(PYTEST)
+
+# Every case of the matrix, and all else that takes long.
+test-all: install
+	$(BIN)/pytest $(PARALLEL) $(PYTEST)
 
 # The kernels' own tests, in C++.
 test-kernels:
@@ -53,7 +65,7 @@ wheel: install
 # Five groups of figures beside their goals. BENCH="--quick" takes minutes instead of an hour;
 # BENCH="--peers-python PATH" names the interpreter that has forerun[peers].
 bench-cpu: install
-	$(BIN)/python -m forerun.bench.cpu $(BENCH)
+	$(BIN)/python -m benchmarks.cpu $(BENCH)
 
 # The notebook, run from top to bottom; its outputs stay in the file.
 docs: install

@@ -1,12 +1,26 @@
 """Shared by all tests."""
 
+import os
+from collections.abc import Iterator
+
+# One thread a process, subprocesses too: toy models are faster so, and test processes run side by
+# side. The variables are read when the libraries are imported.
+os.environ.update(OMP_NUM_THREADS="1", FORERUN_THREADS="1")
+
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from forerun import _native
 
-# Toy models are faster on one thread, and results do not depend on the machine's load.
 torch.set_num_threads(1)
+pytest.register_assert_rewrite("tests.helpers")
+
+# The same examples in every run, however slow the machine is.
+settings.register_profile(
+    "forerun", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("forerun")
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -16,3 +30,24 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         pytest.skip("built without kernels")
     monkeypatch.setattr(_native, "AVAILABLE", request.param == "compiled")
     return str(request.param)
+
+
+@pytest.fixture
+def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another package is installed, and a broken one."""
+    from tests.helpers.other_package import entry_points
+
+    monkeypatch.setattr("forerun.registry.entry_points", entry_points)
+
+
+@pytest.fixture
+def tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Models for benchmarks that take no time, as `tiny` and `tiny-tied`."""
+    from forerun.bench.shapes import SHAPES, Shape
+
+    for name, tied in {"tiny": False, "tiny-tied": True}.items():
+        monkeypatch.setitem(SHAPES, name, Shape("llama", 64, 2, 4, 128, 96, kv_heads=2, tied=tied))
+    monkeypatch.setattr("forerun.bench.kernels.MODELS", ("zoo", *SHAPES))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)

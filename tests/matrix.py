@@ -15,8 +15,10 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
+from forerun.engine.config import DraftSampling
 from forerun.params import SamplingParams
-from forerun.testing import LayeredToyModel, ToyModel, TreeDrafter
+from forerun.testing import ToyModel, TreeDrafter
+from tests.helpers.layered import LayeredToyModel
 
 VOCAB = 11
 ROWS = 4
@@ -38,7 +40,7 @@ class DrafterCase:
     name: str
     drafter_for: Callable[[LayeredToyModel, ToyModel], Drafter]
     rules: tuple[str, ...]
-    draft_sample_method: str = "auto"
+    draft_sample_method: DraftSampling = "auto"
     config: Mapping[str, Any] = field(default_factory=dict)
     hints: Hints = NO_HINTS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import importlib
+import importlib.util
 import json
 import re
 import tempfile
@@ -62,7 +63,8 @@ def test_names_in_the_text_exist(name: str) -> None:
     """Every `forerun.…` is a module or something in one; every path is there."""
     text = (DOCS / name).read_text(encoding="utf-8")
     for dotted in set(re.findall(r"`(forerun(?:\.\w+)+)`", text)):
-        module, names = dotted, []
+        module = dotted
+        names: list[str] = []
         while True:
             try:
                 found: Any = importlib.import_module(module)
@@ -133,3 +135,14 @@ def test_the_notebook_names_no_machine(notebook: dict[str, Any]) -> None:
         assert path not in said
     user = getpass.getuser()
     assert not re.search(rf"\b{re.escape(user)}\b", said) or user in ("root", "user")
+
+
+def test_the_structure_is_that_of_the_code() -> None:
+    """`python docs/structure.py` writes it anew."""
+    source = importlib.util.spec_from_file_location("structure", DOCS / "structure.py")
+    assert source is not None
+    assert source.loader is not None
+    structure = importlib.util.module_from_spec(source)
+    source.loader.exec_module(structure)
+    page = (DOCS / "structure.md").read_text(encoding="utf-8")
+    assert structure.render(page) == page

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.core import Drawing, Sequence
+from forerun.core import Drawing, Request
 from forerun.errors import ConfigError, DistributionError
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("form")
 
 
 def prefix(params: SamplingParams, drafted: tuple[int, ...] = ()) -> Prefix:
-    return Prefix(Sequence(0, [1, 2, 2, 5, 5, 5], 2, params, seed=9), drafted)
+    return Prefix(Request(0, [1, 2, 2, 5, 5, 5], 2, params, seed=9), drafted)
 
 
 def warped(logits: list[float], drafted: tuple[int, ...] = (), **options: object) -> np.ndarray:
@@ -145,7 +145,8 @@ def test_a_ban_on_everything_is_refused() -> None:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     logits=st.lists(st.one_of(st.floats(-50, 50), st.just(-np.inf)), min_size=1, max_size=9).filter(
@@ -190,7 +191,7 @@ def test_drafted_tokens_come_with_the_rows_that_they_were_drawn_from() -> None:
     logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     params = SamplingParams(top_k=2)
     prefixes = [prefix(params)] * 3
-    drawings = [Drawing.DRAW, Drawing.TOP, Drawing.COUPLE]
+    drawings = [Drawing.SAMPLED, Drawing.GREEDY, Drawing.COUPLED]
     tokens, rows = draw_draft(logits, prefixes, drawings, [0, 1, 2], Randomness())
     torch.testing.assert_close(rows, warp(logits, prefixes))
     assert tokens[1] == logits[1].argmax()

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import forerun
-from forerun.core import FinishReason
-from forerun.engine.attribution import NUMERICS, first_difference
+from forerun.compare.attribution import NUMERICS, first_difference
+from forerun.core import Batch, FinishReason
 from forerun.models.zoo import zoo_path
 from forerun.proof.effort import PARTS, Effort
 from forerun.proof.proof import prove
-from forerun.training.heldout import load_prompts
+from recipes.heldout import load_prompts
 
 pytestmark = pytest.mark.zoo
 GREEDY = forerun.SamplingParams(temperature=0, max_tokens=48)
@@ -53,8 +53,7 @@ def test_transformers_loads_both_and_agrees(engine: forerun.Engine, prompts: lis
         with torch.inference_mode():
             expected = theirs(torch.tensor([ids])).logits
             cache = ours.new_cache(1, len(ids))
-            positions = torch.arange(len(ids))[None]
-            logits = ours.forward(torch.tensor([ids]), positions, cache.view([0])).logits
+            logits = ours.forward(Batch.after(cache, [0], [ids]), cache).logits
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3)
 
 
@@ -82,9 +81,9 @@ def test_the_draft_is_worth_its_while(engine: forerun.Engine, prompts: list[str]
 
 
 def test_the_tokenizer_gives_every_text_back(tmp_path: Path) -> None:
-    from forerun.models import load_tokenizer
+    from forerun.models import Checkpoint
 
-    tokenizer = load_tokenizer(zoo_path())
+    tokenizer = Checkpoint.open("zoo").tokenizer
     for text in ("def f(x):\n\treturn x\n\n\n", "naïve 日本 🙂  two  spaces \r\n", " leading"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -100,6 +99,7 @@ def test_end_of_text_is_known(engine: forerun.Engine) -> None:
 
 def test_the_pair_is_proven(engine: forerun.Engine, prompts: list[str]) -> None:
     """In small; README.md has the command for a limit of one per cent."""
+    assert engine.tokenizer is not None
     several = [engine.tokenizer.encode(text)[-32:] for text in prompts[:8]]
     params = forerun.SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
     effort = Effort(num_tokens=256, output_tokens=32, equality_prompts=2, parts=PARTS[1:])

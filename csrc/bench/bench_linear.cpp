@@ -1,5 +1,5 @@
-// All linear layers of one forward, random weights, for 1 to 64 tokens: milliseconds and GB/s beside the
-// machine's own read bandwidth and the instruction's peak, all measured in turns.
+// All linear layers of one forward, random weights, for 1 to 64 tokens: milliseconds and GB/s
+// beside the machine's own read bandwidth and the instruction's peak, all measured in turns.
 //
 //   bench_linear [--shape NAME] [--precision NAME] [--group G] [--threads T] [--level NAME]
 //                [--rounds R] [--rest MS] [--clock processor]   (with one thread: see machine.h)
@@ -31,7 +31,8 @@ struct Shape {
 constexpr Shape kShapes[] = {{"draft15m", 288, 768, 6, 32000},
                              {"llama110m", 768, 2048, 12, 32000},
                              {"llama350m", 1024, 2816, 24, 32000}};
-constexpr std::size_t kShort = std::size_t{30} << 20;  // below this one forward is too short to time
+constexpr std::size_t kShort = std::size_t{30}
+                               << 20;  // below this one forward is too short to time
 constexpr int kTokens[] = {1, 2, 4, 8, 16, 32, 64};
 
 struct Options {
@@ -61,7 +62,7 @@ class Model {
     std::uint8_t* at = memory_.data();
     for (const MatrixShape& m : shapes) {
       matrices_.emplace_back(m, at);
-      fill(matrices_.back());
+      fill(matrices_.back(), at);
       at += m.bytes();
       multiply_adds_ += static_cast<double>(m.rows) * static_cast<double>(m.cols);
       widest_ = std::max({widest_, m.rows, m.cols});
@@ -88,7 +89,7 @@ class Model {
 
  private:
   // A few rows of random numbers, over and over: the kernels do not care, and packing stays quick.
-  static void fill(PackedMatrix& matrix) {
+  static void fill(PackedMatrix& matrix, std::uint8_t* memory) {
     const MatrixShape& m = matrix.shape();
     std::mt19937 random(1);
     std::normal_distribution<float> draw(0.0f, 0.02f);
@@ -96,9 +97,8 @@ class Model {
     for (float& v : rows) v = draw(random);
     matrix.pack_rows(0, kBlockRows, rows.data(), SourceType::fp32, m.cols);
     const std::size_t bytes = m.block_bytes();
-    auto* first = const_cast<std::uint8_t*>(matrix.block(0));
     for (std::int64_t b = 1; b < m.blocks(); ++b) {
-      std::memcpy(first + static_cast<std::size_t>(b) * bytes, first, bytes);
+      std::memcpy(memory + static_cast<std::size_t>(b) * bytes, memory, bytes);
     }
   }
 
@@ -124,7 +124,8 @@ template <class Call>
 double timed(ThreadPool& pool, double rest, int repeat, const Call& call) {
   std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(rest));
   const Forward forward(pool);
-  for (const double until = seconds() + 1e-4; seconds() < until;) {}
+  for (const double until = seconds() + 1e-4; seconds() < until;) {
+  }
   const double start = seconds();
   for (int i = 0; i < repeat; ++i) call();
   return (seconds() - start) / repeat;
@@ -143,7 +144,8 @@ void print_row(const std::string& name, int tokens, const Limits& limits, const 
   Samples ratio;
   for (std::size_t i = 0; i < s.size(); ++i) ratio.push_back(s[i] / one[i]);
   const double best = quantile(s, 0.0);
-  const double of_peak = limits.peak > 0.0 ? limits.multiply_adds * tokens / best / limits.peak : 0.0;
+  const double of_peak =
+      limits.peak > 0.0 ? limits.multiply_adds * tokens / best / limits.peak : 0.0;
   std::printf("%-8s %8.3f %8.3f %8.3f   %6.1f  %5.1f%%   %6.1f%%    %6.3f %6.3f\n", name.c_str(),
               best * 1e3, quantile(s, 0.25) * 1e3, quantile(s, 0.5) * 1e3, limits.gigabytes / best,
               100.0 * limits.stream_seconds / best, 100.0 * of_peak, best / quantile(one, 0.0),
@@ -172,7 +174,8 @@ void measure(const Shape& shape, Precision precision, const Options& o, ThreadPo
     for (const int n : kTokens) {
       samples[n].push_back(timed(pool, o.rest, repeat, [&] { model.forward(n, pool); }));
     }
-    timed(pool, o.rest, 1, [&] { limits.peak = std::max(limits.peak, peak_rate(precision, pool)); });
+    timed(pool, o.rest, 1,
+          [&] { limits.peak = std::max(limits.peak, peak_rate(precision, pool)); });
   }
   limits.stream_seconds = quantile(stream, 0.0);
   print_head(shape, precision, o, limits);

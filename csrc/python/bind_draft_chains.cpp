@@ -11,9 +11,8 @@
 
 #include "bindings.h"
 #include "forerun/draft_chains.h"
-#include "runtime.h"
-
-namespace nb = nanobind;
+#include "forerun/thread_pool.h"
+#include "row_arguments.h"
 
 namespace forerun::cpu {
 namespace {
@@ -22,9 +21,9 @@ using Rows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using WarpArguments = std::tuple<double, std::int64_t, double, double>;
 
 Drawing drawing_named(const std::string& name) {
-  if (name == "draw") return Drawing::draw;
-  if (name == "top") return Drawing::top;
-  if (name == "couple") return Drawing::couple;
+  if (name == "sampled") return Drawing::sampled;
+  if (name == "greedy") return Drawing::greedy;
+  if (name == "coupled") return Drawing::coupled;
   throw std::invalid_argument("no way of drawing " + name);
 }
 
@@ -38,17 +37,19 @@ DraftChain make_chain(std::int64_t row, std::vector<std::int64_t> pending, std::
   chain.limit = limit;
   chain.stops = std::move(stops);
   chain.draw.drawing = drawing_named(drawing);
-  std::tie(chain.draw.warp.temperature, chain.draw.warp.top_k, chain.draw.warp.top_p, chain.draw.warp.min_p) = warp;
+  std::tie(chain.draw.warp.temperature, chain.draw.warp.top_k, chain.draw.warp.top_p,
+           chain.draw.warp.min_p) = warp;
   chain.draw.seed = seed;
   chain.draw.committed = committed;
   return chain;
 }
 
 // probs[i] has no rows where chain i wants none.
-std::vector<std::vector<std::int64_t>> run(Decoder& decoder, Runtime& runtime, KvCache& cache,
-                                           std::vector<DraftChain> chains, const std::vector<Rows>& probs,
-                                           std::int64_t vocab) {
-  if (probs.size() != chains.size()) throw std::invalid_argument("there must be probs for each chain");
+std::vector<std::vector<std::int64_t>> run(Decoder& decoder, ThreadPool& pool, KvCache& cache,
+                                           std::vector<DraftChain> chains,
+                                           const std::vector<Rows>& probs, std::int64_t vocab) {
+  if (probs.size() != chains.size())
+    throw std::invalid_argument("there must be probs for each chain");
   for (std::size_t i = 0; i < chains.size(); ++i) {
     if (probs[i].shape(0) == 0) continue;
     const bool fits = static_cast<std::int64_t>(probs[i].shape(0)) >= chains[i].limit &&
@@ -57,8 +58,8 @@ std::vector<std::vector<std::int64_t>> run(Decoder& decoder, Runtime& runtime, K
     chains[i].probs = probs[i].data();
   }
   const nb::gil_scoped_release released;
-  const Turn turn(runtime);
-  draft_chains(decoder, cache, chains, vocab, runtime.pool);
+  const Forward forward(pool);
+  draft_chains(decoder, cache, chains, vocab, pool, scratches<float>());
   std::vector<std::vector<std::int64_t>> tokens;
   for (DraftChain& chain : chains) tokens.push_back(std::move(chain.tokens));
   return tokens;
@@ -68,16 +69,19 @@ std::vector<std::vector<std::int64_t>> run(Decoder& decoder, Runtime& runtime, K
 
 void bind_draft_chains(nb::module_& m) {
   nb::class_<DraftChain>(m, "DraftChain", "One chain to draft.")
-      .def("__init__",
-           [](DraftChain* self, std::int64_t row, std::vector<std::int64_t> pending, std::int64_t limit,
-              std::vector<std::int64_t> stops, const std::string& drawing, const WarpArguments& warp,
-              std::uint64_t seed, std::int64_t committed) {
-             new (self) DraftChain(make_chain(row, std::move(pending), limit, std::move(stops), drawing, warp, seed, committed));
-           },
-           nb::arg("row"), nb::arg("pending"), nb::arg("limit"), nb::arg("stops"), nb::arg("drawing"),
-           nb::arg("warp"), nb::arg("seed"), nb::arg("committed"));
-  m.def("draft_chains", &run, nb::arg("decoder"), nb::arg("runtime"), nb::arg("cache"), nb::arg("chains"),
-        nb::arg("probs").noconvert(), nb::arg("vocab"), "Draft all chains side by side; the tokens of each.");
+      .def(
+          "__init__",
+          [](DraftChain* self, std::int64_t row, std::vector<std::int64_t> pending,
+             std::int64_t limit, std::vector<std::int64_t> stops, const std::string& drawing,
+             const WarpArguments& warp, std::uint64_t seed, std::int64_t committed) {
+            new (self) DraftChain(make_chain(row, std::move(pending), limit, std::move(stops),
+                                             drawing, warp, seed, committed));
+          },
+          nb::arg("row"), nb::arg("pending"), nb::arg("limit"), nb::arg("stops"),
+          nb::arg("drawing"), nb::arg("warp"), nb::arg("seed"), nb::arg("committed"));
+  m.def("draft_chains", &run, nb::arg("decoder"), nb::arg("pool"), nb::arg("cache"),
+        nb::arg("chains"), nb::arg("probs").noconvert(), nb::arg("vocab"),
+        "Draft all chains side by side; the tokens of each.");
 }
 
 }  // namespace forerun::cpu

@@ -6,8 +6,10 @@
 namespace forerun::cpu {
 
 void bind_model(nanobind::module_& m);
+void bind_modules(nanobind::module_& m);
 void bind_draft_chains(nanobind::module_& m);
 void bind_machine(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
+void bind_verification(nanobind::module_& m);
 
 }  // namespace forerun::cpu

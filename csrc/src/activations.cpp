@@ -2,15 +2,16 @@
 #include <stdexcept>
 #include <string>
 
-#include "forerun/linear.h"
 #include "float_mode.h"
+#include "forerun/linear.h"
 #include "kernels/kernels.h"
 #include "vector/vector_set.h"
 
 namespace forerun::cpu {
 namespace {
 
-constexpr std::int64_t kPackAlone = 4096;  // values: below this, handing out costs more than it saves
+constexpr std::int64_t kPackAlone =
+    4096;  // values: below this, handing out costs more than it saves
 
 // Units of 4 bytes that one token takes in a panel.
 std::int64_t panel_units(const MatrixShape& shape) {
@@ -28,8 +29,8 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
                        ThreadPool& pool) {
   if (n < 1 || stride < cols) {
     throw std::invalid_argument("cannot pack " + std::to_string(n) + " tokens of " +
-                                std::to_string(cols) + " values that are " + std::to_string(stride) +
-                                " apart");
+                                std::to_string(cols) + " values that are " +
+                                std::to_string(stride) + " apart");
   }
   shape_ = MatrixShape::make(shape_.precision, 1, cols, shape_.group);
   tokens_ = n;
@@ -42,12 +43,13 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
   const std::int64_t unit = shape_.grouped() ? shape_.group : 64;
   const std::int64_t parts = (cols + unit - 1) / unit;
   const std::int64_t shares = n * cols <= kPackAlone ? 1 : 2 * pool.size();
-  const PackToken pack_token = vector_set(kernels_->level).pack_token[static_cast<int>(shape_.precision)];
+  const PackToken pack_token =
+      vector_set(kernels_->level).pack_token[static_cast<int>(shape_.precision)];
   pool.for_ranges(parts, (parts + shares - 1) / shares, [&](const Range& r) {
     const FloatMode mode(FloatMode::Subnormals::ieee);
     for (std::int64_t tile = 0; tile < tiles_; ++tile) {
       const int width = tile_tokens(tile);
-      auto* panel = const_cast<std::uint32_t*>(this->panel(tile));
+      std::uint32_t* panel = panel_at(tile);
       for (int t = 0; t < width; ++t) {
         const float* token = x + (tile_begin(tile) + t) * stride;
         const std::int64_t end = std::min(r.end * unit, cols);
@@ -65,8 +67,8 @@ int Activations::tile_tokens(std::int64_t tile) const {
   return static_cast<int>(tokens_ / tiles_ + (tile < tokens_ % tiles_ ? 1 : 0));
 }
 
-const std::uint32_t* Activations::panel(std::int64_t tile) const {
-  return reinterpret_cast<const std::uint32_t*>(memory_.data()) + tile_begin(tile) * units_;
+std::uint32_t* Activations::panel_at(std::int64_t tile) const {
+  return reinterpret_cast<std::uint32_t*>(memory_.data()) + tile_begin(tile) * units_;
 }
 
 }  // namespace forerun::cpu

@@ -10,19 +10,19 @@ namespace forerun::cpu {
 namespace {
 
 constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
-// Lines of scores between two columns differ in their lowest address bits, or else all columns would
-// fall into the same few sets of the first-level cache.
+// Lines of scores between two columns differ in their lowest address bits, or else all columns
+// would fall into the same few sets of the first-level cache.
 constexpr std::int64_t kSkew = 16;
 
-std::int64_t down(std::int64_t x) { return x / kBlockRows * kBlockRows; }
-std::int64_t up(std::int64_t x) { return down(x + kBlockRows - 1); }
+std::int64_t round_down(std::int64_t x) { return x / kBlockRows * kBlockRows; }
+std::int64_t round_up(std::int64_t x) { return round_down(x + kBlockRows - 1); }
 
 }  // namespace
 
 struct Attention::Scratch {
   std::vector<float> query;            // [head_dim]
   std::vector<std::uint32_t> queries;  // the panel of queries
-  std::vector<float> scores;           // [columns, places]
+  std::vector<float> scores;           // [columns, ranks]
   std::vector<float> moved;            // [tail]
   std::vector<std::uint32_t> weights;  // the panel of exponentials
   std::vector<float> sums;             // [columns, padded head_dim]
@@ -35,8 +35,8 @@ struct Attention::Work {
   const AttentionCall& call;
   const Item& item;
   Scratch& scratch;
-  std::int64_t first;   // block of places that any column sees
-  std::int64_t end;     // places or slots in use, in whole blocks
+  std::int64_t first;   // block of ranks that any column sees
+  std::int64_t end;     // ranks or slots in use, in whole blocks
   std::int64_t stride;  // of scores
   std::int64_t group;
 
@@ -56,36 +56,37 @@ Attention::Attention(const AttentionShape& shape, Precision precision, Level lim
 }
 
 // All memory is taken here: the threads must not throw.
-void Attention::plan(const std::vector<RowSight>& sights) {
+void Attention::plan(const std::vector<RowMask>& masks) {
   items_.clear();
-  places_ = 0;
+  ranks_ = 0;
   whole_heads_ = true;
   const std::int64_t group = shape_.group();
-  for (const RowSight& sight : sights) {
-    const std::int64_t columns = sight.count * group;
+  for (const RowMask& mask : masks) {
+    const std::int64_t columns = mask.count * group;
     const std::int64_t tiles = (columns + kernels_->max_tokens - 1) / kernels_->max_tokens;
     // A row without tokens has no items, so they no longer count heads.
     whole_heads_ = whole_heads_ && tiles == 1;
-    places_ = std::max(places_, up(sight.start + sight.count));
+    ranks_ = std::max(ranks_, round_up(mask.start + mask.count));
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
       for (std::int64_t t = 0; t < tiles; ++t) {
-        items_.push_back({&sight, head, columns * t / tiles, columns * (t + 1) / tiles});
+        items_.push_back({&mask, head, columns * t / tiles, columns * (t + 1) / tiles});
       }
     }
   }
   std::size_t longest = 0;
-  for (const RowSight& sight : sights) {
-    for (const auto& tail : sight.tails) longest = std::max(longest, tail.size());
+  for (const RowMask& mask : masks) {
+    for (const auto& tail : mask.tails) longest = std::max(longest, tail.size());
   }
   const std::int64_t most = kernels_->max_tokens;
-  const std::int64_t padded = up(shape_.head_dim);
-  // One place more than the tail: a line of two may begin with the place before it.
-  const auto tail_bytes = (longest + 2) * kLineBytes * static_cast<std::size_t>(padded / kBlockRows);
+  const std::int64_t padded = round_up(shape_.head_dim);
+  // One slot more than the tail: a line of two may begin with the slot before it.
+  const auto tail_bytes =
+      (longest + 2) * kLineBytes * static_cast<std::size_t>(padded / kBlockRows);
   for (const auto& s : scratch_) {
     s->query.resize(static_cast<std::size_t>(shape_.head_dim));
     s->queries.resize(static_cast<std::size_t>(shape_.head_dim * most));
-    s->scores.resize(static_cast<std::size_t>((places_ + kSkew) * most));
-    s->weights.resize(static_cast<std::size_t>(places_ * most));
+    s->scores.resize(static_cast<std::size_t>((ranks_ + kSkew) * most));
+    s->weights.resize(static_cast<std::size_t>(ranks_ * most));
     s->sums.resize(static_cast<std::size_t>(padded * most));
     s->totals.resize(static_cast<std::size_t>(most));
     s->moved.resize(longest);
@@ -93,7 +94,8 @@ void Attention::plan(const std::vector<RowSight>& sights) {
   }
 }
 
-void Attention::pack(const float* x, std::int64_t count, int width, int lane, std::uint32_t* panel) const {
+void Attention::pack(const float* x, std::int64_t count, int width, int lane,
+                     std::uint32_t* panel) const {
   pack_({x, 0, count, 0, width, lane, panel});
 }
 
@@ -116,20 +118,25 @@ void Attention::run(const AttentionCall& call, std::int64_t begin, std::int64_t 
   const std::int64_t group = shape_.group();
   // As in linear.cpp: what vdpbf16ps does in any mode, the other levels are set to.
   const FloatMode mode(precision_ == Precision::bf16 ? FloatMode::Subnormals::flush
-                                                      : FloatMode::Subnormals::ieee);
+                                                     : FloatMode::Subnormals::ieee);
   for (std::int64_t i = begin; i < end; ++i) {
     const Item& item = items_[static_cast<std::size_t>(i)];
-    const RowSight& sight = *item.sight;
-    std::int64_t first = sight.first(item.begin / group, call.window);
+    const RowMask& mask = *item.mask;
+    std::int64_t first = mask.first(item.begin / group, call.window);
     std::int64_t last = 0;
     for (std::int64_t token = item.begin / group; token <= (item.end - 1) / group; ++token) {
-      first = std::min(first, sight.first(token, call.window));
-      last = std::max(last, sight.end(token));
+      first = std::min(first, mask.first(token, call.window));
+      last = std::max(last, mask.end(token));
     }
     // Of a tree the scores are made by slot first.
-    if (!sight.chain) last = sight.start + sight.count;
-    const Work w = {call, item, *scratch_[static_cast<std::size_t>(thread)], down(first), up(last),
-                    up(last) - down(first) + kSkew, group};
+    if (!mask.chain) last = mask.start + mask.count;
+    const Work w = {call,
+                    item,
+                    *scratch_[static_cast<std::size_t>(thread)],
+                    round_down(first),
+                    round_up(last),
+                    round_up(last) - round_down(first) + kSkew,
+                    group};
     scores(w);
     for (std::int64_t column = 0; column < w.columns(); ++column) softmax(w, column);
     add_values(w);
@@ -137,27 +144,29 @@ void Attention::run(const AttentionCall& call, std::int64_t begin, std::int64_t 
 }
 
 void Attention::scores(const Work& w) {
-  const RowSight& sight = *w.item.sight;
+  const RowMask& mask = *w.item.mask;
   const std::int64_t d = shape_.head_dim;
   for (std::int64_t column = 0; column < w.columns(); ++column) {
     const std::int64_t head = w.item.head * w.group + (w.item.begin + column) % w.group;
-    const float* query = w.call.queries + (sight.first_token + w.token(column)) * w.call.stride + head * d;
+    const float* query =
+        w.call.queries + (mask.first_token + w.token(column)) * w.call.stride + head * d;
     ops_->scale(query, scale_, d, w.scratch.query.data());
-    pack(w.scratch.query.data(), d, w.columns(), static_cast<int>(column), w.scratch.queries.data());
+    pack(w.scratch.query.data(), d, w.columns(), static_cast<int>(column),
+         w.scratch.queries.data());
   }
   const KvCache& cache = *w.call.cache;
   const std::int64_t lines = cache.key_lines();
-  const std::uint8_t* keys = cache.keys(w.call.layer, sight.row, w.item.head);
-  for (std::int64_t place = w.first; place < w.end; place += kBlockRows) {
-    kernel(keys + place / kBlockRows * lines * kLine, w.scratch.queries.data(), lines, w.columns(),
-           w.scratch.scores.data() + (place - w.first), w.stride, kBlockRows, false);
+  const std::uint8_t* keys = cache.keys(w.call.layer, mask.row, w.item.head);
+  for (std::int64_t slot = w.first; slot < w.end; slot += kBlockRows) {
+    kernel(keys + slot / kBlockRows * lines * kLine, w.scratch.queries.data(), lines, w.columns(),
+           w.scratch.scores.data() + (slot - w.first), w.stride, kBlockRows, false);
   }
 }
 
-// From slots to places, for the part of a row that is a tree.
-void Attention::to_places(const Work& w, std::int64_t column, std::int64_t token) {
-  const RowSight& sight = *w.item.sight;
-  const auto& tail = sight.tails[static_cast<std::size_t>(token)];
+// From the order of slots to that of ranks, for the part of a row that is a tree.
+void Attention::to_ranks(const Work& w, std::int64_t column, std::int64_t token) {
+  const RowMask& mask = *w.item.mask;
+  const auto& tail = mask.tails[static_cast<std::size_t>(token)];
   float* row = w.row(column);
   auto& moved = w.scratch.moved;
   for (std::size_t i = 0; i < tail.size(); ++i) {
@@ -165,79 +174,83 @@ void Attention::to_places(const Work& w, std::int64_t column, std::int64_t token
     moved[i] = tail[i] < w.first ? 0.0f : row[tail[i] - w.first];
   }
   for (std::size_t i = 0; i < tail.size(); ++i) {
-    const std::int64_t place = sight.base + static_cast<std::int64_t>(i);
-    if (place >= w.first) row[place - w.first] = moved[i];
+    const std::int64_t rank = mask.base + static_cast<std::int64_t>(i);
+    if (rank >= w.first) row[rank - w.first] = moved[i];
   }
 }
 
 void Attention::softmax(const Work& w, std::int64_t column) {
-  const RowSight& sight = *w.item.sight;
+  const RowMask& mask = *w.item.mask;
   const std::int64_t token = w.token(column);
-  if (!sight.chain) to_places(w, column, token);
+  if (!mask.chain) to_ranks(w, column, token);
   float* row = w.row(column);
-  const std::int64_t low = sight.first(token, w.call.window) - w.first;
-  const std::int64_t high = sight.end(token) - w.first;
-  const std::int64_t block = down(low);
+  const std::int64_t low = mask.first(token, w.call.window) - w.first;
+  const std::int64_t high = mask.end(token) - w.first;
+  const std::int64_t block = round_down(low);
   std::fill(row, row + low, -INFINITY);
   const float shift = ops_->max(row + low, high - low);
-  w.scratch.totals[static_cast<std::size_t>(column)] = ops_->exp_sum(row + block, shift, high - block);
+  w.scratch.totals[static_cast<std::size_t>(column)] =
+      ops_->exp_sum(row + block, shift, high - block);
   std::fill(row, row + block, 0.0f);
   std::fill(row + high, row + (w.end - w.first), 0.0f);
 }
 
 void Attention::add_values(const Work& w) {
-  const RowSight& sight = *w.item.sight;
+  const RowMask& mask = *w.item.mask;
   const KvCache& cache = *w.call.cache;
-  const std::int64_t padded = up(shape_.head_dim);
+  const std::int64_t padded = round_up(shape_.head_dim);
   const int per_line = cache.slots_per_line();
-  // What all tokens find at the same places; the rest of a tree follows for each token alone.
+  // What all tokens find at the same ranks; the rest of a tree follows for each token alone.
   std::int64_t shared = w.end;
-  if (!sight.chain) shared = std::max(sight.base / per_line * per_line, w.first);
+  if (!mask.chain) shared = std::max(mask.base / per_line * per_line, w.first);
   const std::int64_t count = shared - w.first;
   for (std::int64_t column = 0; column < w.columns() && count > 0; ++column) {
     pack(w.row(column), count, w.columns(), static_cast<int>(column), w.scratch.weights.data());
   }
-  const std::uint8_t* values = cache.values(w.call.layer, sight.row, w.item.head);
+  const std::uint8_t* values = cache.values(w.call.layer, mask.row, w.item.head);
   for (std::int64_t b = 0; b < cache.value_blocks(); ++b) {
-    kernel(values + (b * cache.value_lines() + w.first / per_line) * kLine, w.scratch.weights.data(),
-           count / per_line, w.columns(), w.scratch.sums.data() + b * kBlockRows, padded, kBlockRows, false);
+    kernel(values + (b * cache.value_lines() + w.first / per_line) * kLine,
+           w.scratch.weights.data(), count / per_line, w.columns(),
+           w.scratch.sums.data() + b * kBlockRows, padded, kBlockRows, false);
   }
   for (std::int64_t column = 0; column < w.columns(); ++column) {
-    if (!sight.chain) add_tail(w, column, count);
+    if (!mask.chain) add_tail(w, column, count);
     const std::int64_t head = w.item.head * w.group + (w.item.begin + column) % w.group;
-    float* out = w.call.out + (sight.first_token + w.token(column)) * shape_.heads * shape_.head_dim +
+    float* out = w.call.out +
+                 (mask.first_token + w.token(column)) * shape_.heads * shape_.head_dim +
                  head * shape_.head_dim;
     const float factor = 1.0f / w.scratch.totals[static_cast<std::size_t>(column)];
     ops_->scale(w.scratch.sums.data() + column * padded, factor, shape_.head_dim, out);
   }
 }
 
-// Goes on with the sums of one column behind the `count` places that it shares with the others.
+// Goes on with the sums of one column behind the `count` ranks that it shares with the others.
 void Attention::add_tail(const Work& w, std::int64_t column, std::int64_t count) {
-  const RowSight& sight = *w.item.sight;
+  const RowMask& mask = *w.item.mask;
   const KvCache& cache = *w.call.cache;
   const int per_line = cache.slots_per_line();
   const std::int64_t token = w.token(column);
-  const auto& tail = sight.tails[static_cast<std::size_t>(token)];
+  const auto& tail = mask.tails[static_cast<std::size_t>(token)];
   const std::int64_t begin = w.first + count;
-  const std::int64_t places = sight.end(token) - begin;
-  if (places <= 0) return;
-  const std::int64_t lines = (places + per_line - 1) / per_line;
-  const ValueSlots from = {cache.values(w.call.layer, sight.row, w.item.head), cache.value_lines()};
+  const std::int64_t ranks = mask.end(token) - begin;
+  if (ranks <= 0) return;
+  const std::int64_t lines = (ranks + per_line - 1) / per_line;
+  const ValueSlots from = {cache.values(w.call.layer, mask.row, w.item.head), cache.value_lines()};
   const ValueSlots to = {w.scratch.tail.data(), lines};
-  for (std::int64_t i = 0; i < places; ++i) {
-    const std::int64_t place = begin + i;
-    const std::int64_t slot = place < sight.base ? place : tail[static_cast<std::size_t>(place - sight.base)];
+  for (std::int64_t i = 0; i < ranks; ++i) {
+    const std::int64_t rank = begin + i;
+    const std::int64_t slot =
+        rank < mask.base ? rank : tail[static_cast<std::size_t>(rank - mask.base)];
     copy_value_slot(precision_, cache.value_blocks(), from, slot, to, i);
   }
-  // What memory held before in the last half line could be no number: zero times that is none either.
-  if (places % per_line != 0) {
-    copy_value_slot(precision_, cache.value_blocks(), to, places - 1, to, places);
+  // Memory may hold NaN in the last half line, and zero times that is NaN too.
+  if (ranks % per_line != 0) {
+    copy_value_slot(precision_, cache.value_blocks(), to, ranks - 1, to, ranks);
   }
   float* row = w.row(column) + count;
-  std::fill(row + places, row + lines * per_line, 0.0f);
+  std::fill(row + ranks, row + lines * per_line, 0.0f);
   pack(row, lines * per_line, 1, 0, w.scratch.weights.data());
-  const std::int64_t padded = up(shape_.head_dim);
+  const std::int64_t padded = round_up(shape_.head_dim);
   for (std::int64_t b = 0; b < cache.value_blocks(); ++b) {
     kernel(to.memory + b * lines * kLine, w.scratch.weights.data(), lines, 1,
            w.scratch.sums.data() + column * padded + b * kBlockRows, padded, kBlockRows, true);

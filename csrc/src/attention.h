@@ -9,7 +9,7 @@
 #include "forerun/thread_pool.h"
 #include "forerun/vector_ops.h"
 #include "kernels/kernels.h"
-#include "sight.h"
+#include "row_mask.h"
 #include "vector/vector_set.h"
 
 namespace forerun::cpu {
@@ -28,20 +28,22 @@ struct AttentionCall {
   std::int64_t window = 0;         // 0: none
   const float* queries = nullptr;  // [tokens, stride], a token's heads side by side, rotated
   std::int64_t stride = 0;
-  float* out = nullptr;            // [tokens, heads * head_dim]
+  float* out = nullptr;  // [tokens, heads * head_dim]
 };
 
-// The result for a token depends on its query and on the keys and values of its path alone, bit for bit:
+// The result for a token depends on its query and on the keys and values of its path alone, bit for
+// bit:
 // - a score is a dot product of its own, in the order of dimensions;
-// - exponentials are added in 16 lanes by place modulo 16, a place being where the key stands on the
-//   token's path, not where it is stored;
-// - values are added by rising place, in one chain for each dimension; what others see adds exact zeros.
+// - exponentials are added in 16 lanes by rank modulo 16, a key's rank being its index on the
+//   token's path, wherever it is stored;
+// - values are added by rising rank, in one chain for each dimension; what others see adds exact
+//   zeros.
 class Attention {
  public:
   Attention(const AttentionShape& shape, Precision precision, Level limit, int threads);
 
   // Splits the work of a forward, the same for all of its layers.
-  void plan(const std::vector<RowSight>& sights);
+  void plan(const std::vector<RowMask>& masks);
   int threads() const { return static_cast<int>(scratch_.size()); }
 
   std::int64_t items() const { return static_cast<std::int64_t>(items_.size()); }
@@ -52,10 +54,10 @@ class Attention {
   void run(const AttentionCall& call, std::int64_t begin, std::int64_t end, int thread);
 
  private:
-  // Columns [begin, end) of one head of one row: its tokens, each with the query heads that share the
-  // key head.
+  // Columns [begin, end) of one head of one row: its tokens, each with the query heads that share
+  // the key head.
   struct Item {
-    const RowSight* sight;
+    const RowMask* mask;
     std::int64_t head;
     std::int64_t begin;
     std::int64_t end;
@@ -65,12 +67,12 @@ class Attention {
 
   void scores(const Work& w);
   void softmax(const Work& w, std::int64_t column);
-  void to_places(const Work& w, std::int64_t column, std::int64_t token);
+  void to_ranks(const Work& w, std::int64_t column, std::int64_t token);
   void add_values(const Work& w);
   void add_tail(const Work& w, std::int64_t column, std::int64_t count);
   void pack(const float* x, std::int64_t count, int width, int lane, std::uint32_t* panel) const;
-  void kernel(const std::uint8_t* weights, const std::uint32_t* panel, std::int64_t lines, int columns,
-              float* out, std::int64_t stride, std::int64_t rows, bool resume) const;
+  void kernel(const std::uint8_t* weights, const std::uint32_t* panel, std::int64_t lines,
+              int columns, float* out, std::int64_t stride, std::int64_t rows, bool resume) const;
 
   AttentionShape shape_;
   Precision precision_;
@@ -80,7 +82,7 @@ class Attention {
   float scale_;
   std::vector<Item> items_;
   bool whole_heads_ = true;
-  std::int64_t places_ = 0;  // that the longest row needs, in whole blocks
+  std::int64_t ranks_ = 0;  // of the longest row, in whole blocks
   std::vector<std::shared_ptr<Scratch>> scratch_;
 };
 

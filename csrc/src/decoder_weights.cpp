@@ -1,7 +1,6 @@
 #include "decoder_weights.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -13,9 +12,7 @@
 namespace forerun::cpu {
 namespace {
 
-std::size_t bytes_of(SourceType type) { return type == SourceType::fp32 ? 4 : 2; }
-
-// layers.<index>.<rest>; -1 where the name is no layer's.
+// layers.<index>.<rest>; -1 for a name of another form.
 std::int64_t layer_index(const std::string& name, std::string& rest) {
   const std::string prefix = "layers.";
   if (name.compare(0, prefix.size(), prefix) != 0) return -1;
@@ -79,10 +76,12 @@ void DecoderWeights::check() const {
   const std::int64_t sizes[] = {shape.vocab, shape.hidden,   shape.intermediate, shape.layers,
                                 shape.heads, shape.kv_heads, shape.head_dim,     shape.max_context};
   for (const std::int64_t size : sizes) {
-    if (size < 1 || size > (std::int64_t{1} << 30)) throw std::invalid_argument("a size of the model is out of range");
+    if (size < 1 || size > (std::int64_t{1} << 30))
+      throw std::invalid_argument("a size of the model is out of range");
   }
   const auto half = static_cast<std::int64_t>(shape.inverse_frequencies.size());
-  if (shape.heads % shape.kv_heads != 0) throw std::invalid_argument("heads do not share keys evenly");
+  if (shape.heads % shape.kv_heads != 0)
+    throw std::invalid_argument("heads do not share keys evenly");
   if (half != 0 && 2 * half != shape.head_dim) {
     throw std::invalid_argument("a rotary embedding turns half of head_dim pairs");
   }
@@ -95,21 +94,32 @@ void DecoderWeights::check() const {
 }
 
 void DecoderWeights::make_vectors() {
-  const auto size = [](bool there, std::int64_t n) { return there ? static_cast<std::size_t>(n) : 0; };
-  for (LayerWeights& w : layers) {
-    w.input_norm.resize(size(true, shape.hidden));
-    w.mlp_norm.resize(size(true, shape.hidden));
-    w.input_norm_bias.resize(size(shape.layer_norm, shape.hidden));
-    w.mlp_norm_bias.resize(size(shape.layer_norm, shape.hidden));
-    w.q_norm.resize(size(shape.query_key_norm, shape.head_dim));
-    w.k_norm.resize(size(shape.query_key_norm, shape.head_dim));
-    w.qkv_bias.resize(size(shape.qkv_bias, shape.qkv_rows()));
-    w.output_bias.resize(size(shape.output_bias, shape.hidden));
-    w.up_bias.resize(size(shape.mlp_bias, shape.up_rows()));
-    w.down_bias.resize(size(shape.mlp_bias, shape.hidden));
+  const auto size = [](bool there, std::int64_t n) {
+    return there ? static_cast<std::size_t>(n) : 0;
+  };
+  const auto make_norm = [&](Norm& n) {
+    n.eps = shape.norm_eps;
+    n.weight.resize(size(true, shape.hidden));
+    n.bias.resize(size(shape.layer_norm, shape.hidden));
+  };
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    DecoderLayer& layer = layers[i];
+    SelfAttention& attention = layer.attention;
+    make_norm(layer.input_norm);
+    make_norm(layer.mlp_norm);
+    attention.shape = {shape.heads, shape.kv_heads, shape.head_dim};
+    attention.window = shape.windows[i];
+    attention.norm_eps = shape.norm_eps;
+    attention.q_norm.resize(size(shape.query_key_norm, shape.head_dim));
+    attention.k_norm.resize(size(shape.query_key_norm, shape.head_dim));
+    attention.qkv.bias.resize(size(shape.qkv_bias, shape.qkv_rows()));
+    attention.output.bias.resize(size(shape.output_bias, shape.hidden));
+    layer.mlp.activation = shape.activation;
+    layer.mlp.gated = shape.gated;
+    layer.mlp.up.bias.resize(size(shape.mlp_bias, shape.up_rows()));
+    layer.mlp.down.bias.resize(size(shape.mlp_bias, shape.hidden));
   }
-  norm.resize(size(true, shape.hidden));
-  norm_bias.resize(size(shape.layer_norm, shape.hidden));
+  make_norm(norm);
 }
 
 void DecoderWeights::make_matrices() {
@@ -121,41 +131,52 @@ void DecoderWeights::make_matrices() {
   const MatrixShape output = make(shape.hidden, mixed);
   const MatrixShape up = make(shape.up_rows(), shape.hidden);
   const MatrixShape down = make(shape.hidden, shape.intermediate);
-  const MatrixShape last = MatrixShape::make(shape.head_precision, shape.vocab, shape.hidden,
-                                             shape.head_precision == shape.precision ? shape.group : 0);
+  const MatrixShape last =
+      MatrixShape::make(shape.head_precision, shape.vocab, shape.hidden,
+                        shape.head_precision == shape.precision ? shape.group : 0);
   const std::size_t layer_bytes = qkv.bytes() + output.bytes() + up.bytes() + down.bytes();
   memory = Buffer(static_cast<std::size_t>(shape.layers) * layer_bytes + last.bytes());
   std::uint8_t* at = memory.data();
-  const auto place = [&](const MatrixShape& m) {
+  const auto next = [&](const MatrixShape& m) {
     std::uint8_t* here = at;
     at += m.bytes();
     return PackedMatrix(m, here);
   };
-  for (LayerWeights& w : layers) {
-    w.qkv = place(qkv);
-    w.output = place(output);
-    w.up = place(up);
-    w.down = place(down);
+  for (DecoderLayer& layer : layers) {
+    layer.attention.qkv.matrix = next(qkv);
+    layer.attention.output.matrix = next(output);
+    layer.mlp.up.matrix = next(up);
+    layer.mlp.down.matrix = next(down);
   }
-  head = place(last);
+  head.matrix = next(last);
 }
 
 namespace {
 
-WeightPlace place_in(LayerWeights& w, const std::string& rest) {
+NamedWeight weight_in(DecoderLayer& layer, const std::string& rest) {
+  SelfAttention& attention = layer.attention;
+  Mlp& mlp = layer.mlp;
   const std::pair<const char*, PackedMatrix*> matrices[] = {
-      {"qkv.weight", &w.qkv},       {"output.weight", &w.output}, {"gate_up.weight", &w.up},
-      {"up.weight", &w.up},         {"down.weight", &w.down}};
+      {"qkv.weight", &attention.qkv.matrix},
+      {"output.weight", &attention.output.matrix},
+      {"gate_up.weight", &mlp.up.matrix},
+      {"up.weight", &mlp.up.matrix},
+      {"down.weight", &mlp.down.matrix}};
   for (const auto& [name, matrix] : matrices) {
     if (rest == name) return {matrix, nullptr, nullptr};
   }
   const std::pair<const char*, std::vector<float>*> vectors[] = {
-      {"input_norm.weight", &w.input_norm}, {"input_norm.bias", &w.input_norm_bias},
-      {"mlp_norm.weight", &w.mlp_norm},     {"mlp_norm.bias", &w.mlp_norm_bias},
-      {"q_norm.weight", &w.q_norm},         {"k_norm.weight", &w.k_norm},
-      {"qkv.bias", &w.qkv_bias},            {"output.bias", &w.output_bias},
-      {"gate_up.bias", &w.up_bias},         {"up.bias", &w.up_bias},
-      {"down.bias", &w.down_bias}};
+      {"input_norm.weight", &layer.input_norm.weight},
+      {"input_norm.bias", &layer.input_norm.bias},
+      {"mlp_norm.weight", &layer.mlp_norm.weight},
+      {"mlp_norm.bias", &layer.mlp_norm.bias},
+      {"q_norm.weight", &attention.q_norm},
+      {"k_norm.weight", &attention.k_norm},
+      {"qkv.bias", &attention.qkv.bias},
+      {"output.bias", &attention.output.bias},
+      {"gate_up.bias", &mlp.up.bias},
+      {"up.bias", &mlp.up.bias},
+      {"down.bias", &mlp.down.bias}};
   for (const auto& [name, vector] : vectors) {
     if (rest == name && !vector->empty()) return {nullptr, nullptr, vector};
   }
@@ -164,48 +185,49 @@ WeightPlace place_in(LayerWeights& w, const std::string& rest) {
 
 }  // namespace
 
-WeightPlace DecoderWeights::find(const std::string& name) {
+NamedWeight DecoderWeights::find(const std::string& name) {
   std::string rest;
   const std::int64_t index = layer_index(name, rest);
-  if (index >= 0) return index < shape.layers ? place_in(layers[static_cast<std::size_t>(index)], rest) : WeightPlace{};
-  if (name == "norm.weight") return {nullptr, nullptr, &norm};
-  if (name == "norm.bias" && shape.layer_norm) return {nullptr, nullptr, &norm_bias};
-  if (name == "embedding.weight") return shape.tied ? WeightPlace{&head, nullptr, nullptr}  : WeightPlace{nullptr, &embedding, nullptr};
-  if (name == "head.weight" && !shape.tied) return {&head, nullptr, nullptr};
+  if (index >= 0)
+    return index < shape.layers ? weight_in(layers[static_cast<std::size_t>(index)], rest)
+                                : NamedWeight{};
+  if (name == "norm.weight") return {nullptr, nullptr, &norm.weight};
+  if (name == "norm.bias" && shape.layer_norm) return {nullptr, nullptr, &norm.bias};
+  if (name == "embedding.weight")
+    return shape.tied ? NamedWeight{&head.matrix, nullptr, nullptr}
+                      : NamedWeight{nullptr, &embedding, nullptr};
+  if (name == "head.weight" && !shape.tied) return {&head.matrix, nullptr, nullptr};
   if (name == "positions.weight" && !rotary.used()) return {nullptr, &positions, nullptr};
   return {};
 }
 
-void Decoder::load(const std::string& name, std::int64_t first, std::int64_t count, std::int64_t cols,
-                   const void* data, SourceType type, ThreadPool& pool) {
-  const WeightPlace place = weights_->find(name);
+void Decoder::load(const std::string& name, std::int64_t first, std::int64_t count,
+                   std::int64_t cols, const void* data, SourceType type, ThreadPool& pool) {
+  const NamedWeight weight = weights_->find(name);
   std::int64_t rows = 1;
   std::int64_t expected = 0;
-  if (place.matrix != nullptr) rows = place.matrix->shape().rows, expected = place.matrix->shape().cols;
-  if (place.table != nullptr) rows = place.table->rows, expected = place.table->cols;
+  if (weight.matrix != nullptr)
+    rows = weight.matrix->shape().rows, expected = weight.matrix->shape().cols;
+  if (weight.table != nullptr) rows = weight.table->rows, expected = weight.table->cols;
   // A vector may come in parts (the biases of q, k and v): its "rows" are its values.
-  if (place.vector != nullptr) rows = static_cast<std::int64_t>(place.vector->size()), expected = 1;
+  if (weight.vector != nullptr)
+    rows = static_cast<std::int64_t>(weight.vector->size()), expected = 1;
   if (expected == 0) throw std::invalid_argument("the model has no weight " + name);
   if (first < 0 || count < 0 || first > rows - count || cols != expected) {
-    throw std::invalid_argument(name + " has " + std::to_string(rows) + " x " + std::to_string(expected) +
-                                " values; rows " + std::to_string(first) + " + " + std::to_string(count) +
-                                " of " + std::to_string(cols) + " do not fit");
+    throw std::invalid_argument(name + " has " + std::to_string(rows) + " x " +
+                                std::to_string(expected) + " values; rows " +
+                                std::to_string(first) + " + " + std::to_string(count) + " of " +
+                                std::to_string(cols) + " do not fit");
   }
-  if (place.table != nullptr) return place.table->store(first, count, data, type);
-  if (place.vector != nullptr) return read_values(data, type, 0, count, place.vector->data() + first);
-  // A body of the pool must not throw: what goes wrong is kept and thrown afterwards.
-  std::atomic<bool> failed{false};
-  std::string message;
+  if (weight.table != nullptr) return weight.table->store(first, count, data, type);
+  if (weight.vector != nullptr)
+    return read_values(data, type, 0, count, weight.vector->data() + first);
   const Forward forward(pool);
-  pool.for_ranges(count, 16, [&](const Range& r) {
-    try {
-      const auto* source = static_cast<const std::uint8_t*>(data) + static_cast<std::size_t>(r.begin * cols) * bytes_of(type);
-      place.matrix->pack_rows(first + r.begin, r.end - r.begin, source, type, cols);
-    } catch (const std::exception& error) {
-      if (!failed.exchange(true)) message = error.what();
-    }
-  });
-  if (failed) throw std::domain_error(name + ": " + message);
+  try {
+    pack_rows(*weight.matrix, first, count, data, type, pool);
+  } catch (const std::domain_error& error) {
+    throw std::domain_error(name + ": " + error.what());
+  }
 }
 
 }  // namespace forerun::cpu

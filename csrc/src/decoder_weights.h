@@ -9,23 +9,10 @@
 #include "forerun/decoder.h"
 #include "forerun/packed_matrix.h"
 #include "forerun/thread_pool.h"
+#include "parts.h"
 #include "rotary.h"
 
 namespace forerun::cpu {
-
-struct LayerWeights {
-  std::vector<float> input_norm, input_norm_bias;
-  PackedMatrix qkv;
-  std::vector<float> qkv_bias;
-  std::vector<float> q_norm, k_norm;
-  PackedMatrix output;
-  std::vector<float> output_bias;
-  std::vector<float> mlp_norm, mlp_norm_bias;
-  PackedMatrix up;  // gate and up, where gated
-  std::vector<float> up_bias;
-  PackedMatrix down;
-  std::vector<float> down_bias;
-};
 
 // Rows that are looked up, not multiplied with: fp32, or else bf16.
 struct Table {
@@ -40,7 +27,7 @@ struct Table {
 };
 
 // What a name stands for: one of the three, or nothing.
-struct WeightPlace {
+struct NamedWeight {
   PackedMatrix* matrix = nullptr;
   Table* table = nullptr;
   std::vector<float>* vector = nullptr;
@@ -51,14 +38,14 @@ struct DecoderWeights {
 
   DecoderShape shape;
   RotaryTable rotary;
-  std::vector<LayerWeights> layers;
-  std::vector<float> norm, norm_bias;
-  PackedMatrix head;
+  std::vector<DecoderLayer> layers;
+  Norm norm;
+  Linear head;
   Table embedding;  // empty where tied
   Table positions;  // empty where rotary
   Buffer memory;    // of all matrices
 
-  WeightPlace find(const std::string& name);
+  NamedWeight find(const std::string& name);
 
  private:
   void check() const;

@@ -7,7 +7,7 @@
 
 namespace forerun::cpu {
 
-// A host program may let subnormal numbers count as zero, in some of its threads. Results must not
+// A host program may treat subnormal numbers as zero, in some of its threads. Results must not
 // depend on that: `ieee` keeps them, `flush` takes them as zero, as vdpbf16ps does in any mode.
 class FloatMode {
  public:
@@ -15,8 +15,8 @@ class FloatMode {
 
 #if defined(__x86_64__) || defined(__i386__)
   explicit FloatMode(Subnormals subnormals) : saved_(_mm_getcsr()) {
-    constexpr unsigned kDefault = 0x1f80;            // round to nearest, all exceptions masked
-    constexpr unsigned kFlush = 0x8000u | 0x0040u;   // results and operands
+    constexpr unsigned kDefault = 0x1f80;           // round to nearest, all exceptions masked
+    constexpr unsigned kFlush = 0x8000u | 0x0040u;  // results and operands
     _mm_setcsr(subnormals == Subnormals::flush ? kDefault | kFlush : kDefault);
   }
   ~FloatMode() { _mm_setcsr(saved_); }

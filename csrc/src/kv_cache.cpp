@@ -21,6 +21,14 @@ void write_fp32(const float* x, std::int64_t count, std::uint8_t* first, std::in
   for (std::int64_t i = 0; i < count; ++i) std::memcpy(first + i * step, &x[i], 4);
 }
 
+// As Python shows a list.
+std::string shown(const std::vector<std::int64_t>& numbers) {
+  std::string text;
+  for (const std::int64_t number : numbers)
+    text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return "[" + text + "]";
+}
+
 // Keys: two dimensions to a lane.
 void write_key_bf16(const float* key, std::int64_t dimensions, std::uint8_t* lane) {
   for (std::int64_t i = 0; i < dimensions; ++i) {
@@ -59,7 +67,8 @@ KvCache::KvCache(const Shape& shape) : shape_(shape) {
   const auto heads = static_cast<double>(shape.layers) * static_cast<double>(shape.rows) *
                      static_cast<double>(shape.kv_heads);
   if (heads * static_cast<double>(head_bytes_) > 0x1p46) throw std::bad_alloc();
-  memory_ = Buffer(static_cast<std::size_t>(shape.layers * shape.rows * shape.kv_heads * head_bytes_));
+  memory_ =
+      Buffer(static_cast<std::size_t>(shape.layers * shape.rows * shape.kv_heads * head_bytes_));
   lengths_.assign(static_cast<std::size_t>(shape.layers * shape.rows), 0);
   positions_.assign(static_cast<std::size_t>(shape.rows * shape.capacity), 0);
 }
@@ -89,11 +98,12 @@ void KvCache::check_row(std::int64_t row) const {
 
 void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
                     const float* key, const float* value) {
-  std::uint8_t* k = keys(layer, row, head) + slot / kBlockRows * key_lines_ * kLine + slot % kBlockRows * 4;
+  std::uint8_t* k =
+      keys(layer, row, head) + slot / kBlockRows * key_lines_ * kLine + slot % kBlockRows * 4;
   std::uint8_t* v = values(layer, row, head);
   const std::int64_t dimensions = shape_.head_dim;
-  // What a token does not see weighs 0, and 0 times infinity would be NaN: so values are always numbers.
-  // A key that is none spoils the scores of those who see it, and of nobody else.
+  // What a token does not see weighs 0, and 0 times infinity would be NaN: so values are always
+  // numbers. A key that is NaN spoils the scores of the tokens that see it, and no others.
   std::vector<float> none;
   if (!are_numbers(value, dimensions, shape_.precision)) {
     none.assign(static_cast<std::size_t>(2 * dimensions), 0.0f);
@@ -118,17 +128,19 @@ void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std
   }
 }
 
-void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlots from, std::int64_t from_slot,
-                     ValueSlots to, std::int64_t to_slot) {
+void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlots from,
+                     std::int64_t from_slot, ValueSlots to, std::int64_t to_slot) {
   for (std::int64_t b = 0; b < blocks; ++b) {
     if (precision == Precision::fp32) {
       std::memcpy(to.memory + (b * to.lines + to_slot) * kLine,
                   from.memory + (b * from.lines + from_slot) * kLine, kLineBytes);
       continue;
     }
-    const std::uint8_t* source = from.memory + (b * from.lines + from_slot / 2) * kLine + from_slot % 2 * 2;
+    const std::uint8_t* source =
+        from.memory + (b * from.lines + from_slot / 2) * kLine + from_slot % 2 * 2;
     std::uint8_t* target = to.memory + (b * to.lines + to_slot / 2) * kLine + to_slot % 2 * 2;
-    for (int lane = 0; lane < kBlockRows; ++lane) std::memcpy(target + lane * 4, source + lane * 4, 2);
+    for (int lane = 0; lane < kBlockRows; ++lane)
+      std::memcpy(target + lane * 4, source + lane * 4, 2);
   }
 }
 
@@ -138,7 +150,8 @@ void KvCache::move(std::int64_t layer, std::int64_t row, std::int64_t from, std:
     const auto lane = [&](std::int64_t slot) {
       return k + slot / kBlockRows * key_lines_ * kLine + slot % kBlockRows * 4;
     };
-    for (std::int64_t i = 0; i < key_lines_; ++i) std::memcpy(lane(to) + i * kLine, lane(from) + i * kLine, 4);
+    for (std::int64_t i = 0; i < key_lines_; ++i)
+      std::memcpy(lane(to) + i * kLine, lane(from) + i * kLine, 4);
     const ValueSlots v = {values(layer, row, head), value_lines_};
     copy_value_slot(shape_.precision, value_blocks_, v, from, v, to);
   }
@@ -156,10 +169,11 @@ void KvCache::keep(std::int64_t row, std::int64_t start, const std::vector<std::
     ascending = ascending && slot > before;
     before = slot;
   }
-  if (!ascending || (!slots.empty() && start + slots.back() >= longest)) {
-    throw CacheError("the slots to keep in row " + std::to_string(row) + " from " + std::to_string(start) +
-                     " on must ascend from 0 and lie below " + std::to_string(longest) +
-                     ", the slots filled.");
+  if (!ascending || start > longest || (!slots.empty() && start + slots.back() >= longest)) {
+    throw CacheError("cannot keep tokens " + shown(slots) + " after the first " +
+                     std::to_string(start) + " in row " + std::to_string(row) +
+                     ": they must ascend from 0 and the row holds " + std::to_string(longest) +
+                     " tokens.");
   }
   const auto count = static_cast<std::int64_t>(slots.size());
   for (std::int64_t i = 0; i < count; ++i) {
@@ -178,15 +192,17 @@ void KvCache::keep(std::int64_t row, std::int64_t start, const std::vector<std::
   }
 }
 
-void KvCache::trim(std::int64_t row, std::int64_t length, std::int64_t first_layer, std::int64_t end_layer) {
+void KvCache::trim(std::int64_t row, std::int64_t length, std::int64_t first_layer,
+                   std::int64_t end_layer) {
   check_row(row);
   if (first_layer < 0 || first_layer > end_layer || end_layer > shape_.layers) {
-    throw CacheError("cannot trim layers " + std::to_string(first_layer) + " to " + std::to_string(end_layer - 1) +
-                     " of a cache of " + std::to_string(shape_.layers) + " layers.");
+    throw CacheError("cannot trim layers " + std::to_string(first_layer) + " to " +
+                     std::to_string(end_layer - 1) + " of a cache of " +
+                     std::to_string(shape_.layers) + " layers.");
   }
   if (length < 0) {
     throw CacheError("cannot trim row " + std::to_string(row) + " to " + std::to_string(length) +
-                     " slots; 0 empties it.");
+                     " tokens; 0 empties it.");
   }
   for (std::int64_t layer = first_layer; layer < end_layer; ++layer) {
     std::int64_t& held = lengths_[at(layer, row)];

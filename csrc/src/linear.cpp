@@ -15,8 +15,8 @@ constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
 // computing.
 constexpr std::int64_t kChunkBytes = 64 << 10;
 
-// How many lines ahead of its stream a tile fetches: far enough for memory's latency or, with few tokens,
-// no further than the processor's own prefetching, which does not like to be overtaken.
+// How many lines ahead of its stream a tile fetches: far enough for memory's latency or, with few
+// tokens, no further than the processor's own prefetching, which does not like to be overtaken.
 constexpr std::int64_t kFarAhead = 128;
 constexpr std::int64_t kNearAhead = 16;
 
@@ -38,8 +38,9 @@ struct Product {
   }
 };
 
-// One pass over a block: stay in the stream, and turn to the block that follows before it ends. Several
-// passes, one for each tile: each fetches its part of what follows, so that memory is busy during all.
+// One pass over a block: stay in the stream, and turn to the block that follows before it ends.
+// Several passes, one for each tile: each fetches its part of what follows, so that memory is busy
+// during all.
 struct AheadPlan {
   std::int64_t lines;  // in a block
   std::int64_t turn;
@@ -54,7 +55,8 @@ struct AheadPlan {
   }
 
   Ahead tile(std::int64_t index, const std::uint8_t* here, const std::uint8_t* following) const {
-    if (tiles > 1) return {following, following + index * (lines * kLine / tiles), 0, kLine / tiles};
+    if (tiles > 1)
+      return {following, following + index * (lines * kLine / tiles), 0, kLine / tiles};
     return {here + (lines - turn) * kLine, following, turn, kLine};
   }
 };
@@ -76,7 +78,8 @@ void run_blocks(const Product& p, const Range& range) {
     a.rows = std::min<std::int64_t>(kBlockRows, shape.rows - row);
     a.bias = p.options.bias == nullptr ? nullptr : p.options.bias + row;
     const bool inside = b + 1 < range.stop;
-    const std::uint8_t* following = inside ? a.weights + block_bytes : p.afterwards(range, a.weights);
+    const std::uint8_t* following =
+        inside ? a.weights + block_bytes : p.afterwards(range, a.weights);
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       a.ahead = plan.tile(tile, a.weights, following);
       a.panel = p.x.panel(tile);
@@ -88,13 +91,14 @@ void run_blocks(const Product& p, const Range& range) {
 
 void check(const MatrixShape& w, const MatrixShape& x, std::int64_t y_stride) {
   if (w.precision != x.precision || w.cols != x.cols || w.group != x.group) {
-    throw std::invalid_argument(std::string("the matrix is ") + precision_name(w.precision) + " with " +
-                                std::to_string(w.cols) + " columns in groups of " +
+    throw std::invalid_argument(std::string("the matrix is ") + precision_name(w.precision) +
+                                " with " + std::to_string(w.cols) + " columns in groups of " +
                                 std::to_string(w.group) + ", the activations are packed for " +
-                                precision_name(x.precision) + ", " + std::to_string(x.cols) + " and " +
-                                std::to_string(x.group));
+                                precision_name(x.precision) + ", " + std::to_string(x.cols) +
+                                " and " + std::to_string(x.group));
   }
-  if (y_stride < w.rows) throw std::invalid_argument("the result's stride is shorter than its rows");
+  if (y_stride < w.rows)
+    throw std::invalid_argument("the result's stride is shorter than its rows");
 }
 
 }  // namespace
@@ -103,8 +107,8 @@ void linear(const PackedMatrix& weights, const Activations& x, float* y, std::in
             ThreadPool& pool, const LinearOptions& options) {
   const MatrixShape& shape = weights.shape();
   check(shape, x.shape(), y_stride);
-  const auto subnormals =
-      shape.precision == Precision::bf16 ? FloatMode::Subnormals::flush : FloatMode::Subnormals::ieee;
+  const auto subnormals = shape.precision == Precision::bf16 ? FloatMode::Subnormals::flush
+                                                             : FloatMode::Subnormals::ieee;
   const Product product{weights, x, y, y_stride, options, pool.size(), subnormals};
   const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
   const std::int64_t grain = std::max<std::int64_t>(kChunkBytes / chunk, 1);

@@ -36,24 +36,26 @@ __attribute__((target("avx512f"))) void read_piece(const std::uint8_t* p, const 
   }
 }
 
+// clang-format off
 #define FORERUN_CHAIN(instruction, i) instruction " %%zmm30, %%zmm31, %%zmm" #i "\n"
-#define FORERUN_CHAINS(x)                                                                            \
-  FORERUN_CHAIN(x, 0) FORERUN_CHAIN(x, 1) FORERUN_CHAIN(x, 2) FORERUN_CHAIN(x, 3)                    \
-  FORERUN_CHAIN(x, 4) FORERUN_CHAIN(x, 5) FORERUN_CHAIN(x, 6) FORERUN_CHAIN(x, 7)                    \
-  FORERUN_CHAIN(x, 8) FORERUN_CHAIN(x, 9) FORERUN_CHAIN(x, 10) FORERUN_CHAIN(x, 11)                  \
-  FORERUN_CHAIN(x, 12) FORERUN_CHAIN(x, 13) FORERUN_CHAIN(x, 14) FORERUN_CHAIN(x, 15)                \
-  FORERUN_CHAIN(x, 16) FORERUN_CHAIN(x, 17) FORERUN_CHAIN(x, 18) FORERUN_CHAIN(x, 19)                \
+#define FORERUN_CHAINS(x)                                                                          \
+  FORERUN_CHAIN(x, 0) FORERUN_CHAIN(x, 1) FORERUN_CHAIN(x, 2) FORERUN_CHAIN(x, 3)                  \
+  FORERUN_CHAIN(x, 4) FORERUN_CHAIN(x, 5) FORERUN_CHAIN(x, 6) FORERUN_CHAIN(x, 7)                  \
+  FORERUN_CHAIN(x, 8) FORERUN_CHAIN(x, 9) FORERUN_CHAIN(x, 10) FORERUN_CHAIN(x, 11)                \
+  FORERUN_CHAIN(x, 12) FORERUN_CHAIN(x, 13) FORERUN_CHAIN(x, 14) FORERUN_CHAIN(x, 15)              \
+  FORERUN_CHAIN(x, 16) FORERUN_CHAIN(x, 17) FORERUN_CHAIN(x, 18) FORERUN_CHAIN(x, 19)              \
   FORERUN_CHAIN(x, 20) FORERUN_CHAIN(x, 21) FORERUN_CHAIN(x, 22) FORERUN_CHAIN(x, 23)
-#define FORERUN_PEAK(name, instruction)                                                              \
-  __attribute__((target("avx512f"))) void name() {                                                   \
-    asm volatile("vpxord %%zmm30, %%zmm30, %%zmm30\n vpxord %%zmm31, %%zmm31, %%zmm31\n" ::          \
-                     : "xmm30", "xmm31");                                                            \
-    for (std::int64_t i = 0; i < kTurns; ++i) {                                                      \
-      asm volatile(FORERUN_CHAINS(instruction)::                                                     \
-                       : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",     \
-                         "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16",      \
-                         "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23");             \
-    }                                                                                                \
+// clang-format on
+#define FORERUN_PEAK(name, instruction)                                                          \
+  __attribute__((target("avx512f"))) void name() {                                               \
+    asm volatile("vpxord %%zmm30, %%zmm30, %%zmm30\n vpxord %%zmm31, %%zmm31, %%zmm31\n" ::      \
+                     : "xmm30", "xmm31");                                                        \
+    for (std::int64_t i = 0; i < kTurns; ++i) {                                                  \
+      asm volatile(FORERUN_CHAINS(instruction)::                                                 \
+                       : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", \
+                         "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16",  \
+                         "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23");         \
+    }                                                                                            \
   }
 
 FORERUN_PEAK(peak_fp32, "vfmadd231ps")

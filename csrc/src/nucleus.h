@@ -9,17 +9,19 @@
 
 namespace forerun::cpu {
 
-// Of values in descending order: all above `value` lie before the limit, and of those equal to it as many
-// as begin before it.
+// Of values in descending order: all above `value` lie before the limit, and of those equal to it
+// as many as begin before it.
 template <class T>
 struct MassCut {
   T value;
-  double before;      // the mass of all above `value`
+  double before;  // the mass of all above `value`
   double limit;
   std::int64_t ties;  // how many equal `value`
 
-  // Whether of those equal to `value` the one is kept that comes after `index` others.
-  bool keeps_tie(std::int64_t index) const { return before + static_cast<double>(index) * value < limit; }
+  // Whether a value equal to `value` is kept that comes after `index` others.
+  bool keeps_tie(std::int64_t index) const {
+    return before + static_cast<double>(index) * value < limit;
+  }
 };
 
 template <class T>
@@ -50,8 +52,9 @@ MassCut<T> cut_among_few(T* values, std::int64_t count, double before, double li
   }
 }
 
-// Values lie in [0, 1], where their bits are ordered as they are. Ten bits at a time, the mass of each
-// digit is added up in the order given, and only the digit in which the limit falls is looked at further.
+// Values lie in [0, 1], where their bits are ordered as they are. Ten bits at a time, the mass of
+// each digit is added up in the order given, and only the digit in which the limit falls is looked
+// at further.
 template <class T>
 MassCut<T> cut_at_mass(const T* values, std::int64_t count, double limit, std::vector<T>& rest) {
   using Key = typename KeyOf<T>::type;
@@ -69,7 +72,8 @@ MassCut<T> cut_at_mass(const T* values, std::int64_t count, double limit, std::v
     // By turns into several tables: additions to one place wait for each other.
     double mass[kDigits][kTables] = {};
     for (std::int64_t i = 0; i < count; ++i) {
-      mass[key_of(values[i]) >> shift & (kDigits - 1)][i % kTables] += static_cast<double>(values[i]);
+      mass[key_of(values[i]) >> shift & (kDigits - 1)][i % kTables] +=
+          static_cast<double>(values[i]);
     }
     const auto mass_of = [&](int digit) {
       return (mass[digit][0] + mass[digit][1]) + (mass[digit][2] + mass[digit][3]);

@@ -23,8 +23,8 @@ inline float float_of(std::uint32_t u) {
 
 inline float bf16_to_float(std::uint16_t h) { return float_of(std::uint32_t{h} << 16); }
 
-// Round to nearest even. Subnormals become zero because vdpbf16ps reads them as zero: so every level
-// multiplies the same numbers.
+// Round to nearest even. Subnormals become zero because vdpbf16ps reads them as zero: so every
+// level multiplies the same numbers.
 inline std::uint16_t float_to_bf16(float x) {
   const std::uint32_t u = bits_of(x);
   const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;

@@ -28,7 +28,8 @@ void pack_bf16(const std::vector<float>& row, std::uint8_t* lane) {
   check_bf16(row.data(), static_cast<std::int64_t>(row.size()));
   std::size_t i = 0;
   for (; i + 1 < row.size(); i += 2, lane += kLineBytes) {
-    const std::uint32_t pair = float_to_bf16(row[i]) | std::uint32_t{float_to_bf16(row[i + 1])} << 16;
+    const std::uint32_t pair = float_to_bf16(row[i]) | std::uint32_t{float_to_bf16(row[i + 1])}
+                                                           << 16;
     std::memcpy(lane, &pair, 4);
   }
   if (i < row.size()) {
@@ -38,7 +39,8 @@ void pack_bf16(const std::vector<float>& row, std::uint8_t* lane) {
 }
 
 void unpack_fp32(const std::uint8_t* lane, std::int64_t cols, float* out) {
-  for (std::int64_t k = 0; k < cols; ++k) std::memcpy(&out[k], lane + k * std::int64_t{kLineBytes}, 4);
+  for (std::int64_t k = 0; k < cols; ++k)
+    std::memcpy(&out[k], lane + k * std::int64_t{kLineBytes}, 4);
 }
 
 void unpack_bf16(const std::uint8_t* lane, std::int64_t cols, float* out) {
@@ -67,7 +69,8 @@ Precision precision_named(const std::string& name) {
   throw std::invalid_argument("no precision " + name);
 }
 
-MatrixShape MatrixShape::make(Precision precision, std::int64_t rows, std::int64_t cols, int group) {
+MatrixShape MatrixShape::make(Precision precision, std::int64_t rows, std::int64_t cols,
+                              int group) {
   if (rows < 1 || cols < 1 || rows >= kMaxSide || cols >= kMaxSide) {
     throw std::invalid_argument("a matrix needs 1 to 2^31 - 1 rows and columns, not " +
                                 std::to_string(rows) + " x " + std::to_string(cols));
@@ -118,11 +121,12 @@ PackedMatrix::PackedMatrix(const MatrixShape& shape, std::uint8_t* memory)
   // Their scales stay zero.
   const int zero = shape.precision == Precision::int8 ? 128 : 0x88;
   std::uint8_t* last = memory + static_cast<std::size_t>(shape.blocks() - 1) * shape.block_bytes();
-  for (std::int64_t i = 0; i < shape.lines(); ++i) std::memset(last + shape.line_offset(i), zero, kLineBytes);
+  for (std::int64_t i = 0; i < shape.lines(); ++i)
+    std::memset(last + shape.line_offset(i), zero, kLineBytes);
 }
 
-void PackedMatrix::pack_rows(std::int64_t first, std::int64_t count, const void* source, SourceType type,
-                             std::int64_t stride) {
+void PackedMatrix::pack_rows(std::int64_t first, std::int64_t count, const void* source,
+                             SourceType type, std::int64_t stride) {
   if (first < 0 || count < 0 || first + count > shape_.rows || stride < shape_.cols) {
     throw std::invalid_argument("rows " + std::to_string(first) + " + " + std::to_string(count) +
                                 " do not lie in a matrix of " + std::to_string(shape_.rows) +
@@ -144,7 +148,8 @@ void PackedMatrix::pack_rows(std::int64_t first, std::int64_t count, const void*
 }
 
 void PackedMatrix::unpack_row(std::int64_t row, float* out) const {
-  const std::uint8_t* lane = block(row / kBlockRows) + static_cast<std::size_t>(row % kBlockRows) * 4;
+  const std::uint8_t* lane =
+      block(row / kBlockRows) + static_cast<std::size_t>(row % kBlockRows) * 4;
   const std::int64_t cols = shape_.cols;
   switch (shape_.precision) {
     case Precision::fp32: unpack_fp32(lane, cols, out); break;
@@ -156,7 +161,8 @@ void PackedMatrix::unpack_row(std::int64_t row, float* out) const {
 void PackedMatrix::unpack_grouped(std::int64_t row, const std::uint8_t* lane, float* out) const {
   const bool bytes = shape_.precision == Precision::int8;
   const int per_line = shape_.values_per_line();
-  const std::uint8_t* scales = block(row / kBlockRows) + static_cast<std::size_t>(row % kBlockRows) * 2;
+  const std::uint8_t* scales =
+      block(row / kBlockRows) + static_cast<std::size_t>(row % kBlockRows) * 2;
   for (std::int64_t g = 0; g < shape_.groups(); ++g) {
     std::uint16_t h;
     std::memcpy(&h, scales + shape_.scale_offset(g), 2);

@@ -64,9 +64,9 @@ float squared_error(const float* x, std::int64_t n, const Scale& s) {
   return total;
 }
 
-// int4 has one step more on the negative side: the extreme value goes there, by the sign of the scale.
-// Saturating it a little may cost less than a coarser step costs all the others, so a few scales
-// are tried and the least squared error wins.
+// int4 has one step more on the negative side: the extreme value goes there, by the sign of the
+// scale. Saturating it a little may cost less than a coarser step costs all the others, so a few
+// scales are tried and the least squared error wins.
 Scale best_int4_scale(const float* x, std::int64_t n) {
   const float peak = extreme(x, n);
   Scale best{};
@@ -87,10 +87,12 @@ Scale best_int4_scale(const float* x, std::int64_t n) {
 void check_bf16(const float* row, std::int64_t count) {
   constexpr float kLargest = 3.3895313e38f;  // 2^127 * (2 - 2^-7)
   constexpr float kHalfStep = 6.6461399e35f;
-  if (largest(row, count) >= kLargest + kHalfStep) throw std::domain_error("a weight is too large for bf16");
+  if (largest(row, count) >= kLargest + kHalfStep)
+    throw std::domain_error("a weight is too large for bf16");
 }
 
-void quantize_row_int8(const MatrixShape& shape, const float* row, std::size_t lane, std::uint8_t* block) {
+void quantize_row_int8(const MatrixShape& shape, const float* row, std::size_t lane,
+                       std::uint8_t* block) {
   for (std::int64_t g = 0; g < shape.groups(); ++g) {
     const std::int64_t begin = g * shape.group;
     const std::int64_t count = std::min<std::int64_t>(shape.group, shape.cols - begin);
@@ -98,14 +100,16 @@ void quantize_row_int8(const MatrixShape& shape, const float* row, std::size_t l
     const Scale s = make_scale(largest(x, count) / 127.0f);
     std::memcpy(block + shape.scale_offset(g) + lane * 2, &s.stored, 2);
     std::uint8_t q[kMaxGroup] = {};
-    for (std::int64_t i = 0; i < count; ++i) q[i] = static_cast<std::uint8_t>(quantize(x[i], s.inverse, -127, 127) + 128);
+    for (std::int64_t i = 0; i < count; ++i)
+      q[i] = static_cast<std::uint8_t>(quantize(x[i], s.inverse, -127, 127) + 128);
     for (std::int64_t i = count; i % 4 != 0; ++i) q[i] = 128;
     std::uint8_t* line = block + shape.line_offset(begin / 4) + lane * 4;
     for (std::int64_t i = 0; i < count; i += 4, line += kLineBytes) std::memcpy(line, q + i, 4);
   }
 }
 
-void quantize_row_int4(const MatrixShape& shape, const float* row, std::size_t lane, std::uint8_t* block) {
+void quantize_row_int4(const MatrixShape& shape, const float* row, std::size_t lane,
+                       std::uint8_t* block) {
   for (std::int64_t g = 0; g < shape.groups(); ++g) {
     const std::int64_t begin = g * shape.group;
     const std::int64_t count = std::min<std::int64_t>(shape.group, shape.cols - begin);
@@ -113,7 +117,8 @@ void quantize_row_int4(const MatrixShape& shape, const float* row, std::size_t l
     const Scale s = best_int4_scale(x, count);
     std::memcpy(block + shape.scale_offset(g) + lane * 2, &s.stored, 2);
     std::uint8_t q[kMaxGroup + 8];
-    for (std::int64_t i = 0; i < count; ++i) q[i] = static_cast<std::uint8_t>(quantize(x[i], s.inverse, -8, 7) + 8);
+    for (std::int64_t i = 0; i < count; ++i)
+      q[i] = static_cast<std::uint8_t>(quantize(x[i], s.inverse, -8, 7) + 8);
     for (std::int64_t i = count; i < count + 8; ++i) q[i] = 8;
     std::uint8_t* line = block + shape.line_offset(begin / 8) + lane * 4;
     for (std::int64_t i = 0; i < count; i += 8, line += kLineBytes) {

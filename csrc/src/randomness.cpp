@@ -9,10 +9,12 @@
 namespace forerun::cpu {
 namespace {
 
-std::uint64_t state_of(std::uint64_t seed, std::int64_t position, Purpose purpose, std::int64_t node) {
+std::uint64_t state_of(std::uint64_t seed, std::int64_t position, Purpose purpose,
+                       std::int64_t node) {
   std::uint64_t state = 0;
-  for (const std::uint64_t part : {seed, static_cast<std::uint64_t>(position),
-                                   static_cast<std::uint64_t>(purpose), static_cast<std::uint64_t>(node)}) {
+  for (const std::uint64_t part :
+       {seed, static_cast<std::uint64_t>(position), static_cast<std::uint64_t>(purpose),
+        static_cast<std::uint64_t>(node)}) {
     state = mix((state + kGolden) ^ part);
   }
   return state;
@@ -21,7 +23,8 @@ std::uint64_t state_of(std::uint64_t seed, std::int64_t position, Purpose purpos
 }  // namespace
 
 double uniform(std::uint64_t seed, std::int64_t position, Purpose purpose, std::int64_t node) {
-  return static_cast<double>(mix(state_of(seed, position, purpose, node) + kGolden) >> 11) * 0x1p-53;
+  return static_cast<double>(mix(state_of(seed, position, purpose, node) + kGolden) >> 11) *
+         0x1p-53;
 }
 
 Noise::Noise(std::uint64_t seed, std::int64_t position)

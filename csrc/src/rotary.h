@@ -1,5 +1,5 @@
-// Cosines and sines of the rotary embedding (arXiv 2104.09864), by position, made as far as they are
-// needed.
+// Cosines and sines of the rotary embedding (arXiv 2104.09864), by position, made as far as they
+// are needed.
 #pragma once
 
 #include <cmath>

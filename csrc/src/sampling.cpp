@@ -51,7 +51,8 @@ double total_of(const std::vector<double>& sums) {
 
 // A token of a row whose blocks have these sums.
 template <class T>
-std::int64_t draw_from(const T* probs, std::int64_t vocab, const std::vector<double>& sums, double uniform) {
+std::int64_t draw_from(const T* probs, std::int64_t vocab, const std::vector<double>& sums,
+                       double uniform) {
   const double point = uniform * total_of(sums);
   double cumulative = 0.0;
   for (std::size_t block = 0; block < sums.size(); ++block) {
@@ -81,10 +82,34 @@ double block_without(const T* probs, std::int64_t vocab, std::int64_t token) {
   return sum;
 }
 
-std::vector<double>& block_memory(std::int64_t vocab) {
-  static thread_local std::vector<double> sums;
-  sums.resize(static_cast<std::size_t>(num_blocks(vocab)));
-  return sums;
+std::vector<double> room_for_sums(std::int64_t vocab) {
+  return std::vector<double>(static_cast<std::size_t>(num_blocks(vocab)));
+}
+
+// The largest value and the first place where it stands.
+template <class T>
+struct Largest {
+  T value;
+  std::int64_t token;
+  bool numbers;  // whether no value is NaN
+};
+
+template <class T>
+Largest<T> largest_of(const T* row, std::int64_t vocab) {
+  constexpr std::int64_t kBlocks = 64;
+  Largest<T> best{-std::numeric_limits<T>::infinity(), 0, true};
+  std::int64_t block = 0;  // in which the largest stands first
+  for (std::int64_t begin = 0; begin < vocab; begin += kBlocks * kBlock) {
+    T blocks[kBlocks];
+    const std::int64_t count = std::min(kBlocks * kBlock, vocab - begin);
+    best.numbers &= row_ops<T>().largest(row + begin, count, blocks);
+    const T* top = std::max_element(blocks, blocks + num_blocks(count));
+    if (!(*top > best.value)) continue;
+    best.value = *top;
+    block = begin + (top - blocks) * kBlock;
+  }
+  best.token = std::find(row + block, row + vocab, best.value) - row;
+  return best;
 }
 
 }  // namespace
@@ -92,15 +117,16 @@ std::vector<double>& block_memory(std::int64_t vocab) {
 template <class T>
 std::int64_t draw(const T* probs, std::int64_t vocab, double uniform) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
-  std::vector<double>& sums = block_memory(vocab);
+  std::vector<double> sums = room_for_sums(vocab);
   row_ops<T>().block_sums(probs, vocab, sums.data());
   return draw_from(probs, vocab, sums, uniform);
 }
 
 template <class T>
-std::vector<std::int64_t> draw_siblings(const T* probs, std::int64_t vocab, const Siblings& how, T* rows) {
+std::vector<std::int64_t> draw_siblings(const T* probs, std::int64_t vocab, const Siblings& how,
+                                        T* rows) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
-  std::vector<double>& sums = block_memory(vocab);
+  std::vector<double> sums = room_for_sums(vocab);
   std::vector<std::int64_t> tokens;
   T scale = T(1);
   for (const std::int64_t node : how.nodes) {
@@ -141,8 +167,8 @@ template <class T>
 std::int64_t couple(const T* probs, std::int64_t vocab, const Noise& noise) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
   Race race;
-  // exp(log p + noise) = p / -log(u) <= p / (1 - u): few tokens are worth their logarithms. A little less
-  // than the best so far, because of rounding.
+  // exp(log p + noise) = p / -log(u) <= p / (1 - u): few tokens are worth their logarithms. A
+  // little less than the best so far, because of rounding.
   double bar = 0.0;
   for (std::int64_t first = 0; first < vocab; first += kBlock) {
     const auto count = static_cast<int>(std::min(kBlock, vocab - first));
@@ -153,7 +179,8 @@ std::int64_t couple(const T* probs, std::int64_t vocab, const Noise& noise) {
     for (int i = 0; i < count; ++i) {
       const double share = static_cast<double>(p[i]);
       if (!(share > bar * (1.0 - u[i]))) continue;
-      if (race.enter(first + i, share, Noise::of_fraction(u[i]))) bar = std::exp(race.score()) * (1.0 - 1e-9);
+      if (race.enter(first + i, share, Noise::of_fraction(u[i])))
+        bar = std::exp(race.score()) * (1.0 - 1e-9);
     }
   }
   return race.winner();
@@ -161,52 +188,45 @@ std::int64_t couple(const T* probs, std::int64_t vocab, const Noise& noise) {
 
 template <class T>
 std::int64_t argmax(const T* row, std::int64_t vocab) {
-  static thread_local std::vector<T> blocks;
-  blocks.resize(static_cast<std::size_t>(num_blocks(vocab)));
-  row_ops<T>().largest(row, vocab, blocks.data());
-  const auto block = std::max_element(blocks.begin(), blocks.end());
-  const std::int64_t begin = (block - blocks.begin()) * kBlock;
-  return std::find(row + begin, row + vocab, *block) - row;
+  return largest_of(row, vocab).token;
 }
 
 template <class T>
 RowState top_of_logits(const T* logits, std::int64_t vocab, std::int64_t& token) {
-  static thread_local std::vector<T> blocks;
-  blocks.resize(static_cast<std::size_t>(num_blocks(vocab)));
-  const bool numbers = row_ops<T>().largest(logits, vocab, blocks.data());
-  const auto block = std::max_element(blocks.begin(), blocks.end());
-  if (!numbers || *block == std::numeric_limits<T>::infinity()) return RowState::broken;
-  if (*block == -std::numeric_limits<T>::infinity()) return RowState::dead;
-  const std::int64_t begin = (block - blocks.begin()) * kBlock;
-  token = std::find(logits + begin, logits + vocab, *block) - logits;
+  const Largest<T> top = largest_of(logits, vocab);
+  if (!top.numbers || top.value == std::numeric_limits<T>::infinity()) return RowState::broken;
+  if (top.value == -std::numeric_limits<T>::infinity()) return RowState::dead;
+  token = top.token;
   return RowState::ok;
 }
 
-std::int64_t draw_drafted(const float* logits, std::int64_t vocab, const DraftDraw& how, std::int64_t node,
-                          float* probs) {
-  // A one-hot row that nobody looks at need not be written.
+std::int64_t draw_drafted(const float* logits, std::int64_t vocab, const DraftDraw& how,
+                          std::int64_t node, float* probs, RowScratch<float>& scratch) {
+  // A one-hot row that is not asked for need not be written.
   std::int64_t top = -1;
   const bool direct = probs == nullptr && how.warp.greedy();
-  static thread_local std::vector<float> scratch;
   if (probs == nullptr && !direct) {
-    scratch.resize(static_cast<std::size_t>(vocab));
-    probs = scratch.data();
+    scratch.rows.resize(static_cast<std::size_t>(vocab));
+    probs = scratch.rows.data();
   }
-  const RowState state = direct ? top_of_logits(logits, vocab, top) : warp_row(logits, vocab, how.warp, probs);
+  const RowState state = direct ? top_of_logits(logits, vocab, top)
+                                : warp_row(logits, vocab, how.warp, probs, scratch);
   if (state == RowState::broken) throw RowError("a row of logits holds NaN or inf");
   if (state == RowState::dead) return -1;
   if (direct) return top;
-  if (how.drawing == Drawing::draw) {
+  if (how.drawing == Drawing::sampled) {
     return draw(probs, vocab, uniform(how.seed, how.committed, Purpose::draft, node));
   }
-  if (how.drawing == Drawing::top || how.warp.greedy()) return argmax(probs, vocab);
+  if (how.drawing == Drawing::greedy || how.warp.greedy()) return argmax(probs, vocab);
   return couple(probs, vocab, Noise(how.seed, how.committed + node));
 }
 
 template std::int64_t draw(const float*, std::int64_t, double);
 template std::int64_t draw(const double*, std::int64_t, double);
-template std::vector<std::int64_t> draw_siblings(const float*, std::int64_t, const Siblings&, float*);
-template std::vector<std::int64_t> draw_siblings(const double*, std::int64_t, const Siblings&, double*);
+template std::vector<std::int64_t> draw_siblings(const float*, std::int64_t, const Siblings&,
+                                                 float*);
+template std::vector<std::int64_t> draw_siblings(const double*, std::int64_t, const Siblings&,
+                                                 double*);
 template std::int64_t couple(const float*, std::int64_t, const double*);
 template std::int64_t couple(const double*, std::int64_t, const double*);
 template std::int64_t couple(const float*, std::int64_t, const Noise&);

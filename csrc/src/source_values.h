@@ -18,13 +18,15 @@ void convert_values(const Value* source, std::int64_t count, float* out, Convert
 }
 
 // `count` values from the one at `offset` on. Throws std::domain_error for one that is not finite.
-inline void read_values(const void* source, SourceType type, std::int64_t offset, std::int64_t count, float* out) {
+inline void read_values(const void* source, SourceType type, std::int64_t offset,
+                        std::int64_t count, float* out) {
   const auto* halves = static_cast<const std::uint16_t*>(source) + offset;
   switch (type) {
     case SourceType::bf16: convert_values(halves, count, out, bf16_to_float); break;
     case SourceType::fp16: convert_values(halves, count, out, half_to_float); break;
     case SourceType::fp32:
-      convert_values(static_cast<const float*>(source) + offset, count, out, [](float x) { return x; });
+      convert_values(static_cast<const float*>(source) + offset, count, out,
+                     [](float x) { return x; });
       break;
   }
   // x - x is 0 for numbers alone.

@@ -7,6 +7,10 @@
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#define FORERUN_FORKS
+#endif
 
 namespace forerun::cpu {
 namespace {
@@ -32,8 +36,8 @@ void set_float_mode([[maybe_unused]] unsigned mode) {
 #endif
 }
 
-// Spins for some tens of microseconds, longer than any gap between two layers, then lets others run:
-// on a crowded machine the thread that is waited for may need this very core.
+// Spins for some tens of microseconds, longer than any gap between two layers, then lets others
+// run: on a crowded machine the thread that is waited for may need this very core.
 class Spinner {
  public:
   void wait() {
@@ -53,38 +57,99 @@ class Spinner {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : size_(threads) {
+// All pools, for the child of a fork: there the workers are gone, whatever they held stays locked,
+// and to wait for them would take for ever.
+class ForkGuard {
+ public:
+  static ForkGuard& instance() {
+    static auto* guard = new ForkGuard;  // Pools may outlive all statics.
+    return *guard;
+  }
+
+  void add(ThreadPool* pool) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pools_.push_back(pool);
+  }
+
+  void remove(ThreadPool* pool) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pools_.erase(std::find(pools_.begin(), pools_.end(), pool));
+  }
+
+ private:
+  ForkGuard() {
+#if defined(FORERUN_FORKS)
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] { instance().in_child(); });
+#endif
+  }
+
+  void in_child() {
+    for (ThreadPool* pool : pools_) pool->forget_workers();
+    mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  std::vector<ThreadPool*> pools_;
+};
+
+ThreadPool::ThreadPool(int threads) : size_(threads), crew_(std::make_unique<Crew>()) {
   if (threads < 1 || threads > kMaxThreads) {
-    throw std::invalid_argument("a pool has 1 to " + std::to_string(kMaxThreads) + " threads, not " +
-                                std::to_string(threads));
+    throw std::invalid_argument("a pool has 1 to " + std::to_string(kMaxThreads) +
+                                " threads, not " + std::to_string(threads));
   }
   shares_ = std::make_unique<Share[]>(static_cast<std::size_t>(threads));
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { serve(i); });
+  start_workers();
+  ForkGuard::instance().add(this);
 }
 
 ThreadPool::~ThreadPool() {
+  ForkGuard::instance().remove(this);
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
+    const std::lock_guard<std::mutex> lock(crew_->mutex);
+    crew_->stopping = true;
     active_.store(false);
   }
-  wake_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  crew_->wake.notify_all();
+  for (std::thread& worker : crew_->workers) worker.join();
 }
 
-void ThreadPool::begin() {
-  if (size_ == 1) return;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    active_.store(true);
+void ThreadPool::start_workers() {
+  for (int i = 1; i < size_; ++i) crew_->workers.emplace_back([this, i] { serve(i); });
+}
+
+void ThreadPool::forget_workers() {
+  // Locks and waiters cannot be destroyed without the threads that use them.
+  static auto* lost = new std::vector<Crew*>;
+  lost->push_back(crew_.release());
+  crew_ = std::make_unique<Crew>();
+  active_.store(false);
+  spinning_ = false;
+  work_.state.store(0);
+}
+
+void ThreadPool::begin(bool wake) {
+  std::unique_lock<std::recursive_mutex> turn(crew_->turn);
+  if (wake && size_ > 1 && !spinning_) {
+    if (crew_->workers.empty()) start_workers();
+    {
+      const std::lock_guard<std::mutex> lock(crew_->mutex);
+      active_.store(true);
+    }
+    crew_->wake.notify_all();
+    spinning_ = true;
   }
-  wake_.notify_all();
-  spinning_ = true;
+  ++crew_->depth;
+  turn.release();  // by end()
 }
 
 void ThreadPool::end() {
-  spinning_ = false;
-  active_.store(false);
+  if (crew_->depth == 0) return;  // begun before a fork
+  if (--crew_->depth == 0) {
+    spinning_ = false;
+    active_.store(false);
+  }
+  crew_->turn.unlock();
 }
 
 void ThreadPool::set_shares(std::int64_t count, std::int64_t grain) {
@@ -95,14 +160,15 @@ void ThreadPool::set_shares(std::int64_t count, std::int64_t grain) {
   }
 }
 
-// Half of what is left of a share, so that there are few ranges: an atomic operation waits for all reads
-// under way, which costs as much as memory's latency each time.
+// Half of what is left of a share, so that there are few ranges: an atomic operation waits for all
+// reads under way, which costs as much as memory's latency each time.
 bool ThreadPool::next_range(int thread, Range& range) {
   for (int i = 0; i < size_; ++i) {
     Share& share = shares_[static_cast<std::size_t>((thread + i) % size_)];
     std::int64_t begin = share.next.load(std::memory_order_relaxed);
     while (begin < share.end) {
-      const std::int64_t count = std::min(std::max(work_.grain, (share.end - begin) / 2), share.end - begin);
+      const std::int64_t count =
+          std::min(std::max(work_.grain, (share.end - begin) / 2), share.end - begin);
       if (share.next.compare_exchange_weak(begin, begin + count, std::memory_order_relaxed)) {
         range = {thread, begin, begin + count, share.end};
         return true;
@@ -116,18 +182,20 @@ void ThreadPool::run(Job job, const void* context) {
   work_.job = job;
   work_.context = context;
   work_.float_mode = float_mode();
-  const std::uint64_t number = std::uint64_t{job_number(work_.state.load(std::memory_order_relaxed))} + 1;
+  const std::uint64_t number =
+      std::uint64_t{job_number(work_.state.load(std::memory_order_relaxed))} + 1;
   work_.state.store(number << 32 | kOpen, std::memory_order_release);
   job(*this, context, 0);
   work_.state.fetch_and(~kOpen, std::memory_order_acq_rel);
-  for (Spinner spinner; (work_.state.load(std::memory_order_acquire) & kInside) != 0;) spinner.wait();
+  for (Spinner spinner; (work_.state.load(std::memory_order_acquire) & kInside) != 0;)
+    spinner.wait();
 }
 
 bool ThreadPool::wait_until_active() {
   if (active_.load(std::memory_order_relaxed)) return true;
-  std::unique_lock<std::mutex> lock(mutex_);
-  wake_.wait(lock, [this] { return stopping_ || active_.load(); });
-  return !stopping_;
+  std::unique_lock<std::mutex> lock(crew_->mutex);
+  crew_->wake.wait(lock, [this] { return crew_->stopping || active_.load(); });
+  return !crew_->stopping;
 }
 
 void ThreadPool::serve(int thread) {

@@ -5,9 +5,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "float_mode.h"
 #include "forerun/errors.h"
 #include "forerun/sampling.h"
-#include "float_mode.h"
 #include "vector/vector_set.h"
 
 namespace forerun::cpu {
@@ -16,7 +16,8 @@ namespace {
 void check(const Tree& tree, std::int64_t vocab) {
   for (std::int64_t node = 0; node < tree.size; ++node) {
     if (tree.parents[node] < -1 || tree.parents[node] >= node) {
-      throw std::invalid_argument("node " + std::to_string(node) + " of a draft has no parent before it");
+      throw std::invalid_argument("node " + std::to_string(node) +
+                                  " of a draft has no parent before it");
     }
     if (tree.tokens[node] < 0 || tree.tokens[node] >= vocab) {
       throw std::invalid_argument("a draft holds token id " + std::to_string(tree.tokens[node]) +
@@ -25,17 +26,25 @@ void check(const Tree& tree, std::int64_t vocab) {
   }
 }
 
-// The first child of `parent` among the nodes after `node`; tree.size if there is none.
+// The first child of `parent` among the nodes after `node`; tree.size where it has no more.
 std::int64_t next_child(const Tree& tree, std::int64_t parent, std::int64_t node) {
   for (++node; node < tree.size && tree.parents[node] != parent;) ++node;
   return node;
 }
 
+// The residual of a row is made here.
 template <class T>
-std::vector<T>& scratch(std::int64_t vocab) {
-  static thread_local std::vector<T> row;
-  row.resize(static_cast<std::size_t>(vocab));
-  return row;
+T* residual_row(RowScratch<T>& scratch, std::int64_t vocab) {
+  scratch.residual.resize(static_cast<std::size_t>(vocab));
+  return scratch.residual.data();
+}
+
+// What is left of a node while its later children are tested.
+template <class T>
+T* row_at_depth(RowScratch<T>& scratch, std::size_t depth, std::int64_t vocab) {
+  if (scratch.levels.size() <= depth) scratch.levels.resize(depth + 1);
+  scratch.levels[depth].resize(static_cast<std::size_t>(vocab));
+  return scratch.levels[depth].data();
 }
 
 // Scales `row` of this sum to one. Sums below the smallest normal number have no reciprocal.
@@ -56,8 +65,9 @@ T acceptance(const T* left, const Rows<T>& rows, const Tree& tree, std::int64_t 
 
 // What is left of a row once a child is rejected: in `out`, or `left` itself if nothing would be.
 template <class T>
-const T* take_away(const T* left, const Rows<T>& rows, const Tree& tree, std::int64_t node, T* out) {
-  T* rest = scratch<T>(rows.vocab).data();
+const T* take_away(const T* left, const Rows<T>& rows, const Tree& tree, std::int64_t node, T* out,
+                   RowScratch<T>& scratch) {
+  T* rest = residual_row(scratch, rows.vocab);
   double sum = 0.0;
   if (rows.draft != nullptr) {
     sum = row_ops<T>().residual(left, rows.draft_of(node), T(1), rows.vocab, rest);
@@ -73,10 +83,11 @@ const T* take_away(const T* left, const Rows<T>& rows, const Tree& tree, std::in
   return out;
 }
 
-// The share of the draft's arrivals at a child that the target wants to pass through it, where it wants
-// `weight` of those at the parent and continues them by the row `left`.
+// The share of the draft's arrivals at a child that the target wants to pass through it, where it
+// wants `weight` of those at the parent and continues them by the row `left`.
 template <class T>
-T weight_of_child(const T* left, T weight, const Rows<T>& rows, const Tree& tree, std::int64_t child) {
+T weight_of_child(const T* left, T weight, const Rows<T>& rows, const Tree& tree,
+                  std::int64_t child) {
   const std::int64_t token = tree.tokens[child];
   const T q = rows.draft_of(child)[token];
   return q > T(0) ? std::min(weight * left[token] / q, T(1)) : T(0);
@@ -100,67 +111,49 @@ std::int64_t first_leaf(const Tree& tree, std::int64_t node) {
 }
 
 void check_drawn(Rule rule, const Tree& tree, bool drawn) {
-  if (tree.size > 0 && !drawn) {
-    throw std::invalid_argument(rule == Rule::block ? "block verification takes drawn chains"
-                                                    : "traversal verification takes drawn trees");
-  }
-  if (rule == Rule::block && !tree.is_chain()) {
-    throw std::invalid_argument("block verification takes drawn chains");
-  }
+  if (rule == Rule::token || tree.size == 0 || drawn) return;
+  throw std::invalid_argument("traversal verification takes drawn trees");
 }
 
 void refuse(RowState state) {
-  if (state == RowState::broken) throw RowError("the model is broken: a row of its logits holds NaN or inf");
+  if (state == RowState::broken)
+    throw RowError("the model is broken: a row of its logits holds NaN or inf");
   if (state == RowState::dead) throw RowError("a row of logits is all -inf");
-}
-
-// Rows that outlive one call save the system's handing out of memory each round.
-template <class T>
-std::vector<T>& row_memory() {
-  static thread_local std::vector<T> memory;
-  return memory;
 }
 
 }  // namespace
 
 template <class T>
-WarpedRows<T>::WarpedRows(const T* logits, std::int64_t rows, std::int64_t vocab, const Warp& warp)
+WarpedRows<T>::WarpedRows(const T* logits, std::int64_t rows, std::int64_t vocab, const Warp& warp,
+                          RowScratch<T>& scratch)
     : logits_(logits),
       vocab_(vocab),
       warp_(warp),
       made_(static_cast<std::size_t>(rows)),
-      memory_(row_memory<T>()) {
-  if (memory_.size() < static_cast<std::size_t>(rows * vocab)) {
-    memory_.resize(static_cast<std::size_t>(rows * vocab));
-  }
+      scratch_(scratch) {
+  const auto size = static_cast<std::size_t>(rows * vocab);
+  if (scratch.rows.size() < size) scratch.rows.resize(size);
 }
 
 template <class T>
 const T* WarpedRows<T>::row(std::int64_t index) {
-  T* row = memory_.data() + index * vocab_;
+  T* row = scratch_.rows.data() + index * vocab_;
   if (made_[static_cast<std::size_t>(index)]) return row;
-  refuse(warp_row(logits_ + index * vocab_, vocab_, warp_, row));
+  refuse(warp_row(logits_ + index * vocab_, vocab_, warp_, row, scratch_));
   made_[static_cast<std::size_t>(index)] = true;
   return row;
-}
-
-bool Tree::is_chain() const {
-  for (std::int64_t node = 0; node < size; ++node) {
-    if (parents[node] != node - 1) return false;
-  }
-  return true;
 }
 
 namespace {
 
 template <class T>
-Decision<T> decide_token(const Tree& tree, const Rows<T>& rows, T* emit) {
+Decision<T> decide_token(const Tree& tree, const Rows<T>& rows, T* emit, RowScratch<T>& scratch) {
   Decision<T> decision;
   for (std::int64_t node = 0; node < tree.size; ++node) {
     const std::int64_t parent = tree.parents[node];
     T* left = emit + (parent + 1) * rows.vocab;
     decision.accept.push_back(acceptance(left, rows, tree, node));
-    take_away(left, rows, tree, node, left);
+    take_away(left, rows, tree, node, left, scratch);
     const std::int64_t child = next_child(tree, node, node);
     const std::int64_t sibling = next_child(tree, parent, node);
     decision.on_accept.push_back(child < tree.size ? child : end_at(node));
@@ -172,9 +165,9 @@ Decision<T> decide_token(const Tree& tree, const Rows<T>& rows, T* emit) {
 }
 
 template <class T>
-Outcome verify_token(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms) {
-  static thread_local std::vector<T> memory;
-  memory.resize(static_cast<std::size_t>(rows.vocab));
+Outcome verify_token(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms,
+                     RowScratch<T>& scratch) {
+  T* memory = row_at_depth(scratch, 0, rows.vocab);
   std::int64_t at = -1;
   const T* left = rows.target_after(at);
   std::int64_t child = next_child(tree, at, at);
@@ -184,7 +177,7 @@ Outcome verify_token(const Tree& tree, const Rows<T>& rows, const Uniforms& unif
       at = child;
       left = rows.target_after(at);
     } else {
-      left = take_away(left, rows, tree, child, memory.data());
+      left = take_away(left, rows, tree, child, memory, scratch);
     }
     child = next_child(tree, at, child);
   }
@@ -193,10 +186,11 @@ Outcome verify_token(const Tree& tree, const Rows<T>& rows, const Uniforms& unif
 
 // On a chain this is block verification, test by test.
 template <class T>
-Decision<T> decide_traversal(const Tree& tree, const Rows<T>& rows, T* emit) {
+Decision<T> decide_traversal(const Tree& tree, const Rows<T>& rows, T* emit,
+                             RowScratch<T>& scratch) {
   Decision<T> decision;
   std::vector<T> weights(static_cast<std::size_t>(tree.size) + 1, T(1));
-  T* rest = scratch<T>(rows.vocab).data();
+  T* rest = residual_row(scratch, rows.vocab);
   for (std::int64_t node = 0; node < tree.size; ++node) {
     // Parents and earlier siblings come first: both hold what the siblings before have left.
     const std::int64_t parent = tree.parents[node];
@@ -217,9 +211,9 @@ Decision<T> decide_traversal(const Tree& tree, const Rows<T>& rows, T* emit) {
   return decision;
 }
 
-// A node on the path to the one that is judged.
+// A node on the path to the one that is tested.
 template <class T>
-struct Place {
+struct PathNode {
   std::int64_t node;
   T weight;
   const T* left = nullptr;  // what is left to emit after it; null where that is the target's row
@@ -227,65 +221,67 @@ struct Place {
 };
 
 template <class T>
-Outcome verify_traversal(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms) {
-  // What is left of a node while its later children are judged, by depth.
-  static thread_local std::vector<std::vector<T>> memory;
-  T* rest = scratch<T>(rows.vocab).data();
-  std::vector<Place<T>> path = {{-1, T(1)}};
+Outcome verify_traversal(const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms,
+                         RowScratch<T>& scratch) {
+  T* rest = residual_row(scratch, rows.vocab);
+  std::vector<PathNode<T>> path = {{-1, T(1)}};
   std::int64_t child = next_child(tree, -1, -1);
   for (;;) {
     for (; child < tree.size; child = next_child(tree, child, child)) {
-      Place<T>& above = path.back();
+      PathNode<T>& above = path.back();
       if (above.left == nullptr) above.left = rows.target_after(above.node);
       const T weight = weight_of_child(above.left, above.weight, rows, tree, child);
       path.push_back({child, weight});
     }
-    const Place<T> place = path.back();
-    if (place.node < 0 || uniforms(Purpose::accept, place.node) < static_cast<double>(place.weight)) {
-      const T* row = place.left != nullptr ? place.left : rows.target_after(place.node);
-      if (row == rest) normalize(rest, place.sum, rows.vocab, rest);
-      return {place.node, draw(row, rows.vocab, uniforms(Purpose::emit, 0))};
+    const PathNode<T> tested = path.back();
+    if (tested.node < 0 ||
+        uniforms(Purpose::accept, tested.node) < static_cast<double>(tested.weight)) {
+      const T* row = tested.left != nullptr ? tested.left : rows.target_after(tested.node);
+      if (row == rest) normalize(rest, tested.sum, rows.vocab, rest);
+      return {tested.node, draw(row, rows.vocab, uniforms(Purpose::emit, 0))};
     }
     path.pop_back();
-    Place<T>& above = path.back();
-    const double spare =
-        row_ops<T>().residual(above.left, rows.draft_of(place.node), above.weight, rows.vocab, rest);
+    PathNode<T>& above = path.back();
+    const double spare = row_ops<T>().residual(above.left, rows.draft_of(tested.node), above.weight,
+                                               rows.vocab, rest);
     above.weight = weight_left(spare, above.weight);
-    child = next_child(tree, above.node, place.node);
+    child = next_child(tree, above.node, tested.node);
     if (!(spare > 0.0)) continue;
     above.left = rest;
     above.sum = spare;
-    if (child >= tree.size) continue;  // It is judged next, and scaled if the path ends there.
-    if (memory.size() < path.size()) memory.resize(path.size());
-    std::vector<T>& kept = memory[path.size() - 1];
-    kept.resize(static_cast<std::size_t>(rows.vocab));
-    normalize(rest, spare, rows.vocab, kept.data());
-    above.left = kept.data();
+    if (child >= tree.size) continue;  // It is tested next, and scaled if the path ends there.
+    T* left = row_at_depth(scratch, path.size() - 1, rows.vocab);
+    normalize(rest, spare, rows.vocab, left);
+    above.left = left;
   }
 }
 
 }  // namespace
 
 template <class T>
-Decision<T> decide(Rule rule, const Tree& tree, const Rows<T>& rows, T* emit) {
+Decision<T> decide(Rule rule, const Tree& tree, const Rows<T>& rows, T* emit,
+                   RowScratch<T>& scratch) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
   check(tree, rows.vocab);
-  if (rule != Rule::token) check_drawn(rule, tree, rows.draft != nullptr);
+  check_drawn(rule, tree, rows.draft != nullptr);
   std::copy(rows.target, rows.target + (tree.size + 1) * rows.vocab, emit);
-  return rule == Rule::token ? decide_token(tree, rows, emit) : decide_traversal(tree, rows, emit);
+  return rule == Rule::token ? decide_token(tree, rows, emit, scratch)
+                             : decide_traversal(tree, rows, emit, scratch);
 }
 
 template <class T>
-Outcome verify(Rule rule, const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms) {
+Outcome verify(Rule rule, const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms,
+               RowScratch<T>& scratch) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
   check(tree, rows.vocab);
-  if (rule != Rule::token) check_drawn(rule, tree, rows.draft != nullptr);
-  return rule == Rule::token ? verify_token(tree, rows, uniforms) : verify_traversal(tree, rows, uniforms);
+  check_drawn(rule, tree, rows.draft != nullptr);
+  return rule == Rule::token ? verify_token(tree, rows, uniforms, scratch)
+                             : verify_traversal(tree, rows, uniforms, scratch);
 }
 
 namespace {
 
-// Down the tree along the tokens that `choose(node, depth)` names for the place after each node.
+// Down the tree along the tokens that `choose(node, depth)` names for each node's next token.
 template <class Choose>
 Outcome follow(const Tree& tree, const Choose& choose) {
   std::int64_t at = -1;
@@ -312,21 +308,20 @@ Outcome verify_greedy(const Tree& tree, const T* logits, std::int64_t vocab) {
 }
 
 template <class T>
-Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed, std::int64_t committed,
-                       bool greedy) {
+Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed,
+                       std::int64_t committed) {
   check(tree, rows.vocab);
   return follow(tree, [&](std::int64_t node, std::int64_t depth) {
-    const T* row = rows.target_after(node);
-    return greedy ? argmax(row, rows.vocab) : couple(row, rows.vocab, Noise(seed, committed + depth));
+    return couple(rows.target_after(node), rows.vocab, Noise(seed, committed + depth));
   });
 }
 
-#define FORERUN_INSTANTIATE(T)                                                                   \
-  template class WarpedRows<T>;                                                                  \
-  template Decision<T> decide(Rule, const Tree&, const Rows<T>&, T*);                            \
-  template Outcome verify(Rule, const Tree&, const Rows<T>&, const Uniforms&);                   \
-  template Outcome verify_greedy(const Tree&, const T*, std::int64_t);                           \
-  template Outcome verify_coupled(const Tree&, const Rows<T>&, std::uint64_t, std::int64_t, bool);
+#define FORERUN_INSTANTIATE(T)                                                                 \
+  template class WarpedRows<T>;                                                                \
+  template Decision<T> decide(Rule, const Tree&, const Rows<T>&, T*, RowScratch<T>&);          \
+  template Outcome verify(Rule, const Tree&, const Rows<T>&, const Uniforms&, RowScratch<T>&); \
+  template Outcome verify_greedy(const Tree&, const T*, std::int64_t);                         \
+  template Outcome verify_coupled(const Tree&, const Rows<T>&, std::uint64_t, std::int64_t);
 FORERUN_INSTANTIATE(float)
 FORERUN_INSTANTIATE(double)
 #undef FORERUN_INSTANTIATE

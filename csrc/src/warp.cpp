@@ -3,18 +3,25 @@
 #include <limits>
 #include <vector>
 
-#include "forerun/sampling.h"
 #include "float_mode.h"
+#include "forerun/sampling.h"
 #include "nucleus.h"
 #include "vector/vector_set.h"
 
 namespace forerun::cpu {
 namespace {
 
-// One row on its way from logits to probabilities; what it needs of memory it keeps for the next.
+// One row on its way from logits to probabilities.
 template <class T>
 class Warper {
  public:
+  explicit Warper(RowScratch<T>& scratch)
+      : blocks_(scratch.blocks),
+        weights_(scratch.weights),
+        kept_(scratch.kept),
+        ids_(scratch.ids),
+        rest_(scratch.rest) {}
+
   RowState operator()(const T* logits, std::int64_t vocab, const Warp& warp, T* probs) {
     logits_ = logits;
     vocab_ = vocab;
@@ -31,8 +38,7 @@ class Warper {
       finish(warp, weigh_kept(), probs);
     } else if (warp.top_p < 1.0) {
       const double total = sum_of_weights();
-      take_likely();
-      if (weigh_kept() >= warp.top_p * total) {
+      if (take_likely(warp.top_p * total)) {
         finish(warp, total, probs);
       } else {
         finish_all(warp, total, probs);
@@ -47,6 +53,7 @@ class Warper {
 
  private:
   static constexpr std::int64_t kPart = 1024;
+  static constexpr std::int64_t kFewBlocks = 8;
   static constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
   std::int64_t num_kept() const { return static_cast<std::int64_t>(ids_.size()); }
@@ -90,7 +97,7 @@ class Warper {
     keep_if([least](T logit) { return logit >= least; });
   }
 
-  // Part by part, so that the weights, which nobody needs, stay in the nearest cache.
+  // Part by part, so that the weights, which are not needed again, stay in the nearest cache.
   double sum_of_weights() {
     T part[kPart];
     double total = 0.0;
@@ -101,10 +108,15 @@ class Warper {
     return total;
   }
 
-  // Some hundreds of the most likely tokens, among which most nuclei lie.
-  void take_likely() {
+  // The most likely tokens, first some tens and then some hundreds, as weights, until they hold
+  // `mass`.
+  bool take_likely(double mass) {
     const auto blocks = static_cast<std::int64_t>(blocks_.size());
-    take_from(kth_largest(blocks_, std::max(blocks / 8, std::min<std::int64_t>(blocks, 32))));
+    for (const std::int64_t k : {kFewBlocks, std::max(blocks / 8, 4 * kFewBlocks)}) {
+      take_from(kth_largest(blocks_, std::min(blocks, k)));
+      if (weigh_kept() >= mass) return true;
+    }
+    return false;
   }
 
   // From logits to weights; returns their sum.
@@ -142,7 +154,8 @@ class Warper {
     ops_.scale(probs, static_cast<T>(1.0 / sum), vocab_, probs);
   }
 
-  // Top-p and min-p on the weights kept so far, of which the largest is 1; `total` counts all of them.
+  // Top-p and min-p on the weights kept so far, of which the largest is 1; `total` counts all of
+  // them.
   void finish(const Warp& warp, double total, T* probs) {
     if (warp.top_p < 1.0) {
       const MassCut<T> cut = cut_at_mass(kept_.data(), num_kept(), warp.top_p * total, rest_);
@@ -167,23 +180,23 @@ class Warper {
   std::int64_t vocab_ = 0;
   T top_ = T(0);
   T factor_ = T(1);
-  std::vector<T> blocks_;   // the largest logit of each
-  std::vector<T> weights_;  // exp((logit - largest) / temperature)
-  std::vector<T> kept_;
-  std::vector<std::int64_t> ids_;
-  std::vector<T> rest_;
+  std::vector<T>& blocks_;
+  std::vector<T>& weights_;  // exp((logit - largest) / temperature)
+  std::vector<T>& kept_;
+  std::vector<std::int64_t>& ids_;
+  std::vector<T>& rest_;
 };
 
 }  // namespace
 
 template <class T>
-RowState warp_row(const T* logits, std::int64_t vocab, const Warp& warp, T* probs) {
+RowState warp_row(const T* logits, std::int64_t vocab, const Warp& warp, T* probs,
+                  RowScratch<T>& scratch) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
-  static thread_local Warper<T> warper;
-  return warper(logits, vocab, warp, probs);
+  return Warper<T>(scratch)(logits, vocab, warp, probs);
 }
 
-template RowState warp_row(const float*, std::int64_t, const Warp&, float*);
-template RowState warp_row(const double*, std::int64_t, const Warp&, double*);
+template RowState warp_row(const float*, std::int64_t, const Warp&, float*, RowScratch<float>&);
+template RowState warp_row(const double*, std::int64_t, const Warp&, double*, RowScratch<double>&);
 
 }  // namespace forerun::cpu

@@ -12,25 +12,25 @@
 #include "forerun/linear.h"
 #include "forerun/packed_matrix.h"
 
-#define CHECK(condition, ...)                                        \
-  do {                                                               \
-    if (!(condition)) {                                              \
+#define CHECK(condition, ...)                                              \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
       std::fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-      std::fprintf(stderr, __VA_ARGS__);                             \
-      std::fprintf(stderr, "\n");                                    \
-      std::exit(1);                                                  \
-    }                                                                \
+      std::fprintf(stderr, __VA_ARGS__);                                   \
+      std::fprintf(stderr, "\n");                                          \
+      std::exit(1);                                                        \
+    }                                                                      \
   } while (0)
 
-#define CHECK_THROWS(type, expression)                                                      \
-  do {                                                                                      \
-    bool thrown = false;                                                                    \
-    try {                                                                                   \
-      expression;                                                                           \
-    } catch (const type&) {                                                                 \
-      thrown = true;                                                                        \
-    }                                                                                       \
-    CHECK(thrown, "expected " #type);                                                       \
+#define CHECK_THROWS(type, expression) \
+  do {                                 \
+    bool thrown = false;               \
+    try {                              \
+      expression;                      \
+    } catch (const type&) {            \
+      thrown = true;                   \
+    }                                  \
+    CHECK(thrown, "expected " #type);  \
   } while (0)
 
 namespace forerun::cpu::test {
@@ -63,7 +63,8 @@ struct Packed {
   }
 };
 
-constexpr Precision kPrecisions[] = {Precision::fp32, Precision::bf16, Precision::int8, Precision::int4};
+constexpr Precision kPrecisions[] = {Precision::fp32, Precision::bf16, Precision::int8,
+                                     Precision::int4};
 
 inline std::vector<Level> levels() {
   std::vector<Level> all;
@@ -71,8 +72,8 @@ inline std::vector<Level> levels() {
   return all;
 }
 
-inline std::vector<float> multiply(const PackedMatrix& w, const float* x, std::int64_t n, Level level,
-                                   ThreadPool& pool, LinearOptions options = {}) {
+inline std::vector<float> multiply(const PackedMatrix& w, const float* x, std::int64_t n,
+                                   Level level, ThreadPool& pool, LinearOptions options = {}) {
   const MatrixShape& shape = w.shape();
   Activations packed(shape.precision, shape.group, level);
   packed.pack(x, n, shape.cols, shape.cols, pool);

@@ -1,5 +1,6 @@
-// Random models, random trees, batches, chunks and threads, for as long as asked: every token's logits must
-// equal those of plain decoding, bit for bit. Built with the sanitizers, it looks for other faults too.
+// Random models, random trees, batches, chunks and threads, for as long as asked: every token's
+// logits must equal those of plain decoding, bit for bit. Built with the sanitizers, it looks for
+// other faults too.
 //
 //   fuzz_decoder [SECONDS] [SEED]
 #include <algorithm>
@@ -12,83 +13,17 @@
 #include "forerun/decoder.h"
 #include "forerun/errors.h"
 #include "forerun/sampling.h"
+#include "random_decoder.h"
 
 namespace forerun::cpu::test {
 namespace {
 
 using Ids = std::vector<std::int64_t>;
 
-bool coin(Random& random) { return between(random, 0, 1) == 1; }
-
-DecoderShape random_shape(Random& random) {
-  DecoderShape s;
-  s.precision = kPrecisions[between(random, 0, 3)];
-  s.head_precision = s.precision == Precision::int4 ? Precision::int8 : s.precision;
-  s.group = 32 << between(random, 0, 2);
-  s.vocab = between(random, 3, 70);
-  s.hidden = between(random, 1, 140);
-  s.intermediate = between(random, 1, 200);
-  s.layers = between(random, 1, 3);
-  s.kv_heads = between(random, 1, 3);
-  s.heads = s.kv_heads * between(random, 1, 4);
-  s.head_dim = 2 * between(random, 1, 20);
-  s.max_context = 400;
-  s.activation = static_cast<Activation>(between(random, 0, 3));
-  s.gated = coin(random);
-  s.layer_norm = coin(random);
-  s.query_key_norm = coin(random);
-  s.qkv_bias = coin(random);
-  s.output_bias = coin(random);
-  s.mlp_bias = coin(random);
-  s.tied = coin(random);
-  for (std::int64_t i = 0; i < s.layers; ++i) s.windows.push_back(coin(random) ? 0 : between(random, 1, 40));
-  if (coin(random)) {
-    for (std::int64_t i = 0; i < s.head_dim / 2; ++i) {
-      s.inverse_frequencies.push_back(1.0f / static_cast<float>(1 + 3 * i));
-    }
-  }
-  return s;
-}
-
-void fill(Decoder& decoder, const std::string& name, std::int64_t rows, std::int64_t cols, Random& random,
-          ThreadPool& pool) {
-  const auto values = normal(random, rows * cols, 0.3f);
-  decoder.load(name, 0, rows, cols, values.data(), SourceType::fp32, pool);
-}
-
-std::unique_ptr<Decoder> random_decoder(const DecoderShape& s, Level level, Random& random, ThreadPool& pool) {
-  auto decoder = std::make_unique<Decoder>(s, level);
-  const auto put = [&](bool there, const std::string& name, std::int64_t rows, std::int64_t cols) {
-    if (there) fill(*decoder, name, rows, cols, random, pool);
-  };
-  put(true, "embedding.weight", s.vocab, s.hidden);
-  put(!s.tied, "head.weight", s.vocab, s.hidden);
-  put(s.inverse_frequencies.empty(), "positions.weight", s.max_context, s.hidden);
-  put(true, "norm.weight", s.hidden, 1);
-  put(s.layer_norm, "norm.bias", s.hidden, 1);
-  for (std::int64_t i = 0; i < s.layers; ++i) {
-    const std::string at = "layers." + std::to_string(i) + ".";
-    for (const char* norm : {"input_norm", "mlp_norm"}) {
-      put(true, at + norm + ".weight", s.hidden, 1);
-      put(s.layer_norm, at + norm + ".bias", s.hidden, 1);
-    }
-    put(s.query_key_norm, at + "q_norm.weight", s.head_dim, 1);
-    put(s.query_key_norm, at + "k_norm.weight", s.head_dim, 1);
-    put(true, at + "qkv.weight", s.qkv_rows(), s.hidden);
-    put(s.qkv_bias, at + "qkv.bias", s.qkv_rows(), 1);
-    put(true, at + "output.weight", s.hidden, s.heads * s.head_dim);
-    put(s.output_bias, at + "output.bias", s.hidden, 1);
-    put(true, at + "gate_up.weight", s.up_rows(), s.hidden);
-    put(s.mlp_bias, at + "gate_up.bias", s.up_rows(), 1);
-    put(true, at + "down.weight", s.hidden, s.intermediate);
-    put(s.mlp_bias, at + "down.bias", s.hidden, 1);
-  }
-  return decoder;
-}
-
 // Logits [tokens, vocab] of the tokens that are appended to one row.
-std::vector<float> run(Decoder& decoder, KvCache& cache, std::int64_t row, const Ids& ids, const Ids& positions,
-                       ThreadPool& pool, const std::vector<std::uint8_t>& mask = {}, std::int64_t columns = 0) {
+std::vector<float> run(Decoder& decoder, KvCache& cache, std::int64_t row, const Ids& ids,
+                       const Ids& positions, ThreadPool& pool,
+                       const std::vector<std::uint8_t>& mask = {}, std::int64_t columns = 0) {
   const auto n = static_cast<std::int64_t>(ids.size());
   std::vector<float> logits(static_cast<std::size_t>(n * decoder.shape().vocab));
   ForwardCall call;
@@ -126,7 +61,8 @@ struct Tree {
 
   Ids path(std::int64_t node) const {
     Ids nodes;
-    for (; node >= 0; node = parents[static_cast<std::size_t>(node)]) nodes.insert(nodes.begin(), node);
+    for (; node >= 0; node = parents[static_cast<std::size_t>(node)])
+      nodes.insert(nodes.begin(), node);
     return nodes;
   }
 };
@@ -155,7 +91,8 @@ class Case {
     const auto length = static_cast<std::int64_t>(text_.size());
     while (at < length) {
       const std::int64_t n = std::min(between(random_, 1, 70), length - at);
-      const auto got = run(*decoder_, cache, 0, Ids(text_.begin() + at, text_.begin() + at + n), count_from(at, n), pool());
+      const auto got = run(*decoder_, cache, 0, Ids(text_.begin() + at, text_.begin() + at + n),
+                           count_from(at, n), pool());
       expect(got, at, "a chunk");
       at += n;
     }
@@ -199,8 +136,9 @@ class Case {
     }
   }
 
-  // The text in chunks, through the first layers token by token and through the rest at once, which runs
-  // on other states before and forgets them; then the head, alone, for more tokens than ran at once.
+  // The text in chunks, through the first layers token by token and through the rest at once, which
+  // runs on other states before and forgets them; then the head, alone, for more tokens than ran at
+  // once.
   void parts() {
     KvCache cache = make_cache(1);
     const auto length = static_cast<std::int64_t>(text_.size());
@@ -225,7 +163,7 @@ class Case {
   }
 
   // What is refused leaves nothing behind.
-  void nonsense() {
+  void bad_input() {
     KvCache cache = make_cache(1);
     const auto length = static_cast<std::int64_t>(text_.size());
     CHECK_THROWS(std::invalid_argument, run(*decoder_, cache, 0, {shape_.vocab}, {0}, pool()));
@@ -234,7 +172,7 @@ class Case {
     const Ids many(200, 0);
     CHECK_THROWS(CacheError, run(*decoder_, cache, 0, many, count_from(0, 200), pool()));
     CHECK_THROWS(CacheError, cache.keep(0, 0, {0}));
-    expect(run(*decoder_, cache, 0, text_, count_from(0, length), pool()), 0, "after nonsense");
+    expect(run(*decoder_, cache, 0, text_, count_from(0, length), pool()), 0, "after bad input");
   }
 
  private:
@@ -242,8 +180,8 @@ class Case {
   KvCache make_cache(std::int64_t rows) { return KvCache(decoder_->cache_shape(rows, 128)); }
 
   // Tokens [at, at + n) of the text through some layers; the states above them go to `out`.
-  void run_layers(KvCache& cache, std::int64_t at, std::int64_t n, std::pair<std::int64_t, std::int64_t> layers,
-                  const float* in, float* out) {
+  void run_layers(KvCache& cache, std::int64_t at, std::int64_t n,
+                  std::pair<std::int64_t, std::int64_t> layers, const float* in, float* out) {
     const Ids positions = count_from(at, n);
     ForwardCall call;
     call.cache = &cache;
@@ -267,8 +205,11 @@ class Case {
     const std::int64_t first = between(random_, 0, n);
     ThreadPool& threads = pool();
     const Forward forward(threads);
-    decoder_->head(states.data(), first, logits.data(), threads);
-    decoder_->head(states.data() + first * shape_.hidden, n - first, logits.data() + first * shape_.vocab, threads);
+    std::vector<float> normed(states.size());
+    decoder_->final_norm(states.data(), n, normed.data(), threads);
+    decoder_->lm_head(normed.data(), first, logits.data(), threads);
+    decoder_->lm_head(normed.data() + first * shape_.hidden, n - first,
+                      logits.data() + first * shape_.vocab, threads);
     return logits;
   }
 
@@ -276,13 +217,15 @@ class Case {
     KvCache cache = make_cache(1);
     std::vector<float> all;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      const auto one = run(*decoder_, cache, 0, {ids[i]}, {static_cast<std::int64_t>(i)}, *pools_[0]);
+      const auto one =
+          run(*decoder_, cache, 0, {ids[i]}, {static_cast<std::int64_t>(i)}, *pools_[0]);
       all.insert(all.end(), one.begin(), one.end());
     }
     return all;
   }
 
-  void step(KvCache& cache, const std::int64_t (&at)[3], const std::int64_t (&counts)[3], std::int64_t width) {
+  void step(KvCache& cache, const std::int64_t (&at)[3], const std::int64_t (&counts)[3],
+            std::int64_t width) {
     ForwardCall call;
     call.cache = &cache;
     call.rows = {2, 0, 1};
@@ -291,8 +234,9 @@ class Case {
     Ids positions(static_cast<std::size_t>(3 * width), -1);
     for (std::int64_t row = 0; row < 3; ++row) {
       for (std::int64_t i = 0; i < counts[row]; ++i) {
-        ids[static_cast<std::size_t>(row * width + i)] = text_[static_cast<std::size_t>(at[row] + i)];
-        positions[static_cast<std::size_t>(row * width + i)] = at[row] + i;
+        const auto slot = static_cast<std::size_t>(row * width + i);
+        ids[slot] = text_[static_cast<std::size_t>(at[row] + i)];
+        positions[slot] = at[row] + i;
       }
     }
     std::vector<float> logits(static_cast<std::size_t>(3 * width * shape_.vocab));
@@ -310,11 +254,11 @@ class Case {
   }
 
   // Nodes [first, first + n), seen with all slots behind the text.
-  std::vector<float> grow(KvCache& cache, std::int64_t row, const Tree& tree, std::int64_t first, std::int64_t n) {
+  std::vector<float> grow(KvCache& cache, std::int64_t row, const Tree& tree, std::int64_t first,
+                          std::int64_t n) {
     const std::int64_t columns = first + n;
     std::vector<std::uint8_t> mask(static_cast<std::size_t>(n * columns));
-    Ids ids;
-    Ids positions;
+    Ids ids, positions;
     for (std::int64_t i = 0; i < n; ++i) {
       const Ids path = tree.path(first + i);
       for (const std::int64_t seen : path) mask[static_cast<std::size_t>(i * columns + seen)] = 1;
@@ -333,8 +277,9 @@ class Case {
   void check_node(const Tree& tree, std::int64_t node, const std::vector<float>& logits) {
     const auto expected = plain(with_path(tree, tree.path(node)));
     const float* last = expected.data() + static_cast<std::int64_t>(expected.size()) - shape_.vocab;
-    CHECK(same_bits(logits.data() + node * shape_.vocab, last, shape_.vocab), "node %lld of a tree, %s",
-          static_cast<long long>(node), precision_name(shape_.precision));
+    CHECK(same_bits(logits.data() + node * shape_.vocab, last, shape_.vocab),
+          "node %lld of a tree, %s", static_cast<long long>(node),
+          precision_name(shape_.precision));
   }
 
   void go_on(KvCache& cache, std::int64_t row, const Tree& tree, const Ids& path) {
@@ -343,12 +288,15 @@ class Case {
     ids.push_back(0);
     const auto expected = plain(ids);
     const auto got = run(*decoder_, cache, row, {0}, {length}, pool());
-    CHECK(same_bits(got.data(), expected.data() + length * shape_.vocab, shape_.vocab), "after keep");
+    CHECK(same_bits(got.data(), expected.data() + length * shape_.vocab, shape_.vocab),
+          "after keep");
   }
 
   void expect(const std::vector<float>& got, std::int64_t first, const char* what) {
-    CHECK(same_bits(got.data(), plain_.data() + first * shape_.vocab, static_cast<std::int64_t>(got.size())),
-          "%s at token %lld, %s", what, static_cast<long long>(first), precision_name(shape_.precision));
+    CHECK(same_bits(got.data(), plain_.data() + first * shape_.vocab,
+                    static_cast<std::int64_t>(got.size())),
+          "%s at token %lld, %s", what, static_cast<long long>(first),
+          precision_name(shape_.precision));
   }
 
   Random& random_;
@@ -369,20 +317,19 @@ int main(int count, char** arguments) {
   const std::uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 7;
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   Random random(seed);
-  ThreadPool one(1);
-  ThreadPool two(2);
-  ThreadPool three(3);
+  ThreadPool one(1), two(2), three(3);
   ThreadPool* pools[3] = {&one, &two, &three};
-  const auto start = std::chrono::steady_clock::now();
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   const auto all = levels();
   int cases = 0;
-  for (; std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < seconds; ++cases) {
+  for (; Clock::now() < end; ++cases) {
     Case one_case(random, pools, all[static_cast<std::size_t>(cases) % all.size()]);
     one_case.chunks();
     one_case.tree();
     one_case.batch();
     one_case.parts();
-    one_case.nonsense();
+    one_case.bad_input();
   }
   std::printf("%d models, ok\n", cases);
 }

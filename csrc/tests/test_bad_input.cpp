@@ -16,8 +16,10 @@ void check_errors() {
   const auto shape = MatrixShape::make(Precision::int8, 5, 64);
   std::vector<float> weights(5 * 64, 0.5f);
   Packed w(shape, weights);
-  CHECK_THROWS(std::invalid_argument, w.matrix.pack_rows(3, 3, weights.data(), SourceType::fp32, 64));
-  CHECK_THROWS(std::invalid_argument, w.matrix.pack_rows(0, 1, weights.data(), SourceType::fp32, 63));
+  CHECK_THROWS(std::invalid_argument,
+               w.matrix.pack_rows(3, 3, weights.data(), SourceType::fp32, 64));
+  CHECK_THROWS(std::invalid_argument,
+               w.matrix.pack_rows(0, 1, weights.data(), SourceType::fp32, 63));
   weights[70] = 1e9f;
   CHECK_THROWS(std::domain_error, w.matrix.pack_rows(0, 5, weights.data(), SourceType::fp32, 64));
   weights[70] = std::numeric_limits<float>::quiet_NaN();
@@ -48,7 +50,8 @@ void check_not_finite(Random& random) {
         const auto y = multiply(w.matrix, x.data(), 3, level, pool);
         CHECK(same_bits(y.data(), clean.data(), 40), "the token before");
         CHECK(same_bits(y.data() + 80, clean.data() + 80, 40), "the token behind");
-        for (int r = 40; r < 80; ++r) CHECK(!std::isfinite(y[static_cast<std::size_t>(r)]), "row %d", r);
+        for (int r = 40; r < 80; ++r)
+          CHECK(!std::isfinite(y[static_cast<std::size_t>(r)]), "row %d", r);
       }
     }
   }

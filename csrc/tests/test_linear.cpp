@@ -34,8 +34,8 @@ std::vector<float> seen(const MatrixShape& shape, const float* x) {
   return values;
 }
 
-// Relative to the sum of magnitudes: k fused steps of half a unit in the last place, in the worst case;
-// errors are random and stay far below.
+// Relative to the sum of magnitudes: k fused steps of half a unit in the last place, in the worst
+// case; errors are random and stay far below.
 constexpr double kTolerance = 2e-6;
 
 void check_reference(const MatrixShape& shape, Random& random, ThreadPool& pool) {

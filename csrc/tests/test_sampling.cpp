@@ -1,4 +1,5 @@
-// What is done to rows of the vocabulary: all levels against each other, bit for bit, and drafted tokens.
+// What is done to rows of the vocabulary: all levels against each other, bit for bit, and drafted
+// tokens.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -24,7 +25,8 @@ const RowOps<double>& rows_of(const VectorSet& set) {
 
 // Everything that one level makes of a row and another, one after the other.
 template <class T>
-std::vector<double> all_results(const RowOps<T>& ops, const std::vector<T>& x, const std::vector<T>& q) {
+std::vector<double> all_results(const RowOps<T>& ops, const std::vector<T>& x,
+                                const std::vector<T>& q) {
   const auto n = static_cast<std::int64_t>(x.size());
   std::vector<double> results;
   std::vector<T> y(x.size());
@@ -83,20 +85,22 @@ void check_drafted(Random& random) {
   const std::int64_t vocab = 300;
   const std::vector<float> logits = normal(random, vocab, 3.0f);
   std::vector<float> row(logits.size());
-  for (const Drawing drawing : {Drawing::draw, Drawing::top, Drawing::couple}) {
+  RowScratch<float> scratch;
+  for (const Drawing drawing : {Drawing::sampled, Drawing::greedy, Drawing::coupled}) {
     for (const double temperature : {0.0, 0.7}) {
       const DraftDraw how{drawing, {temperature, 50, 0.9, 0.01}, 7, 20};
-      const std::int64_t token = draw_drafted(logits.data(), vocab, how, 2, row.data());
+      const std::int64_t token = draw_drafted(logits.data(), vocab, how, 2, row.data(), scratch);
       CHECK(row[static_cast<std::size_t>(token)] > 0.0f, "a drafted token has probability");
       std::vector<float> in_place = logits;
-      CHECK(token == draw_drafted(in_place.data(), vocab, how, 2, in_place.data()), "also in place");
+      CHECK(token == draw_drafted(in_place.data(), vocab, how, 2, in_place.data(), scratch),
+            "also in place");
       CHECK(same_bits(row.data(), in_place.data(), vocab), "the same row");
     }
   }
   std::vector<float> none(logits.size(), -std::numeric_limits<float>::infinity());
-  CHECK(draw_drafted(none.data(), vocab, {}, 0, row.data()) == -1, "nothing can follow");
+  CHECK(draw_drafted(none.data(), vocab, {}, 0, row.data(), scratch) == -1, "nothing can follow");
   none[3] = std::numeric_limits<float>::quiet_NaN();
-  CHECK_THROWS(std::domain_error, draw_drafted(none.data(), vocab, {}, 0, row.data()));
+  CHECK_THROWS(std::domain_error, draw_drafted(none.data(), vocab, {}, 0, row.data(), scratch));
 }
 
 void check_bad_trees() {
@@ -104,18 +108,22 @@ void check_bad_trees() {
   const Uniforms half = [](Purpose, std::int64_t) { return 0.5; };
   const std::int64_t tokens[] = {1, 4};
   const std::int64_t parents[] = {-1, 1};
-  const Rows<float> judged{rows.data(), rows.data(), 4};
+  const Rows<float> rows_of_all{rows.data(), rows.data(), 4};
   const std::int64_t chain[] = {-1, 0};
-  for (const Rule rule : {Rule::token, Rule::block, Rule::traversal}) {
-    CHECK_THROWS(std::invalid_argument, verify(rule, Tree{tokens, parents, 2}, judged, half));
-    CHECK_THROWS(std::invalid_argument, verify(rule, Tree{tokens, chain, 2}, judged, half));
+  RowScratch<float> scratch;
+  for (const Rule rule : {Rule::token, Rule::traversal}) {
+    CHECK_THROWS(std::invalid_argument,
+                 verify(rule, Tree{tokens, parents, 2}, rows_of_all, half, scratch));
+    CHECK_THROWS(std::invalid_argument,
+                 verify(rule, Tree{tokens, chain, 2}, rows_of_all, half, scratch));
   }
   const std::int64_t known[] = {1, 3};
   const std::int64_t siblings[] = {-1, -1};
-  CHECK_THROWS(std::invalid_argument, verify(Rule::block, Tree{known, siblings, 2}, judged, half));
   const Rows<float> masses{rows.data(), nullptr, 4};
-  CHECK_THROWS(std::invalid_argument, verify(Rule::block, Tree{known, chain, 2}, masses, half));
-  CHECK_THROWS(std::invalid_argument, verify(Rule::traversal, Tree{known, siblings, 2}, masses, half));
+  CHECK_THROWS(std::invalid_argument,
+               verify(Rule::traversal, Tree{known, chain, 2}, masses, half, scratch));
+  CHECK_THROWS(std::invalid_argument,
+               verify(Rule::traversal, Tree{known, siblings, 2}, masses, half, scratch));
 }
 
 // `count` rows of probability, with zeros behind the first token.
@@ -136,7 +144,8 @@ std::vector<T> distributions(Random& random, std::int64_t count, std::int64_t vo
 template <class T>
 void check_walk(Rule rule, const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms) {
   std::vector<T> emit(static_cast<std::size_t>((tree.size + 1) * rows.vocab));
-  const Decision<T> decision = decide(rule, tree, rows, emit.data());
+  RowScratch<T> scratch;
+  const Decision<T> decision = decide(rule, tree, rows, emit.data(), scratch);
   std::int64_t at = decision.start;
   while (at >= 0) {
     const auto test = static_cast<std::size_t>(at);
@@ -147,7 +156,7 @@ void check_walk(Rule rule, const Tree& tree, const Rows<T>& rows, const Uniforms
   const std::int64_t end = ~at - 1;
   const std::int64_t token =
       draw(emit.data() + (end + 1) * rows.vocab, rows.vocab, uniforms(Purpose::emit, 0));
-  const Outcome outcome = verify(rule, tree, rows, uniforms);
+  const Outcome outcome = verify(rule, tree, rows, uniforms, scratch);
   CHECK(outcome.end == end && outcome.token == token, "rule %d ends at %d and not at %d",
         static_cast<int>(rule), static_cast<int>(outcome.end), static_cast<int>(end));
 }
@@ -161,7 +170,8 @@ void check_walks(Random& random) {
     const std::vector<T> draft = distributions<T>(random, size, vocab);
     std::vector<std::int64_t> tokens, chain, branches;
     for (std::int64_t node = 0; node < size; ++node) {
-      tokens.push_back(draw(draft.data() + node * vocab, vocab, uniform(round, node, Purpose::draft)));
+      tokens.push_back(
+          draw(draft.data() + node * vocab, vocab, uniform(round, node, Purpose::draft)));
       chain.push_back(node - 1);
       branches.push_back(between(random, -1, node - 1));
     }
@@ -171,7 +181,55 @@ void check_walks(Random& random) {
     };
     check_walk(Rule::token, {tokens.data(), branches.data(), size}, rows, uniforms);
     check_walk(Rule::traversal, {tokens.data(), branches.data(), size}, rows, uniforms);
-    check_walk(Rule::block, {tokens.data(), chain.data(), size}, rows, uniforms);
+    check_walk(Rule::traversal, {tokens.data(), chain.data(), size}, rows, uniforms);
+  }
+}
+
+// What a batch makes of its requests does not depend on the threads, nor on a broken row in their
+// midst.
+template <class T>
+void check_batch(Random& random) {
+  const std::int64_t vocab = 200;
+  const std::int64_t size = 3;
+  const std::int64_t parents[] = {-1, 0, 0};
+  std::vector<DraftToVerify<T>> drafts;
+  std::vector<std::vector<T>> rows, logits;
+  std::vector<std::vector<std::int64_t>> tokens(30);
+  for (std::uint64_t i = 0; i < tokens.size(); ++i) {
+    rows.push_back(distributions<T>(random, size, vocab));
+    const std::vector<float> drawn = normal(random, (size + 1) * vocab, 3.0f);
+    logits.emplace_back(drawn.begin(), drawn.end());
+    for (std::int64_t node = 0; node < size; ++node) {
+      tokens[i].push_back(
+          draw(rows[i].data() + node * vocab, vocab, uniform(i, node, Purpose::draft)));
+    }
+    const Method method = i % 3 == 0   ? Method::token
+                          : i % 3 == 1 ? Method::traversal
+                                       : Method::coupled;
+    drafts.push_back({method,
+                      {tokens[i].data(), parents, size},
+                      logits[i].data(),
+                      rows[i].data(),
+                      Warp{i % 5 == 0 ? 0.0 : 0.8, 0, 0.9, 0.0},
+                      i,
+                      9});
+  }
+  ScratchPool<T> scratches;
+  const std::vector<Answer> alone = verify_batch(drafts, vocab, nullptr, scratches);
+  logits[7][0] = std::numeric_limits<T>::quiet_NaN();
+  for (const int threads : {1, 2, 3}) {
+    ThreadPool pool(threads);
+    const Forward forward(pool);
+    const std::vector<Answer> together = verify_batch(drafts, vocab, &pool, scratches);
+    for (std::size_t i = 0; i < drafts.size(); ++i) {
+      CHECK(alone[i].fault == Fault::none, "%s", alone[i].reason.c_str());
+      CHECK(together[i].fault == (i == 7 ? Fault::row : Fault::none), "%s",
+            together[i].reason.c_str());
+      if (i == 7) continue;
+      const Outcome& outcome = together[i].outcome;
+      CHECK(outcome.end == alone[i].outcome.end && outcome.token == alone[i].outcome.token,
+            "as alone");
+    }
   }
 }
 
@@ -180,15 +238,16 @@ template <class T>
 void check_siblings(Random& random) {
   for (const std::int64_t vocab : {1, 5, 64, 65, 300}) {
     const std::vector<T> probs = distributions<T>(random, 1, vocab);
-    const auto possible = static_cast<std::size_t>(std::count_if(
-        probs.begin(), probs.end(), [](T one) { return one > T(0); }));
+    const auto possible = static_cast<std::size_t>(
+        std::count_if(probs.begin(), probs.end(), [](T one) { return one > T(0); }));
     std::vector<T> rows(static_cast<std::size_t>(8 * vocab));
     Siblings how{11, 20, {3, 4, 5, 6, 7, 8, 9, 10}, true};
     const auto repeated = draw_siblings(probs.data(), vocab, how, rows.data());
     for (std::size_t i = 0; i < how.nodes.size(); ++i) {
       const T* row = rows.data() + static_cast<std::int64_t>(i) * vocab;
       CHECK(std::equal(row, row + vocab, probs.begin()), "the row itself, each time");
-      CHECK(repeated[i] == draw(row, vocab, uniform(11, 20, Purpose::draft, how.nodes[i])), "one of them");
+      CHECK(repeated[i] == draw(row, vocab, uniform(11, 20, Purpose::draft, how.nodes[i])),
+            "one of them");
     }
     how.replacement = false;
     const auto tokens = draw_siblings(probs.data(), vocab, how, rows.data());
@@ -199,7 +258,8 @@ void check_siblings(Random& random) {
       for (std::int64_t token = 0; token < vocab; ++token) sum += static_cast<double>(row[token]);
       CHECK(std::fabs(sum - 1.0) < 1e-5, "a distribution");
       for (std::size_t j = 0; j < i; ++j) CHECK(row[tokens[j]] == T(0), "without those before");
-      CHECK(tokens[i] == draw(row, vocab, uniform(11, 20, Purpose::draft, how.nodes[i])), "drawn from it");
+      CHECK(tokens[i] == draw(row, vocab, uniform(11, 20, Purpose::draft, how.nodes[i])),
+            "drawn from it");
     }
     const std::vector<T> nothing(probs.size());
     CHECK(draw_siblings(nothing.data(), vocab, how, rows.data()).empty(), "nothing to draw");
@@ -219,6 +279,8 @@ int main() {
   check_bad_trees();
   check_walks<float>(random);
   check_walks<double>(random);
+  check_batch<float>(random);
+  check_batch<double>(random);
   check_siblings<float>(random);
   check_siblings<double>(random);
 }

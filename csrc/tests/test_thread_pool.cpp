@@ -1,8 +1,13 @@
-// Every item once, whatever the timing; sleeping outside a forward.
+// Every item once, whatever the timing and across forks; sleeping outside a forward.
 #include <atomic>
 #include <chrono>
 #include <ctime>
 #include <memory>
+#include <thread>
+#if defined(__unix__)
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
 
 #include "check.h"
 
@@ -16,8 +21,8 @@ void check_once(ThreadPool& pool, std::int64_t count, std::int64_t grain) {
     for (std::int64_t i = r.begin; i < r.end; ++i) hits[static_cast<std::size_t>(i)].fetch_add(1);
   });
   for (std::int64_t i = 0; i < count; ++i) {
-    CHECK(hits[static_cast<std::size_t>(i)].load() == 1, "item %lld of %lld", static_cast<long long>(i),
-          static_cast<long long>(count));
+    CHECK(hits[static_cast<std::size_t>(i)].load() == 1, "item %lld of %lld",
+          static_cast<long long>(i), static_cast<long long>(count));
   }
 }
 
@@ -25,12 +30,67 @@ double processor_seconds() { return static_cast<double>(std::clock()) / CLOCKS_P
 
 void check_sleeps() {
   ThreadPool pool(3);
-  { const Forward forward(pool); check_once(pool, 100, 1); }
+  {
+    const Forward forward(pool);
+    check_once(pool, 100, 1);
+  }
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   const double before = processor_seconds();
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   CHECK(processor_seconds() - before < 0.1, "idle workers used %g s", processor_seconds() - before);
 }
+
+// Forwards of different threads run one after the other.
+void check_turns() {
+  ThreadPool pool(3);
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i) {
+    callers.emplace_back([&pool] {
+      for (int round = 0; round < 200; ++round) {
+        const Forward forward(pool, round % 2 == 0);
+        check_once(pool, 30, 1);
+        const Forward again(pool);
+        check_once(pool, 30, 1);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+}
+
+#if defined(__unix__)
+// The child of a fork starts workers of its own and exits, even if a forward was under way
+// elsewhere.
+void check_fork() {
+  auto pool = std::make_unique<ThreadPool>(3);
+  {
+    const Forward forward(*pool);
+    check_once(*pool, 100, 1);
+  }
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop) {
+      const Forward forward(*pool);
+      check_once(*pool, 100, 1);
+    }
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    for (int round = 0; round < 100; ++round) {
+      const Forward forward(*pool);
+      check_once(*pool, 100, 1);
+    }
+    pool.reset();
+    std::exit(0);
+  }
+  stop = true;
+  busy.join();
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with status %d", status);
+}
+#endif
 
 }  // namespace
 }  // namespace forerun::cpu::test
@@ -48,6 +108,10 @@ int main() {
     }
   }
   check_sleeps();
+  check_turns();
+#if defined(__unix__)
+  check_fork();
+#endif
   CHECK_THROWS(std::invalid_argument, ThreadPool(0));
   CHECK_THROWS(std::invalid_argument, ThreadPool(100000));
   std::puts("ok");

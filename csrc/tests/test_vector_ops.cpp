@@ -30,7 +30,8 @@ void check_norms(const VectorOps& ops, const std::vector<float>& x, const std::v
   ops.layer_norm(x.data(), w.data(), w.data(), 1e-5f, n, y.data());
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double truth = (x[i] - mean) / std::sqrt(variance + 1e-5) * w[i] + w[i];
-    CHECK(std::fabs(truth - y[i]) < 2e-5, "layer_norm: %g, not %g", static_cast<double>(y[i]), truth);
+    CHECK(std::fabs(truth - y[i]) < 2e-5, "layer_norm: %g, not %g", static_cast<double>(y[i]),
+          truth);
   }
 }
 
@@ -91,7 +92,8 @@ void check_levels(Random& random, std::int64_t n) {
   const auto* a = x.data();
   const auto* b = w.data();
   check_same("rms_norm", n, [&](const VectorOps& o, float* y) { o.rms_norm(a, b, 1e-6f, n, y); });
-  check_same("layer_norm", n, [&](const VectorOps& o, float* y) { o.layer_norm(a, b, b, 1e-6f, n, y); });
+  check_same("layer_norm", n,
+             [&](const VectorOps& o, float* y) { o.layer_norm(a, b, b, 1e-6f, n, y); });
   check_same("silu_mul", n, [&](const VectorOps& o, float* y) { o.silu_mul(a, b, n, y); });
   check_same("gelu_tanh", n, [&](const VectorOps& o, float* y) { o.gelu_tanh(a, n, y); });
   check_same("add", n, [&](const VectorOps& o, float* y) { o.add(a, n, y); });

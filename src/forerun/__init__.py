@@ -13,14 +13,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forerun.core import Origin
+    from forerun.core import Exactness, FinishReason, Hints, Origin, Stats
     from forerun.engine.config import SpeculativeConfig
     from forerun.engine.engine import Engine
     from forerun.engine.load import load
     from forerun.engine.requests import Completion, TokenEvent
+    from forerun.engine.stream import Stream
     from forerun.errors import ForerunError
     from forerun.params import SamplingParams
-    from forerun.stats import Stats
 
 __version__ = "0.1.0"
 
@@ -28,11 +28,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "Completion": "forerun.engine.requests",
     "Engine": "forerun.engine.engine",
+    "Exactness": "forerun.core",
+    "FinishReason": "forerun.core",
     "ForerunError": "forerun.errors",
+    "Hints": "forerun.core",
     "Origin": "forerun.core",
     "SamplingParams": "forerun.params",
     "SpeculativeConfig": "forerun.engine.config",
-    "Stats": "forerun.stats",
+    "Stats": "forerun.core",
+    "Stream": "forerun.engine.stream",
     "TokenEvent": "forerun.engine.requests",
     "load": "forerun.engine.load",
 }
@@ -40,11 +44,15 @@ _HOMES = {
 __all__ = [
     "Completion",
     "Engine",
+    "Exactness",
+    "FinishReason",
     "ForerunError",
+    "Hints",
     "Origin",
     "SamplingParams",
     "SpeculativeConfig",
     "Stats",
+    "Stream",
     "TokenEvent",
     "__version__",
     "load",

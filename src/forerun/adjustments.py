@@ -10,41 +10,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.core import Sequence
+from forerun.core import Request
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """What stands before a row: the committed tokens of a sequence and the drafted ones after them."""
+    """What stands before a row: the committed tokens of a request and the drafted ones after them."""
 
-    sequence: Sequence
+    request: Request
     drafted: tuple[int, ...] = ()
 
     @property
     def params(self) -> SamplingParams:
-        return self.sequence.params
+        return self.request.params
 
     @property
     def position(self) -> int:
         """The position of the token that the row is for."""
-        return len(self.sequence) + len(self.drafted)
+        return len(self.request) + len(self.drafted)
 
 
 @dataclass(frozen=True)
 class History:
-    """Which tokens a sequence holds, bool [V], and how often its output does, [V]."""
+    """Which tokens a request holds, bool [V], and how often its output does, [V]."""
 
     seen: Tensor
     output_counts: Tensor
 
     @classmethod
-    def of(cls, sequence: Sequence, row: Tensor) -> History:
-        ids = torch.tensor(sequence.token_ids, dtype=torch.long, device=row.device)
+    def of(cls, request: Request, row: Tensor) -> History:
+        ids = torch.tensor(request.token_ids, dtype=torch.long, device=row.device)
         seen = torch.zeros_like(row, dtype=torch.bool)
         seen[ids] = True
-        output = ids[sequence.num_prompt_tokens :]
+        output = ids[request.num_prompt_tokens :]
         return cls(seen, torch.bincount(output, minlength=len(row)).to(row.dtype))
 
     def after(self, drafted: tuple[int, ...]) -> History:
@@ -79,10 +79,10 @@ def adjust(row: Tensor, prefix: Prefix, histories: dict[int, History], lenient: 
 
 
 def _penalize(row: Tensor, prefix: Prefix, histories: dict[int, History]) -> None:
-    params, sequence = prefix.params, prefix.sequence
-    if sequence.request_id not in histories:
-        histories[sequence.request_id] = History.of(sequence, row)
-    history = histories[sequence.request_id].after(prefix.drafted)
+    params, request = prefix.params, prefix.request
+    if request.request_id not in histories:
+        histories[request.request_id] = History.of(request, row)
+    history = histories[request.request_id].after(prefix.drafted)
     factor = params.repetition_penalty
     if factor != 1.0:
         penalized = torch.where(row > 0, row / factor, row * factor)
@@ -107,7 +107,8 @@ def _bias_and_ban(row: Tensor, params: SamplingParams) -> None:
 
 def _mask(row: Tensor, prefix: Prefix) -> None:
     assert prefix.params.mask is not None
-    mask = prefix.params.mask(prefix.sequence.token_ids, prefix.drafted)
+    # A copy: what a hook does to it must not reach the request.
+    mask = prefix.params.mask(list(prefix.request.token_ids), prefix.drafted)
     if mask is None:
         return
     allowed = torch.as_tensor(mask, dtype=torch.bool, device=row.device)

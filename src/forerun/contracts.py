@@ -2,49 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Several
+import enum
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
-import torch
-from torch import Tensor
-
-from forerun.core import Draft, Drawing, Exactness, ForwardOutput, Plan, Sequence, Verdict
+from forerun.core import Batch, Draft, Drawing, Exactness, ForwardOutput, Plan, Request, Verdict
+from forerun.options import pick
 
 if TYPE_CHECKING:
-    from forerun.randomness import Randomness
+    import torch
+    from torch import Tensor
 
-LogitsFor = Literal["all", "last", "none"]
+    from forerun.randomness import Randomness
+    from forerun.verification.rows import TargetRows
+
+T = TypeVar("T")
 
 
 class Cache(Protocol):
-    """Keys and values of a batch of rows, each with its own length.
+    """Keys and values of a batch of rows, each with its own tokens.
 
-    A forward pass appends its tokens to each row; `keep` and `trim` take back what was rejected.
-    Slot and position agree for committed tokens; the nodes of a tree lie in slots in the order of
-    the forward pass, whatever their positions.
+    It speaks in tokens, in the order in which they were run; where the keys and values of a token
+    lie (its slot) is its own affair. A forward pass appends tokens to rows; `keep` and `trim` take
+    back what was rejected.
     """
 
     @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+
+    @property
     def capacity(self) -> int:
-        """Slots a row, in tokens."""
+        """Tokens a row."""
 
-    def length(self, row: int) -> int:
-        """Filled slots of `row` in its shortest layer."""
-
-    def view(self, rows: Several[int]) -> Any:
-        """The same cache seen as a batch of these rows, to be handed to `CausalLM.forward`."""
-
-    def keep(self, row: int, start: int, slots: Several[int]) -> None:
-        """Of the slots from `start` on, keep only `start + slots[i]`, moved to `start + i`."""
-
-    def trim(self, row: int, length: int, layers: range | None = None) -> None:
-        """Forget all slots of `row` from `length` on, in `layers` alone unless None.
+    def length(self, row: int, layer: int | None = None) -> int:
+        """Tokens of `row` in `layer`; in its shortest layer if None.
 
         Raises:
-            CacheError: for layers, where all have one length.
+            CacheError: for a row that does not exist.
         """
+
+    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
+        """Of the tokens of `row` after the first `length`, keep those at `path`, in their order.
+
+        A layer that does not hold all of them yet keeps those that it holds.
+
+        Raises:
+            CacheError: for a row that does not exist, and unless `path` ascends and the row's
+                longest layer holds it.
+        """
+
+    def trim(self, row: int, length: int, layers: range | None = None) -> None:
+        """Forget the tokens of `row` after the first `length`, in `layers` alone unless None.
+
+        Raises:
+            CacheError: for a row or layers that do not exist, a negative length, and for layers
+                where all have one length.
+        """
+
+
+class Ability(enum.StrEnum):
+    """What some models can do beyond the contract; ask for it in `CausalLM.abilities`."""
+
+    DRAFT_CHAINS = "draft_chains"
+    """Drafting whole chains in one call: see `DraftsChains`."""
+    MODULES = "modules"
+    """Building parts of heads and adapters on what the model runs on: see `BuildsModules`."""
 
 
 class CausalLM(Protocol):
@@ -61,48 +85,172 @@ class CausalLM(Protocol):
     precision: str
     """Of the weights: `fp32`, `bf16`, `int8` and so on."""
     exactness: Exactness
+    abilities: frozenset[Ability]
 
     def new_cache(self, rows: int, capacity: int) -> Cache:
-        """An empty cache of `rows` rows with `capacity` slots each."""
+        """An empty cache of `rows` rows of `capacity` tokens each."""
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: Any,
-        tree_mask: Tensor | None = None,
-        hidden_layers: Several[int] = (),
-        logits_for: LogitsFor = "all",
-        layers: range | None = None,
-        hidden_in: Tensor | None = None,
-    ) -> ForwardOutput:
+    def forward(self, batch: Batch, cache: Any) -> ForwardOutput:
         """Run new tokens and append their keys and values to the cache.
 
         Args:
-            token_ids: [B, n], int64.
-            positions: [B, n]; -1 marks padding, which stands at the end of a row, is seen by no
-                token and is not appended.
-            cache: a view of B rows.
-            tree_mask: bool [B, n, m], m >= n: which of the row's last m - n slots and of the new
-                tokens each token sees; everything before is seen by all. Columns before a row's
-                first slot mean nothing. None: causal.
-            hidden_layers: layers whose hidden states to return.
-            logits_for: which tokens need logits.
-            layers: the layers to run (all if None); only their caches grow. Logits are made
-                only when the last layer runs.
-            hidden_in: [B, n, hidden_size], enters below `layers` instead of the embedding.
+            batch: the tokens and what to return of them.
+            cache: of this model.
 
         Raises:
-            CacheError: when a row's cache is full.
+            CacheError: for a batch that contradicts the cache, a full row, or a position beyond the
+                context.
+            ConfigError: for layers that the model does not have or that are not run.
+            UnsupportedModelError: for layers or hidden states where the model has none to run or
+                to return.
         """
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits [B, n, V] that the final norm and the output head make of hidden states [B, n, hidden_size]
-        after any layer; after the last one they are those of `forward`.
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The embeddings [B, n, hidden_size] of token ids [B, n], without those of positions.
 
         Raises:
-            ConfigError: where the model has no head that runs alone.
+            ConfigError: where the model has no embedding that runs alone.
         """
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """The norm before the output head, of hidden states [B, n, hidden_size] after any layer.
+
+        Raises:
+            ConfigError: where the model has no output head that runs alone.
+        """
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, V] of normed hidden states [B, n, hidden_size]; of those after the last
+        layer they are the logits of `forward`.
+
+        Raises:
+            ConfigError: where the model has no output head that runs alone.
+        """
+
+
+@dataclass(frozen=True)
+class ChainRequest:
+    """One chain to draft.
+
+    Args:
+        row: of the cache.
+        pending: tokens of the text that the row lacks, the newest at least.
+        limit: tokens to draft at most, at least 1.
+        drawing: how to pick them.
+        text: whose text it is; its parameters must not adjust logits.
+    """
+
+    row: int
+    pending: Sequence[int]
+    limit: int
+    drawing: Drawing
+    text: Request
+
+
+class DraftsChains(CausalLM, Protocol):
+    """A model with `Ability.DRAFT_CHAINS`."""
+
+    def draft_chains(
+        self, cache: Any, requests: Sequence[ChainRequest], vocab_size: int
+    ) -> list[Draft]:
+        """Draft chains side by side, all steps in one call.
+
+        The tokens of `requests[i].pending` and all drafted ones but the last are appended to its
+        row of the cache.
+
+        Args:
+            cache: of this model.
+            requests: of different rows.
+            vocab_size: the target's; tokens that this model lacks have no probability.
+
+        Raises:
+            CacheError: when a row is full or a position lies beyond the context.
+            DistributionError: for logits that are not numbers.
+        """
+
+
+def drafts_chains(model: CausalLM) -> TypeGuard[DraftsChains]:
+    """Whether a model drafts whole chains in one call."""
+    return Ability.DRAFT_CHAINS in model.abilities
+
+
+class Module(Protocol):
+    """A part of a model, on hidden states [..., size]."""
+
+    def __call__(self, hidden: Tensor, /) -> Tensor:
+        """What the part makes of each token."""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The shape of a self-attention; its weights go by name: `qkv` [rows, cols] for all query heads,
+    then keys, then values, `output` [hidden_size, num_heads * head_dim] and, where it has them,
+    `qkv_bias`, `output_bias`, `q_norm` and `k_norm` [head_dim].
+
+    Args:
+        num_heads: query heads.
+        num_kv_heads: of keys and values, each shared by as many query heads.
+        head_dim: size of a head.
+        window: a token at position i sees positions above i - window only; None: no limit.
+        norm_eps: of the norms of queries and keys.
+        inverse_frequencies: of the rotary embedding, head_dim / 2; empty: no such embedding.
+        rotary_scale: on its cosines and sines.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    norm_eps: float = 1e-6
+    inverse_frequencies: tuple[float, ...] = ()
+    rotary_scale: float = 1.0
+
+
+class Attention(Protocol):
+    """A self-attention with caches of one layer, apart from the target's."""
+
+    def new_cache(self, rows: int, capacity: int) -> Any:
+        """An empty cache of `rows` rows of `capacity` tokens each."""
+
+    def __call__(self, hidden: Tensor, batch: Batch, cache: Any) -> Tensor:
+        """Run the tokens of a batch, hidden states [B, n, cols], and append their keys and values;
+        hidden states [B, n, hidden_size]. Of the batch only rows, positions and trees count.
+
+        Raises:
+            CacheError: for a batch that contradicts the cache, or a full row.
+        """
+
+
+class Modules(Protocol):
+    """Builds parts of heads and adapters from their weights.
+
+    Every method raises CheckpointError for weights that do not fit each other or cannot run.
+    """
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Module:
+        """From [..., cols] to [..., rows] by `weight` [rows, cols] and `bias` [rows]."""
+
+    def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
+        """A norm by the root mean square; with a bias a layer norm."""
+
+    def activation(self, name: str, gated: bool = False) -> Module:
+        """The function between the products of an MLP, called as in a config of transformers. Gated,
+        it goes from [..., 2n] to [..., n]: the function of the first half, times the second."""
+
+    def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> Attention:
+        """A self-attention; its weights are named in `AttentionShape`."""
+
+
+class BuildsModules(CausalLM, Protocol):
+    """A model with `Ability.MODULES`."""
+
+    def modules(self) -> Modules:
+        """What builds modules in the precision of this model (int8 where it is int4)."""
+
+
+def builds_modules(model: CausalLM) -> TypeGuard[BuildsModules]:
+    """Whether a model builds modules itself; others leave that to torch."""
+    return Ability.MODULES in model.abilities
 
 
 @dataclass(frozen=True)
@@ -111,13 +259,14 @@ class DrafterSetup:
 
     Args:
         target: the model that it drafts for.
-        rows: sequences that run at once.
-        capacity: tokens of prompt and output a sequence, drafted ones included.
-        options: the speculative options by name.
-        load_draft_model: loads the draft model that the options name.
+        rows: requests that run at once.
+        capacity: tokens of prompt and output a request, drafted ones included.
+        options: those of the method, and of its members, by name; `read` takes them out.
+        load_draft_model: loads the draft model that the user named.
         encode: makes token ids of text, without what opens a prompt; None without a tokenizer.
+        tree_slots: slots a row for the nodes of trees; 0 where only chains are asked for.
         translation: between the target's vocabulary and the draft model's, where they differ; see
-            `forerun.drafters.retokenizer.Translation`.
+            `forerun.drafters.model.retokenizer.Translation`.
     """
 
     target: CausalLM
@@ -126,7 +275,12 @@ class DrafterSetup:
     options: Mapping[str, Any]
     load_draft_model: Callable[[], CausalLM]
     encode: Callable[[str], list[int]] | None = None
+    tree_slots: int = 0
     translation: Any = None
+
+    def read(self, kind: type[T]) -> T:
+        """The options of a class that a drafter declares by `forerun.options.options`."""
+        return pick(kind, self.options)
 
 
 class Drafter(Protocol):
@@ -136,7 +290,7 @@ class Drafter(Protocol):
     needs_draft_model: bool
     exactness: Exactness
     drawings: frozenset[Drawing]
-    """The ways of drawing that it supports; {TOP} for deterministic drafters."""
+    """The ways of drawing that it supports; {GREEDY} for deterministic drafters."""
     draws_trees: bool
     """Whether it proposes trees that no plan has asked for."""
     takes_trees: bool
@@ -150,9 +304,17 @@ class Drafter(Protocol):
     vocab_size: int | None
     """The vocabulary that it proposes from; None for ids taken from the text itself."""
     rows: int | None
-    """Sequences that it can serve at once; None for any number."""
-    options: frozenset[str]
-    """The speculative options that it reads, of those that not all methods do."""
+    """Requests that it can serve at once; None for any number."""
+    options: type[Any]
+    """Its own options, a class made by `forerun.options.options`; `NoOptions` if it has none."""
+
+    @classmethod
+    def member_methods(cls, options: Any) -> Sequence[str]:
+        """The other methods that it drafts with, whose options it takes too.
+
+        Args:
+            options: its own.
+        """
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Drafter:
@@ -163,42 +325,55 @@ class Drafter(Protocol):
         write beyond the committed tokens. The engine calls it once, when it is built."""
 
     def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        """One draft a sequence, of at most the planned number of tokens along any path."""
+        """One draft a request, of at most the planned number of tokens along any path."""
 
-    def confidence(self, sequence: Sequence) -> float:
+    def confidence(self, request: Request) -> float:
         """The share of its next draft that it expects to be accepted, in [0, 1], judged before
         anything is drawn, by the committed tokens alone."""
 
     def observe(
         self,
-        sequences: Several[Sequence],
-        drafts: Several[Draft],
-        verdicts: Several[Verdict],
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
         output: ForwardOutput,
     ) -> None:
-        """See what became of a round, drafted or plain; the sequences hold the emitted tokens already.
+        """See what became of a round, drafted or plain; the requests hold the emitted tokens already.
 
         Row 0 of `output` belongs to the newest token before the round, row i + 1 to node i. A
-        sequence that failed in the round has emitted nothing.
+        request that failed in the round has emitted nothing.
         """
 
-    def release(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended."""
+    def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
+        """See the hidden layers that it declared of prompt tokens, `output.hidden` [1, n, hidden_size]
+        from token `start` on. Tokens that the cache still held from an earlier request in the same
+        row are not run again; their states are those that were seen then."""
+
+    def release(self, request: Request) -> None:
+        """Forget a request that has ended; it may be told twice."""
 
 
 class Verifier(Protocol):
-    """A rule that turns a draft and the target's rows into a verdict."""
+    """A rule that turns drafts and the target's rows into verdicts."""
 
     name: str
     exactness: Exactness
 
     def verify(
-        self, draft: Draft, target_probs: Tensor, sequence: Sequence, randomness: Randomness
-    ) -> Verdict:
-        """Verify one draft. Row 0 of `target_probs` [n + 1, V] follows the committed tokens, row
-        i + 1 follows node i."""
+        self,
+        drafts: Sequence[Draft],
+        rows: TargetRows,
+        requests: Sequence[Request],
+        randomness: Randomness,
+    ) -> list[Verdict]:
+        """Verify the drafts of a round, one a request.
+
+        `rows` makes probabilities of the target's logits where they are asked for; row 0 of a request
+        follows its committed tokens, row i + 1 follows node i. What goes wrong in the row after a node
+        where a path ends is that request's own: `Verdict.up_to` emits what stands before it.
+        """
 
 
 class Policy(Protocol):
@@ -206,17 +381,17 @@ class Policy(Protocol):
 
     name: str
 
-    def plan(self, sequences: Several[Sequence]) -> list[Plan]:
-        """One plan a sequence for the coming round."""
+    def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        """One plan a request for the coming round."""
 
     def observe(
         self,
-        sequences: Several[Sequence],
-        drafts: Several[Draft],
-        verdicts: Several[Verdict],
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
         seconds: float,
     ) -> None:
         """See the round's outcome and the seconds that it took, drafting included."""
 
-    def release(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended."""
+    def release(self, request: Request) -> None:
+        """Forget a request that has ended."""

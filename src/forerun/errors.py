@@ -10,17 +10,23 @@
     │   └── IncompatibleDraftError  a draft that does not fit its target
     ├── MemoryLimitError        weights and caches would not fit
     ├── CacheError              a cache that is full or misused
-    ├── DistributionError       probabilities that are none: all -inf, NaN, wrong sums
+    ├── DistributionError       invalid probabilities: all -inf, NaN, wrong sums
     ├── ExactnessError          a method that changes the distribution, found by a check
     └── TrainingError           a training run that cannot start or go on
 
 All of them are user errors in the sense of the command line: exit code 2 and one line on stderr.
+All of them can be pickled, so that a process pool hands them on.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from reprlib import Repr
+from typing import Any
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 class ForerunError(Exception):
@@ -40,6 +46,10 @@ class UnknownNameError(ConfigError):
         hint = f" Did you mean {near[0]!r}?" if near else ""
         super().__init__(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
         self.kind, self.name, self.known = kind, name, names
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is unpickled from its message alone, which this constructor does not take.
+        return type(self), (self.kind, self.name, self.known)
 
 
 class PromptError(ForerunError, ValueError):
@@ -67,11 +77,78 @@ class MemoryLimitError(ModelError):
 
 
 class CacheError(ForerunError):
-    """A cache that is full or was asked for something that it does not hold."""
+    """A cache that is full or was asked for something that it does not hold.
+
+    Every kind of cache makes its errors here, so that all of them say the same.
+    """
+
+    @classmethod
+    def no_room(cls, rows: int, capacity: int) -> CacheError:
+        """For a cache without rows, or rows without room for a token."""
+        return cls(
+            f"a cache of {rows} rows of {capacity} tokens holds nothing; ask for at least 1 of each."
+        )
+
+    @classmethod
+    def full(cls, row: int, held: int, count: int, capacity: int) -> CacheError:
+        """For `count` tokens more than a row that holds `held` can take."""
+        return cls(
+            f"row {row} holds {held} tokens and cannot take {count} more: its capacity is "
+            f"{capacity}; make the cache larger or trim the row."
+        )
+
+    @classmethod
+    def beyond_context(cls, position: int, max_context: int) -> CacheError:
+        """For a token at a position that the model does not have."""
+        return cls(
+            f"position {position} lies beyond the context of {max_context} tokens; "
+            "end the text or draft less far."
+        )
+
+    @classmethod
+    def behind_a_gap(cls, row: int, position: int, before: int) -> CacheError:
+        """For a position that a token with so many tokens before it cannot have."""
+        return cls(
+            f"position {position} in row {row} follows {before} tokens; positions start at 0 "
+            "and leave none out."
+        )
+
+    @classmethod
+    def wrong_row(cls, row: int, rows: int) -> CacheError:
+        """For a row that a cache of so many rows does not have."""
+        return cls(f"row {row} is not in this cache; it has rows 0 to {rows - 1}.")
+
+    @classmethod
+    def uneven_layers(cls, row: int, least: int, most: int) -> CacheError:
+        """For a row whose layers to be run hold different numbers of tokens."""
+        return cls(
+            f"layers of row {row} hold {least} to {most} tokens; trim the row or run the layers "
+            "that lag behind first."
+        )
+
+    @classmethod
+    def wrong_path(cls, row: int, length: int, path: Sequence[int], held: int) -> CacheError:
+        """For tokens to keep that do not ascend or that the row, which holds `held`, does not have."""
+        return cls(
+            f"cannot keep tokens {list(path)} after the first {length} in row {row}: they must "
+            f"ascend from 0 and the row holds {held} tokens."
+        )
+
+    @classmethod
+    def negative_length(cls, row: int, length: int) -> CacheError:
+        """For a row that is to be trimmed to less than nothing."""
+        return cls(f"cannot trim row {row} to {length} tokens; 0 empties it.")
+
+    @classmethod
+    def wrong_layers(cls, layers: range, count: int) -> CacheError:
+        """For layers that a cache of `count` layers does not have."""
+        return cls(
+            f"cannot trim layers {layers.start} to {layers.stop - 1} of a cache of {count} layers."
+        )
 
 
 class DistributionError(ForerunError, ValueError):
-    """Probabilities that are none: a row of all -inf, NaN, a sum that is not one."""
+    """Invalid probabilities: a row of all -inf, NaN, a sum that is not one."""
 
 
 class ExactnessError(ForerunError, AssertionError):
@@ -80,3 +157,9 @@ class ExactnessError(ForerunError, AssertionError):
 
 class TrainingError(ForerunError):
     """A training run that cannot start or go on."""
+
+
+def shown(value: Any) -> str:
+    """A value on one line, for a message; cut where it is long."""
+    line = " ".join(_SHORT.repr(value).split())
+    return line if len(line) <= 60 else f"{line[:57]}..."

@@ -1,13 +1,21 @@
-"""Atomic writes, resumable state and content hashes: used wherever something is saved."""
+"""Atomic writes, bounded reads and content hashes: used wherever a file is read or saved."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from forerun.errors import ForerunError
+
+# No text that forerun reads is longer; a device such as /dev/zero never ends.
+MOST_BYTES = 64 * 2**20
 
 
 @contextmanager
@@ -46,3 +54,91 @@ def content_hash(path: str | os.PathLike[str]) -> str:
     """The SHA-256 of a file's bytes, as 64 hexadecimal digits."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_text(
+    path: str | os.PathLike[str],
+    what: str,
+    error: type[ForerunError],
+    *,
+    most_bytes: int = MOST_BYTES,
+    remedy: str = "give a shorter one",
+) -> str:
+    """The UTF-8 text of an input file, character for character.
+
+    Args:
+        path: of the file; a pipe or a device is read no further than a file may be long.
+        what: how messages call it, before the path: `prompt file`.
+        error: raised when it cannot be read, is too long or not UTF-8.
+        most_bytes: how long it may be.
+        remedy: what to do about a longer one.
+    """
+    where = f"{what} {printable(path)}"
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except OSError as problem:
+        raise error(f"{where} cannot be read: {reason(problem)}.") from problem
+    except ValueError as problem:  # A null byte in the name.
+        raise error(f"{where} cannot be read: {problem}.") from problem
+    if len(content) > most_bytes:
+        raise error(f"{where} is longer than {size_text(most_bytes)}; {remedy}.")
+    return decode(content, where, error)
+
+
+def read_stdin(error: type[ForerunError], *, most_bytes: int = MOST_BYTES) -> str:
+    """The same of standard input."""
+    try:
+        content = sys.stdin.buffer.read(most_bytes + 1)
+    except OSError as problem:
+        raise error(f"standard input cannot be read: {reason(problem)}.") from problem
+    if len(content) > most_bytes:
+        raise error(f"standard input is longer than {size_text(most_bytes)}; give less.")
+    return decode(content, "standard input", error)
+
+
+def decode(content: bytes, where: str, error: type[ForerunError]) -> str:
+    """Bytes as UTF-8 text; `error` is raised for anything else, which `where` names."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise error(f"{where} is not UTF-8 text (byte {problem.start}).") from problem
+
+
+def parse_json(text: str, where: str, error: type[ForerunError]) -> Any:
+    """What a JSON text holds, which `where` names; `error` is raised for anything else."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise error(f"{where} is not JSON (nested too deep).") from None
+    except ValueError as problem:  # Also for an integer of thousands of digits.
+        detail = str(problem).partition(";")[0]
+        raise error(f"{where} is not JSON ({detail}).") from problem
+
+
+def is_regular(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names a file that has an end, or a link to one; never raises."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # A name that is too long or holds a null byte.
+        return False
+
+
+def reason(problem: OSError) -> str:
+    """What the system says was wrong, for the middle of a sentence."""
+    return (problem.strerror or "unknown reason").lower()
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+    """A path for a message: names that are not UTF-8 or hold control characters are escaped."""
+    text = os.fspath(path)
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def size_text(count: float) -> str:
+    """A number of bytes for a message."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-from forerun.errors import ConfigError, UnknownNameError
+from forerun.errors import ConfigError, UnknownNameError, shown
 
 
 def names(table: Mapping[str, Any], group: str) -> list[str]:
@@ -31,3 +32,19 @@ def find(kind: str, name: str, table: Mapping[str, Any], group: str) -> Any:
                 f"{kind} {name!r} is registered as {point.value} but cannot be loaded: {error}."
             ) from error
     raise UnknownNameError(kind, name, names(table, group))
+
+
+def find_with_options(kind: str, name: str, table: Mapping[str, Any], group: str) -> Any:
+    """A class that declares its `options`, by `forerun.options.options`.
+
+    Raises:
+        UnknownNameError, ConfigError: as `find`, and for a class that declares none.
+    """
+    found = find(kind, name, table, group)
+    options = getattr(found, "options", None)
+    if not is_dataclass(options):
+        raise ConfigError(
+            f"{kind} {name!r} has options {shown(options)}; declare them by forerun.options.options, "
+            "or use NoOptions."
+        )
+    return found

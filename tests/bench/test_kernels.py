@@ -1,47 +1,28 @@
-"""What the benchmarks count and pair is right; how long things take is nobody's business here."""
+"""The benchmarks count and pair correctly, whatever the times."""
 
 from __future__ import annotations
 
-import io
 import json
-import threading
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from forerun import _native
-from forerun.bench import shapes, worker
-from forerun.bench.engines import RemoteEngine
+from forerun.bench import shapes
 from forerun.bench.forwards import Forwards
-from forerun.bench.groups.report import Figure, Setting, paired_ratio
 from forerun.bench.kernels import Request, fits, measure
-from forerun.bench.rounds import alone, measure_rounds
-from forerun.bench.shapes import SHAPES, RandomSource, Shape, build, write_checkpoint
+from forerun.bench.shapes import SHAPES, RandomSource, build, write_checkpoint
 from forerun.bench.traffic import forward_bytes, matrix_parameters, multiply_adds, weight_bytes
-from forerun.core import Drawing
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.models.architecture import read_architecture
-from forerun.models.loading import load_model
+from tests.helpers.forwards import run
 
-pytestmark = pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels")
-
-TINY = Shape("llama", 64, 2, 4, 128, 96, kv_heads=2)
-
-
-@pytest.fixture(autouse=True)
-def _tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Shapes that take no time, under names of their own."""
-    for name, shape in {"tiny": TINY, "tiny-tied": replace(TINY, tied=True)}.items():
-        monkeypatch.setitem(SHAPES, name, shape)
-    monkeypatch.setattr("forerun.bench.kernels.MODELS", ("zoo", *SHAPES))
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [
+    pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels"),
+    pytest.mark.usefixtures("tiny_shapes"),
+]
 
 
 def test_bytes_of_a_forward() -> None:
@@ -62,7 +43,7 @@ def test_bytes_of_a_forward() -> None:
 
 
 def test_multiply_adds_of_a_forward() -> None:
-    shape = read_architecture(TINY.config())
+    shape = read_architecture(SHAPES["tiny"].config())
     matrices = matrix_parameters(shape, head=False)
     assert matrix_parameters(shape, head=True) == matrices + 96 * 64
     # Two tokens behind three others see 4 and 5; keys and values are multiplied once each.
@@ -94,12 +75,8 @@ def test_random_weights_are_the_same_in_parts() -> None:
 
 def test_checkpoints_hold_what_the_kernels_run(tmp_path: Path) -> None:
     directory = write_checkpoint("tiny", tmp_path / "tiny")
-    ids = torch.tensor([[1, 2, 3]])
-    logits = []
-    for model in (build("tiny", "fp32"), build(str(directory), "fp32")):
-        output = model.forward(ids, torch.arange(3)[None], model.new_cache(1, 3).view([0]))
-        logits.append(output.logits)
-    assert logits[0] is not None
+    models = (build("tiny", "fp32"), build(str(directory), "fp32"))
+    logits = [run(model, model.new_cache(1, 3), [[1, 2, 3]]).logits for model in models]
     assert torch.equal(logits[0], logits[1])
     before = (directory / "model.safetensors").stat().st_mtime_ns
     write_checkpoint("tiny", directory)
@@ -121,7 +98,7 @@ def test_rows() -> None:
         assert not row.from_memory
     content = json.loads(json.dumps(result.as_dict()))
     assert content["machine"]["stream_bytes"] >= 4 * content["machine"]["last_level_cache_bytes"]
-    assert [one["precision"] for one in content["prefill"]] == ["bf16", "int8"]
+    assert [row["precision"] for row in content["prefill"]] == ["bf16", "int8"]
     assert not fits(build("tiny", "bf16"), shapes.MAX_CONTEXT, (1,))
 
 
@@ -155,85 +132,9 @@ def test_a_filled_cache_is_read() -> None:
     assert timer.once(4) > 0
     assert timer.sample(2) > 0
     assert timer.cache.length(0) == 32
-    ids, place = torch.tensor([[5]]), torch.tensor([[32]])
-    filled = model.forward(ids, place, timer.cache.view([0])).logits
-    start = torch.tensor([[0]])
-    empty = model.forward(ids, start, model.new_cache(1, 40).view([0])).logits
-    assert filled is not None
-    assert empty is not None
+    filled = run(model, timer.cache, [[5]]).logits
+    empty = run(model, model.new_cache(1, 40), [[5]]).logits
     assert filled.isfinite().all()
     assert not torch.equal(filled, empty)
     with pytest.raises(RuntimeError):
         _native.kernels.fill_cache(timer.cache.native, 0, 10_000)
-
-
-@pytest.mark.parametrize("drawing", [Drawing.TOP, Drawing.DRAW])
-def test_rounds(drawing: Drawing) -> None:
-    target, draft = build("tiny", "bf16"), build("tiny-tied", "int8")
-    found = measure_rounds(target, draft, 3, 16, 2, drawing)
-    assert set(found) == {"draft", "target"}
-    assert min(found.values()) > 0
-    assert len(alone(draft, 8, 16, 3)) == 3
-
-
-def test_figures() -> None:
-    reached = Figure(1, "a", 1.5, 1.2)
-    assert reached.reached
-    assert "| yes |" in reached.as_markdown()
-    assert Figure(1, "a", 1.5, 1.2, at_most=True).reached is False
-    assert Figure(1, "a", 1.5).as_dict()["reached"] is None
-    ratio, around = paired_ratio([1.0, 2.0, 4.0], [2.0, 6.0, 4.0])
-    assert ratio == 2.0
-    assert around.endswith("of 3")
-
-
-def test_an_engine_in_a_process_of_its_own(tmp_path: Path) -> None:
-    directory = str(write_checkpoint("tiny", tmp_path / "tiny"))
-    setting = Setting(1, True, tmp_path)
-    with setting.ours(directory, "bf16", directory) as engine:
-        assert engine.call("describe")["precision"] == "bf16"
-        assert engine.call("forward_seconds", n=2, context=8) > 0
-        plain = engine.call("generate", prompt_ids=[1, 2, 3], num_tokens=6)
-        drafted = engine.call(
-            "generate", prompt_ids=[1, 2, 3], num_tokens=6, num_speculative_tokens=2
-        )
-        assert plain[0] == drafted[0]
-        assert drafted[2]["num_drafts"] > 0
-    with pytest.raises(ConfigError, match="llama-110m"):
-        RemoteEngine("forerun", model="none", precision="bf16", threads=1)
-    assert not setting.peers(["no-such"], directory, "bf16")
-    assert "unknown peer" in setting.notes[0]
-
-
-def test_the_worker_answers_line_by_line(tmp_path: Path) -> None:
-    asked = [
-        {"call": "load", "arguments": {"kind": "matrices", "options": {"threads": 1}}},
-        {"call": "matrix_product", "arguments": {"precision": "int4"}},
-    ]
-    answers = io.StringIO()
-    worker.serve(io.StringIO("".join(json.dumps(one) + "\n" for one in asked)), answers)
-    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [{"value": None}] * 2
-    assert threading.active_count() < 10
-
-
-def test_growth_leaves_the_function(tmp_path: Path) -> None:
-    from forerun.bench.wide_target import grow
-
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(1)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "old")
-    model = LlamaForCausalLM.from_pretrained(tmp_path / "old")
-    ids = torch.tensor([[1, 2, 3, 4]])
-    with torch.no_grad():
-        before = model(ids).logits
-        grown = grow(model, model.config, 96)
-        assert torch.allclose(grown(ids).logits, before, atol=1e-5)
-    grown.save_pretrained(tmp_path / "wide")
-    assert load_model(tmp_path / "wide", backend="torch").num_layers == 2

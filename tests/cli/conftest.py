@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from forerun.cli.main import application
+from tests.helpers.command_line import Cli, Write
 
 VOCAB_SIZE = 300
 CONTEXT = 16384
@@ -75,38 +72,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(root / "target"), str(root / "draft")
 
 
-class Cli:
-    """`forerun generate` on the pair, in this process."""
-
-    def __init__(self, target: str, draft: str) -> None:
-        self.target, self.draft = target, draft
-
-    def run(self, *args: str, **settings: Any) -> Result:
-        """Any command line."""
-        # A defect of the program must fail the test with its own traceback.
-        return CliRunner().invoke(application, args, catch_exceptions=False, **settings)
-
-    def generate(self, *args: str, **settings: Any) -> Result:
-        """With target and draft named, and a limit."""
-        pair = ("--model", self.target, "--draft-model", self.draft, "--no-monitor")
-        return self.run("generate", *pair, "--max-tokens", "24", *args, **settings)
-
-    def json(self, *args: str, **settings: Any) -> dict[str, Any]:
-        """The object that `--json` prints, which is all that stands on standard output."""
-        result = self.generate("--prompt", "def add", "--json", *args, **settings)
-        assert result.exit_code == 0, result.output
-        assert result.stdout.endswith("}\n")
-        content: dict[str, Any] = json.loads(result.stdout)
-        return content
-
-
 @pytest.fixture
 def cli(pair: tuple[str, str]) -> Cli:
     return Cli(*pair)
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Any:
+def write(tmp_path: Path) -> Write:
     """`write(name, content)` makes a file and returns its path."""
 
     def make(name: str, content: str | bytes) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from refusals import refused
 
 from forerun import _native
+from tests.helpers.command_line import Cli
+from tests.helpers.refusals import refused
 
 pytestmark = [
     pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels"),
@@ -38,7 +38,7 @@ def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.models.cpu.threads._asked", [])
 
 
-def test_object(cli: Any) -> None:
+def test_object(cli: Cli) -> None:
     result = cli.run("bench", "kernels", *FEW, "--json")
     assert result.exit_code == 0, result.output
     assert result.stderr == "forerun: measuring zoo-draft int8\n"
@@ -58,7 +58,7 @@ def test_object(cli: Any) -> None:
     assert content["prefill"][0]["tokens"] == 512
 
 
-def test_table(cli: Any) -> None:
+def test_table(cli: Cli) -> None:
     result = cli.run("bench", "kernels", *FEW)
     assert result.exit_code == 0, result.output
     for word in ("streaming reads", "zoo-draft int8", "GB/s", "Prefill of 512 tokens", "cache"):
@@ -74,18 +74,18 @@ def test_table(cli: Any) -> None:
         (("kernels", "--models", ""), ["--models", "empty"]),
         (("kernels", "--precisions", "int8,int9"), ["'int9'", "'int8'"]),
         (("kernels", "--tokens", "0"), ["--tokens", "[1, 512]"]),
-        (("kernels", "--tokens", "some"), ["--tokens", "no integer"]),
+        (("kernels", "--tokens", "some"), ["--tokens", "not an integer"]),
         (("kernels", "--contexts", "-1"), ["--contexts"]),
         (("kernels", "--rounds", "0"), ["--rounds"]),
         (("kernels", "--threads", "100000"), ["threads", "cores"]),
         (("kernels", "--modls", "zoo"), ["'--models'"]),
     ],
 )
-def test_wrong_use(cli: Any, options: tuple[str, ...], words: list[str]) -> None:
+def test_wrong_use(cli: Cli, options: tuple[str, ...], words: list[str]) -> None:
     refused(cli.run("bench", *options), *words)
 
 
-def test_without_the_kernels(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_kernels(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "AVAILABLE", False)
     monkeypatch.setattr(_native, "REASON", "no compiler")
     refused(cli.run("bench", "kernels"), "no compiler")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from forerun.bench import paired
-from forerun.engine.attribution import DEFECT
+from forerun.compare import paired
+from forerun.compare.attribution import DEFECT
+from tests.helpers.command_line import Cli
 
 
-def test_a_defect_is_reported_and_ends_with_one(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = paired.Run.completion.fget
-    assert original is not None
+def test_a_defect_is_reported_and_ends_with_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    original: Any = vars(paired.Run)["completion"].fget
 
     def corrupted(run: Any) -> Any:
         completion = original(run)

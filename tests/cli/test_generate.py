@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from backends import needs_kernels
 
 from forerun.cli.report import JsonOutput
+from tests.helpers.backends import needs_kernels
+from tests.helpers.command_line import Cli, Write
 
 BASE_KEYS = {
     "schema_version",
@@ -40,7 +41,7 @@ COMPARE_KEYS = {
 GREEDY = ("--temperature", "0")
 
 
-def test_the_object_has_its_keys(cli: Any) -> None:
+def test_the_object_has_its_keys(cli: Cli) -> None:
     content = cli.json(*GREEDY)
     assert set(content) == BASE_KEYS
     assert set(content["versions"]) == {"forerun", "torch", "transformers", "python"}
@@ -51,7 +52,7 @@ def test_the_object_has_its_keys(cli: Any) -> None:
 
 
 @needs_kernels
-def test_precisions_are_told(cli: Any) -> None:
+def test_precisions_are_told(cli: Cli) -> None:
     content = cli.json(*GREEDY, "--device", "cpu")
     assert (content["dtype"], content["draft_dtype"]) == ("fp32", "int8")
     assert content["exactness"] == "bitwise"
@@ -65,14 +66,14 @@ def test_precisions_are_told(cli: Any) -> None:
 @needs_kernels
 @pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("options", [GREEDY, ("--seed", "5")], ids=["greedy", "seeded"])
-def test_the_kernels_find_the_same_tokens(cli: Any, dtype: str, options: tuple[str, ...]) -> None:
+def test_the_kernels_find_the_same_tokens(cli: Cli, dtype: str, options: tuple[str, ...]) -> None:
     compared = ("--compare", "--compare-rounds", "1", "--device", "cpu", "--dtype", dtype)
     content = cli.json(*options, *compared)
     assert content["identical"] is True
 
 
 @pytest.mark.parametrize("options", [GREEDY, ("--seed", "5"), ("--temperature", "0.8")])
-def test_statistics_add_up(cli: Any, options: tuple[str, ...]) -> None:
+def test_statistics_add_up(cli: Cli, options: tuple[str, ...]) -> None:
     content = cli.json(*options, "--ignore-eos")
     stats, origins = content["stats"], content["origins"]
     assert len(content["token_ids"]) == len(origins) == stats["num_emitted_tokens"] == 24
@@ -96,7 +97,7 @@ def test_statistics_add_up(cli: Any, options: tuple[str, ...]) -> None:
         (*GREEDY, "--frequency-penalty", "0.5", "--logit-bias", "9=2", "--banned-token-ids", "4,5"),
     ],
 )
-def test_comparison_finds_the_same_tokens(cli: Any, options: tuple[str, ...]) -> None:
+def test_comparison_finds_the_same_tokens(cli: Cli, options: tuple[str, ...]) -> None:
     content = cli.json(*options, "--compare", "--compare-rounds", "2", "--dtype", "fp32")
     assert set(content) == BASE_KEYS | COMPARE_KEYS
     assert content["identical"] is True
@@ -108,7 +109,7 @@ def test_comparison_finds_the_same_tokens(cli: Any, options: tuple[str, ...]) ->
     assert content["compare_rounds"] == 2
 
 
-def test_an_odd_number_of_rounds_shows_the_median_one(cli: Any) -> None:
+def test_an_odd_number_of_rounds_shows_the_median_one(cli: Cli) -> None:
     content = cli.json(*GREEDY, "--compare")
     ratio = content["tokens_per_second"] / content["plain"]["tokens_per_second"]
     assert ratio == pytest.approx(content["speedup"])
@@ -118,13 +119,13 @@ def test_an_odd_number_of_rounds_shows_the_median_one(cli: Any) -> None:
     "options",
     [("--temperature", "1"), ("--seed", "3", "--rejection-sample-method", "token")],
 )
-def test_unseeded_sampling_is_not_compared(cli: Any, options: tuple[str, ...]) -> None:
+def test_unseeded_sampling_is_not_compared(cli: Cli, options: tuple[str, ...]) -> None:
     content = cli.json(*options, "--compare", "--compare-rounds", "1")
     assert content["identical"] is None
     assert "first_difference" not in content
 
 
-def test_plain_decoding_gives_the_same_text(cli: Any) -> None:
+def test_plain_decoding_gives_the_same_text(cli: Cli) -> None:
     common = ("--model", cli.target, "--prompt", "def add", "--max-tokens", "24", *GREEDY)
     plain = cli.run("generate", "--no-speculative", "--json", *common)
     content = json.loads(plain.stdout)
@@ -133,7 +134,7 @@ def test_plain_decoding_gives_the_same_text(cli: Any) -> None:
     assert content["token_ids"] == cli.json(*GREEDY)["token_ids"]
 
 
-def test_without_a_draft_one_is_picked_and_said(cli: Any) -> None:
+def test_without_a_draft_one_is_picked_and_said(cli: Cli) -> None:
     result = cli.run(
         "generate", "--model", cli.target, "--prompt", "aaaa", "--max-tokens", "4", "--json"
     )
@@ -141,7 +142,7 @@ def test_without_a_draft_one_is_picked_and_said(cli: Any) -> None:
     assert "ngram" in result.stderr
 
 
-def test_logprobs(cli: Any) -> None:
+def test_logprobs(cli: Cli) -> None:
     content = cli.json(*GREEDY, "--logprobs", "3")
     entries = content["logprobs"]
     assert [entry["token_id"] for entry in entries] == content["token_ids"]
@@ -152,7 +153,7 @@ def test_logprobs(cli: Any) -> None:
     assert processed["logprobs"][0]["top"][1]["logprob"] is None
 
 
-def test_piped_output_is_the_text_and_one_newline(cli: Any, write: Any) -> None:
+def test_piped_output_is_the_text_and_one_newline(cli: Cli, write: Write) -> None:
     text = cli.json(*GREEDY)["text"]
     for source, stdin in (
         (("--prompt", "def add"), None),
@@ -167,7 +168,7 @@ def test_piped_output_is_the_text_and_one_newline(cli: Any, write: Any) -> None:
         assert "\x1b" not in result.output
 
 
-def test_compared_text_is_printed_once(cli: Any) -> None:
+def test_compared_text_is_printed_once(cli: Cli) -> None:
     options = (*GREEDY, "--prompt", "def add", "--compare", "--compare-rounds", "1")
     result = cli.generate(*options)
     assert result.stdout == cli.json(*GREEDY)["text"] + "\n"
@@ -175,15 +176,15 @@ def test_compared_text_is_printed_once(cli: Any) -> None:
     assert "same tokens as plain" in result.stderr
 
 
-def test_the_prompt_is_taken_character_for_character(cli: Any, write: Any) -> None:
+def test_the_prompt_is_taken_character_for_character(cli: Cli, write: Write) -> None:
     content = cli.generate(*GREEDY, "--json", "--prompt-file", write("p", " a\r\n\t b\n\n"))
     same = cli.generate(*GREEDY, "--json", "--prompt", " a\r\n\t b\n\n")
     other = cli.generate(*GREEDY, "--json", "--prompt", "a b")
-    tokens = [json.loads(one.stdout)["prompt_tokens"] for one in (content, same, other)]
+    tokens = [json.loads(result.stdout)["prompt_tokens"] for result in (content, same, other)]
     assert tokens[0] == tokens[1] > tokens[2]
 
 
-def test_stop_string_ends_the_text(cli: Any) -> None:
+def test_stop_string_ends_the_text(cli: Cli) -> None:
     text = cli.json(*GREEDY)["text"]
     stop = text[len(text) // 2 :][:2]
     content = cli.json(*GREEDY, "--stop", stop)
@@ -193,7 +194,7 @@ def test_stop_string_ends_the_text(cli: Any) -> None:
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_interruption_leaves_what_there_is(
-    cli: Any, monkeypatch: pytest.MonkeyPatch, as_json: bool
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
     from forerun.cli.terminal import PlainOutput
 
@@ -221,11 +222,11 @@ def test_interruption_leaves_what_there_is(
         assert whole["text"].startswith(result.stdout[:-1])
 
 
-def test_caches_are_no_larger_than_needed(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_are_no_larger_than_needed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.engine import load as module
 
     seen = []
-    original = module.Engine
+    original: Any = vars(module)["Engine"]
 
     def watched(*args: Any, **settings: Any) -> Any:
         engine = original(*args, **settings)

@@ -7,14 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from backends import needs_kernels
-from refusals import refused
 from safetensors import safe_open
 
 from forerun import _native
+from tests.helpers.backends import needs_kernels
+from tests.helpers.command_line import Cli
+from tests.helpers.refusals import refused
 
 KEYS = {
     "schema_version",
@@ -31,6 +31,7 @@ KEYS = {
     "vocab_size",
     "num_layers",
     "hidden_size",
+    "notes",
     "dtype",
     "cache_bytes_per_token",
     "exactness",
@@ -42,13 +43,13 @@ KEYS = {
 
 
 @pytest.fixture
-def bare(cli: Any, tmp_path: Path) -> str:
+def bare(cli: Cli, tmp_path: Path) -> str:
     """A directory with a config and nothing else."""
     shutil.copy(Path(cli.target) / "config.json", tmp_path)
     return str(tmp_path)
 
 
-def test_object(cli: Any, bare: str) -> None:
+def test_object(cli: Cli, bare: str) -> None:
     content = json.loads(cli.run("info", bare, "--json", "--dtype", "fp32").stdout)
     assert set(content) == KEYS
     with safe_open(Path(cli.target) / "model.safetensors", "pt") as file:
@@ -65,24 +66,24 @@ def test_object(cli: Any, bare: str) -> None:
     assert memory["fits"] is (memory["needed"] <= memory["available"])
 
 
-def test_text(cli: Any, bare: str) -> None:
+def test_text(cli: Cli, bare: str) -> None:
     result = cli.run("info", bare, "--backend", "torch")
     assert result.exit_code == 0
     for word in ("qwen3", "parameters", "fp32", "16384", "ngram", "distributional", "fits"):
         assert word in result.stdout
 
 
-def test_torch_can_be_asked_for(cli: Any, bare: str) -> None:
+def test_torch_can_be_asked_for(cli: Cli, bare: str) -> None:
     options = ("--backend", "torch", "--device", "cpu")
     content = json.loads(cli.run("info", bare, *options, "--json").stdout)
     assert (content["backend"], content["exactness"]) == ("torch", "distributional")
     assert "decoders on torch" in cli.run("info", bare, *options).stdout
-    refused(cli.run("info", bare, *options, "--dtype", "int8"), "int8", "'torch' was asked for")
+    refused(cli.run("info", bare, *options, "--dtype", "int8"), "int8", "the backend is torch")
     refused(cli.run("info", bare, "--backend", "troch"), "'torch'")
 
 
 @needs_kernels
-def test_kernels_are_shown(cli: Any, bare: str) -> None:
+def test_kernels_are_shown(cli: Cli, bare: str) -> None:
     options = ("--device", "cpu")
     content = json.loads(cli.run("info", bare, *options, "--dtype", "int8", "--json").stdout)
     assert (content["backend"], content["exactness"]) == ("kernels", "bitwise")
@@ -93,7 +94,7 @@ def test_kernels_are_shown(cli: Any, bare: str) -> None:
     assert f"CPU kernels ({content['kernels']})" in cli.run("info", bare, *options).stdout
 
 
-def test_missing_kernels_are_shown(cli: Any, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kernels_are_shown(cli: Cli, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "AVAILABLE", False)
     monkeypatch.setattr(_native, "REASON", "ImportError: no compiler")
     options = ("--device", "cpu")
@@ -105,16 +106,15 @@ def test_missing_kernels_are_shown(cli: Any, bare: str, monkeypatch: pytest.Monk
     refused(cli.run("info", bare, *options, "--dtype", "int8"), "int8", "no compiler")
 
 
-def test_memory_that_is_not_there(cli: Any, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_there(cli: Cli, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun import models
 
     monkeypatch.setattr(models, "available_bytes", lambda device: 1000)
     assert "does not fit" in cli.run("info", bare).stdout
-    monkeypatch.setattr(models, "available_bytes", lambda device: None)
-    assert json.loads(cli.run("info", bare, "--json").stdout)["memory"]["fits"] is None
+    assert json.loads(cli.run("info", bare, "--json").stdout)["memory"]["fits"] is False
 
 
-def test_known_draft_counts(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_draft_counts(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.engine import pairs
 
     command = ("info", cli.target, "--backend", "torch", "--json")
@@ -126,7 +126,7 @@ def test_known_draft_counts(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_kernels
-def test_a_draft_on_the_kernels_is_quantized(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_on_the_kernels_is_quantized(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.engine import pairs
 
     command = ("info", cli.target, "--device", "cpu", "--json")
@@ -137,7 +137,7 @@ def test_a_draft_on_the_kernels_is_quantized(cli: Any, monkeypatch: pytest.Monke
     assert more == alone["weight_bytes"]["int8"] + alone["memory"]["context"] * 64
 
 
-def test_wrong_use(cli: Any, bare: str, tmp_path: Path) -> None:
+def test_wrong_use(cli: Cli, bare: str, tmp_path: Path) -> None:
     refused(cli.run("info", str(tmp_path / "none")), "directory")
     refused(cli.run("info", bare, "--dtype", "fp31"), "'fp32'")
     refused(cli.run("info", bare, "--jsn"), "'--json'")
@@ -146,7 +146,7 @@ def test_wrong_use(cli: Any, bare: str, tmp_path: Path) -> None:
     refused(cli.run("info", bare, "--revision", "main"), "revision 'main'", "directory")
 
 
-def test_a_refusal_names_the_model_as_the_user_did(cli: Any, tmp_path: Path) -> None:
+def test_a_refusal_names_the_model_as_the_user_did(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     for command in (
         ("info", str(tmp_path)),
@@ -155,12 +155,12 @@ def test_a_refusal_names_the_model_as_the_user_did(cli: Any, tmp_path: Path) -> 
         refused(cli.run(*command), f"{tmp_path} (mamba) is recurrent")
 
 
-def test_a_config_that_contradicts_itself_is_one_line(cli: Any, tmp_path: Path) -> None:
+def test_a_config_that_contradicts_itself_is_one_line(cli: Cli, tmp_path: Path) -> None:
     """In a process of its own: what transformers logs is settled when it is imported."""
     config = json.loads((Path(cli.target) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     program = [sys.executable, "-m", "forerun.cli.main", "info", str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "config.json is wrong" in done.stderr

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from forerun.cli.interrupts import held_back
 from forerun.cli.terminal import PlainOutput, TerminalOutput
 from forerun.core import Origin
+from forerun.interrupts import held_back, never_lost
+from tests.helpers.command_line import Cli
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +85,32 @@ def test_other_threads_write_as_usual() -> None:
     thread.start()
     thread.join()
     assert out.getvalue() == "text"
+
+
+def lossy() -> None:
+    """What a library does that takes an interruption for an error of its own."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ValueError("unknown dtype") from None
+
+
+def test_an_interruption_is_never_taken_for_an_error() -> None:
+    with pytest.raises(KeyboardInterrupt), never_lost():
+        lossy()
+    with pytest.raises(KeyboardInterrupt), never_lost(), suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(ValueError, match="wrong"), never_lost():
+        raise ValueError("wrong")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_loading_is_interrupted_as_such(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    """safetensors takes an interruption for a tensor of an unknown type."""
+    from forerun.models.sources import SafetensorsSource
+
+    monkeypatch.setattr(SafetensorsSource, "slice", lambda *_: lossy())
+    monkeypatch.setattr(SafetensorsSource, "read", lambda *_: lossy())
+    for backend in ("auto", "torch"):
+        result = cli.generate("--prompt", "a", "--backend", backend)
+        assert (result.exit_code, result.stdout) == (130, "")

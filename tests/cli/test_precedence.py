@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any
 
 import pytest
-from refusals import refused
 
-from forerun.cli.flags import SAMPLING, SPECULATIVE, generate_options
-from forerun.cli.generate import command, sampling_params, speculative_config
+from forerun.cli.asked import sampling_params, speculative_config
+from forerun.cli.derived import OWN_SECTIONS
+from forerun.cli.flags import generate_options
+from forerun.cli.generate import command
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.load import load
 from forerun.params import SamplingParams
+from tests.helpers.command_line import Cli, Write
+from tests.helpers.refusals import refused
 
 GREEDY = ("--temperature", "0", "--ignore-eos")
 
 
-def count(cli: Any, *options: str) -> int:
+def count(cli: Cli, *options: str) -> int:
     """Tokens that come out, without a limit among the flags."""
     result = cli.run(
         "generate", "--model", cli.target, "--prompt", "a", *GREEDY, "--no-speculative", *options
@@ -27,7 +29,7 @@ def count(cli: Any, *options: str) -> int:
     return int(result.stderr.split("tokens")[1].split("after")[0])
 
 
-def test_order_of_places(cli: Any, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_places(cli: Cli, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write("options.toml", "max-tokens = 5\n")
     assert count(cli, "--config", file) == 5
     monkeypatch.setenv("FORERUN_MAX_TOKENS", "6")
@@ -38,7 +40,7 @@ def test_order_of_places(cli: Any, write: Any, monkeypatch: pytest.MonkeyPatch) 
     assert count(cli) == 5
 
 
-def test_file_takes_every_kind_of_value(cli: Any, write: Any) -> None:
+def test_file_takes_every_kind_of_value(cli: Cli, write: Write) -> None:
     ids = cli.json(*GREEDY)["token_ids"]
     file = write(
         "options.toml",
@@ -70,17 +72,17 @@ def test_file_takes_every_kind_of_value(cli: Any, write: Any) -> None:
         ("config = 'other.toml'", ["config"]),
     ],
 )
-def test_wrong_files(cli: Any, write: Any, text: str, words: list[str]) -> None:
+def test_wrong_files(cli: Cli, write: Write, text: str, words: list[str]) -> None:
     file = write("options.toml", text)
     refused(cli.generate("--prompt", "a", "--config", file), *words)
 
 
-def test_missing_file(cli: Any) -> None:
+def test_missing_file(cli: Cli) -> None:
     refused(cli.generate("--prompt", "a", "--config", "/no/such.toml"), "/no/such.toml")
 
 
 def test_a_stronger_place_settles_a_contradiction(
-    cli: Any, write: Any, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write("prompt.txt", "")
     monkeypatch.setenv("FORERUN_PROMPT_FILE", file)
@@ -90,16 +92,33 @@ def test_a_stronger_place_settles_a_contradiction(
 
 
 def test_a_variable_for_another_method_yields_to_a_flag(
-    cli: Any, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORERUN_PROMPT_LOOKUP_MAX", "9")
     assert cli.json(*GREEDY)["method"] == "draft_model"
     monkeypatch.setenv("FORERUN_DRAFT_MODEL", cli.draft)
     result = cli.run("generate", "--model", cli.target, "--prompt", "a")
-    refused(result, "--prompt-lookup-max", "'draft_model'")
+    refused(result, "prompt_lookup_max", "'draft_model'")
+    result = cli.run("generate", "--model", cli.target, "--prompt", "a", "--method", "suffix")
+    refused(result, "takes no draft model")
 
 
-def test_variables_hold_one_stop_string(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_for_another_policy_yields_to_a_flag(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORERUN_LONGEST_DRAFT", "5")
+    assert cli.json(*GREEDY, "--policy", "fixed")["method"] == "draft_model"
+    assert cli.json(*GREEDY, "--policy", "adaptive")["method"] == "draft_model"
+    refused(
+        cli.generate("--prompt", "a", "--policy", "adaptive", "--num-speculative-tokens", "6"),
+        "[2, 5]",
+    )
+    monkeypatch.setenv("FORERUN_POLICY", "fixed")
+    result = cli.run("generate", "--model", cli.target, "--prompt", "a")
+    refused(result, "longest_draft", "policy 'adaptive'")
+
+
+def test_variables_hold_one_stop_string(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = cli.json(*GREEDY)
     # Split at its space, it would end the text at the first character.
     monkeypatch.setenv("FORERUN_STOP", f"{whole['text'][0]} {'never' * 9}")
@@ -107,13 +126,22 @@ def test_variables_hold_one_stop_string(cli: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_field_has_a_flag_with_its_default() -> None:
-    for owner, rows in ((SamplingParams, SAMPLING), (SpeculativeConfig, SPECULATIVE)):
-        # A hook is code, which no flag can carry.
-        names = {field.name for field in dataclasses.fields(owner)} - {"mask"}
-        assert {name for name, _, _ in rows} == names
-    values = command.make_context("generate", []).params
-    assert sampling_params(values) == SamplingParams()
-    assert speculative_config(values) == SpeculativeConfig()
+    flags = {option.name for option in generate_options()}
+    # A hook is code, which no flag can carry; the draft model's revision is not the target's.
+    assert _fields(SamplingParams) - flags == {"mask"}
+    assert _fields(SpeculativeConfig) - flags == {"options"}
+    assert {"draft_model", "draft_revision"} <= flags
+    for kind in OWN_SECTIONS.values():
+        assert _fields(kind) <= flags
+    context = command.make_context("generate", [])
+    assert sampling_params(context.params) == SamplingParams()
+    config, note = speculative_config(context, context.params, "zoo")
+    assert config == SpeculativeConfig(method="draft_model", model="zoo-draft")
+    assert note is None
+
+
+def _fields(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
 
 
 def test_defaults_are_those_of_load() -> None:
@@ -123,7 +151,7 @@ def test_defaults_are_those_of_load() -> None:
         assert options[name].default == parameters[name].default
 
 
-def test_a_mistyped_variable_is_noticed(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistyped_variable_is_noticed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORERUN_TEMPRATURE", "0")
     result = cli.generate("--prompt", "a", "--temperature", "0")
     assert result.exit_code == 0

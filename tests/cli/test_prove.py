@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
 from torch import Tensor
 
 from forerun.core import Draft, Exactness
 from forerun.verification import RULES
 from forerun.verification.decision import Decision
 from forerun.verification.token import TokenRule
+from tests.helpers.command_line import Cli, Write
+from tests.helpers.refusals import refused
 
 FEW = ("--num-tokens", "400", "--output-tokens", "20", "--equality-prompts", "2")
 UNENUMERATED = ("--part", "statistics", "--part", "equality")
@@ -22,12 +23,12 @@ QUESTIONS = [{"prompt": "def add"}, {"turns": ["return a + b", "next"]}, {"quest
 
 
 @pytest.fixture
-def prompts(write: Any) -> str:
+def prompts(write: Write) -> str:
     return write("prompts.jsonl", "\n".join(json.dumps(line) for line in QUESTIONS))
 
 
 @pytest.fixture
-def prove(cli: Any, prompts: str) -> Any:
+def prove(cli: Cli, prompts: str) -> Any:
     def run(*args: str) -> Any:
         pair = ("--model", cli.target, "--draft-model", cli.draft, "--batch-size", "4")
         return cli.run("prove", *pair, "--prompts", prompts, *FEW, *args)
@@ -59,16 +60,16 @@ def test_the_object(prove: Any) -> None:
 
 def test_the_same_settings_give_the_same_figures(prove: Any) -> None:
     part = ("--json", "--part", "statistics")
-    one, other, third = (
+    first, again, other = (
         json.loads(prove(*part, "--seed", seed).stdout)["statistics"]["looks"][0]["tests"]
         for seed in ("1", "1", "2")
     )
-    assert one == other != third
+    assert first == again != other
 
 
 def test_people_see_all_parts_and_the_outcome(prove: Any) -> None:
     result = prove()
-    for words in ("By enumeration", "By statistics", "By equality", "would have been caught"):
+    for words in ("By enumeration", "By statistics", "By equality", "would have been detected"):
         assert words in result.stdout
     assert "No defect was found." in result.stdout
     assert "\x1b" not in result.stdout
@@ -84,7 +85,7 @@ def test_the_certificate(prove: Any, tmp_path: Any) -> None:
     assert all(line.endswith("|") for line in tables)
 
 
-@pytest.mark.parametrize("rule", ["token", "coupled"])
+@pytest.mark.parametrize("rule", ["token", pytest.param("coupled", marks=pytest.mark.slow)])
 def test_other_rules(prove: Any, rule: str) -> None:
     content = json.loads(prove("--json", *UNENUMERATED, "--rejection-sample-method", rule).stdout)
     assert content["passed"] is True
@@ -99,7 +100,7 @@ def test_greedy_is_a_matter_of_equality(prove: Any) -> None:
     assert [mode["name"] for mode in content["equality"]["modes"]] == ["greedy"]
 
 
-def test_prompt_lookup(cli: Any, prompts: str) -> None:
+def test_prompt_lookup(cli: Cli, prompts: str) -> None:
     result = cli.run(
         "prove",
         "--model",
@@ -118,10 +119,10 @@ def test_prompt_lookup(cli: Any, prompts: str) -> None:
 
 
 def test_parts_alone(prove: Any) -> None:
-    content = json.loads(prove("--json", "--part", "enumeration").stdout)
-    assert content["enumeration"]["passed"]
+    content = json.loads(prove("--json", "--part", "equality").stdout)
+    assert content["equality"]["modes"]
+    assert content["enumeration"] is None
     assert content["statistics"] is None
-    assert content["equality"] is None
 
 
 class Loose(TokenRule):
@@ -180,7 +181,7 @@ def test_an_approximation_is_named_and_ends_with_one(
         (b'"ok"\n7', "line 2 holds no prompt"),
     ],
 )
-def test_files_that_hold_no_prompts(cli: Any, write: Any, content: bytes, words: str) -> None:
+def test_files_that_hold_no_prompts(cli: Cli, write: Write, content: bytes, words: str) -> None:
     path = write("prompts.jsonl", content)
     refused(cli.run("prove", "--model", cli.target, "--prompts", path), words)
 
@@ -191,12 +192,12 @@ def test_files_that_hold_no_prompts(cli: Any, write: Any, content: bytes, words:
         (("--prompts", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
         (("--level", "0"), "level"),
         (("--level", "nan"), "level"),
-        (("--level", "1"), "probability"),
+        (("--level", "1"), "(0, 1)"),
         (("--temperature", "0", "--part", "statistics"), "nothing to do"),
         (("--certificate", "/"), "a directory"),
-        (("--certificate", "nowhere/certificate.md"), "make it first"),
-        (("--num-tokens", "0"), "--num-tokens"),
-        (("--output-tokens", "1"), "--output-tokens"),
+        (("--certificate", "nowhere/certificate.md"), "create it first"),
+        (("--num-tokens", "0"), "num_tokens"),
+        (("--output-tokens", "1"), "output_tokens"),
         (("--output-tokens", "99999"), "context"),
         (("--part", "belief"), "--part"),
         (("--seed", "99999999999999999999"), "seed"),
@@ -211,7 +212,18 @@ def test_wrong_use(prove: Any, args: tuple[str, ...], words: str) -> None:
     refused(prove(*args), words)
 
 
-def test_plain_text_is_one_prompt_a_line(cli: Any, write: Any) -> None:
+def test_without_the_zoo_other_models_need_prompts(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("importlib.resources.files", missing)
+    refused(cli.run("prove", "--model", cli.target), "no prompts", "--prompts")
+    refused(cli.run("prove"), "'zoo'", "forerun-zoo", "not installed")
+
+
+def test_plain_text_is_one_prompt_a_line(cli: Cli, write: Write) -> None:
     path = write("prompts.txt", "def add\n\nreturn a\n")
     result = cli.run(
         *("prove", "--model", cli.target, "--draft-model", cli.draft, "--prompts", path),

@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 import io
-import json
 import random
 import string
 import subprocess
 import sys
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from test_terminal import COLOURED, GREEN, in_terminal
 
-from forerun.cli.main import application
 from forerun.theory.formulas import expected_tokens, optimal_length, speedup
+from tests.helpers.command_line import Write
+from tests.helpers.simulate_command import cells, content, simulate
+from tests.helpers.terminal import COLOURED, GREEN, in_terminal
 
 ROW = {"acceptance", "cost_ratio", "policy", "length", "tokens_per_round", "cost_per_token"}
 ROW |= {"speedup", "best", "pays"}
 DRAWN = {"simulated_tokens_per_round", "simulated_speedup", "interval"}
 
 
-def simulate(*options: str, **settings: Any) -> Result:
-    result = CliRunner().invoke(
-        application, ["simulate", *options], catch_exceptions=False, **settings
-    )
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def content(*options: str, **settings: Any) -> dict[str, Any]:
-    """The object that --json prints, which is all that stands on standard output."""
-    result = simulate(*options, "--json", **settings)
-    assert result.stderr == ""
-    assert result.stdout.endswith("}\n")
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
-
-
-def cells(text: str) -> list[list[str]]:
-    """The rows of the first table in a pipe, below its title and header."""
-    return [line.split() for line in text.split("\n\n")[0].splitlines()[2:]]
-
-
 @pytest.fixture
-def text(write: Any) -> str:
+def text(write: Write) -> str:
     """A file of random letters in which every second one is an e: a text with something to learn."""
     letters = random.Random(3).choices(string.ascii_lowercase, k=3000)
     path: str = write("text.txt", "".join(f"{letter}e" for letter in letters))
@@ -53,15 +29,15 @@ def text(write: Any) -> str:
 
 
 def test_the_object_has_its_keys() -> None:
-    found = content("--rounds", "100", "--lengths", "1,2")
-    assert set(found) == {"schema_version", "versions", "hardware", "mode", "settings", "rows"}
-    assert set(found["versions"]) == {"forerun", "numpy", "python"}
-    assert set(found["hardware"]) == {"cpu", "cores"}
-    assert found["hardware"]["cpu"]
-    assert found["hardware"]["cores"] >= 1
-    assert found["mode"] == "sweep"
-    assert found["settings"]["rounds"] == 100
-    assert {frozenset(row) for row in found["rows"]} == {frozenset(ROW | DRAWN)}
+    result = content("--rounds", "100", "--lengths", "1,2")
+    assert set(result) == {"schema_version", "versions", "hardware", "mode", "settings", "rows"}
+    assert set(result["versions"]) == {"forerun", "numpy", "python"}
+    assert set(result["hardware"]) == {"cpu", "cores"}
+    assert result["hardware"]["cpu"]
+    assert result["hardware"]["cores"] >= 1
+    assert result["mode"] == "sweep"
+    assert result["settings"]["rounds"] == 100
+    assert {frozenset(row) for row in result["rows"]} == {frozenset(ROW | DRAWN)}
 
 
 def test_the_lengths_of_the_tutorial() -> None:
@@ -90,9 +66,9 @@ def test_the_wall_clock_table_of_the_tutorial() -> None:
 
 
 def test_rows_are_the_formulas() -> None:
-    found = content("--acceptance", "0,0.4,1", "--cost-ratio", "0,0.3", "--lengths", "1-4,9")
-    assert len(found["rows"]) == 3 * 2 * 5
-    for row in found["rows"]:
+    result = content("--acceptance", "0,0.4,1", "--cost-ratio", "0,0.3", "--lengths", "1-4,9")
+    assert len(result["rows"]) == 3 * 2 * 5
+    for row in result["rows"]:
         alpha, ratio, length = row["acceptance"], row["cost_ratio"], row["length"]
         assert row["speedup"] == pytest.approx(speedup(alpha, length, ratio))
         assert row["tokens_per_round"] == pytest.approx(expected_tokens(alpha, length))
@@ -101,21 +77,21 @@ def test_rows_are_the_formulas() -> None:
     for alpha in (0.4, 1.0):
         (best,) = (
             row["length"]
-            for row in found["rows"]
+            for row in result["rows"]
             if row["best"] and (row["acceptance"], row["cost_ratio"]) == (alpha, 0.0)
         )
         assert best == 9 == min(9, optimal_length(alpha, 0.0))
 
 
 def test_simulated_rounds_agree_with_the_formula() -> None:
-    found = content("--rounds", "4000", "--cost-ratio", "0.05,0.2", "--acceptance", "0.3,0.6,0.9")
+    result = content("--rounds", "4000", "--cost-ratio", "0.05,0.2", "--acceptance", "0.3,0.6,0.9")
     inside = [
-        low <= row["speedup"] <= high for row in found["rows"] for low, high in [row["interval"]]
+        low <= row["speedup"] <= high for row in result["rows"] for low, high in [row["interval"]]
     ]
     assert len(inside) == 72
     # 95 % of them are expected; fewer than 64 of 72 would come once in a hundred seeds.
     assert 64 <= sum(inside) < 72
-    for row in found["rows"]:
+    for row in result["rows"]:
         low, high = row["interval"]
         assert low < row["simulated_speedup"] < high
         assert high - low < 0.1 * row["speedup"]
@@ -144,10 +120,10 @@ def test_the_adaptive_length_is_held_against_fixed_ones(rounds: tuple[str, ...])
 
 
 def test_the_agreement_of_the_tutorial() -> None:
-    found = content("--agreement", "0,0.2,0.4,0.6,0.8,0.9,0.95,1")["rows"]
+    result = content("--agreement", "0,0.2,0.4,0.6,0.8,0.9,0.95,1")["rows"]
     measured = [0.529, 0.629, 0.718, 0.818, 0.917, 0.964, 0.984, 1.0]
-    assert [row["acceptance"] for row in found] == pytest.approx(measured)
-    for row in found:
+    assert [row["acceptance"] for row in result] == pytest.approx(measured)
+    for row in result:
         low, high = row["interval"]
         assert low <= row["acceptance"] <= high
         assert low < row["expected_acceptance"] <= high
@@ -158,15 +134,15 @@ def test_the_agreement_of_the_tutorial() -> None:
 
 def test_a_text_with_equal_models_accepts_everything(text: str) -> None:
     options = ("--text", text, "--target-order", "3", "--draft-order", "3", "--num-tokens", "50")
-    found = content(*options, "--cost-ratio", "0.1,0.5", "--lengths", "1,4")
-    for row in found["rows"]:
+    result = content(*options, "--cost-ratio", "0.1,0.5", "--lengths", "1,4")
+    for row in result["rows"]:
         assert row["acceptance"] == row["acceptance_rate"] == 1.0
         assert row["tokens_per_round"] == row["length"] + 1
         assert row["target_calls"] == -(-50 // (row["length"] + 1))
         assert row["draft_calls"] == row["target_calls"] * row["length"]
         assert row["speedup"] == pytest.approx(speedup(1.0, row["length"], row["cost_ratio"]))
         assert row["formula"] == pytest.approx(row["speedup"])
-    assert (found["characters"], found["vocab_size"]) == (6000, 26)
+    assert (result["characters"], result["vocab_size"]) == (6000, 26)
 
 
 def test_a_text_shows_what_a_worse_draft_loses(text: str) -> None:
@@ -181,10 +157,10 @@ def test_a_text_shows_what_a_worse_draft_loses(text: str) -> None:
 def test_a_text_from_standard_input_and_by_words(text: str) -> None:
     options = ("--num-tokens", "30", "--lengths", "2", "--draft-order", "1", "--policy", "adaptive")
     written = "the cat sat on the mat and the dog sat on the cat " * 9
-    found = content("--text", "-", "--unit", "word", *options, input=written)
-    assert found["vocab_size"] == 7
-    assert [row["policy"] for row in found["rows"]] == ["fixed", "adaptive"]
-    assert found == content("--text", "-", "--unit", "word", *options, input=written)
+    result = content("--text", "-", "--unit", "word", *options, input=written)
+    assert result["vocab_size"] == 7
+    assert [row["policy"] for row in result["rows"]] == ["fixed", "adaptive"]
+    assert result == content("--text", "-", "--unit", "word", *options, input=written)
     piped = simulate("--text", "-", *options, input=written)
     assert [row[1] for row in cells(piped.stdout)] == ["2", "adaptive"]
 
@@ -263,7 +239,6 @@ def test_it_answers_without_torch() -> None:
             ],
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
         assert done.stderr.splitlines()[-1] == "none", done.stderr
@@ -276,8 +251,6 @@ def test_help_loads_no_numpy() -> None:
         "try: application.main(['simulate', '--help'])\nexcept SystemExit: pass\n"
         "assert not {'numpy', 'torch', 'rich'} & set(sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=False, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert b"--hardware" in done.stdout

@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from refusals import refused
-from test_simulate import cells, content, simulate
 
 from forerun.cli.main import application
-from forerun.theory.cost_model import RooflineCosts, RoundCosts
-from forerun.theory.devices import DEVICES
-from forerun.theory.shapes import SHAPES
+from forerun.simulation.cost_model import RooflineCosts, RoundCosts
+from forerun.simulation.devices import DEVICES
+from forerun.simulation.hardware import Request
+from forerun.simulation.planning import plan
+from forerun.simulation.plot import figure_of
+from forerun.simulation.shapes import SHAPES
+from tests.helpers.command_line import Write
+from tests.helpers.refusals import refused
+from tests.helpers.simulate_command import cells, content, simulate
 
 PAIR = ("--target", "llama-3.1-8b", "--draft", "llama-3.2-1b")
 GRID = ("--batch", "1,64,1024", "--context", "1k,32k", "--acceptance", "0.4,0.8")
@@ -23,13 +27,13 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def test_rows_are_the_cost_model() -> None:
-    found = content("--hardware", "h100", *PAIR, *GRID, "--lengths", "1-8")
+    result = content("--hardware", "h100", *PAIR, *GRID, "--lengths", "1-8")
     device = DEVICES["h100"]
     target = RooflineCosts(SHAPES["llama-3.1-8b"], device)
     draft = RooflineCosts(SHAPES["llama-3.2-1b"], device)
     rounds = RoundCosts(target, draft)
-    assert len(found["rows"]) == 12
-    for row in found["rows"]:
+    assert len(result["rows"]) == 12
+    for row in result["rows"]:
         where = (row["batch"], row["context"])
         length, gain = rounds.best(row["acceptance"], *where, lengths=range(1, 9))
         assert (row["length"], row["speedup"]) == (length, pytest.approx(float(gain)))
@@ -40,8 +44,8 @@ def test_rows_are_the_cost_model() -> None:
         needed += float(target.cache_bytes(*where) + draft.cache_bytes(*where))
         assert row["memory_bytes"] == pytest.approx(needed)
         assert row["fits"] is (needed <= 80e9)
-    assert found["limits"]["ridge_point"] == pytest.approx(target.ridge_point)
-    for entry in found["losing_batches"]:
+    assert result["limits"]["ridge_point"] == pytest.approx(target.ridge_point)
+    for entry in result["losing_batches"]:
         assert entry["batches"] == [
             list(pair)
             for pair in rounds.losing_batches(
@@ -54,10 +58,10 @@ def test_tables_mark_what_loses_and_what_does_not_fit() -> None:
     small = ("--bandwidth", "20", "--flops", "0.32", "--memory", "40", "--acceptance", "0.6")
     grid = ("--batch", "1,16,256", "--context", "1k")
     result = simulate(*small, "--target", "llama-3.1-8b", "--draft", "1b", *grid)
-    one, some, many = (row[2] for row in cells(result.stdout))
-    assert float(one.rstrip("!-")) > 1.0
-    assert some.endswith("-")
-    assert many.endswith("!")
+    small_batch, medium, large = (row[2] for row in cells(result.stdout))
+    assert float(small_batch.rstrip("!-")) > 1.0
+    assert medium.endswith("-")
+    assert large.endswith("!")
     assert "no faster" in result.stderr
     assert "does not fit" in result.stderr
     titles = [block.splitlines()[0] for block in result.stdout.split("\n\n")]
@@ -91,6 +95,19 @@ def test_drafts_that_cost_nothing_or_a_share(monkeypatch: pytest.MonkeyPatch) ->
     assert (gains[:, 0] > gains[:, 1]).all()
 
 
+def test_free_drafts_give_an_upper_bound_and_it_says_so() -> None:
+    base = ("--hardware", "a100", "--target", "llama-3.1-8b", *GRID)
+    for options, bound in (
+        ((), True),
+        (("--cost-ratio", "0.1"), False),
+        (("--draft", "1b"), False),
+    ):
+        assert content(*base, *options)["upper_bound"] is bound
+        result = simulate(*base, *options)
+        assert ("Upper bound" in result.stdout.splitlines()[0]) is bound
+        assert ("upper bounds; give --draft or --cost-ratio" in result.stderr) is bound
+
+
 def test_smaller_weights_and_more_devices() -> None:
     base = ("--hardware", "l4", "--target", "14b", "--batch", "1", "--context", "1k")
     rows = [
@@ -107,7 +124,7 @@ def test_smaller_weights_and_more_devices() -> None:
 
 
 def test_lists_come_from_files_and_variables_too(
-    write: Any, monkeypatch: pytest.MonkeyPatch
+    write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = content("--acceptance", "0.3,0.6", "--lengths", "2-4")["rows"]
     file = write("options.toml", 'acceptance = [0.3, 0.6]\nlengths = "2-4"\n')
@@ -153,10 +170,34 @@ def test_charts_are_drawn(options: tuple[str, ...], tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["chart.png"]
 
 
+def test_panels_tell_their_lines_apart_and_hide_none() -> None:
+    """16 lines: four contexts, in each four lines that differ in colour and in style."""
+    charts = plan(
+        Request(
+            hardware="a100", bandwidth=None, flops=None, memory=None, num_devices=1,
+            parallel_efficiency=0.8, overhead=0.0, target="8b", draft="1b", cost_ratio=None,
+            dtype="auto", draft_dtype="auto", cache_dtype="auto", lengths=range(1, 5),
+            acceptance=(0.5, 0.7, 0.8, 0.9), batch=(1,), context=(1024, 8192, 32768, 131072),
+        )
+    ).charts  # fmt: skip
+    figure = figure_of(charts)
+    figure.draw_without_rendering()
+    panels = [axes.get_window_extent() for axes in figure.axes]
+    assert len(panels) == 4
+    for axes in figure.axes:
+        *lines, break_even = axes.get_lines()
+        assert break_even.get_label() == "break-even"
+        assert len({line.get_color() for line in lines}) == 4
+        assert len({line.get_linestyle() for line in lines}) == 4
+    (legend,) = filter(None, (axes.get_legend() for axes in figure.axes))
+    assert len(legend.get_texts()) == 5
+    assert not any(legend.get_window_extent().overlaps(panel) for panel in panels)
+
+
 def test_the_map_breaks_even_where_acceptance_is_the_cost_ratio() -> None:
     """Leviathan, corollary 3.9: with all lengths to choose from, some length pays if and only if
     acceptance is above the cost ratio."""
-    from forerun.cli.simulation.sweep import best_map
+    from forerun.simulation.sweep import best_map
 
     chart = best_map(np.arange(1, 65), 1.0)
     x, y = np.meshgrid(chart.x, chart.y)
@@ -247,7 +288,7 @@ BIG = ("--hardware", "h100", "--target", "70B")
         (("--bandwidth", "20", "--target", "8b"), ["--flops"]),
         (("--flops", "20", "--target", "8b"), ["--bandwidth"]),
         (("--plot", "chart.gif"), ["chart.gif", ".png"]),
-        (("--plot", "/no/such/chart.png"), ["--plot", "no directory /no/such", "make it first"]),
+        (("--plot", "/no/such/chart.png"), ["--plot", "no directory /no/such", "create it first"]),
         (("--hardwear", "h100"), ["'--hardware'"]),
         (("--alpha", "0.5"), ["'--alpha'", "'--acceptance'"]),
         (("--gamma", "5"), ["'--gamma'", "'--lengths'"]),
@@ -266,7 +307,7 @@ def test_wrong_use_is_one_line(options: tuple[str, ...], words: list[str]) -> No
     refused(result, *words)
 
 
-def test_texts_that_are_none(write: Any) -> None:
+def test_texts_that_are_none(write: Write) -> None:
     for content_, words in (
         (b"a\xffb", ["UTF-8", "byte 1"]),
         (b"", ["empty"]),
@@ -279,7 +320,7 @@ def test_texts_that_are_none(write: Any) -> None:
         refused(result, *words)
 
 
-def test_a_file_with_an_option_for_something_else(write: Any) -> None:
+def test_a_file_with_an_option_for_something_else(write: Write) -> None:
     file = write("options.toml", 'target = "8b"\n')
     result = CliRunner().invoke(application, ["simulate", "--config", file])
     refused(result, "--target", "--hardware")

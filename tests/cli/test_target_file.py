@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from refusals import refused
 
 from forerun.cli.main import application
 from forerun.cli.target_file import check_writable
 from forerun.errors import ConfigError
+from tests.helpers.refusals import refused
 
 
 def test_what_can_be_written_is_left_as_it_is(
@@ -31,11 +31,11 @@ def test_what_can_be_written_is_left_as_it_is(
     [
         ("", ["a directory"]),
         ("inner", ["a directory", "file's name"]),
-        ("missing/new.html", ["no directory", "missing", "make it first"]),
+        ("missing/new.html", ["no directory", "missing", "create it first"]),
         ("missing/deeper/new.html", ["no directory", "deeper"]),
         ("file/new.html", ["not a directory"]),
         ("pipe", ["device or pipe"]),
-        ("a\0b", ["no file can be called"]),
+        ("a\0b", ["cannot be the name of a file"]),
         ("x" * 255, ["file name too long"]),
         ("x" * 300, ["file name too long"]),
     ],
@@ -75,5 +75,5 @@ def test_a_chart_is_refused_before_anything_is_computed(
     monkeypatch.setattr(simulate, "RUN", {})
     file = str(tmp_path / "missing" / "chart.png")
     result = CliRunner().invoke(application, ["simulate", "--plot", file], catch_exceptions=False)
-    refused(result, "--plot", "missing; make it first")
+    refused(result, "--plot", "missing; create it first")
     assert list(tmp_path.iterdir()) == []

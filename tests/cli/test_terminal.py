@@ -4,66 +4,34 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
-import re
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from forerun.cli.main import application
 from forerun.cli.terminal import TerminalOutput
 from forerun.core import Origin
 from forerun.engine.requests import TokenEvent
-
-COLOURED = re.compile("\x1b\\[[0-9;]*m")
-GREEN = "\x1b[32m"
-
-
-def in_terminal(monkeypatch: pytest.MonkeyPatch, *args: str) -> str:
-    """What a command writes to a terminal as its standard output."""
-    master, slave = pty.openpty()
-    monkeypatch.setenv("TERM", "xterm-256color")
-    # A terminal holds some kilobytes, and hands them out in parts: someone must read all the time.
-    with ThreadPoolExecutor(1) as pool:
-        written = pool.submit(_read_to_the_end, master)
-        with os.fdopen(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", terminal)
-            with pytest.raises(SystemExit) as ended:
-                application.main(list(args), prog_name="forerun")
-    os.close(master)
-    assert not ended.value.code
-    return written.result().decode().replace("\r\n", "\n")
-
-
-def _read_to_the_end(terminal: int) -> bytes:
-    parts = []
-    with suppress(OSError):  # which is how Linux says that the other side has closed
-        while part := os.read(terminal, 1 << 16):
-            parts.append(part)
-    return b"".join(parts)
+from tests.helpers.command_line import Cli
+from tests.helpers.terminal import COLOURED, GREEN, in_terminal
 
 
 @pytest.fixture
-def options(cli: Any) -> tuple[str, ...]:
+def options(cli: Cli) -> tuple[str, ...]:
     models = ("--model", cli.target, "--draft-model", cli.draft, "--no-monitor")
     return ("generate", *models, "--prompt", "def add", "--temperature", "0", "--max-tokens", "24")
 
 
 def test_text_is_coloured_by_origin(
-    cli: Any, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    cli: Cli, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = cli.json("--temperature", "0")
     assert "accepted" in content["origins"]
     shown = in_terminal(monkeypatch, *options)
     assert GREEN in shown
     expected = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in content["text"])
-    found = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in COLOURED.sub("", shown))
-    assert len(found) == len(expected) + 1
+    visible = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in COLOURED.sub("", shown))
+    assert len(visible) == len(expected) + 1
 
 
 def test_no_color_is_honoured(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +79,7 @@ def test_text_is_neither_wrapped_nor_obeyed() -> None:
     assert shown == "\ta [red]" + "b" * 200 + " :smile:  \n" + "\u241b[2J\u2407"
 
 
-def test_panel_holds_the_statistics(cli: Any) -> None:
+def test_panel_holds_the_statistics(cli: Cli) -> None:
     options = ("--prompt", "def add", "--temperature", "0", "--compare", "--compare-rounds", "1")
     talk = cli.generate(*options).stderr
     for entry in (

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-from refusals import refused
+
+from forerun.cli.main import COMMANDS
+from tests.helpers.command_line import Cli, Write
+from tests.helpers.refusals import refused
 
 PROMPT = ("--prompt", "def add")
 
@@ -34,12 +39,15 @@ PROMPT = ("--prompt", "def add")
         ((*PROMPT, "--rejection-sample-method", "blok"), ["'block'"]),
         ((*PROMPT, "--draft-sample-method", "greedi"), ["'greedy'"]),
         ((*PROMPT, "--logprobs-mode", "row", "--logprobs", "1", "--json"), ["'raw'"]),
-        ((*PROMPT, "--logprobs-mode", "processed"), ["--logprobs-mode", "--logprobs alone"]),
+        (
+            (*PROMPT, "--logprobs-mode", "processed"),
+            ["--logprobs-mode", "only of use with --logprobs;"],
+        ),
         ((*PROMPT, "--temperature", "1e-7"), ["temperature", "use 0 for greedy"]),
         ((*PROMPT, "--num-speculative-tokens", "11", "--policy", "adaptive"), ["[2, 10]"]),
         ((*PROMPT, "--threads", "100000"), ["--threads", "cores", "at most"]),
-        ((*PROMPT, "--prompt-lookup-min", "2"), ["--prompt-lookup-min", "--method ngram"]),
-        ((*PROMPT, "--prompt-lookup-max", "9"), ["--prompt-lookup-max", "'draft_model'"]),
+        ((*PROMPT, "--prompt-lookup-min", "2"), ["prompt_lookup_min", "method 'ngram'"]),
+        ((*PROMPT, "--prompt-lookup-max", "9"), ["prompt_lookup_max", "'draft_model'"]),
         ((*PROMPT, "--revision", "main"), ["revision 'main'", "directory"]),
         ((*PROMPT, "--draft-revision", "main"), ["revision 'main'", "directory"]),
         ((*PROMPT, "--max-context", "16385"), ["--max-context", "16384"]),
@@ -74,12 +82,12 @@ PROMPT = ("--prompt", "def add")
         (("--prompt",), ["--prompt"]),
     ],
 )
-def test_wrong_options(cli: Any, options: tuple[str, ...], words: list[str]) -> None:
+def test_wrong_options(cli: Cli, options: tuple[str, ...], words: list[str]) -> None:
     refused(cli.generate(*options), *words)
 
 
 @pytest.mark.parametrize("name", ["ngrm", "draft-model"])
-def test_unknown_method(cli: Any, name: str) -> None:
+def test_unknown_method(cli: Cli, name: str) -> None:
     result = cli.run("generate", "--model", cli.target, *PROMPT, "--method", name)
     refused(result, "method", "ngram", "draft_model", "Did you mean")
 
@@ -87,46 +95,53 @@ def test_unknown_method(cli: Any, name: str) -> None:
 @pytest.mark.parametrize(
     "option", [("--draft-sample-method", "greedy"), ("--draft-dtype", "auto")], ids=str
 )
-def test_prompt_lookup_has_no_draft_model(cli: Any, option: tuple[str, str]) -> None:
+def test_prompt_lookup_has_no_draft_model(cli: Cli, option: tuple[str, str]) -> None:
     for method in ((), ("--method", "ngram")):
         result = cli.run("generate", "--model", cli.target, *PROMPT, *method, *option)
-        refused(result, option[0], "'ngram'", "--method draft_model")
+        refused(result, option[0][2:].replace("-", "_"), "'ngram'", "method 'draft_model'")
 
 
-def test_an_argument_of_other_bytes(cli: Any) -> None:
+def test_an_argument_of_other_bytes(cli: Cli) -> None:
     """As a shell hands it over: bytes that are no UTF-8, in a process of its own."""
-    program = [sys.executable, "-m", "forerun.cli.main", "generate", "--prompt", b"a\xffb"]
-    done = subprocess.run(program, capture_output=True, timeout=60, check=False)
+    program: list[str | bytes] = [
+        sys.executable,
+        "-m",
+        "forerun.cli.main",
+        "generate",
+        "--prompt",
+        b"a\xffb",
+    ]
+    done = subprocess.run(program, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.splitlines() == [
         b"forerun: error: Invalid value for '--prompt': it is not UTF-8 text (character 1)."
     ]
 
 
-def test_text_that_is_none(cli: Any, write: Any) -> None:
+def test_text_that_is_none(cli: Cli, write: Write) -> None:
     broken = "ä".encode("latin-1")
     refused(cli.generate("--prompt-file", write("latin", broken)), "UTF-8", "latin")
     refused(cli.generate(input=broken), "standard input", "UTF-8")
     refused(cli.generate(input=""), "empty")
 
 
-def test_models_that_are_none(cli: Any, tmp_path: Path) -> None:
+def test_models_that_are_none(cli: Cli, tmp_path: Path) -> None:
     refused(cli.run("generate", *PROMPT, "--model", str(tmp_path)), "config.json")
     refused(cli.run("generate", *PROMPT, "--model", str(tmp_path / "none")), "directory")
     refused(cli.generate(*PROMPT, "--draft-model", cli.target), "itself")
 
 
-def test_a_draft_that_needs_speculation_from_the_same_place(cli: Any) -> None:
+def test_a_draft_that_needs_speculation_from_the_same_place(cli: Cli) -> None:
     result = cli.run("generate", "--model", cli.target, *PROMPT, "--no-speculative", "--compare")
     refused(result, "--compare", "--no-speculative")
 
 
-def test_unknown_commands(cli: Any) -> None:
+def test_unknown_commands(cli: Cli) -> None:
     refused(cli.run("generat"), "'generate'")
     refused(cli.run("--verzion"), "'--version'")
 
 
-def test_no_command_shows_the_help(cli: Any) -> None:
+def test_no_command_shows_the_help(cli: Cli) -> None:
     result = cli.run()
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -135,7 +150,7 @@ def test_no_command_shows_the_help(cli: Any) -> None:
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, EOFError, PermissionError])
 def test_unexpected_errors_keep_their_traceback(
-    cli: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     from forerun.cli import generate
 
@@ -147,7 +162,7 @@ def test_unexpected_errors_keep_their_traceback(
         cli.generate(*PROMPT)
 
 
-def test_many_lines_become_one(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_lines_become_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.cli import generate
     from forerun.errors import PromptError
 
@@ -156,3 +171,24 @@ def test_many_lines_become_one(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(generate, "read_prompt", refusing)
     assert refused(cli.generate(*PROMPT)) == "forerun: error: first second"
+
+
+def numeric_options() -> list[tuple[str, str]]:
+    """Every option of every command that takes numbers."""
+    found = []
+    for name, (module, _) in COMMANDS.items():
+        command = importlib.import_module(module).command
+        commands = getattr(command, "commands", {name: command})
+        for param in (param for one in commands.values() for param in one.params):
+            numbers = param.type.name.startswith(("integer", "float", "list", "ids", "layers"))
+            # Of --prompt-tokens, which cuts longer prompts, any number will do.
+            if isinstance(param, click.Option) and numbers and param.name != "prompt_tokens":
+                found.append((name, param.opts[0]))
+    return found
+
+
+@pytest.mark.parametrize(("command", "option"), numeric_options())
+def test_numbers_of_four_hundred_digits(cli: Cli, command: str, option: str) -> None:
+    before = {"bench": ("kernels",), "generate": PROMPT}.get(command, ())
+    for number in ("9" * 400, "-" + "9" * 400, "9" * 5000):
+        refused(cli.run(command, *before, f"{option}={number}"))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 import pytest
 
 from forerun.contracts import DrafterSetup
-from forerun.core import Draft, Drawing, Exactness, Plan, Sequence, TreePlan
-from forerun.drafters import members_of, needs_draft_model, options_read
+from forerun.core import Draft, Drawing, Exactness, Plan, Request, Tree
+from forerun.drafters import drafters_of
 from forerun.drafters.base import BaseDrafter
-from forerun.drafters.cascade import CascadeDrafter
+from forerun.drafters.cascade import CascadeDrafter, CascadeOptions
+from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.ngram import NgramDrafter, NgramOptions
+from forerun.drafters.suffix import SuffixDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, UnknownNameError
@@ -35,24 +39,24 @@ class Scripted(BaseDrafter):
         raise NotImplementedError
 
     def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
         self.plans += plans
         return [Draft.chain([self.token] * plan.num_tokens) for plan in plans]
 
-    def observe(self, sequences, drafts, verdicts, output) -> None:  # type: ignore[no-untyped-def]
+    def observe(self, requests, drafts, verdicts, output) -> None:  # type: ignore[no-untyped-def]
         self.observed += 1
 
-    def confidence(self, sequence: Sequence) -> float:
+    def confidence(self, request: Request) -> float:
         # By the row, so that a batch may be split.
-        return self.sure if sequence.row % 2 == 0 else 0.0
+        return self.sure if request.row % 2 == 0 else 0.0
 
-    def release(self, sequence: Sequence) -> None:
-        self.released.append(sequence.request_id)
+    def release(self, request: Request) -> None:
+        self.released.append(request.request_id)
 
 
-def texts(count: int) -> list[Sequence]:
-    return [Sequence(row, [1, 2], 2, SamplingParams(), seed=row, row=row) for row in range(count)]
+def texts(count: int) -> list[Request]:
+    return [Request(row, [1, 2], 2, SamplingParams(), seed=row, row=row) for row in range(count)]
 
 
 def test_it_is_as_exact_as_its_least_exact_member() -> None:
@@ -97,13 +101,13 @@ def test_plans_are_fitted_to_who_follows_them() -> None:
     last.drawings, last.takes_trees = frozenset(Drawing), True
     cascade = CascadeDrafter([first, last])
     assert cascade.drawings == frozenset(Drawing)
-    plan = Plan(2, Drawing.DRAW, TreePlan(3, (-1, -1, 0)))
+    plan = Plan(2, Drawing.SAMPLED, tree=Tree((-1, -1, 0)))
     cascade.propose(texts(2), [plan, plan], Randomness())
-    assert first.plans == [Plan(2, Drawing.TOP)]
+    assert first.plans == [Plan(2, Drawing.GREEDY)]
     assert last.plans == [plan]
     first.takes_trees = True
     cascade.propose(texts(1), [plan], Randomness())
-    assert first.plans[-1] == Plan(2, Drawing.TOP, TreePlan(3))
+    assert first.plans[-1] == Plan(2, Drawing.GREEDY, num_nodes=3)
 
 
 def test_members_may_have_lengths_of_their_own() -> None:
@@ -111,11 +115,11 @@ def test_members_may_have_lengths_of_their_own() -> None:
     cascade = CascadeDrafter(members, lengths=(None, 2))
     drafts = cascade.propose(texts(2), [Plan(5), Plan(5)], Randomness())
     assert [len(draft) for draft in drafts] == [5, 2]
-    config = SpeculativeConfig(cascade=("suffix:16", "draft_model"))
-    assert members_of("cascade", config.cascade) == ("suffix", "draft_model")
+    own = CascadeOptions(cascade=("suffix:16", "draft_model"))
+    assert own.entries == [("suffix", 16), ("draft_model", None)]
     for entry in ("suffix:", "suffix:0", "suffix:x", "suffix:65", "suffix:-1"):
         with pytest.raises(ConfigError, match="names no length"):
-            SpeculativeConfig(cascade=(entry, "draft_model"))
+            CascadeOptions(cascade=(entry, "draft_model"))
 
 
 def test_all_members_see_and_forget_every_request() -> None:
@@ -135,14 +139,20 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(ConfigError, match="one member that runs layers"):
         CascadeDrafter([Scripted("one", 1, 0.9, 1), Scripted("two", 2, 0.0, 2)])
     with pytest.raises(UnknownNameError, match="ngrm"):
-        SpeculativeConfig(cascade=("ngrm", "draft_model"))
+        CascadeOptions(cascade=("ngrm", "draft_model"))
     with pytest.raises(UnknownNameError):
-        SpeculativeConfig(cascade=("cascade", "draft_model"))
+        CascadeOptions(cascade=("cascade", "draft_model"))
+    with pytest.raises(ConfigError, match="nothing to choose from"):
+        CascadeOptions(cascade=("suffix:4", "suffix:8"))
 
 
 def test_a_cascade_needs_and_reads_what_its_members_do() -> None:
-    assert members_of("ngram", None) == ("ngram",)
-    assert needs_draft_model("cascade")
-    assert not needs_draft_model("cascade", ("ngram", "suffix"))
-    assert {"cascade", "prompt_lookup_min"} <= options_read("cascade", ("ngram", "suffix"))
-    assert "draft_dtype" not in options_read("cascade", ("ngram", "suffix"))
+    assert drafters_of("ngram", {}) == [NgramDrafter]
+    assert drafters_of("cascade", {}) == [CascadeDrafter, SuffixDrafter, DraftModelDrafter]
+    options = {"cascade": ("ngram", "suffix"), "prompt_lookup_max": 3, "cascade_confidence": 0.5}
+    config = SpeculativeConfig(method="cascade", options=options)
+    assert not any(drafter.needs_draft_model for drafter in config.drafters)
+    assert config.read(NgramOptions) == NgramOptions(prompt_lookup_max=3)
+    assert config.read(CascadeOptions).cascade_confidence == 0.5
+    with pytest.raises(ConfigError, match="draft_dtype is not read by method 'cascade'"):
+        replace(config, options={**options, "draft_dtype": "bf16"})

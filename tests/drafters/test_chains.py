@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from kernel_models import CONTEXT, model, needs_kernels
 
-from forerun.core import Draft, Drawing, Plan, Sequence
-from forerun.drafters.draft_cache import LARGEST_SHARED_CATCH_UP
+from forerun.core import Draft, Drawing, Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.model.draft_cache import LARGEST_SHARED_CATCH_UP
 from forerun.models.cpu import CpuModel
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
+from tests.helpers.kernel_models import CONTEXT, model, needs_kernels
 
 pytestmark = needs_kernels
 
@@ -43,17 +43,17 @@ class Twins:
         assert self.both[0]._chains is draft
         self.both[1]._chains = None
 
-    def propose(self, sequences: Several[Sequence], plans: Several[Plan]) -> list[Draft]:
+    def propose(self, requests: Sequence[Request], plans: Sequence[Plan]) -> list[Draft]:
         """What both propose, once it is known to be the same and to leave the same behind."""
-        ours, stepped = (one.propose(sequences, plans, Randomness()) for one in self.both)
+        ours, stepped = (one.propose(requests, plans, Randomness()) for one in self.both)
         for draft, other in zip(ours, stepped, strict=True):
-            assert (draft.token_ids, draft.parents) == (other.token_ids, other.parents)
-            assert draft.is_chain
+            assert (draft.token_ids, draft.tree) == (other.token_ids, other.tree)
+            assert draft.tree.is_chain
             same_rows(draft, other, self.rounding)
         self.check_rows()
         for draft, plan in zip(ours, plans, strict=True):
             assert all(0 <= token < self.vocab_size for token in draft.token_ids)
-            drawn = plan.drawing is Drawing.DRAW and len(draft) > 0
+            drawn = plan.drawing is Drawing.SAMPLED and len(draft) > 0
             assert (draft.probs is not None) == drawn
         return ours
 
@@ -64,9 +64,9 @@ class Twins:
             lengths = [one.cache.length(row) for one in caches]
             assert lengths == [len(held.token_ids) + len(held.node_ids)] * 2
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, request: Request) -> None:
         for one in self.both:
-            one.release(sequence)
+            one.release(request)
 
 
 def same_rows(draft: Draft, other: Draft, rounding: float = 0.0) -> None:
@@ -80,7 +80,7 @@ def same_rows(draft: Draft, other: Draft, rounding: float = 0.0) -> None:
     torch.testing.assert_close(draft.probs, other.probs, rtol=0, atol=rounding)
 
 
-def texts(source: random.Random, batch: int, vocab_size: int, **options: Any) -> list[Sequence]:
+def texts(source: random.Random, batch: int, vocab_size: int, **options: Any) -> list[Request]:
     """Prompts of different lengths, shorter and longer than what is caught up with others."""
     return [text(source, row, row, vocab_size, **options) for row in range(batch)]
 
@@ -91,23 +91,23 @@ def text(
     row: int,
     vocab_size: int,
     params: SamplingParams | None = None,
-    stops: Several[int] = (),
-) -> Sequence:
+    stops: Sequence[int] = (),
+) -> Request:
     length = source.randint(1, 2 * LARGEST_SHARED_CATCH_UP)
     ids = [source.randrange(vocab_size) for _ in range(length)]
     chosen = params or source.choice(PARAMS)
     seed = chosen.seed if chosen.seed is not None else source.randrange(-(2**63), 2**63)
-    return Sequence(
+    return Request(
         request_id, ids, length, chosen, seed=seed, row=row, stop_token_ids=frozenset(stops)
     )
 
 
-def commit(source: random.Random, sequence: Sequence, draft: Draft, vocab_size: int) -> int:
+def commit(source: random.Random, request: Request, draft: Draft, vocab_size: int) -> int:
     """Accept a part of a draft and emit some more, now and then many; how much was accepted."""
     taken = source.randint(0, len(draft))
     more = LARGEST_SHARED_CATCH_UP + 3 if source.random() < 0.1 else source.randint(1, 2)
-    sequence.extend(draft.token_ids[:taken])
-    sequence.extend(source.randrange(vocab_size) for _ in range(more))
+    request.extend(draft.token_ids[:taken])
+    request.extend(source.randrange(vocab_size) for _ in range(more))
     return taken
 
 
@@ -117,9 +117,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     draft_chains = CpuModel.draft_chains
 
-    def counted(self: CpuModel, cache: Any, requests: Any, vocab_size: int) -> list[Draft]:
-        found.append(len(requests))
-        return draft_chains(self, cache, requests, vocab_size)
+    def counted(self: CpuModel, cache: Any, chains: Any, vocab_size: int) -> list[Draft]:
+        found.append(len(chains))
+        return draft_chains(self, cache, chains, vocab_size)
 
     monkeypatch.setattr(CpuModel, "draft_chains", counted)
     return found
@@ -137,13 +137,13 @@ def test_one_call_drafts_what_steps_do(
     for index, params in enumerate(PARAMS):
         source = random.Random(100 * index + batch)
         twins = Twins(draft, batch, 200, vocab_size)
-        sequences = texts(source, batch, vocab_size, params=params)
+        requests = texts(source, batch, vocab_size, params=params)
         for _ in range(rounds):
-            plans = [Plan(source.randint(1, 5), drawing) for _ in sequences]
-            drafts = twins.propose(sequences, plans)
+            plans = [Plan(source.randint(1, 5), drawing) for _ in requests]
+            drafts = twins.propose(requests, plans)
             assert [len(one) for one in drafts] == [plan.num_tokens for plan in plans]
-            for sequence, one in zip(sequences, drafts, strict=True):
-                accepted.add(commit(source, sequence, one, vocab_size) / len(one))
+            for request, one in zip(requests, drafts, strict=True):
+                accepted.add(commit(source, request, one, vocab_size) / len(one))
     assert calls == [batch] * rounds * len(PARAMS)
     assert {0.0, 1.0} < accepted
 
@@ -154,18 +154,18 @@ def test_batches_of_all_kinds(seed: int, calls: list[int]) -> None:
     source = random.Random(seed)
     draft = model(*MODELS[seed % len(MODELS)])
     twins = Twins(draft, 3, CONTEXT, draft.vocab_size)
-    sequences = texts(source, 3, draft.vocab_size)
+    requests = texts(source, 3, draft.vocab_size)
     for number in range(8):
-        plans = [Plan(source.randint(0, 5), source.choice(list(Drawing))) for _ in sequences]
+        plans = [Plan(source.randint(0, 5), source.choice(list(Drawing))) for _ in requests]
         chosen = source.sample(range(3), source.randint(1, 3))
-        drafts = twins.propose([sequences[row] for row in chosen], [plans[row] for row in chosen])
+        drafts = twins.propose([requests[row] for row in chosen], [plans[row] for row in chosen])
         for row, one in zip(chosen, drafts, strict=True):
             assert len(one) == plans[row].num_tokens
-            commit(source, sequences[row], one, draft.vocab_size)
+            commit(source, requests[row], one, draft.vocab_size)
         if source.random() < 0.3:
-            twins.release(sequences[1])
+            twins.release(requests[1])
             twins.check_rows()
-            sequences[1] = text(source, 10 + number, 1, draft.vocab_size)
+            requests[1] = text(source, 10 + number, 1, draft.vocab_size)
     assert len(calls) > 3
 
 
@@ -177,17 +177,17 @@ def test_chains_end_with_the_room(drawing: Drawing, capacity: int, calls: list[i
     room = min(capacity, CONTEXT)
     source = random.Random(capacity)
     twins = Twins(draft, 3, capacity, draft.vocab_size)
-    sequences = texts(source, 3, draft.vocab_size)
-    for before, sequence in zip((7, 4, 5), sequences, strict=True):
+    requests = texts(source, 3, draft.vocab_size)
+    for before, request in zip((7, 4, 5), requests, strict=True):
         start = room - before
-        sequence.token_ids[:] = [source.randrange(draft.vocab_size) for _ in range(start)]
+        request.token_ids[:] = [source.randrange(draft.vocab_size) for _ in range(start)]
     lengths = []
     for _ in range(10):
-        drafts = twins.propose(sequences, [Plan(4, drawing)] * 3)
-        for sequence, one in zip(sequences, drafts, strict=True):
-            assert len(one) == max(min(4, room - len(sequence)), 0)
+        drafts = twins.propose(requests, [Plan(4, drawing)] * 3)
+        for request, one in zip(requests, drafts, strict=True):
+            assert len(one) == max(min(4, room - len(request)), 0)
             lengths.append(len(one))
-            sequence.extend([*one.token_ids[:1], 0])
+            request.extend([*one.token_ids[:1], 0])
     assert set(lengths) == {0, 1, 2, 3, 4}
     assert len(calls) > 1
 
@@ -201,13 +201,13 @@ def test_nothing_follows_a_stop_token(drawing: Drawing, calls: list[int]) -> Non
         source = random.Random(seed)
         twins = Twins(draft, 3, 120, draft.vocab_size)
         stops = source.sample(range(draft.vocab_size), draft.vocab_size // 5)
-        sequences = texts(source, 3, draft.vocab_size, stops=stops)
+        requests = texts(source, 3, draft.vocab_size, stops=stops)
         for _ in range(3):
-            drafts = twins.propose(sequences, [Plan(source.randint(1, 5), drawing)] * 3)
-            for sequence, one in zip(sequences, drafts, strict=True):
+            drafts = twins.propose(requests, [Plan(source.randint(1, 5), drawing)] * 3)
+            for request, one in zip(requests, drafts, strict=True):
                 assert not {*one.token_ids[:-1]} & {*stops}
                 ended += one.token_ids[-1] in stops
-                commit(source, sequence, one, draft.vocab_size)
+                commit(source, request, one, draft.vocab_size)
     assert ended > 10
     assert len(calls) == 36
 
@@ -224,15 +224,15 @@ def test_vocabularies_of_different_sizes(
     for index, params in enumerate(PARAMS):
         source = random.Random(index)
         twins = Twins(draft, 3, 200, vocab_size)
-        sequences = texts(source, 3, shared, params=params)
+        requests = texts(source, 3, shared, params=params)
         for _ in range(3):
-            drafts = twins.propose(sequences, [Plan(4, drawing)] * 3)
-            for sequence, one in zip(sequences, drafts, strict=True):
+            drafts = twins.propose(requests, [Plan(4, drawing)] * 3)
+            for request, one in zip(requests, drafts, strict=True):
                 assert max(one.token_ids) < shared
                 if isinstance(one.probs, torch.Tensor):
                     assert one.probs.shape == (4, vocab_size)
                     assert (one.probs[:, shared:] == 0).all()
-                commit(source, sequence, one, shared)
+                commit(source, request, one, shared)
     assert len(calls) == 3 * len(PARAMS)
 
 
@@ -242,20 +242,20 @@ def test_batches_with_penalties_are_stepped(drawing: Drawing, calls: list[int]) 
     draft = model("mistral")
     source = random.Random(7)
     twins = Twins(draft, 3, 200, draft.vocab_size)
-    sequences = texts(source, 3, draft.vocab_size)
+    requests = texts(source, 3, draft.vocab_size)
     penalized = SamplingParams(repetition_penalty=1.3, presence_penalty=0.5)
-    sequences[2] = text(source, 2, 2, draft.vocab_size, params=penalized)
+    requests[2] = text(source, 2, 2, draft.vocab_size, params=penalized)
     expected: list[int] = []
     for number in range(8):
-        some = sequences if number % 2 else sequences[:2]
+        some = requests if number % 2 else requests[:2]
         # One that has no draft to make is nobody's hindrance.
         plans = [Plan(3, drawing), Plan(2, drawing), Plan(0 if number == 5 else 4, drawing)]
         drafts = twins.propose(some, plans[: len(some)])
         if number % 2 == 0 or number == 5:
             expected.append(2)
         assert calls == expected
-        for sequence, one in zip(some, drafts, strict=True):
-            commit(source, sequence, one, draft.vocab_size)
+        for request, one in zip(some, drafts, strict=True):
+            commit(source, request, one, draft.vocab_size)
 
 
 def test_whoever_hears_of_keys_hears_of_all(calls: list[int]) -> None:
@@ -267,8 +267,8 @@ def test_whoever_hears_of_keys_hears_of_all(calls: list[int]) -> None:
     drafts = []
     for randomness in (Randomness(), Randomness(keys.append)):
         drafter = DraftModelDrafter(draft, 1, 100)
-        drafts += drafter.propose([one], [Plan(4, Drawing.DRAW)], randomness)
+        drafts += drafter.propose([one], [Plan(4, Drawing.SAMPLED)], randomness)
     assert drafts[0].token_ids == drafts[1].token_ids
-    same_rows(*drafts)
+    same_rows(drafts[0], drafts[1])
     assert calls == [1]
     assert [key.node for key in keys] == [0, 1, 2, 3]

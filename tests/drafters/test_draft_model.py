@@ -6,12 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.core import Drawing, Plan, Sequence
+from forerun.core import Batch, Drawing, ForwardOutput, Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, warp
 from forerun.testing import ToyModel
+from forerun.testing.toy import ToyCache
 
 MODEL = ToyModel(7)
 
@@ -21,45 +22,47 @@ class Counting(ToyModel):
 
     ran = 0
 
-    def forward(self, token_ids, positions, *args, **options):  # type: ignore[no-untyped-def]
-        self.ran += int((positions >= 0).sum())
-        return super().forward(token_ids, positions, *args, **options)
+    def forward(self, batch: Batch, cache: ToyCache) -> ForwardOutput:
+        self.ran += sum(batch.counts)
+        return super().forward(batch, cache)
 
 
-def sequence(request_id: int, tokens: list[int], row: int) -> Sequence:
-    return Sequence(request_id, tokens, 1, SamplingParams(), seed=request_id, row=row)
+def request(request_id: int, tokens: list[int], row: int) -> Request:
+    return Request(request_id, tokens, 1, SamplingParams(), seed=request_id, row=row)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_drafts_never_depend_on_what_the_cache_went_through(data: st.DataObject) -> None:
     """Against a fresh drafter after any history of accepted parts, plain rounds and re-used rows."""
     used = DraftModelDrafter(MODEL, 2, 200)
-    sequences = [sequence(0, [1, 2, 3], 0), sequence(1, [4], 1)]
+    requests = [request(0, [1, 2, 3], 0), request(1, [4], 1)]
     next_id = 2
     for _ in range(data.draw(st.integers(1, 6))):
         plans = [
             Plan(data.draw(st.integers(0, 4)), data.draw(st.sampled_from(list(Drawing))))
-            for _ in sequences
+            for _ in requests
         ]
-        ours = used.propose(sequences, plans, Randomness())
-        fresh = DraftModelDrafter(MODEL, 2, 200).propose(sequences, plans, Randomness())
+        ours = used.propose(requests, plans, Randomness())
+        fresh = DraftModelDrafter(MODEL, 2, 200).propose(requests, plans, Randomness())
         for index, (one, other) in enumerate(zip(ours, fresh, strict=True)):
             assert one.token_ids == other.token_ids
             assert len(one) == plans[index].num_tokens
             assert (one.probs is None) == (other.probs is None)
             taken = data.draw(st.integers(0, len(one)))
             emitted = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=3))
-            sequences[index].extend([*one.token_ids[:taken], *emitted])
+            requests[index].extend([*one.token_ids[:taken], *emitted])
         if data.draw(st.booleans()):
-            used.release(sequences[1])
-            sequences[1] = sequence(next_id, data.draw(st.lists(st.integers(0, 6), min_size=1)), 1)
+            used.release(requests[1])
+            requests[1] = request(next_id, data.draw(st.lists(st.integers(0, 6), min_size=1)), 1)
             next_id += 1
 
 
 def test_recorded_rows_are_those_that_the_tokens_were_drawn_from() -> None:
-    one = sequence(0, [1, 2, 3], 0)
-    draft = DraftModelDrafter(MODEL, 1, 50).propose([one], [Plan(4, Drawing.DRAW)], Randomness())[0]
+    one = request(0, [1, 2, 3], 0)
+    draft = DraftModelDrafter(MODEL, 1, 50).propose(
+        [one], [Plan(4, Drawing.SAMPLED)], Randomness()
+    )[0]
     assert isinstance(draft.probs, torch.Tensor)
     for node in range(4):
         drafted = draft.token_ids[:node]
@@ -71,7 +74,7 @@ def test_recorded_rows_are_those_that_the_tokens_were_drawn_from() -> None:
 def test_prompts_are_run_once_and_only_when_drafting() -> None:
     model = Counting(7)
     drafter = DraftModelDrafter(model, 1, 400)
-    one = sequence(0, [index % 7 for index in range(100)], 0)
+    one = request(0, [index % 7 for index in range(100)], 0)
     drafter.propose([one], [Plan(0)], Randomness())
     assert model.ran == 0
     drafts = drafter.propose([one], [Plan(4)], Randomness())
@@ -83,10 +86,10 @@ def test_prompts_are_run_once_and_only_when_drafting() -> None:
 
 
 def test_logits_are_padded_to_the_target_vocabulary() -> None:
-    one = sequence(0, [1, 2, 3], 0)
+    one = request(0, [1, 2, 3], 0)
     for size in (5, 9):
         drafter = DraftModelDrafter(MODEL, 1, 50, vocab_size=size)
-        draft = drafter.propose([one], [Plan(3, Drawing.DRAW)], Randomness())[0]
+        draft = drafter.propose([one], [Plan(3, Drawing.SAMPLED)], Randomness())[0]
         assert isinstance(draft.probs, torch.Tensor)
         assert draft.probs.shape == (3, size)
         assert (draft.probs[:, 7:] == 0).all()

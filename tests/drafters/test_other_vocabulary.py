@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_models import needs_kernels
-from tiny_models import tiny_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import forerun
-from forerun.core import Drawing, Plan, Sequence
+from forerun.core import Drawing, Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
-from forerun.drafters.retokenizer import Translation
-from forerun.drafters.vocabulary import SharedVocabulary
+from forerun.drafters.model.retokenizer import Translation
+from forerun.drafters.model.vocabulary import SharedVocabulary
 from forerun.errors import IncompatibleDraftError
 from forerun.models.cpu import CpuModel
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.testing import ToyModel, check_drafter
+from tests.helpers.kernel_models import needs_kernels
+from tests.helpers.tiny_models import tiny_config
 
 Config = forerun.SpeculativeConfig
 LINES = [
@@ -137,7 +137,7 @@ def drafter(rows: int = 2) -> DraftModelDrafter:
     return DraftModelDrafter(DRAFT, rows, 256, 5, translation)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+@pytest.mark.parametrize("num_tokens", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_targets_whole_distribution_comes_out(num_tokens: int) -> None:
     """By enumeration, though the draft can propose three of five tokens only."""
     found = check_drafter(drafter(), ToyModel(5), num_tokens=num_tokens)
@@ -149,8 +149,8 @@ def test_the_targets_whole_distribution_comes_out(num_tokens: int) -> None:
 def test_recorded_rows_are_the_drafts_own_over_what_is_shared(temperature: float) -> None:
     params = SamplingParams(temperature=temperature)
     for text in ([2, 0, 1], [4, 3], [0, 0, 2, 3, 3, 4, 1]):
-        one = Sequence(0, text, 1, params, seed=len(text), row=0)
-        draft = drafter().propose([one], [Plan(4, Drawing.DRAW)], Randomness())[0]
+        one = Request(0, text, 1, params, seed=len(text), row=0)
+        draft = drafter().propose([one], [Plan(4, Drawing.SAMPLED)], Randomness())[0]
         assert len(draft) == 4
         assert isinstance(draft.probs, torch.Tensor)
         assert {*draft.token_ids} <= {*SHARED}
@@ -169,9 +169,9 @@ def test_a_text_that_the_draft_cannot_spell_is_decoded_plainly() -> None:
     unknown = spelled(["b", "a", "aa"], [("a", "a")])
     translation = Translation.of(LETTERS, unknown, "toy", 5, 3)
     one = DraftModelDrafter(ToyModel(3), 2, 64, 5, translation)
-    sequences = [
-        Sequence(row, text, 1, SamplingParams(), seed=0, row=row)
+    requests = [
+        Request(row, text, 1, SamplingParams(), seed=0, row=row)
         for row, text in enumerate([[0, 1, 3], [0, 1, 2]])
     ]
-    drafts = one.propose(sequences, [Plan(2), Plan(2)], Randomness())
+    drafts = one.propose(requests, [Plan(2), Plan(2)], Randomness())
     assert [len(draft) for draft in drafts] == [0, 2]

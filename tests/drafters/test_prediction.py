@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.core import NO_DRAFT, Draft, Hints, Plan, Sequence, TreePlan
+from forerun.core import NO_DRAFT, Draft, Hints, Plan, Request
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.models.zoo import zoo_path
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
-from forerun.training.heldout import load_prompts
+from recipes.heldout import load_prompts
 
 CHAIN = Plan(16)
-TREE = Plan(16, tree=TreePlan(24))
+TREE = Plan(16, num_nodes=24)
 NEWLINE = 0
 
 
-def request(prediction: list[int], output: list[int] | None = None, stop: int = -1) -> Sequence:
-    return Sequence(
+def request_of(prediction: list[int], output: list[int] | None = None, stop: int = -1) -> Request:
+    return Request(
         0,
         [7, 7, *(output or [])],
         2,
@@ -34,8 +34,8 @@ def request(prediction: list[int], output: list[int] | None = None, stop: int = 
     )
 
 
-def propose(drafter: PredictionDrafter, sequence: Sequence, plan: Plan = CHAIN) -> Draft:
-    draft = drafter.propose([sequence], [plan], Randomness())[0]
+def propose(drafter: PredictionDrafter, request: Request, plan: Plan = CHAIN) -> Draft:
+    draft = drafter.propose([request], [plan], Randomness())[0]
     assert draft.probs is None
     return draft
 
@@ -44,7 +44,9 @@ def accepted(draft: Draft, coming: list[int]) -> int:
     """Tokens of the longest path that the text takes."""
     node, depth = -1, 0
     while depth < len(coming):
-        node = next((n for n in draft.children(node) if draft.token_ids[n] == coming[depth]), -1)
+        node = next(
+            (n for n in draft.tree.children(node) if draft.token_ids[n] == coming[depth]), -1
+        )
         if node < 0:
             break
         depth += 1
@@ -53,48 +55,48 @@ def accepted(draft: Draft, coming: list[int]) -> int:
 
 def rounds(prediction: list[int], text: list[int], plan: Plan = CHAIN) -> list[int]:
     """The tokens of each round in which `text` comes out."""
-    drafter, sequence = PredictionDrafter(), request(prediction)
+    drafter, request = PredictionDrafter(), request_of(prediction)
     emitted = []
-    while sequence.num_output_tokens < len(text):
-        coming = text[sequence.num_output_tokens :]
-        count = min(accepted(propose(drafter, sequence, plan), coming) + 1, len(coming))
-        sequence.extend(coming[:count])
+    while request.num_output_tokens < len(text):
+        coming = text[request.num_output_tokens :]
+        count = min(accepted(propose(drafter, request, plan), coming) + 1, len(coming))
+        request.extend(coming[:count])
         emitted.append(count)
     return emitted
 
 
 def test_without_a_prediction_it_proposes_nothing() -> None:
     drafter = PredictionDrafter()
-    assert propose(drafter, request([])) is NO_DRAFT
-    assert drafter.confidence(request([])) == 0.0
-    assert propose(drafter, request([1, 2]), Plan(0)) is NO_DRAFT
+    assert propose(drafter, request_of([])) is NO_DRAFT
+    assert drafter.confidence(request_of([])) == 0.0
+    assert propose(drafter, request_of([1, 2]), Plan(0)) is NO_DRAFT
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 9))
 def test_what_comes_as_predicted_is_proposed_to_the_end(text: list[int], count: int) -> None:
     drafter = PredictionDrafter()
-    sequence = request(text)
+    request = request_of(text)
     for done in range(len(text) + 1):
-        draft = propose(drafter, sequence, Plan(count))
+        draft = propose(drafter, request, Plan(count))
         assert list(draft.token_ids) == text[done : done + count]
-        assert (drafter.confidence(sequence) > 0) == (done < len(text))
-        sequence.extend(text[done : done + 1])
+        assert (drafter.confidence(request) > 0) == (done < len(text))
+        request.extend(text[done : done + 1])
 
 
 def test_nothing_follows_a_stop_token() -> None:
     drafter = PredictionDrafter()
-    assert propose(drafter, request([1, 2, 3, 4], stop=3)).token_ids == (1, 2, 3)
-    assert propose(drafter, request([1, 2, 3, 4], stop=3), TREE).token_ids == (1, 2, 3)
+    assert propose(drafter, request_of([1, 2, 3, 4], stop=3)).token_ids == (1, 2, 3)
+    assert propose(drafter, request_of([1, 2, 3, 4], stop=3), TREE).token_ids == (1, 2, 3)
 
 
 def test_requests_are_apart_and_forgotten() -> None:
     drafter = PredictionDrafter()
-    first, second = request([1, 2, 3], [1]), request([4, 5])
+    first, second = request_of([1, 2, 3], [1]), request_of([4, 5])
     second.request_id = 1
     assert propose(drafter, first).token_ids == (2, 3)
     assert propose(drafter, second).token_ids == (4, 5)
     drafter.release(first)
-    assert propose(drafter, request([8, 9])).token_ids == (8, 9)
+    assert propose(drafter, request_of([8, 9])).token_ids == (8, 9)
 
 
 def lines(source: random.Random, count: int) -> list[list[int]]:
@@ -128,11 +130,11 @@ def test_it_finds_back_at_the_latest_with_the_next_line(edit: str, seed: int, pl
     tail = 4
     before = [token for line in text[:-tail] for token in line]
     coming = [token for line in text[-tail:] for token in line]
-    drafter, sequence = PredictionDrafter(), request([t for line in predicted for t in line])
-    sequence.extend(before)
-    propose(drafter, sequence, plan)
-    sequence.extend(coming[:3])
-    assert accepted(propose(drafter, sequence, plan), coming[3:]) >= min(4, len(coming) - 3)
+    drafter, request = PredictionDrafter(), request_of([t for line in predicted for t in line])
+    request.extend(before)
+    propose(drafter, request, plan)
+    request.extend(coming[:3])
+    assert accepted(propose(drafter, request, plan), coming[3:]) >= min(4, len(coming) - 3)
 
 
 def test_a_token_put_in_or_left_out_costs_a_round_or_two() -> None:
@@ -152,17 +154,17 @@ def test_of_equal_places_it_takes_the_one_near_by() -> None:
     """Four tokens into the second block the text goes another way, to what all blocks begin with."""
     text = [5, 6, *range(21, 29), 5, 6, *range(31, 39), 5, 6, *range(41, 49)]
     drafter = PredictionDrafter()
-    assert propose(drafter, request(text, [*text[:16], 98, 99, 5, 6])).token_ids[0] == 41
+    assert propose(drafter, request_of(text, [*text[:16], 98, 99, 5, 6])).token_ids[0] == 41
 
 
 def test_a_tree_goes_on_from_several_places() -> None:
     """After what occurs twice, both continuations."""
     text = [5, 6, 21, 22, 5, 6, 31, 32, 5, 6, 41]
     drafter = PredictionDrafter()
-    tree = propose(drafter, request(text, [90, 91, 5, 6]), TREE)
-    assert {tree.token_ids[node] for node in tree.children(-1)} == {21, 31, 41}
-    chain = propose(drafter, request(text, [90, 91, 5, 6]))
-    assert chain.is_chain
+    tree = propose(drafter, request_of(text, [90, 91, 5, 6]), TREE)
+    assert {tree.token_ids[node] for node in tree.tree.children(-1)} == {21, 31, 41}
+    chain = propose(drafter, request_of(text, [90, 91, 5, 6]))
+    assert chain.tree.is_chain
     assert chain.token_ids[0] in (21, 31)
 
 

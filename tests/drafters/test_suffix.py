@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.contracts import DrafterSetup
-from forerun.core import Draft, Hints, Plan, Sequence, TreePlan
-from forerun.drafters.namespaces import Namespaces
+from forerun.core import Draft, Hints, Plan, Request, Tree
+from forerun.drafters.lookup.namespaces import Namespaces
+from forerun.drafters.lookup.store import SuffixStore
 from forerun.drafters.suffix import MOST_BYTES_PER_TOKEN, TOKENS_PER_MATCHED, SuffixDrafter
-from forerun.drafters.suffix_store import SuffixStore
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
@@ -26,10 +26,10 @@ from forerun.testing import ToyModel
 NUMBERS = itertools.count()
 
 
-def request(
+def request_of(
     prompt: list[int], output: list[int] | None = None, namespace: str = "", stop: int = -1
-) -> Sequence:
-    return Sequence(
+) -> Request:
+    return Request(
         next(NUMBERS),
         [*prompt, *(output or [])],
         len(prompt),
@@ -40,22 +40,22 @@ def request(
     )
 
 
-def propose(drafter: SuffixDrafter, sequence: Sequence, plan: Plan | int = 16) -> Draft:
+def propose(drafter: SuffixDrafter, request: Request, plan: Plan | int = 16) -> Draft:
     plan = Plan(plan) if isinstance(plan, int) else plan
-    draft = drafter.propose([sequence], [plan], Randomness())[0]
+    draft = drafter.propose([request], [plan], Randomness())[0]
     assert draft.probs is None
     return draft
 
 
 def finish(drafter: SuffixDrafter, output: list[int], namespace: str = "") -> None:
-    drafter.release(request([0], output, namespace))
+    drafter.release(request_of([0], output, namespace))
 
 
 def test_the_most_frequent_continuation_of_equals_the_latest() -> None:
     text = [1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 4, 8, 1, 2]
-    assert propose(SuffixDrafter(), request(text), 2).token_ids == (4, 8)
+    assert propose(SuffixDrafter(), request_of(text), 2).token_ids == (4, 8)
     text = [1, 2, 3, 9, 1, 2, 4, 9, 1, 2]
-    assert propose(SuffixDrafter(), request(text), 1).token_ids == (4,)
+    assert propose(SuffixDrafter(), request_of(text), 1).token_ids == (4,)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(0, 8))
@@ -69,29 +69,29 @@ def test_the_length_of_the_match_bounds_the_draft(text: list[int], count: int) -
         ),
         default=0,
     )
-    drafter, sequence = SuffixDrafter(), request(text)
-    draft = propose(drafter, sequence, count)
-    assert draft.is_chain
+    drafter, request = SuffixDrafter(), request_of(text)
+    draft = propose(drafter, request, count)
+    assert draft.tree.is_chain
     # A chain never ends sooner: where the text ends, a shorter match goes on.
     assert len(draft) == min(count, TOKENS_PER_MATCHED * longest)
-    tree = propose(drafter, sequence, Plan(count, tree=TreePlan(9)))
-    assert max(tree.depths, default=-1) < min(count, TOKENS_PER_MATCHED * longest)
-    assert (drafter.confidence(sequence) > 0) == (longest > 0)
+    tree = propose(drafter, request, Plan(count, num_nodes=9))
+    assert tree.tree.depth <= min(count, TOKENS_PER_MATCHED * longest)
+    assert (drafter.confidence(request) > 0) == (longest > 0)
 
 
 def test_nothing_follows_a_stop_token() -> None:
     text = [1, 2, 3, 4, 5, 1, 2]
-    assert propose(SuffixDrafter(), request(text, stop=4)).token_ids == (3, 4)
-    tree = propose(SuffixDrafter(), request(text, stop=4), Plan(4, tree=TreePlan(8)))
+    assert propose(SuffixDrafter(), request_of(text, stop=4)).token_ids == (3, 4)
+    tree = propose(SuffixDrafter(), request_of(text, stop=4), Plan(4, num_nodes=8))
     assert tree.token_ids == (3, 4)
 
 
 def test_a_tree_holds_all_that_came_next() -> None:
     text = [1, 2, 3, 1, 2, 4, 1, 2]
-    tree = propose(SuffixDrafter(), request(text), Plan(1, tree=TreePlan(8)))
+    tree = propose(SuffixDrafter(), request_of(text), Plan(1, num_nodes=8))
     assert set(tree.token_ids) == {3, 4}
-    assert tree.parents == (-1, -1)
-    shape = propose(SuffixDrafter(), request(text), Plan(2, tree=TreePlan(3, (-1, -1, 1))))
+    assert tree.tree.parents == (-1, -1)
+    shape = propose(SuffixDrafter(), request_of(text), Plan(2, tree=Tree((-1, -1, 1))))
     assert [shape.tokens_to(node) for node in range(3)] == [[4], [3], [3, 1]]
 
 
@@ -99,28 +99,28 @@ def test_more_is_expected_of_longer_matches() -> None:
     block = [*range(1, 50)]
     drafter = SuffixDrafter()
     found = [
-        drafter.confidence(request([*block, 0, *block[50 - length :]]))
+        drafter.confidence(request_of([*block, 0, *block[50 - length :]]))
         for length in (2, 3, 4, 15, 25, 45)
     ]
     assert found == sorted(found)
     assert 0 < found[0] < found[-1] <= 1
-    assert drafter.confidence(request(block)) == 0.0
+    assert drafter.confidence(request_of(block)) == 0.0
 
 
 def test_outputs_are_kept_when_asked_for() -> None:
     drafter, forgetful = SuffixDrafter(100), SuffixDrafter()
     for one in (drafter, forgetful):
         finish(one, [5, 6, 7, 8, 9])
-    assert propose(drafter, request([5, 6])).token_ids == (7, 8, 9)
-    assert propose(forgetful, request([5, 6])).token_ids == ()
+    assert propose(drafter, request_of([5, 6])).token_ids == (7, 8, 9)
+    assert propose(forgetful, request_of([5, 6])).token_ids == ()
     # Prompts are not.
-    drafter.release(request([1, 2, 3, 4], [8, 8]))
-    assert propose(drafter, request([1, 2])).token_ids == ()
+    drafter.release(request_of([1, 2, 3, 4], [8, 8]))
+    assert propose(drafter, request_of([1, 2])).token_ids == ()
 
 
 def test_a_running_request_learns_of_new_outputs() -> None:
     drafter = SuffixDrafter(100)
-    running = request([3, 5, 6])
+    running = request_of([3, 5, 6])
     assert propose(drafter, running).token_ids == ()
     finish(drafter, [5, 6, 7, 8])
     assert propose(drafter, running).token_ids == (7, 8)
@@ -132,9 +132,9 @@ def test_a_running_request_learns_of_new_outputs() -> None:
 def test_a_namespace_has_its_own_outputs() -> None:
     drafter = SuffixDrafter(100)
     finish(drafter, [5, 6, 7], "ours")
-    assert propose(drafter, request([5], namespace="ours")).token_ids == (6, 7)
-    assert propose(drafter, request([5], namespace="theirs")).token_ids == ()
-    assert propose(drafter, request([5])).token_ids == ()
+    assert propose(drafter, request_of([5], namespace="ours")).token_ids == (6, 7)
+    assert propose(drafter, request_of([5], namespace="theirs")).token_ids == ()
+    assert propose(drafter, request_of([5])).token_ids == ()
 
 
 OUTPUTS = st.lists(
@@ -152,8 +152,8 @@ def test_a_namespace_never_sees_another(
         finish(both, output, "ours" if ours else "theirs")
         if ours:
             finish(alone, output, "ours")
-    for plan in (Plan(6), Plan(6, tree=TreePlan(12))):
-        drafts = {propose(one, request(prompt, namespace="ours"), plan) for one in (both, alone)}
+    for plan in (Plan(6), Plan(6, num_nodes=12)):
+        drafts = {propose(one, request_of(prompt, namespace="ours"), plan) for one in (both, alone)}
         assert len(drafts) == 1
 
 
@@ -205,19 +205,19 @@ def test_the_namespace_that_lay_idle_longest_goes() -> None:
 def test_the_longer_match_proposes_and_of_equals_the_text_itself() -> None:
     drafter = SuffixDrafter(100, corpus=[1, 2, 3, 77, 77])
     finish(drafter, [2, 3, 88, 88])
-    assert propose(drafter, request([1, 2, 3]), 1).token_ids == (77,)
-    assert propose(drafter, request([0, 2, 3]), 1).token_ids == (88,)
-    assert propose(drafter, request([2, 3, 99, 0, 2, 3]), 1).token_ids == (99,)
-    assert propose(drafter, request([3, 99, 0, 2, 3]), 1).token_ids == (88,)
+    assert propose(drafter, request_of([1, 2, 3]), 1).token_ids == (77,)
+    assert propose(drafter, request_of([0, 2, 3]), 1).token_ids == (88,)
+    assert propose(drafter, request_of([2, 3, 99, 0, 2, 3]), 1).token_ids == (99,)
+    assert propose(drafter, request_of([3, 99, 0, 2, 3]), 1).token_ids == (88,)
 
 
 def test_requests_do_not_see_each_other_and_are_forgotten() -> None:
     drafter = SuffixDrafter()
-    first = request([1, 2, 3, 1])
+    first = request_of([1, 2, 3, 1])
     assert propose(drafter, first, 2).token_ids == (2, 3)
-    assert propose(drafter, request([1]), 2).token_ids == ()
+    assert propose(drafter, request_of([1]), 2).token_ids == ()
     drafter.release(first)
-    again = Sequence(first.request_id, [9, 1], 2, SamplingParams(), seed=0)
+    again = Request(first.request_id, [9, 1], 2, SamplingParams(), seed=0)
     assert propose(drafter, again, 2).token_ids == ()
 
 
@@ -239,8 +239,8 @@ def test_a_corpus_is_read(tmp_path: Path) -> None:
     path = tmp_path / "corpus.txt"
     path.write_text("abcde")
     drafter = SuffixDrafter.build(setup(path, 0, encode))
-    assert propose(drafter, request(encode("bc")), 2).token_ids == tuple(encode("de"))
-    assert SuffixDrafter.build(setup(None, 7, None)).confidence(request([1])) == 0.0
+    assert propose(drafter, request_of(encode("bc")), 2).token_ids == tuple(encode("de"))
+    assert SuffixDrafter.build(setup(None, 7, None)).confidence(request_of([1])) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -248,9 +248,14 @@ def test_a_corpus_is_read(tmp_path: Path) -> None:
     [
         (None, 0, encode, "cannot be read"),
         (b"", 0, encode, "is empty"),
-        (b"\xff\xfe", 0, encode, "no UTF-8"),
+        (b"\xff\xfe", 0, encode, "not UTF-8"),
         (b"too long", 4, encode, r"8 tokens \(allowed: 4\)"),
-        (b"x" * (4 * MOST_BYTES_PER_TOKEN + 1), 4, encode, "more than 4 tokens can hold"),
+        (
+            b"x" * (4 * MOST_BYTES_PER_TOKEN + 1),
+            4,
+            encode,
+            "is longer than 256 B; shorten it, or raise",
+        ),
         (b"text", 0, None, "needs a tokenizer"),
     ],
 )

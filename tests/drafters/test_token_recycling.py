@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forerun.core import NO_DRAFT, Draft, ForwardOutput, Hints, Plan, Sequence, TreePlan, Verdict
+from forerun.core import NO_DRAFT, Draft, ForwardOutput, Hints, Plan, Request, Tree, Verdict
 from forerun.drafters.token_recycling import (
     MOST_NAMESPACES,
     NEXT_TOKENS,
@@ -22,8 +22,8 @@ from forerun.randomness import Randomness
 VOCAB = 20
 
 
-def request(token_ids: list[int], namespace: str = "", stop: int = -1) -> Sequence:
-    return Sequence(
+def request_of(token_ids: list[int], namespace: str = "", stop: int = -1) -> Request:
+    return Request(
         0,
         token_ids,
         1,
@@ -34,18 +34,18 @@ def request(token_ids: list[int], namespace: str = "", stop: int = -1) -> Sequen
     )
 
 
-def propose(drafter: TokenRecyclingDrafter, sequence: Sequence, plan: Plan) -> Draft:
-    return drafter.propose([sequence], [plan], Randomness())[0]
+def propose(drafter: TokenRecyclingDrafter, request: Request, plan: Plan) -> Draft:
+    return drafter.propose([request], [plan], Randomness())[0]
 
 
 def observe(
     drafter: TokenRecyclingDrafter,
-    sequence: Sequence,
+    request: Request,
     draft: Draft,
     verdict: Verdict,
     logits: Tensor,
 ) -> None:
-    drafter.observe([sequence], [draft], [verdict], ForwardOutput(logits[None]))
+    drafter.observe([request], [draft], [verdict], ForwardOutput(logits[None]))
 
 
 def learn(
@@ -55,12 +55,12 @@ def learn(
     logits = torch.full((1, drafter.vocab_size or 0), -50.0)
     logits[0, following] = torch.arange(len(following), 0, -1.0)
     verdict = Verdict.of(NO_DRAFT, -1, following[0])
-    observe(drafter, request([token, following[0]], space), NO_DRAFT, verdict, logits)
+    observe(drafter, request_of([token, following[0]], space), NO_DRAFT, verdict, logits)
 
 
 def children(drafter: TokenRecyclingDrafter, token: int) -> tuple[int, ...]:
-    wide = Plan(1, tree=TreePlan(NEXT_TOKENS, (-1,) * NEXT_TOKENS))
-    return propose(drafter, request([token]), wide).token_ids
+    wide = Plan(1, tree=Tree((-1,) * NEXT_TOKENS))
+    return propose(drafter, request_of([token]), wide).token_ids
 
 
 @pytest.mark.parametrize("size", [1, 5, 64, 1000, 8192, 8200, 20_001])
@@ -76,13 +76,13 @@ def test_the_likeliest(size: int) -> None:
 def test_the_rows_of_the_newest_token_and_of_every_node_are_renewed() -> None:
     """Rejected nodes too; and not what pads a row of the batch."""
     drafter = TokenRecyclingDrafter(VOCAB)
-    draft = Draft((5, 6, 7), (-1, -1, 0))
+    draft = Draft(Tree((-1, -1, 0)), (5, 6, 7))
     verdict = Verdict.of(draft, 1, 9)
-    sequence = request([1, 2, *verdict.token_ids])
+    request = request_of([1, 2, *verdict.token_ids])
     logits = torch.randn(2, 6, VOCAB, generator=torch.Generator().manual_seed(0))
-    other = request([3, 4])
+    other = request_of([3, 4])
     drafter.observe(
-        [other, sequence],
+        [other, request],
         [NO_DRAFT, draft],
         [Verdict.of(NO_DRAFT, -1, 4), verdict],
         ForwardOutput(logits),
@@ -98,20 +98,20 @@ def test_the_rows_of_the_newest_token_and_of_every_node_are_renewed() -> None:
 
 def test_cold_it_proposes_nothing() -> None:
     drafter = TokenRecyclingDrafter(VOCAB)
-    for plan in (Plan(4), Plan(4, tree=TreePlan(9)), Plan(4, tree=TreePlan(2, (-1, 0)))):
-        assert propose(drafter, request([3]), plan) is NO_DRAFT
-    assert drafter.confidence(request([3])) == 0.0
+    for plan in (Plan(4), Plan(4, num_nodes=9), Plan(4, tree=Tree((-1, 0)))):
+        assert propose(drafter, request_of([3]), plan) is NO_DRAFT
+    assert drafter.confidence(request_of([3])) == 0.0
     learn(drafter, 3, [4])
-    assert drafter.confidence(request([3])) > 0.0
+    assert drafter.confidence(request_of([3])) > 0.0
     # What follows 4 is not known.
-    assert propose(drafter, request([3]), Plan(4)).token_ids == (4,)
+    assert propose(drafter, request_of([3]), Plan(4)).token_ids == (4,)
 
 
 def test_a_request_that_failed_teaches_nothing() -> None:
     drafter = TokenRecyclingDrafter(VOCAB)
     nothing = Verdict((), (), ())
-    observe(drafter, request([1, 2]), NO_DRAFT, nothing, torch.full((1, VOCAB), torch.nan))
-    drafter.observe([request([2])], [NO_DRAFT], [nothing], ForwardOutput(None))
+    observe(drafter, request_of([1, 2]), NO_DRAFT, nothing, torch.full((1, VOCAB), torch.nan))
+    drafter.observe([request_of([2])], [NO_DRAFT], [nothing], ForwardOutput(None))
     assert children(drafter, 2) == ()
 
 
@@ -121,8 +121,8 @@ def test_a_tree_takes_the_most_probable_ranks(num_nodes: int, depth: int) -> Non
     order = {token: [(token * 3 + rank * 7) % VOCAB for rank in range(8)] for token in range(VOCAB)}
     for token, following in order.items():
         learn(drafter, token, following)
-    tree = propose(drafter, request([0]), Plan(depth, tree=TreePlan(num_nodes)))
-    chain = propose(drafter, request([0]), Plan(depth))
+    tree = propose(drafter, request_of([0]), Plan(depth, num_nodes=num_nodes))
+    chain = propose(drafter, request_of([0]), Plan(depth))
     assert chain.token_ids == tuple(_follow(order, [0] * depth))
     ranks = [
         [order[before].index(token) for before, token in zip([0, *path], path, strict=False)]
@@ -131,7 +131,7 @@ def test_a_tree_takes_the_most_probable_ranks(num_nodes: int, depth: int) -> Non
     reached = [_product(path) for path in ranks]
     assert reached == sorted(reached, reverse=True)
     assert len(tree) == min(num_nodes, sum(8**level for level in range(1, depth + 1)))
-    assert max(tree.depths) < depth
+    assert tree.tree.depth <= depth
     missing = [[*path, 0] for path in [[], *ranks] if len(path) < depth and [*path, 0] not in ranks]
     assert all(_product(path) <= reached[-1] + 1e-12 for path in missing)
 
@@ -154,21 +154,21 @@ def test_nothing_follows_a_stop_token() -> None:
     drafter = TokenRecyclingDrafter(VOCAB)
     learn(drafter, 1, [2])
     learn(drafter, 2, [3])
-    assert propose(drafter, request([1], stop=2), Plan(4)).token_ids == (2,)
-    tree = propose(drafter, request([1], stop=2), Plan(4, tree=TreePlan(30)))
+    assert propose(drafter, request_of([1], stop=2), Plan(4)).token_ids == (2,)
+    tree = propose(drafter, request_of([1], stop=2), Plan(4, num_nodes=30))
     assert 2 in tree.token_ids
-    assert tree.token_ids.index(2) not in tree.parents
+    assert tree.token_ids.index(2) not in tree.tree.parents
 
 
 def test_a_namespace_never_sees_another() -> None:
     drafter = TokenRecyclingDrafter(VOCAB)
     learn(drafter, 1, [2], "ours")
-    assert propose(drafter, request([1], "ours"), Plan(1)).token_ids == (2,)
-    assert propose(drafter, request([1], "theirs"), Plan(1)) is NO_DRAFT
+    assert propose(drafter, request_of([1], "ours"), Plan(1)).token_ids == (2,)
+    assert propose(drafter, request_of([1], "theirs"), Plan(1)) is NO_DRAFT
     for number in range(MOST_NAMESPACES):
         learn(drafter, 1, [3], str(number))
     # Too many came after it.
-    assert propose(drafter, request([1], "ours"), Plan(1)) is NO_DRAFT
+    assert propose(drafter, request_of([1], "ours"), Plan(1)) is NO_DRAFT
 
 
 def test_more_namespaces_at_once_than_are_kept_otherwise() -> None:
@@ -178,17 +178,17 @@ def test_more_namespaces_at_once_than_are_kept_otherwise() -> None:
     for number in range(rows):
         learn(drafter, 1, [number % 7 + 2], space=str(number))
     for number in range(rows):
-        draft = propose(drafter, request([1], str(number)), Plan(1))
+        draft = propose(drafter, request_of([1], str(number)), Plan(1))
         assert draft.token_ids == (number % 7 + 2,)
 
 
 def test_asking_makes_no_matrix_and_plain_requests_teach_none() -> None:
     drafter = TokenRecyclingDrafter(VOCAB)
     for number in range(50):
-        assert not len(propose(drafter, request([1], str(number)), Plan(3)))
-        assert drafter.confidence(request([1], str(number))) == 0.0
+        assert not len(propose(drafter, request_of([1], str(number)), Plan(3)))
+        assert drafter.confidence(request_of([1], str(number))) == 0.0
     assert len(drafter._matrices) == 0
-    silent = request([1, 5])
+    silent = request_of([1, 5])
     silent.speculative = False
     observe(drafter, silent, NO_DRAFT, Verdict.of(NO_DRAFT, -1, 5), torch.zeros(1, VOCAB))
     assert len(drafter._matrices) == 0

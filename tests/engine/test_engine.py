@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
-from engines import GREEDY, Letters, engine, plain_ids
 
-from forerun.core import Drawing, FinishReason, Origin
+from forerun.core import Drawing, FinishReason, Origin, Stats
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 from forerun.sampling import Prefix, warp
-from forerun.stats import Stats
 from forerun.testing import ToyModel
-from matrix import DRAFT, DRAFTERS, PROMPTS, ROWS, TARGET
+from tests.helpers.engines import GREEDY, Letters, engine, plain_ids
+from tests.matrix import DRAFT, DRAFTERS, PROMPTS, ROWS, TARGET
 
 
 def test_more_requests_than_rows_wait_their_turn() -> None:
@@ -187,18 +187,18 @@ def test_plain_streams_take_a_row_while_they_run() -> None:
 
 def test_greedy_drafts_stay_greedy_under_a_seed() -> None:
     """`draft_sample_method` is obeyed whatever the rule."""
-    drawings = set()
+    drawings: set[Drawing] = set()
 
     class Watching(DraftModelDrafter):
-        def propose(self, sequences, plans, randomness):  # type: ignore[no-untyped-def]
+        def propose(self, requests, plans, randomness):  # type: ignore[no-untyped-def]
             drawings.update(plan.drawing for plan in plans)
-            return super().propose(sequences, plans, randomness)
+            return super().propose(requests, plans, randomness)
 
     config = SpeculativeConfig(draft_sample_method="greedy")
     params = SamplingParams(seed=3, max_tokens=20)
     one = Engine(TARGET, Watching(DRAFT, 1, 512), config)
     assert one.generate([[1, 2]], params)[0].token_ids == plain_ids([1, 2], params)
-    assert drawings == {Drawing.TOP}
+    assert drawings == {Drawing.GREEDY}
 
 
 def test_a_stream_that_is_never_read_takes_nothing() -> None:
@@ -210,7 +210,7 @@ def test_a_stream_that_is_never_read_takes_nothing() -> None:
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
-def test_logprobs_are_those_of_plain_decoding(mode: str) -> None:
+def test_logprobs_are_those_of_plain_decoding(mode: Literal["raw", "processed"]) -> None:
     params = SamplingParams(
         seed=2, max_tokens=20, top_k=4, temperature=0.5, logprobs=3, logprobs_mode=mode
     )
@@ -221,7 +221,7 @@ def test_logprobs_are_those_of_plain_decoding(mode: str) -> None:
         logits = TARGET.next_logits(tokens)
         row = logits.log_softmax(-1)
         if mode == "processed":
-            from forerun.core import Sequence as Tokens
+            from forerun.core import Request as Tokens
 
             row = warp(logits[None], [Prefix(Tokens(0, tokens, 3, params, 2))])[0].log()
         assert reported.token_id == token

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from engines import GREEDY, engine, plain_ids
 
 from forerun.core import FinishReason
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
+from forerun.engine import scheduler
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import (
@@ -22,7 +22,8 @@ from forerun.errors import (
 )
 from forerun.params import SamplingParams, TokenMask
 from forerun.testing import ToyModel, TreeDrafter
-from matrix import DRAFT, TARGET
+from tests.helpers.engines import GREEDY, engine, plain_ids
+from tests.matrix import DRAFT, TARGET
 
 
 def test_cancellation_of_running_and_waiting_requests() -> None:
@@ -107,9 +108,7 @@ def test_a_failing_prompt_ends_generate_and_leaves_the_engine_usable() -> None:
 
 
 def test_an_interrupted_prefill_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forerun.models import running
-
-    monkeypatch.setattr(running, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(scheduler, "LARGEST_CHUNK", 4)
     target = ToyModel(TARGET.vocab_size)
     one = Engine(target)
     request_id = one.add(list(range(11)), GREEDY)
@@ -144,7 +143,7 @@ def test_bad_requests_are_refused() -> None:
         Engine(TARGET).add([1], SamplingParams(stop=("a",)))
     with pytest.raises(PromptError, match="whole numbers"):
         one.add([1.5])  # type: ignore[list-item]
-    with pytest.raises(PromptError, match="put this one into a list"):
+    with pytest.raises(PromptError, match="put them into a list"):
         one.generate("abc")
     with pytest.raises(PromptError, match="no UTF-8"):
         one.add("a\udcffb")
@@ -170,10 +169,15 @@ def test_illegal_combinations_are_refused_at_construction() -> None:
         Engine(TARGET, max_context=513)
     with pytest.raises(IncompatibleDraftError, match="proposes from 7 tokens and toy-11 has 11"):
         Engine(TARGET, DraftModelDrafter(ToyModel(7), 1, 512))
-    with pytest.raises(ConfigError, match="built for 1 sequences at once and the engine runs 3"):
+    with pytest.raises(ConfigError, match="built for 1 requests at once and the engine runs 3"):
         Engine(TARGET, DraftModelDrafter(DRAFT, 1, 512), max_batch_size=3)
     with pytest.raises(ConfigError, match="asks for method 'ngram' and no drafter"):
         Engine(TARGET, None, SpeculativeConfig(method="ngram"))
+    for drafter_or_none in (None, NgramDrafter()):
+        with pytest.raises(
+            ConfigError, match="the options prompt_lookup_max are those of a method"
+        ):
+            Engine(TARGET, drafter_or_none, SpeculativeConfig(options={"prompt_lookup_max": 3}))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +187,7 @@ def test_illegal_combinations_are_refused_at_construction() -> None:
         ({"rejection_sample_method": "blok"}, "Did you mean 'block'"),
         ({"policy": "adaptiv"}, "Did you mean 'adaptive'"),
         ({"num_speculative_tokens": 0}, r"in \[1, 64\]"),
-        ({"prompt_lookup_min": 3, "prompt_lookup_max": 2}, "1 <= min <= max"),
+        ({"method": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": 2}, "1 <= min <= max"),
         ({"num_speculative_token": 3}, "Did you mean 'num_speculative_tokens'"),
     ],
     ids=str,

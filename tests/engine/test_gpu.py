@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import VOCAB, tiny_model, tokens
 
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
@@ -15,6 +14,7 @@ from forerun.models import load_model
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.testing import ToyModel, TreeDrafter
+from tests.helpers.tiny_models import VOCAB, tiny_model, tokens
 
 pytestmark = [
     pytest.mark.gpu,

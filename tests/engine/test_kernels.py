@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
-from kernel_models import model, needs_kernels
 
 import forerun
+from forerun.contracts import Drafter
 from forerun.core import Exactness
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
@@ -13,6 +15,7 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.models.cpu import CpuModel
+from tests.helpers.kernel_models import model, needs_kernels
 
 pytestmark = needs_kernels
 PRECISIONS = ("fp32", "bf16", "int8", "int4")
@@ -29,15 +32,15 @@ def make(
 ) -> forerun.Engine:
     """An engine whose draft is the target itself in another precision."""
     target, draft = model(name, precision), model(name, "int8" if precision == "int4" else "int4")
-    made = {
+    drafters: dict[str, Callable[[], Drafter]] = {
         "draft_model": lambda: DraftModelDrafter(draft, rows, 128),
         "ngram": lambda: NgramDrafter(1, 3),
         "suffix": SuffixDrafter,
         "token_recycling": lambda: TokenRecyclingDrafter(target.vocab_size),
         "layer_skip": lambda: LayerSkipDrafter(target, (1,)),
-    }[drafter]()
+    }
     config = forerun.SpeculativeConfig(num_speculative_tokens=4, tree=tree, monitor=False)
-    return forerun.Engine(target, made, config, max_batch_size=rows)
+    return forerun.Engine(target, drafters[drafter](), config, max_batch_size=rows)
 
 
 def plain(engine: forerun.Engine, prompt: object, params: forerun.SamplingParams) -> list[int]:
@@ -74,7 +77,7 @@ def test_trees_change_nothing(name: str, precision: str, drafter: str, rows: int
     for params in SAMPLERS.values():
         for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
             assert list(completion.token_ids) == plain(engine, prompt, params)
-    assert not all(draft.is_chain for draft in drafts)
+    assert not all(draft.tree.is_chain for draft in drafts)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -88,14 +91,13 @@ def test_the_targets_own_layers_change_nothing(name: str, precision: str, rows: 
 
 
 @pytest.mark.zoo
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
 def test_the_zoo_too(precision: str, method: str, rows: int) -> None:
     draft = "zoo-draft" if method == "draft_model" else None
     config = forerun.SpeculativeConfig(method=method, model=draft, monitor=False)
-    options = {"dtype": precision, "device": "cpu", "max_batch_size": rows}
-    engine = forerun.load("zoo", config, **options)
+    engine = forerun.load("zoo", config, dtype=precision, device="cpu", max_batch_size=rows)
     assert isinstance(engine.target, CpuModel)
     prompts = [
         "def add(a, b):\n    return a",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tiny_models import VOCAB, tiny_model
+import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -16,6 +18,7 @@ from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.pairs import KNOWN_DRAFTS, choose
 from forerun.errors import ConfigError, MemoryLimitError
+from tests.helpers.tiny_models import VOCAB, tiny_model
 
 Config = forerun.SpeculativeConfig
 
@@ -67,8 +70,8 @@ def test_what_is_named_is_taken() -> None:
         (Config(method="draft_model"), "no draft model is known"),
         (Config(method="ngram", model="x/y"), "takes no draft model"),
         (Config(revision="main"), "belongs to no draft model"),
-        (Config(draft_dtype="bf16"), "is for a draft model"),
-        (Config(method="ngram", draft_dtype="bf16"), "is for a draft model"),
+        (Config(options={"draft_dtype": "bf16"}), "draft_dtype is not read by method 'ngram'"),
+        (Config(options={"exit_layer": 2}), "or use method 'layer_skip'"),
     ],
     ids=str,
 )
@@ -105,7 +108,7 @@ def test_what_does_not_fit_is_refused_with_numbers(
     saved: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forerun.models.memory.available_bytes", lambda device: 10_000)
-    with pytest.raises(MemoryLimitError, match="GiB"):
+    with pytest.raises(MemoryLimitError, match="are needed on cpu but"):
         forerun.load(saved["target"], Config(model=saved["draft"]))
 
 
@@ -138,3 +141,33 @@ def test_a_checkpoint_without_its_config_is_refused(saved: dict[str, str], tmp_p
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(forerun.ForerunError, match="recurrent"):
         forerun.load(str(tmp_path))
+
+
+ODD: list[Any] = [
+    *(None, True, 0, -1, 2, 10**30, 2.5, float("nan"), 1j),
+    *("", "auto", "no such thing", "\udcff", "x" * 5000, b"cpu", Path("cpu")),
+    *([], ["cpu"], (), {}, {"dtype": "fp32"}, set(), iter([1])),
+    *(object(), object, len, lambda: None, NotImplemented, ..., Config),
+    *(np.array(3), np.array([1, 2]), np.float32(2.0), np.str_("fp32")),
+    *(torch.tensor(2), torch.tensor([1.0]), torch.float32, torch.device("cpu")),
+]
+PARAMETERS = list(inspect.signature(forerun.load).parameters)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_arguments_of_any_type_load_or_are_refused(
+    name: str, saved: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misuse is never an AttributeError or a TypeError out of the middle of something."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    usual: dict[str, Any] = {"model": saved["target"], "speculative": False, "device": "cpu"}
+    refusals = []
+    for value in ODD:
+        try:
+            engine = forerun.load(**usual | {name: value})
+        except forerun.ForerunError as error:
+            refusals.append(str(error))
+        else:
+            assert engine.max_context >= 2
+    assert len(refusals) > len(ODD) / 2
+    assert not [text for text in refusals if "\n" in text]

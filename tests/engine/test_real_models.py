@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCAB, tiny_model, tokens
 
 from forerun.contracts import CausalLM, Drafter
 from forerun.drafters.draft_model import DraftModelDrafter
@@ -18,6 +17,7 @@ from forerun.engine.engine import Engine
 from forerun.models import load_model
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel, TreeDrafter
+from tests.helpers.tiny_models import VOCAB, tiny_model, tokens
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox"]
 ROWS = 8

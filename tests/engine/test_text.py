@@ -1,14 +1,16 @@
-"""Text comes out whole: no broken characters, no beginnings of stop strings."""
+"""Text comes out whole: what the tokens decode to, no broken characters, no beginnings of stop strings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.engine.text import TextStream
+from tests.helpers.made_tokenizers import TOKENIZERS
 
 
 class Bytes:
@@ -21,57 +23,135 @@ class Bytes:
         return bytes(token_ids).decode(errors="replace")
 
 
-def run(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], str]:
-    stream = TextStream(Bytes(), stop)
-    pieces = []
-    for token in text.encode():
-        if stream.push(token):
-            break
-        pieces.append(stream.release())
-    pieces.append(stream.release(finished=True))
-    return pieces, stream.text
+ALL = {"plain": Bytes(), **TOKENIZERS}
+SIZES = {name: 256 if name == "plain" else len(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+SIZES["plain"] = 256
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+every_tokenizer = pytest.mark.parametrize("name", list(ALL))
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.text(max_size=30), st.lists(st.text(min_size=1, max_size=4), max_size=3))
-def test_pieces_join_to_the_text_before_the_first_stop(text: str, stops: list[str]) -> None:
-    pieces, whole = run(text, tuple(stops))
-    # The stop that is complete first ends the text, at its own beginning.
-    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
-    first = min(ends, default=None)
-    if first is None:
-        assert whole == text
-    else:
-        starts = [text[:first].find(stop) for stop in stops if stop in text[:first]]
-        assert whole == text[: min(starts)]
-    assert "".join(pieces) == whole
+def decoded(name: str, token_ids: Sequence[int]) -> str:
+    return str(ALL[name].decode(list(token_ids), skip_special_tokens=True))
+
+
+def run(
+    tokenizer: Any,
+    token_ids: Sequence[int],
+    stop: tuple[str, ...] = (),
+    sizes: Sequence[int] = (1,),
+) -> tuple[list[str], TextStream]:
+    """Commit the tokens, so many at once in turns; a piece for each token."""
+    stream, start = TextStream(tokenizer, stop), 0
+    pieces: list[str] = []
+    while start < len(token_ids) and not stream.state.stopped:
+        chunk = token_ids[start : start + sizes[start % len(sizes)]]
+        preview = stream.preview(chunk, final=start + len(chunk) == len(token_ids))
+        stream.state = preview.state
+        pieces += preview.texts
+        start += len(chunk)
+    return pieces, stream
+
+
+@st.composite
+def token_lists(draw: st.DrawFn, name: str) -> list[int]:
+    """Any tokens, often the first ones: those are single bytes and special tokens."""
+    size = SIZES[name]
+    token = st.integers(0, size - 1) | st.integers(0, min(size, 260) - 1)
+    return draw(st.lists(token, max_size=14))
+
+
+@every_tokenizer
+@settings(max_examples=100)
+@given(data=st.data())
+def test_the_text_is_what_all_tokens_decode_to(name: str, data: st.DataObject) -> None:
+    """At the end and, with what is held back, before; whatever is tried and thrown away meanwhile."""
+    token_ids = data.draw(token_lists(name))
+    stream, shown = TextStream(ALL[name]), ""
+    for count, token in enumerate(token_ids, start=1):
+        stream.preview(data.draw(token_lists(name)), final=data.draw(st.booleans()))
+        preview = stream.preview([token], final=count == len(token_ids))
+        stream.state = preview.state
+        shown += preview.texts[0]
+        assert stream.text == decoded(name, token_ids[:count])
+        assert stream.text.startswith(shown)
+    assert shown == decoded(name, token_ids)
+
+
+@every_tokenizer
+@settings(max_examples=100)
+@given(data=st.data())
+def test_tokens_at_once_are_tokens_one_by_one(name: str, data: st.DataObject) -> None:
+    token_ids = data.draw(token_lists(name))
+    stop = tuple(data.draw(st.lists(st.text("ab th�\n", min_size=1, max_size=3), max_size=2)))
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    pieces, stream = run(ALL[name], token_ids, stop)
+    others, other = run(ALL[name], token_ids, stop, sizes)
+    assert others == pieces
+    assert other.text == stream.text == "".join(pieces)
+
+
+@every_tokenizer
+@settings(max_examples=100)
+@given(data=st.data())
+def test_the_first_stop_that_is_complete_ends_the_text(name: str, data: st.DataObject) -> None:
+    """As soon as what all tokens decode to has one, and at its beginning."""
+    text = data.draw(st.text("abTHE dog日é", max_size=20))
+    stops = tuple(data.draw(st.lists(st.text("abTHE dog日é", min_size=1, max_size=3), max_size=3)))
+    token_ids = ALL[name].encode(text, add_special_tokens=False)
+    pieces, stream = run(ALL[name], token_ids, stops)
+    for count in range(1, len(token_ids) + 1):
+        whole = decoded(name, token_ids[:count])
+        found = [whole.index(stop) for stop in stops if stop in whole]
+        if found:
+            assert (len(pieces), stream.state.stopped) == (count, True)
+            assert stream.text == whole[: min(found)] == "".join(pieces)
+            return
+    assert (len(pieces), stream.state.stopped) == (len(token_ids), False)
+    assert stream.text == decoded(name, token_ids) == "".join(pieces)
 
 
 def test_no_piece_holds_half_a_character() -> None:
-    pieces, _ = run("naïve 日本 🙂!")
-    assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces)
+    pieces, _ = run(Bytes(), "naïve 日本 🙂!".encode())
+    assert all(BROKEN not in piece for piece in pieces)
+
+
+def test_a_character_after_bytes_that_are_none_is_not_lost() -> None:
+    token_ids = [0xFF, 0xFF, 0xFF, *"日本".encode()]
+    pieces, stream = run(Bytes(), token_ids)
+    assert stream.text == "".join(pieces) == f"{3 * BROKEN}日本"
 
 
 def test_bytes_that_are_no_text_still_come_out() -> None:
+    pieces, stream = run(Bytes(), [0xFF] * 10)
+    assert stream.text == "".join(pieces) == BROKEN * 10
+
+
+def test_what_is_held_back_belongs_to_the_text_of_an_interrupted_request() -> None:
     stream = TextStream(Bytes())
-    for token in [0xFF] * 10:
-        stream.push(token)
-    assert len(stream.text) > 0
-    assert stream.release(finished=True) == stream.text
+    preview = stream.preview("aé".encode()[:2])
+    stream.state = preview.state
+    assert "".join(preview.texts) == "a"
+    assert stream.text == f"a{BROKEN}"
 
 
 def test_the_beginning_of_a_stop_string_is_held_back() -> None:
-    stream = TextStream(Bytes(), ("END",))
-    seen = []
-    for token in b"xENyEND":
-        stream.push(token)
-        seen.append(stream.release())
-    assert seen == ["x", "", "", "ENy", "", "", ""]
+    pieces, stream = run(Bytes(), b"xENyEND", ("END",))
+    assert pieces == ["x", "", "", "ENy", "", "", ""]
     assert stream.text == "xENy"
+
+
+def test_a_preview_changes_nothing() -> None:
+    stream = TextStream(Bytes(), ("END",))
+    before = stream.state
+    assert stream.preview(b"END", final=True).stopped
+    assert stream.state is before
+    assert stream.preview(b"a").texts == ("a",)
 
 
 @pytest.mark.parametrize("stop", [(), ("x",)])
 def test_without_a_tokenizer_there_is_no_text(stop: tuple[str, ...]) -> None:
     stream = TextStream(None, stop)
-    assert not stream.push(1)
-    assert stream.release(finished=True) == ""
+    preview = stream.preview([1, 2], final=True)
+    assert preview.texts == ("", "")
+    assert not preview.stopped
+    assert stream.text == ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from forerun.core import Draft, Drawing, Hints, Sequence, Verdict
+from forerun.core import Draft, Drawing, Hints, Request, Tree, Verdict
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
@@ -17,12 +18,12 @@ from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, PromptError
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel
-from forerun.trees import TreeShape
 from forerun.trees.plans import plan_tree
+from forerun.trees.shapes import save_tree
 
 TARGET, DRAFT = ToyModel(11), ToyModel(11, noise=1.0)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8]]
-SHAPE = TreeShape.branching((3, 2, 1))
+SHAPE = Tree.branching((3, 2, 1))
 
 
 def make(**options: object) -> Engine:
@@ -33,8 +34,8 @@ def make(**options: object) -> Engine:
 def rounds_of(engine: Engine, params: SamplingParams) -> list[tuple[int, Draft, Verdict]]:
     seen: list[tuple[int, Draft, Verdict]] = []
 
-    def see(sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
-        seen.append((len(sequence), draft, verdict))
+    def see(request: Request, draft: Draft, verdict: Verdict) -> None:
+        seen.append((len(request), draft, verdict))
 
     engine.watch_rounds(see)
     engine.generate(PROMPTS, params)
@@ -70,7 +71,7 @@ def test_what_is_drawn_has_a_shape_and_the_rest_is_chosen(
     full = [draft for start, draft, _ in seen if len(draft) == 9 and start < 20]
     assert len(full) > 10
     assert all((draft.probs is not None) == drawn for draft in full)
-    shapes = {draft.parents for draft in full}
+    shapes = {draft.tree.parents for draft in full}
     if params.greedy:
         assert len(shapes) > 1, "the most probable nodes differ from round to round"
     else:
@@ -82,11 +83,11 @@ def test_a_round_never_reaches_past_the_end(max_tokens: int) -> None:
     engine = make(tree=SHAPE, num_speculative_tokens=3)
     emitted: Counter[int] = Counter()
 
-    def see(sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
-        levels = max(draft.depths, default=-1) + 1
+    def see(request: Request, draft: Draft, verdict: Verdict) -> None:
+        levels = max(draft.tree.depths, default=-1) + 1
         # The last token is the target's own: recovered, or a bonus.
-        assert emitted[sequence.request_id] + levels + 1 <= max_tokens
-        emitted[sequence.request_id] += len(verdict.token_ids)
+        assert emitted[request.request_id] + levels + 1 <= max_tokens
+        emitted[request.request_id] += len(verdict.token_ids)
 
     engine.watch_rounds(see)
     engine.generate(PROMPTS, SamplingParams(max_tokens=max_tokens))
@@ -102,12 +103,14 @@ def test_rounds_that_are_watched_add_up_to_the_output() -> None:
 
 
 def test_files_are_read_when_the_engine_is_built(tmp_path: Path) -> None:
-    SHAPE.save(tmp_path / "tree.json")
+    save_tree(SHAPE, tmp_path / "tree.json")
     engine = make(tree=str(tmp_path / "tree.json"), num_speculative_tokens=8)
     seen = rounds_of(engine, SamplingParams(temperature=0.0, max_tokens=30))
-    assert {draft.parents for _, draft, _ in seen if len(draft) == len(SHAPE)} == {SHAPE.parents}
+    assert {draft.tree.parents for _, draft, _ in seen if len(draft) == len(SHAPE)} == {
+        SHAPE.parents
+    }
     (tmp_path / "no-tree.json").write_text("[3]")
-    with pytest.raises(ConfigError, match=r"no-tree\.json holds no tree"):
+    with pytest.raises(ConfigError, match=r"no-tree\.json does not hold a tree"):
         make(tree=str(tmp_path / "no-tree.json"))
 
 
@@ -117,12 +120,12 @@ def test_what_cannot_work_is_refused() -> None:
     for nodes in (0, 129, 2.5):
         with pytest.raises(ConfigError, match="num_tree_nodes"):
             make(tree="auto", num_tree_nodes=nodes)
-    with pytest.raises(ConfigError, match="is no path"):
+    with pytest.raises(ConfigError, match="is not a path"):
         make(tree=[[]])
     with pytest.raises(ConfigError, match="the tree is 3 deep and num_speculative_tokens is 2"):
         make(tree=SHAPE, num_speculative_tokens=2)
     for tree in (None, SHAPE):
-        with pytest.raises(ConfigError, match="tree 'auto' alone reads"):
+        with pytest.raises(ConfigError, match="only tree 'auto' reads"):
             make(tree=tree, num_tree_nodes=8)
 
     class Chains(NgramDrafter):
@@ -133,12 +136,12 @@ def test_what_cannot_work_is_refused() -> None:
 
 
 def test_plans_are_cut_to_the_room() -> None:
-    assert plan_tree("auto", 8, 0, Drawing.TOP).tree is None
-    cut = plan_tree(SHAPE, 8, 2, Drawing.DRAW)
+    assert plan_tree("auto", 8, 0, Drawing.GREEDY).tree is None
+    cut = plan_tree(SHAPE, 8, 2, Drawing.SAMPLED)
     assert cut.num_tokens == 2
     assert cut.tree is not None
     assert cut.tree.parents == SHAPE.cut(2).parents
-    whole = plan_tree(SHAPE, 8, 9, Drawing.DRAW)
+    whole = plan_tree(SHAPE, 8, 9, Drawing.SAMPLED)
     assert whole.tree is not None
     assert (whole.num_tokens, whole.tree.parents) == (9, SHAPE.parents)
 
@@ -166,7 +169,8 @@ def test_hints_are_checked_like_prompts() -> None:
             engine.add([1, 2], hints=hints)  # type: ignore[arg-type]
     with pytest.raises(PromptError, match="the prediction is bytes"):
         engine.add([1, 2], hints=Hints(prediction=b""))  # type: ignore[arg-type]
-    for prediction in ("", [], torch.tensor([], dtype=torch.long), torch.tensor([3, 4])):
-        engine.cancel(engine.add([1, 2], hints=Hints(prediction=prediction)))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="3 prompts but 3 sets of parameters, 1 of hints"):
+    nothing: list[Any] = ["", [], torch.tensor([], dtype=torch.long)]
+    for prediction in (*nothing, torch.tensor([3, 4])):
+        engine.cancel(engine.add([1, 2], hints=Hints(prediction=prediction)))
+    with pytest.raises(ConfigError, match="3 prompts but 1 hints"):
         engine.generate(PROMPTS, hints=[Hints()])

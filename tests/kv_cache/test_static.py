@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from forerun.core import Batch
 from forerun.errors import CacheError
-from forerun.kv_cache import StaticCache
+from forerun.kv_cache import Appending, StaticCache
 
 LAYERS, ROWS, HEADS, CAPACITY, SIZE = 2, 3, 2, 8, 4
 
@@ -18,10 +19,19 @@ def cache() -> StaticCache:
     return StaticCache(*sizes, dtype=torch.float64, device=torch.device("cpu"))
 
 
+def new(rows: list[int], positions: list[list[int]]) -> Batch:
+    return Batch(rows, [[0] * len(places) for places in positions], positions)
+
+
+def begin(cache: StaticCache, batch: Batch, layers: range) -> Appending:
+    return cache.append(batch, torch.from_numpy(batch.padded(batch.positions, -1)), layers)
+
+
 def put(cache: StaticCache, rows: list[int], positions: list[list[int]], layers: range) -> Tensor:
     """Append recognizable keys (values are their negatives) and return them."""
-    appending = cache.view(rows).append(torch.tensor(positions), layers)
-    keys = torch.rand(len(rows), HEADS, len(positions[0]), SIZE, dtype=torch.float64)
+    batch = new(rows, positions)
+    appending = begin(cache, batch, layers)
+    keys = torch.rand(len(rows), HEADS, batch.width, SIZE, dtype=torch.float64)
     for layer in layers:
         appending.write(layer, keys, -keys)
     return keys
@@ -34,15 +44,14 @@ ALL = range(LAYERS)
 def test_reads_back_what_was_written(cache: StaticCache, rows: list[int]) -> None:
     first = put(cache, rows, [[0, 1, 2]] * len(rows), ALL)
     second = put(cache, rows, [[3]] * len(rows), ALL)
-    appending = cache.view(rows).append(torch.full((len(rows), 1), -1), ALL)
-    keys, values = appending.read(1)
-    assert torch.equal(keys, torch.cat((first, second), dim=2))
+    keys, values = begin(cache, new(rows, [[4]] * len(rows)), ALL).read(1)
+    assert torch.equal(keys[:, :, :4], torch.cat((first, second), dim=2))
     assert torch.equal(values, -keys)
     assert [cache.length(row) for row in range(ROWS)] == [4 if r in rows else 0 for r in range(3)]
 
 
 def test_padding_is_not_written(cache: StaticCache) -> None:
-    keys = put(cache, [0, 1, 2], [[0, 1, 2], [0, -1, -1], [-1, -1, -1]], ALL)
+    keys = put(cache, [0, 1], [[0, 1, 2], [0]], ALL)
     assert [cache.length(row) for row in range(ROWS)] == [3, 1, 0]
     assert torch.equal(cache.keys[0][1, :, :1], keys[1, :, :1])
     assert not cache.keys[0][1, :, 1:].any()
@@ -50,8 +59,8 @@ def test_padding_is_not_written(cache: StaticCache) -> None:
 
 
 def test_ragged_rows_go_to_their_own_slots(cache: StaticCache) -> None:
-    put(cache, [0, 1], [[0, 1, 2], [0, -1, -1]], ALL)
-    keys = put(cache, [0, 1], [[3, -1], [1, 2]], ALL)
+    put(cache, [0, 1], [[0, 1, 2], [0]], ALL)
+    keys = put(cache, [0, 1], [[3], [1, 2]], ALL)
     assert torch.equal(cache.keys[1][0, :, 3], keys[0, :, 0])
     assert torch.equal(cache.keys[1][1, :, 1:3], keys[1])
     assert cache.positions[1, :3].tolist() == [0, 1, 2]
@@ -77,7 +86,7 @@ def test_layers_grow_and_shrink_by_themselves(cache: StaticCache) -> None:
     put(cache, [0], [[0, 1]], ALL)
     put(cache, [0], [[2, 3, 4]], range(1))
     assert cache.length(0) == 2
-    assert cache.lengths[0][0] == 5
+    assert [cache.length(0, layer) for layer in ALL] == [5, 2]
     cache.keep(0, 1, [0, 2, 3])
     assert [lengths[0] for lengths in cache.lengths] == [4, 2]
     cache.trim(0, 3)
@@ -88,7 +97,7 @@ def test_layers_grow_and_shrink_by_themselves(cache: StaticCache) -> None:
 
 def test_layers_of_different_lengths_are_not_run_together(cache: StaticCache) -> None:
     put(cache, [0], [[0, 1, 2]], range(1))
-    with pytest.raises(CacheError, match="layers 0 to 1 hold 0 to 3 tokens of row 0"):
+    with pytest.raises(CacheError, match="layers of row 0 hold 0 to 3 tokens"):
         put(cache, [0], [[3]], ALL)
 
 
@@ -96,28 +105,37 @@ def test_overflow_names_the_numbers(cache: StaticCache) -> None:
     put(cache, [1], [[0, 1, 2, 3, 4, 5]], ALL)
     with pytest.raises(CacheError, match=r"row 1 holds 6 tokens and cannot take 3 .* 8"):
         put(cache, [1], [[6, 7, 8]], ALL)
-    put(cache, [1], [[6, 7, -1]], ALL)
+    put(cache, [1], [[6, 7]], ALL)
     assert cache.length(1) == cache.capacity == CAPACITY
 
 
-@pytest.mark.parametrize("slots", [[1, 0], [0, 0], [3], [-1]])
-def test_keep_refuses_slots_that_are_none(cache: StaticCache, slots: list[int]) -> None:
+@pytest.mark.parametrize("path", [[1, 0], [0, 0], [3], [-1]])
+def test_keep_refuses_paths_that_are_not_held(cache: StaticCache, path: list[int]) -> None:
     put(cache, [0], [[0, 1, 2, 3]], ALL)
     with pytest.raises(CacheError, match="they must ascend"):
-        cache.keep(0, 1, slots)
+        cache.keep(0, 1, path)
 
 
-@pytest.mark.parametrize("rows", [[], [3], [-1], [0, 0]])
-def test_view_refuses_rows_that_are_none(cache: StaticCache, rows: list[int]) -> None:
-    with pytest.raises(CacheError, match="name rows 0 to 2"):
-        cache.view(rows)
+@pytest.mark.parametrize("row", [3, -1])
+def test_rows_that_do_not_exist_are_refused(cache: StaticCache, row: int) -> None:
+    for wrong in (
+        lambda: put(cache, [0, row], [[0], [0]], ALL),
+        lambda: cache.length(row),
+        lambda: cache.keep(row, 0, []),
+        lambda: cache.trim(row, 0),
+    ):
+        with pytest.raises(CacheError, match=f"row {row} is not in this cache; it has rows 0 to 2"):
+            wrong()
+    assert [cache.length(row) for row in range(ROWS)] == [0] * ROWS
 
 
 def test_other_misuse_is_refused(cache: StaticCache) -> None:
     with pytest.raises(CacheError, match="0 empties it"):
         cache.trim(0, -1)
-    with pytest.raises(CacheError, match="2 rows of tokens were run on a view of 1"):
-        cache.view([0]).append(torch.tensor([[0], [0]]), ALL)
+    with pytest.raises(CacheError, match="position 1 in row 0 follows 0 tokens"):
+        put(cache, [0], [[1]], ALL)
+    with pytest.raises(CacheError, match="cannot trim layers 1 to 2 of a cache of 2 layers"):
+        cache.trim(0, 0, range(1, 3))
     with pytest.raises(CacheError, match="at least 1 of each"):
         StaticCache(1, 0, 1, 8, 4, torch.float32, torch.device("cpu"))
 

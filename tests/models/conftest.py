@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny_model
+
+from tests.helpers.tiny_models import tiny_model
 
 
 @pytest.fixture(autouse=True, scope="session")

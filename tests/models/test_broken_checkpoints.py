@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from backends import BACKENDS
-from checkpoints import edit
 
 from forerun.errors import CheckpointError, UnsupportedModelError
-from forerun.models import load_config, load_model
+from forerun.models import Checkpoint, load_model
+from tests.helpers.backends import BACKENDS
+from tests.helpers.checkpoints import edit
 
 
 def drop(key: str) -> Callable[[Path], None]:
@@ -78,7 +78,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "no weight map": (index({}), "has no weight_map"),
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
-    "bad JSON": (config_text("{"), r"config\.json cannot be read as JSON"),
+    "bad JSON": (config_text("{"), r"config\.json is not JSON"),
     "no object": (config_text("[]"), "holds no JSON object"),
     "no type": (config_text("{}"), "names no model_type"),
     "wrong config": (
@@ -117,4 +117,4 @@ def test_unknown_and_quantized_models(copy: Any) -> None:
         load_model(directory, device="cpu")
     config_text('{"model_type": "frobnicator"}')(directory)
     with pytest.raises(UnsupportedModelError, match="does not know the model type 'frobnicator'"):
-        load_config(directory)
+        Checkpoint.open(directory)

@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from backends import BACKENDS, on_both
-from tiny_models import FAMILIES, NATIVE, close, run, tokens, tree_inputs
 
+from forerun import _native
+from forerun.core import Batch, Tree
 from forerun.errors import CacheError, ConfigError, UnsupportedModelError
 from forerun.models.cpu import CpuCache
+from forerun.testing import ToyModel
+from tests.helpers.backends import BACKENDS, on_both
+from tests.helpers.forwards import run
+from tests.helpers.layered import LayeredToyModel
+from tests.helpers.tiny_models import FAMILIES, NATIVE, PATHS, TREE, VOCAB, close, tokens
 
 ADAPTED = [name for name in FAMILIES if name not in NATIVE]
 # transformers keeps norms and rotations in float32 even in float64; see each adapter's tolerance.
@@ -30,9 +35,8 @@ def test_kept_path_equals_a_fresh_prefill(name: str, backend: str, load: Any) ->
     prompt, nodes = tokens(1, 9), tokens(1, 10, seed=1)
     cache = model.new_cache(2, 32)
     run(model, cache, prompt)
-    places, mask, paths = tree_inputs(9)
-    model.forward(nodes, places, cache.view([0]), tree_mask=mask)
-    path = paths[9]
+    run(model, cache, nodes, trees=[TREE])
+    path = PATHS[9]
     cache.keep(0, 9, path)
     assert cache.length(0) == 9 + len(path)
     line = torch.cat((prompt, nodes[:, path]), dim=1)
@@ -41,8 +45,8 @@ def test_kept_path_equals_a_fresh_prefill(name: str, backend: str, load: Any) ->
     for mine, own in zip(keys_of(model, cache, 0), keys_of(model, fresh, 0), strict=True):
         close(mine, own, tolerance)
     follow = tokens(1, 3, seed=2)
-    after = run(model, cache, follow, line.shape[1]).logits
-    close(after, run(model, fresh, follow, line.shape[1]).logits, tolerance)
+    after = run(model, cache, follow).logits
+    close(after, run(model, fresh, follow).logits, tolerance)
 
 
 def keys_of(model: Any, cache: Any, row: int) -> list[Any]:
@@ -62,9 +66,9 @@ def test_trim_then_go_on_another_way(name: str, backend: str, load: Any) -> None
     ids = tokens(1, 14)
     cache = model.new_cache(1, 32)
     run(model, cache, ids[:, :8])
-    run(model, cache, tokens(1, 5, seed=3), 8)
+    run(model, cache, tokens(1, 5, seed=3))
     cache.trim(0, 8)
-    found = run(model, cache, ids[:, 8:], 8).logits
+    found = run(model, cache, ids[:, 8:]).logits
     wanted = run(model, model.new_cache(1, 32), ids).logits[:, 8:]
     close(found, wanted, tolerance)
 
@@ -73,18 +77,17 @@ def test_trim_then_go_on_another_way(name: str, backend: str, load: Any) -> None
 def test_ragged_batch_equals_single_rows(name: str, backend: str, load: Any) -> None:
     model, tolerance = load_exact(load, name, backend)
     ids = tokens(3, 16)
-    prompts, counts = [4, 9, 6], [5, 0, 2]
+    prompts, counts, rows = [4, 9, 6], [5, 3, 2], [3, 0, 2]
+    lines = ids.tolist()
     cache = model.new_cache(4, 32)
-    places = torch.full((3, 9), -1)
-    for row, length in enumerate(prompts):
-        places[row, :length] = torch.arange(length)
-    first = model.forward(ids[:, :9], places, cache.view([3, 0, 2]), logits_for="last").logits
-    more, at = torch.zeros(3, 5, dtype=torch.int64), torch.full((3, 5), -1)
-    for row, (start, count) in enumerate(zip(prompts, counts, strict=True)):
-        more[row, :count] = ids[row, start : start + count]
-        at[row, :count] = torch.arange(start, start + count)
-    second = model.forward(more, at, cache.view([3, 0, 2])).logits
-    assert [cache.length(row) for row in (3, 0, 2)] == [9, 9, 8]
+    texts = [line[:length] for line, length in zip(lines, prompts, strict=True)]
+    first = run(model, cache, texts, rows, logits_for="last").logits
+    more = [
+        line[start : start + count]
+        for line, start, count in zip(lines, prompts, counts, strict=True)
+    ]
+    second = run(model, cache, more, rows).logits
+    assert [cache.length(row) for row in rows] == [9, 12, 8]
     for row, (start, count) in enumerate(zip(prompts, counts, strict=True)):
         line = ids[row : row + 1, : start + count]
         wanted = run(model, model.new_cache(1, 32), line).logits[0]
@@ -99,20 +102,15 @@ def test_ragged_trees_equal_single_trees(name: str, backend: str, load: Any) -> 
     ids, nodes = tokens(2, 9), tokens(2, 10, seed=1)
     prompts, sizes = [9, 4], [3, 10]
     cache = model.new_cache(2, 32)
-    places, masks = torch.full((2, 10), -1), torch.zeros(2, 10, 10, dtype=torch.bool)
-    for row, (start, size) in enumerate(zip(prompts, sizes, strict=True)):
-        at = torch.arange(start)[None]
-        model.forward(ids[row : row + 1, :start], at, cache.view([row]))
-        own, mask, _ = tree_inputs(start)
-        masks[row, :, size:] = True  # Padding is seen by none, whatever the mask says.
-        places[row, :size], masks[row, :size, :size] = own[0, :size], mask[0, :size, :size]
-    found = model.forward(nodes, places, cache.view([0, 1]), tree_mask=masks).logits
-    for row, (start, size) in enumerate(zip(prompts, sizes, strict=True)):
+    texts = [line[:start] for line, start in zip(ids.tolist(), prompts, strict=True)]
+    drafts = [line[:size] for line, size in zip(nodes.tolist(), sizes, strict=True)]
+    trees = [Tree(TREE.parents[:size]) for size in sizes]
+    run(model, cache, texts)
+    found = run(model, cache, drafts, trees=trees).logits
+    for row, size in enumerate(sizes):
         single = model.new_cache(1, 32)
-        run(model, single, ids[row : row + 1, :start])
-        inputs = (nodes[row : row + 1, :size], places[row : row + 1, :size], single.view([0]))
-        mask = masks[row : row + 1, :size, :size]
-        wanted = model.forward(*inputs, tree_mask=mask).logits
+        run(model, single, [texts[row]])
+        wanted = run(model, single, [drafts[row]], trees=[trees[row]]).logits
         close(found[row, :size], wanted[0], tolerance)
     assert torch.isfinite(found).all()
 
@@ -143,6 +141,8 @@ def test_layers_that_are_not_there_are_refused(backend: str, load: Any) -> None:
         run(model, cache, ids, layers=range(1, 3))
     with pytest.raises(ConfigError, match=r"hidden_layers \[3\] are not run"):
         run(model, cache, ids, layers=range(2), hidden_layers=(3,))
+    with pytest.raises(ConfigError, match=r"the shape \[1, 2, 7\]; .* needs \[1, 2, 24\]"):
+        run(model, cache, ids, hidden_in=torch.zeros(1, 2, 7))
     assert cache.length(0) == 0
 
 
@@ -166,8 +166,8 @@ def test_the_adapter_refuses_what_it_cannot_do(name: str, load: Any) -> None:
         run(model, cache, ids, hidden_layers=(3,))
     with pytest.raises(CacheError, match="they must ascend"):
         cache.keep(0, 0, [1])
-    with pytest.raises(CacheError, match="name rows 0 to 0"):
-        cache.view([1])
+    with pytest.raises(CacheError, match="it has rows 0 to 0"):
+        run(model, cache, ids, [1])
     with pytest.raises(CacheError, match="0 empties it"):
         cache.trim(0, -1)
 
@@ -178,15 +178,69 @@ def test_nodes_of_a_tree_may_come_in_any_depth_order(name: str, backend: str, lo
     model, tolerance = load_exact(load, name, backend)
     prompt, nodes = tokens(1, 9), tokens(1, 10, seed=1)
     whole, parts = model.new_cache(1, 32), model.new_cache(1, 32)
-    places, mask, _ = tree_inputs(9)
     for cache in (whole, parts):
         run(model, cache, prompt)
-    wanted = model.forward(nodes, places, whole.view([0]), tree_mask=mask).logits
-    first = [0, 1, 2, 5]
-    model.forward(
-        nodes[:, first], places[:, first], parts.view([0]), tree_mask=mask[:, first][:, :, first]
-    )
-    rest = [7, 8, 9, 3]  # Node 3 is the shallowest of them and comes last.
-    seen = mask[:, rest][:, :, [*first, *rest]]
-    found = model.forward(nodes[:, rest], places[:, rest], parts.view([0]), tree_mask=seen).logits
-    close(found, wanted[:, rest], tolerance)
+    wanted = run(model, whole, nodes, trees=[TREE]).logits
+    # Node 3 is the shallowest of the second pass and comes last.
+    order = [0, 1, 2, 5, 7, 8, 9, 3]
+    tree = Tree(tuple(order.index(TREE.parents[node]) if node else -1 for node in order))
+    run(model, parts, nodes[:, order[:4]], trees=[Tree(tree.parents[:4])])
+    found = run(model, parts, nodes[:, order[4:]], trees=[tree]).logits
+    close(found, wanted[:, order[4:]], tolerance)
+
+
+MISUSED: dict[str, Any] = {
+    "no rows": lambda model, cache: model.new_cache(0, 8),
+    "full": lambda model, cache: run(model, cache, tokens(1, 9)),
+    "beyond the context": lambda model, cache: run(model, model.new_cache(1, 80), tokens(1, 65)),
+    "no such row": lambda model, cache: run(model, cache, tokens(1, 1), [2]),
+    "no such row to run": lambda model, cache: model.forward(Batch([2], [[1]], [[0]]), cache),
+    "the length of no row": lambda model, cache: cache.length(-1),
+    "a row to keep that is not there": lambda model, cache: cache.keep(2, 0, []),
+    "a row to trim that is not there": lambda model, cache: cache.trim(2, 0),
+    "a gap": lambda model, cache: model.forward(Batch([0], [[1]], [[4]]), cache),
+    "a tree of more than is held": lambda model, cache: run(
+        model, cache, tokens(1, 1), trees=[Tree((-1, 0, 0, 0, 0))]
+    ),
+    "a path that descends": lambda model, cache: cache.keep(0, 0, [1, 0]),
+    "a path that is not held": lambda model, cache: cache.keep(0, 1, [0, 4]),
+    "more kept than held": lambda model, cache: cache.keep(0, 4, []),
+    "a negative length": lambda model, cache: cache.trim(0, -1),
+}
+
+
+@pytest.mark.parametrize("case", MISUSED)
+def test_every_kind_of_cache_says_the_same(case: str, load: Any) -> None:
+    toys = [kind(VOCAB, max_context=64) for kind in (ToyModel, LayeredToyModel)]
+    loaded = [load("llama"), load("gpt_neox"), *toys]
+    if _native.AVAILABLE:
+        loaded.append(load("llama", backend="kernels"))
+    said = set()
+    for model in loaded:
+        cache = model.new_cache(2, 8)
+        run(model, cache, tokens(1, 3))
+        with pytest.raises(CacheError) as caught:
+            MISUSED[case](model, cache)
+        said.add(str(caught.value))
+    assert len(said) == 1
+
+
+LAYERED: dict[str, Any] = {
+    "layers of different lengths": lambda model, cache: run(model, cache, tokens(1, 1)),
+    "layers that are not there": lambda model, cache: cache.trim(0, 1, range(2, 4)),
+}
+
+
+@pytest.mark.parametrize("case", LAYERED)
+def test_caches_with_layers_of_their_own_say_the_same(case: str, load: Any) -> None:
+    loaded = [load("llama"), LayeredToyModel(VOCAB)]
+    if _native.AVAILABLE:
+        loaded.append(load("llama", backend="kernels"))
+    said = set()
+    for model in loaded:
+        cache = model.new_cache(2, 8)
+        run(model, cache, tokens(1, 3), layers=range(1))
+        with pytest.raises(CacheError) as caught:
+            LAYERED[case](model, cache)
+        said.add(str(caught.value))
+    assert len(said) == 1

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import run, tiny_config, tiny_model, tokens
 from torch import nn
 
 from forerun.errors import CacheError, UnsupportedModelError
 from forerun.models import HFModel, refuse_unsupported
 from forerun.models.hf import max_context
+from tests.helpers.forwards import run
+from tests.helpers.tiny_models import tiny_config, tiny_model, tokens
 
 REFUSED = {
     "mamba": "is recurrent",
@@ -96,7 +97,7 @@ def test_cache_of_the_adapter(load: Any) -> None:
     assert cache.nbytes == 2 * 3 * 5 * 24 * 4
     cache.trim(0, 2)
     assert (cache.nbytes, cache.length(0)) == (2 * 3 * 2 * 24 * 4, 2)
-    with pytest.raises(CacheError, match="2 rows of tokens were run on a view of 1"):
-        model.forward(tokens(2, 1), torch.zeros(2, 1).long(), cache.view([0]))
+    with pytest.raises(CacheError, match="row 2 is not in this cache; it has rows 0 to 1"):
+        run(model, cache, tokens(1, 1), [2])
     with pytest.raises(CacheError, match="at least 1 of each"):
         model.new_cache(0, 8)

@@ -8,17 +8,30 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_models import LEVELS, PRECISIONS, SHAPES, last_of, model, needs_kernels, plain
-from random_trees import Row, check_nodes, commit, grow
 from torch import Tensor
 
 from forerun.models.cpu import CpuModel
+from tests.helpers.forwards import run
+from tests.helpers.kernel_models import (
+    LEVELS,
+    PRECISIONS,
+    SHAPES,
+    last_of,
+    model,
+    needs_kernels,
+    plain,
+)
+from tests.helpers.random_trees import Row, check_nodes, commit, grow
 
 pytestmark = needs_kernels
 THREADS = (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
 every_model = pytest.mark.parametrize("name", SHAPES)
 every_precision = pytest.mark.parametrize("precision", PRECISIONS)
-every_level = pytest.mark.parametrize("level", LEVELS)
+# The portable level and the machine's best are quick.
+every_level = pytest.mark.parametrize(
+    "level",
+    [pytest.param(level, marks=[pytest.mark.slow] * (level in LEVELS[1:-1])) for level in LEVELS],
+)
 every_thread = pytest.mark.parametrize("threads", THREADS)
 
 
@@ -28,9 +41,7 @@ def text(one: CpuModel, length: int, rng: random.Random) -> list[int]:
 
 def append(one: CpuModel, cache: Any, row: int, ids: list[int], **options: Any) -> Any:
     """Run ids behind what a row holds."""
-    start = cache.length(row)
-    places = torch.arange(start, start + len(ids))[None]
-    return one.forward(torch.tensor([ids]), places, cache.view([row]), **options)
+    return run(one, cache, [ids], [row], **options)
 
 
 @every_level
@@ -42,7 +53,7 @@ def test_chunks_and_threads_change_nothing(name: str, precision: str, level: str
     first = model(name, precision, level, 1)
     ids = text(first, 110, rng)
     logits, hidden = plain(first, ids)
-    layers = range(first.num_layers + 1)
+    layers = tuple(range(first.num_layers + 1))
     for threads in THREADS:
         one = model(name, precision, level, threads)
         for longest in (110, 40, 17, 5) if level != "portable" else (110, 17):
@@ -63,7 +74,7 @@ def test_chunks_and_threads_change_nothing(name: str, precision: str, level: str
 @every_precision
 @every_model
 def test_other_rows_change_nothing(name: str, precision: str, threads: int) -> None:
-    """Ragged batches, rows in any order, rows without a new token, padding."""
+    """Ragged batches, rows in any order, rows that are left out, padding."""
     rng = random.Random(f"{name}{precision}")
     one = model(name, precision, "", threads)
     texts = [text(one, length, rng) for length in (37, 5, 20, 11)]
@@ -72,24 +83,17 @@ def test_other_rows_change_nothing(name: str, precision: str, threads: int) -> N
     slots = rng.sample(range(5), 4)
     for _ in range(99):
         counts = [min(rng.randint(0, 9), len(t) - d) for t, d in zip(texts, done, strict=True)]
-        order = rng.sample(range(4), rng.randint(1, 4))
-        width = max(counts[row] for row in order) + rng.randint(0, 2)
-        if width == 0:
+        order = [row for row in rng.sample(range(4), rng.randint(1, 4)) if counts[row]]
+        if not order:
             continue
-        ids = torch.full((len(order), width), -7)  # What padding holds is of no account.
-        places = torch.full((len(order), width), -1)
-        for index, row in enumerate(order):
-            start, count = done[row], counts[row]
-            ids[index, :count] = torch.tensor(texts[row][start : start + count])
-            places[index, :count] = torch.arange(start, start + count)
+        news = [texts[row][done[row] : done[row] + counts[row]] for row in order]
         last = rng.random() < 0.3
-        view = cache.view([slots[row] for row in order])
-        out = one.forward(ids, places, view, logits_for="last" if last else "all")
+        which: Any = "last" if last else "all"
+        out = run(one, cache, news, [slots[row] for row in order], logits_for=which)
         for index, row in enumerate(order):
             new = wanted[row][done[row] : done[row] + counts[row]]
-            if len(new):
-                found = out.logits[index] if last else out.logits[index, : len(new)]
-                assert torch.equal(found, new[-1:] if last else new)
+            found = out.logits[index] if last else out.logits[index, : len(new)]
+            assert torch.equal(found, new[-1:] if last else new)
             done[row] += len(new)
             assert cache.length(slots[row]) == done[row]
     assert sum(done) > 60
@@ -173,16 +177,13 @@ def test_some_layers_then_the_rest_equal_all(name: str, precision: str) -> None:
     for split in range(1, one.num_layers):
         cache, hidden = one.new_cache(1, 32), []
         for start, stop in ((0, 9), (9, 10), (10, 21)):
-            places = torch.arange(start, stop)[None]
-            inputs = torch.tensor([ids[start:stop]]), places, cache.view([0])
-            out = one.forward(*inputs, layers=range(split), hidden_layers=(split,))
+            some = {"layers": range(split), "hidden_layers": (split,)}
+            out = append(one, cache, 0, ids[start:stop], **some)
             assert out.logits is None
             hidden.append(out.hidden[split])
         assert cache.length(0) == 0
-        states, places = torch.cat(hidden, dim=1), torch.arange(21)[None]
-        inputs = torch.zeros(1, 21, dtype=torch.int64), places, cache.view([0])
-        upper = range(split, one.num_layers)
-        found = one.forward(*inputs, layers=upper, hidden_in=states).logits
+        upper = {"layers": range(split, one.num_layers), "hidden_in": torch.cat(hidden, dim=1)}
+        found = append(one, cache, 0, [0] * 21, **upper).logits
         assert torch.equal(found[0], wanted)
         assert cache.length(0) == 21
 

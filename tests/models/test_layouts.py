@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from published_configs import PUBLISHED
-from tiny_models import NATIVE, tiny_config, tiny_model
 
 from forerun.errors import CheckpointError, UnsupportedModelError
-from forerun.models import describe, layout_of, load_config, native, read_architecture
+from forerun.models import Checkpoint, describe, layout_of, native, read_architecture
+from tests.helpers.published_configs import PUBLISHED
+from tests.helpers.tiny_models import NATIVE, tiny_config, tiny_model
 
 
 @pytest.fixture(params=PUBLISHED)
@@ -20,7 +20,7 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, int]
     """A published config, read from its config.json, and its number of parameters."""
     values, parameters = PUBLISHED[request.param]
     (tmp_path / "config.json").write_text(json.dumps(values))
-    return load_config(tmp_path), parameters
+    return Checkpoint.open(tmp_path).config, parameters
 
 
 def meta_shapes(config: Any) -> dict[str, tuple[int, ...]]:
@@ -46,7 +46,7 @@ def test_published_rotations(published: tuple[Any, int]) -> None:
     """Old config.json files say rope_theta and rope_scaling; the table is that of transformers."""
     from transformers import AutoModelForCausalLM
 
-    from forerun.models.rope import RotaryTable
+    from forerun.models.rope import RotaryTable, frequencies
 
     config, _ = published
     if config.model_type == "gpt2":
@@ -57,7 +57,7 @@ def test_published_rotations(published: tuple[Any, int]) -> None:
     rotary = AutoModelForCausalLM.from_config(config).model.rotary_emb
     positions = torch.tensor([[0, 1, 17, 4095, 30000]])
     wanted = rotary(torch.zeros(1), positions)
-    table = RotaryTable(config, size, torch.float32, torch.device("cpu"))
+    table = RotaryTable(*frequencies(config, size), torch.float32, torch.device("cpu"))
     for mine, theirs in zip(table.at(positions, 30000), wanted, strict=True):
         torch.testing.assert_close(mine[:, 0], theirs, rtol=0, atol=1e-6)
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from backends import BACKENDS, needs_kernels, on_both
-from checkpoints import edit
-from tiny_models import run, tiny_model, tokens
 
 from forerun.errors import CheckpointError, ConfigError, UnknownNameError
 from forerun.models import (
+    Checkpoint,
     CpuModel,
-    eos_token_ids,
-    load_config,
     load_model,
-    load_tokenizer,
     model_from_tensors,
 )
+from forerun.models.tokenizer import read_tokenizer
+from tests.helpers.backends import BACKENDS, needs_kernels, on_both
+from tests.helpers.checkpoints import edit
+from tests.helpers.forwards import run
+from tests.helpers.tiny_models import tiny_model, tokens
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -69,8 +69,10 @@ def test_from_tensors_equals_from_files(backend: str, load: Any) -> None:
 
 
 def test_names(checkpoint: Any) -> None:
-    assert load_model(checkpoint("llama"), device="cpu").name == checkpoint("llama").name
-    assert load_model(checkpoint("llama"), device="cpu", name="target").name == "target"
+    """A model is called what the user called it, wherever it speaks of itself."""
+    directory = str(checkpoint("llama"))
+    for name in (directory, directory + "/", Path(directory)):
+        assert load_model(name, device="cpu").name == str(name)
 
 
 def test_dtypes(checkpoint: Any, tmp_path: Path) -> None:
@@ -108,14 +110,14 @@ def test_devices() -> None:
 
 def test_eos_of_the_generation_config_comes_first(copy: Any) -> None:
     directory = copy("llama")
-    assert eos_token_ids(directory) == {3}
+    assert Checkpoint.open(directory).eos_token_ids == {3}
     (directory / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
-    assert eos_token_ids(directory) == {5, 7}
+    assert Checkpoint.open(directory).eos_token_ids == {5, 7}
     (directory / "generation_config.json").write_text("{}")
-    assert eos_token_ids(directory) == {3}
+    assert Checkpoint.open(directory).eos_token_ids == {3}
     (directory / "generation_config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"generation_config\.json cannot be read as JSON"):
-        eos_token_ids(directory)
+    with pytest.raises(CheckpointError, match=r"generation_config\.json is not JSON"):
+        _ = Checkpoint.open(directory).eos_token_ids
 
 
 @pytest.mark.parametrize("value", ['"3"', "61", "-1", "true", "[3, 61]", "[[3]]", "3.0", "{}"])
@@ -123,16 +125,16 @@ def test_end_tokens_that_are_none(copy: Any, value: str) -> None:
     directory = copy("llama")
     (directory / "generation_config.json").write_text(f'{{"eos_token_id": {value}}}')
     with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id .* 0 to 60"):
-        eos_token_ids(directory)
+        _ = Checkpoint.open(directory).eos_token_ids
 
 
 def test_paths_that_are_none(tmp_path: Path) -> None:
     for name in ("/no/such/dir", "./none", "a/b/c"):
         with pytest.raises(CheckpointError, match="there is no directory"):
-            load_config(name)
+            Checkpoint.open(name)
     (tmp_path / "model.gguf").touch()
     with pytest.raises(CheckpointError, match="is a file; give the directory"):
-        load_config(tmp_path / "model.gguf")
+        Checkpoint.open(tmp_path / "model.gguf")
 
 
 def test_tokenizers(tmp_path: Path) -> None:
@@ -141,22 +143,22 @@ def test_tokenizers(tmp_path: Path) -> None:
 
     words = Tokenizer(models.WordLevel({"yes": 0, "no": 1}, unk_token="no"))
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
-    assert load_tokenizer(tmp_path).encode("yes") == [0]
+    assert read_tokenizer(tmp_path, None).encode("yes") == [0]
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="has no tokenizer that transformers can read"):
-        load_tokenizer(tmp_path)
+        read_tokenizer(tmp_path, None)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 def test_a_missing_tokenizer(checkpoint: Any, name: str) -> None:
     """Of some types transformers would make an empty one."""
     with pytest.raises(CheckpointError, match=r"has no tokenizer \(tokenizer\.json, "):
-        load_tokenizer(checkpoint(name))
+        _ = Checkpoint.open(checkpoint(name)).tokenizer
 
 
 def test_a_directory_has_no_revision(checkpoint: Any) -> None:
     with pytest.raises(ConfigError, match="revision 'main' is for a model on the hub"):
-        load_config(checkpoint("llama"), revision="main")
+        Checkpoint.open(checkpoint("llama"), revision="main")
 
 
 def hub_errors() -> dict[str, tuple[Exception, str]]:

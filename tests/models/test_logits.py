@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from backends import on_both
-from tiny_models import FAMILIES, NATIVE, PARENTS, close, run, tokens, tree_inputs
 from torch import Tensor
 
-from forerun.models.attention import sight
+from forerun.core import Batch, Tree
+from forerun.models.attention import visibility
 from forerun.models.decoder import rms_norm
+from tests.helpers.backends import on_both
+from tests.helpers.forwards import run
+from tests.helpers.tiny_models import FAMILIES, NATIVE, PATHS, TREE, close, tokens
 
 WIDTH = 20
 
@@ -34,8 +36,8 @@ def test_chunks_then_step_by_step(name: str, backend: str, reference: Any, load:
     model, ids = load(name, backend=backend), tokens(2, WIDTH)
     cache = model.new_cache(2, 32)
     assert run(model, cache, ids[:, :7], logits_for="none").logits is None
-    last = run(model, cache, ids[:, 7:12], 7, logits_for="last").logits
-    steps = [run(model, cache, ids[:, i : i + 1], i).logits for i in range(12, WIDTH)]
+    last = run(model, cache, ids[:, 7:12], logits_for="last").logits
+    steps = [run(model, cache, ids[:, i : i + 1]).logits for i in range(12, WIDTH)]
     close(torch.cat((last, *steps), dim=1), expected(reference(name), ids)[:, 11:])
 
 
@@ -44,32 +46,28 @@ def test_each_node_of_a_tree_equals_its_own_path(
     name: str, backend: str, reference: Any, load: Any
 ) -> None:
     model, prompt = load(name, backend=backend), tokens(1, 9)
-    nodes = tokens(1, len(PARENTS), seed=1)
+    nodes = tokens(1, len(TREE), seed=1)
     cache = model.new_cache(1, 32)
     run(model, cache, prompt)
-    places, mask, paths = tree_inputs(9)
-    logits = model.forward(nodes, places, cache.view([0]), tree_mask=mask).logits
-    for node, path in enumerate(paths):
+    logits = run(model, cache, nodes, trees=[TREE]).logits
+    for node, path in enumerate(PATHS):
         line = torch.cat((prompt, nodes[:, path]), dim=1)
         close(logits[0, node], expected(reference(name), line)[0, -1])
 
 
 @on_both(["mistral", "gpt2", "gpt_neox"])
 def test_a_tree_grows_level_by_level(name: str, backend: str, reference: Any, load: Any) -> None:
-    """A wider mask covers the nodes that earlier passes left in the cache."""
+    """Nodes see those that earlier passes left in the cache."""
     model, prompt = load(name, backend=backend), tokens(1, 9)
-    nodes = tokens(1, len(PARENTS), seed=1)
+    nodes = tokens(1, len(TREE), seed=1)
     cache = model.new_cache(1, 32)
     run(model, cache, prompt)
-    places, mask, paths = tree_inputs(9)
     parts = []
     for start, stop in ((0, 3), (3, 6), (6, 10)):
-        new = slice(start, stop)
-        seen = mask[:, new, :stop]
-        out = model.forward(nodes[:, new], places[:, new], cache.view([0]), tree_mask=seen)
-        parts.append(out.logits)
+        grown = Tree(TREE.parents[:stop])
+        parts.append(run(model, cache, nodes[:, start:stop], trees=[grown]).logits)
     logits = torch.cat(parts, dim=1)
-    for node, path in enumerate(paths):
+    for node, path in enumerate(PATHS):
         line = torch.cat((prompt, nodes[:, path]), dim=1)
         close(logits[0, node], expected(reference(name), line)[0, -1])
 
@@ -89,7 +87,8 @@ def test_hidden_states(name: str, backend: str, reference: Any, load: Any) -> No
 def test_the_last_hidden_state_lies_before_the_norm(name: str, load: Any) -> None:
     model, ids = load(name), tokens(1, 8)
     out = run(model, model.new_cache(1, 16), ids, hidden_layers=(3,))
-    torch.testing.assert_close(model.head(out.hidden[3]), out.logits, rtol=0, atol=0)
+    logits = model.lm_head(model.final_norm(out.hidden[3]))
+    torch.testing.assert_close(logits, out.logits, rtol=0, atol=0)
 
 
 @on_both(["llama-rope3", "qwen3", "gpt2", "gpt_neox"])
@@ -110,7 +109,7 @@ def test_float64_is_the_same_however_it_is_cut(name: str, load: Any) -> None:
     out = run(model, model.new_cache(1, 16), ids, hidden_layers=(1,))
     assert out.logits.dtype is out.hidden[1].dtype is torch.float64
     cache = model.new_cache(1, 16)
-    steps = [run(model, cache, ids[:, i : i + 1], i).logits for i in range(8)]
+    steps = [run(model, cache, ids[:, i : i + 1]).logits for i in range(8)]
     close(torch.cat(steps, dim=1), out.logits, 1e-12)
 
 
@@ -122,15 +121,13 @@ def test_norms_are_computed_in_their_dtype(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 2])
-def test_padding_sees_something(start: int, load: Any) -> None:
+@pytest.mark.parametrize("trees", [None, [Tree((-1, -1, 0)), Tree((-1,))]], ids=["chains", "trees"])
+def test_padding_sees_something(start: int, trees: list[Tree] | None, load: Any) -> None:
     """A softmax over nothing is NaN on some devices."""
     cache = load("llama").new_cache(2, 8)
     if start:
         run(load("llama"), cache, tokens(2, start))
-    places = torch.tensor([[start, start + 1, -1], [-1, -1, -1]])
-    appending = cache.view([0, 1]).append(places, range(3))
-    tree = torch.zeros(2, 3, 3, dtype=torch.bool)
-    tree[0, :2, :2] = torch.eye(2, dtype=torch.bool)
-    for mask in (tree, None):
-        seen = sight(appending, mask, 4, torch.float32).mask
-        assert seen is None or (seen == 0).any(-1).all()
+    batch = Batch.after(cache, [0, 1], [[1, 2, 3], [4]], trees=trees)
+    positions = torch.from_numpy(batch.padded(batch.positions, -1))
+    mask = visibility(cache.append(batch, positions, range(3)), 4, torch.float32).mask
+    assert mask is None or (mask == 0).any(-1).all()

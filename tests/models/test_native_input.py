@@ -6,16 +6,26 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from kernel_models import PRECISIONS, architecture, model, needs_kernels, plain, weights
 from torch import Tensor
 
 from forerun import _native
+from forerun.core import Batch, Tree
 from forerun.errors import CacheError, CheckpointError, ConfigError, MemoryLimitError
 from forerun.models import model_from_tensors
-from forerun.models.checkpoint import TensorSource
-from forerun.models.cpu import CpuModel, set_num_threads, shared_runtime
+from forerun.models.cpu import CpuModel, set_num_threads, shared_pool
+from forerun.models.sources import TensorSource
+from tests.helpers.forwards import run
+from tests.helpers.kernel_models import (
+    PRECISIONS,
+    architecture,
+    model,
+    needs_kernels,
+    plain,
+    weights,
+)
 
 pytestmark = needs_kernels
 EMBEDDING = "model.embed_tokens.weight"
@@ -23,106 +33,105 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
 NORM = "model.norm.weight"
 
 
-def ids(*values: int) -> Tensor:
-    return torch.tensor([values])
+def batch(token_ids: Any = ((1, 2),), positions: Any = ((0, 1),), **options: Any) -> Batch:
+    return Batch(range(len(token_ids)), token_ids, positions, **options)
 
 
-def mask(*shape: int, dtype: torch.dtype = torch.bool) -> Tensor:
-    return torch.ones(shape, dtype=dtype)
-
-
-TWO: dict[str, Any] = {"token_ids": ids(1, 2), "positions": ids(0, 1)}
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "below the vocabulary": ({"token_ids": ids(-1, 2)}, "-1 is no token id; they end at 32"),
-    "beyond the vocabulary": ({"token_ids": ids(1, 33)}, "33 is no token id"),
-    "one dimension": ({"token_ids": torch.tensor([1, 2])}, r"int64 and shape \[B, n\]"),
-    "three dimensions": ({"token_ids": ids(1, 2)[None]}, r"int64 and shape \[B, n\]"),
-    "int32": ({"token_ids": ids(1, 2).int()}, r"int64 and shape \[B, n\]"),
-    "half positions": ({"positions": torch.tensor([[0.0, 0.5]])}, r"int64 and shape \[B, n\]"),
-    "too few positions": ({"positions": ids(0)}, "positions has a shape that does not fit"),
-    "nothing": ({"token_ids": ids()[:, :0].long(), "positions": ids().long()}, "nothing to run"),
-    "padding first": ({"positions": ids(-1, 0)}, "padding stands before a token"),
-    "a gap": ({"positions": ids(0, 2)}, "position 2 lies beyond the tokens before it, 1"),
-    "far off": ({"positions": ids(200, 201)}, "position 200 lies beyond"),
-    "back in place": ({"positions": ids(9, 1)}, "position 9 lies beyond"),
-    "mask of floats": ({"tree_mask": mask(1, 2, 2, dtype=torch.float32)}, "tree_mask of bool"),
-    "flat mask": ({"tree_mask": mask(2, 2)}, r"tree_mask of bool and shape \[B, n, m\]"),
-    "narrow mask": ({"tree_mask": mask(1, 2, 1)}, "tree_mask has a shape that does not fit"),
-    "blind mask": ({"tree_mask": ~mask(1, 2, 2)}, "let every token see itself"),
-    "hidden width": ({"hidden_in": torch.zeros(1, 2, 7)}, "hidden_in has a shape"),
-    "layers": ({"layers": range(4)}, "are no layers of mistral"),
+REFUSED: dict[str, tuple[Callable[[], Batch], str]] = {
+    "below the vocabulary": (lambda: batch([[-1, 2]]), "-1 is not a token id; they end at 32"),
+    "beyond the vocabulary": (lambda: batch([[1, 33]]), "33 is not a token id"),
+    "no numbers": (lambda: batch([["1", "2"]]), "mistral cannot run this"),
+    "half positions": (lambda: batch(positions=[[0, 0.5]]), "mistral cannot run this"),
+    "hidden width": (lambda: batch(hidden_in=torch.zeros(1, 2, 7)), r"shape \[1, 2, 7\]"),
+    "layers": (lambda: batch(layers=range(4)), "mistral cannot run range"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_inputs_that_do_not_fit(case: str) -> None:
-    changes, message = REFUSED[case]
+    make, message = REFUSED[case]
     one = model("mistral")
     cache = one.new_cache(1, 16)
     with pytest.raises(ConfigError, match=message) as caught:
-        one.forward(**(TWO | changes), cache=cache.view([0]))
+        one.forward(make(), cache)
     assert "\n" not in str(caught.value)
     assert cache.length(0) == 0
     # It goes on as if nothing had been.
-    found = one.forward(**TWO, cache=cache.view([0])).logits
+    found = one.forward(batch(), cache).logits
     assert found is not None
     assert torch.equal(found[0], plain(one, [1, 2])[0])
 
 
+@pytest.mark.parametrize("positions", [[0, 2], [200, 201], [9, 1]], ids=str)
+def test_positions_leave_none_out(positions: list[int]) -> None:
+    one = model("mistral")
+    cache = one.new_cache(1, 16)
+    with pytest.raises(CacheError, match=r"position \d+ in row 0 follows [01] tokens"):
+        one.forward(batch(positions=[positions]), cache)
+    assert cache.length(0) == 0
+
+
 def test_inputs_may_lie_anywhere_in_memory() -> None:
     one = model("mistral", "bf16")
-    tokens = torch.arange(12).reshape(6, 2).t()[:1]
-    places = torch.arange(6).repeat_interleave(2)[::2][None]
-    states = one.forward(
-        tokens, places, one.new_cache(1, 8).view([0]), layers=range(1), hidden_layers=(0,)
-    ).hidden[0]
+    tokens = list(range(0, 12, 2))
+    options: dict[str, Any] = {"layers": range(1), "hidden_layers": (0,)}
+    states = run(one, one.new_cache(1, 8), [tokens], **options).hidden[0]
     spread = states.repeat_interleave(2, dim=-1)[..., ::2].requires_grad_()
     assert not spread.is_contiguous()
-    wide = torch.tril(mask(6, 12))[None, :, ::2][:, :, torch.arange(6)]
-    wide[:] = torch.tril(mask(6, 6))
-    cache = one.new_cache(1, 8)
-    found = one.forward(tokens, places, cache.view([0]), tree_mask=wide, hidden_in=spread).logits
-    assert found is not None
-    assert torch.equal(found[0], plain(one, tokens[0].tolist())[0])
+    found = run(one, one.new_cache(1, 8), [tuple(tokens)], hidden_in=spread).logits
+    assert torch.equal(found[0], plain(one, tokens)[0])
 
 
-def test_a_mask_may_hide_committed_tokens_behind_a_window() -> None:
+def test_a_tree_may_hide_committed_tokens_behind_a_window() -> None:
     """What a token sees then lies at lower places than its position says."""
     one = model("mistral")
     cache = one.new_cache(1, 32)
-    one.forward(torch.zeros(1, 20, dtype=torch.int64), torch.arange(20)[None], cache.view([0]))
-    seen = ~mask(1, 2, 22)
-    seen[0, 0, 20] = seen[0, 1, 20:] = True
-    out = one.forward(ids(1, 2), ids(20, 21), cache.view([0]), tree_mask=seen).logits
+    run(one, cache, [[0] * 20])
+    alone = Tree((*[-1] * 21, 20))
+    out = one.forward(batch(positions=[[20, 21]], trees=[alone]), cache).logits
     assert out is not None
     assert torch.isfinite(out).all()
+
+
+MASKS = {
+    "blind": (np.zeros((1, 2, 2), dtype=bool), "let every token see itself"),
+    "narrow": (np.ones((1, 2, 1), dtype=bool), "tree_mask has a shape that does not fit"),
+    "flat": (np.ones((2, 2), dtype=bool), "incompatible"),
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_masks_that_do_not_fit(case: str) -> None:
+    """No batch makes them; the kernels look all the same."""
+    mask, message = MASKS[case]
+    one = model("mistral")
+    cache = one.new_cache(1, 16)
+    inputs = cache.native, [0], [[1, 2]], [[0, 1]], (0, 3), None, False
+    with pytest.raises((TypeError, ValueError), match=message):
+        one._decoder.forward(shared_pool(), *inputs, mask, None, [])
+    assert cache.length(0) == 0
 
 
 @pytest.mark.parametrize("other", [("mistral", "bf16"), ("llama", "fp32")])
 def test_a_cache_of_another_model(other: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match="the cache is of another model"):
-        model("mistral").forward(**TWO, cache=model(*other).new_cache(1, 8).view([0]))
+        model("mistral").forward(batch(), model(*other).new_cache(1, 8))
 
 
-def test_what_is_no_view_of_a_cache() -> None:
+def test_what_is_not_a_cache_of_the_kernels() -> None:
     one = model("mistral")
     on_torch = model_from_tensors(architecture("mistral").config, weights("mistral"))
-    for cache in (on_torch.new_cache(1, 8).view([0]), one.new_cache(1, 8), None):
+    for cache in (on_torch.new_cache(1, 8), one.new_cache(1, 8).native, None):
         with pytest.raises(CacheError, match="make a cache with its new_cache"):
-            one.forward(**TWO, cache=cache)
-    with pytest.raises(CacheError, match=r"1 rows of tokens .* a view of 2 rows"):
-        one.forward(**TWO, cache=one.new_cache(2, 8).view([0, 1]))
+            one.forward(batch(), cache)  # type: ignore[arg-type]
 
 
 CACHES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "no rows": (lambda c: c.view([]), "are no batch"),
-    "one row twice": (lambda c: c.view([1, 1]), "once each"),
-    "no such row": (lambda c: c.view([2]), "rows 0 to 1"),
     "length of no row": (lambda c: c.length(-1), "row -1 is not in this cache"),
-    "kept too much": (lambda c: c.keep(0, 3, [0, 1, 2]), "lie below 5"),
+    "kept too much": (lambda c: c.keep(0, 3, [0, 1, 2]), "the row holds 5 tokens"),
     "kept backwards": (lambda c: c.keep(0, 0, [1, 0]), "must ascend"),
     "kept in no row": (lambda c: c.keep(7, 0, []), "row 7"),
-    "kept from nowhere": (lambda c: c.keep(0, -1, []), "from -1 on"),
+    "kept from nowhere": (lambda c: c.keep(0, -1, []), "after the first -1"),
     "trimmed below nothing": (lambda c: c.trim(0, -1), "0 empties it"),
     "trimmed in no row": (lambda c: c.trim(2, 0), "row 2"),
 }
@@ -133,7 +142,7 @@ def test_caches_are_not_misused(case: str) -> None:
     wrong, message = CACHES[case]
     one = model("mistral")
     cache = one.new_cache(2, 16)
-    one.forward(torch.zeros(1, 5, dtype=torch.int64), torch.arange(5)[None], cache.view([0]))
+    run(one, cache, [[0] * 5])
     with pytest.raises(CacheError, match=message):
         wrong(cache)
     assert [cache.length(row) for row in (0, 1)] == [5, 0]
@@ -141,14 +150,13 @@ def test_caches_are_not_misused(case: str) -> None:
 
 def test_full_caches_and_contexts() -> None:
     one = model("mistral")
-    nine = {"token_ids": torch.zeros(1, 9, dtype=torch.int64), "positions": torch.arange(9)[None]}
     cache = one.new_cache(1, 8)
     with pytest.raises(CacheError, match="cannot take 9 more: its capacity is 8"):
-        one.forward(**nine, cache=cache.view([0]))
+        run(one, cache, [[0] * 9])
     assert cache.length(0) == 0
     for far in (256, 2**62):
         with pytest.raises(CacheError, match=f"position {far} lies beyond the context of 256"):
-            one.forward(ids(1), ids(far), one.new_cache(1, 300).view([0]))
+            one.forward(batch([[1]], [[far]]), one.new_cache(1, 300))
 
 
 @pytest.mark.parametrize(
@@ -221,14 +229,14 @@ def test_numbers_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("forerun.models.cpu.threads._asked", [])
         set_num_threads(count)
         with pytest.raises(ConfigError, match=f"{count} threads were asked for"):
-            shared_runtime()
+            shared_pool()
     monkeypatch.setattr("forerun.models.cpu.threads._asked", [])
     for value in ("all", "-1", "1.5"):
         monkeypatch.setenv("FORERUN_THREADS", value)
         with pytest.raises(ConfigError, match=rf"FORERUN_THREADS is '{value}'"):
-            shared_runtime()
+            shared_pool()
     monkeypatch.setenv("FORERUN_THREADS", "1")
-    assert shared_runtime().threads == 1
+    assert shared_pool().threads == 1
 
 
 def test_torch_may_have_more_threads_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +245,7 @@ def test_torch_may_have_more_threads_than_there_are_cores(monkeypatch: pytest.Mo
     before = torch.get_num_threads()
     torch.set_num_threads(64)
     try:
-        assert 1 <= shared_runtime().threads <= 64
+        assert 1 <= shared_pool().threads <= 64
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
@@ -248,20 +256,16 @@ def test_values_that_are_no_numbers_stay_with_those_who_see_them(precision: str)
     """A token whose values overflow spoils neither the tokens before it nor the next request."""
     one = model("llama", precision, "", 1)
     cache = one.new_cache(1, 40)
-    ids, places = torch.arange(9)[None], torch.arange(9)[None]
-    alone = one.forward(ids[:, :5], places[:, :5], cache.view([0])).logits
+    ids = torch.arange(9)[None]
+    alone = run(one, cache, ids[:, :5]).logits
     cache.trim(0, 0)
     hidden = torch.full((1, 9, one.hidden_size), torch.nan)
-    one.forward(ids, places, cache.view([0]), hidden_in=hidden)
+    run(one, cache, ids, hidden_in=hidden)
     cache.trim(0, 0)
-    again = one.forward(ids[:, :5], places[:, :5], cache.view([0])).logits
-    assert alone is not None
-    assert again is not None
+    again = run(one, cache, ids[:, :5]).logits
     assert torch.equal(alone, again)
-    seen = one.forward(ids[:, 5:6], places[:, 5:6], cache.view([0]), hidden_in=hidden[:, :1])
-    after = one.forward(ids[:, 6:7], places[:, 6:7], cache.view([0])).logits
-    assert seen.logits is not None
-    assert after is not None
+    run(one, cache, ids[:, 5:6], hidden_in=hidden[:, :1])
+    after = run(one, cache, ids[:, 6:7]).logits
     assert after.isnan().all()
 
 
@@ -284,7 +288,7 @@ def test_several_threads_may_call_at_once(pool: int) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(timeout=120)
+        worker.join()
     assert found == [True] * 20
 
 
@@ -300,5 +304,6 @@ def test_what_is_written_into_is_never_a_copy(out: Tensor) -> None:
     one = model("qwen3")
     size = one.vocab_size
     wide = torch.empty(2, size).half() if out.dtype == torch.half else torch.empty(size, 2).t()
+    states = torch.zeros(2, one.hidden_size).numpy()
     with pytest.raises(TypeError):
-        one._decoder.head(shared_runtime(), torch.zeros(2, one.hidden_size).numpy(), wide.numpy())
+        one._decoder.lm_head(shared_pool(), states, wide.numpy())

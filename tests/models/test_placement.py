@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from backends import needs_kernels
-from tiny_models import tiny_config
 
 from forerun import _native
 from forerun.errors import ConfigError, UnknownNameError
-from forerun.models import CpuModel, describe, draft_storage_of, load_model, storage_of
+from forerun.models import Checkpoint, CpuModel, Placement, RunConfig, describe, load_model
 from forerun.models.placement import (
     KERNEL_PRECISIONS,
     PRECISIONS,
     draft_precision,
     last_level_cache,
-    resolve_storage,
+    resolve,
 )
+from tests.helpers.backends import needs_kernels
+from tests.helpers.tiny_models import tiny_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LLAMA = "llama"
@@ -31,47 +32,66 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "REASON", "ImportError: no compiler")
 
 
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with one CUDA device, as far as placing a model goes."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_kernels_run_what_they_can(precision: str) -> None:
-    storage = resolve_storage(precision, None, CPU)
     wanted = "kernels" if precision in KERNEL_PRECISIONS else "torch"
-    assert (storage.precision, storage.backend) == (precision, wanted)
+    assert resolve(Placement(precision, "cpu"), None) == RunConfig(precision, wanted, CPU)
 
 
 @needs_kernels
+@pytest.mark.usefixtures("cuda")
 def test_auto_is_as_stored() -> None:
     stored = {torch.bfloat16: "bf16", torch.float16: "fp32", torch.float32: "fp32", None: "fp32"}
     for dtype, precision in stored.items():
-        assert resolve_storage("auto", dtype, CPU).precision == precision
-    assert resolve_storage("auto", torch.float16, CUDA).precision == "fp16"
-    assert resolve_storage("auto", torch.float16, CUDA).backend == "torch"
+        assert resolve(Placement(device="cpu"), dtype).precision == precision
+    on_cuda = resolve(Placement(device="cuda"), torch.float16)
+    assert on_cuda == RunConfig("fp16", "torch", CUDA)
+    assert resolve(Placement(), torch.float16) == on_cuda
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"name": "int8", "device": CUDA}, "not on 'cuda'"),
-        ({"name": "int4", "ours": False}, "runs through transformers"),
-        ({"name": "int4", "backend": "torch"}, "'torch' was asked for"),
-        ({"name": "fp64", "backend": "kernels"}, "they know fp32, bf16, int8, int4"),
-        ({"name": "bf16", "device": CUDA, "backend": "kernels"}, "not on 'cuda'"),
-        ({"name": "auto", "ours": False, "backend": "kernels"}, "runs through transformers"),
+        ({"dtype": "int8", "device": "cuda"}, "not on 'cuda'"),
+        ({"dtype": "int4", "ours": False}, "runs through transformers"),
+        ({"dtype": "int4", "backend": "torch"}, "the backend is torch"),
+        ({"dtype": "fp64", "backend": "kernels"}, "they know fp32, bf16, int8, int4"),
+        ({"dtype": "bf16", "device": "cuda", "backend": "kernels"}, "not on 'cuda'"),
+        ({"ours": False, "backend": "kernels"}, "runs through transformers"),
     ],
     ids=str,
 )
 @needs_kernels
-def test_what_is_not_to_be_had_is_said(options: dict[str, Any], reason: str) -> None:
+@pytest.mark.usefixtures("cuda")
+def test_refusals_give_the_reason(options: dict[str, Any], reason: str) -> None:
+    ours = options.get("ours", True)
+    names = {"device": "cpu"} | {key: name for key, name in options.items() if key != "ours"}
     with pytest.raises(ConfigError, match=reason) as caught:
-        resolve_storage(**({"stored": None, "device": CPU} | options))
+        resolve(Placement(**names), None, ours=ours)
     assert "\n" not in str(caught.value)
 
 
 def test_names_are_checked() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'kernels'"):
-        resolve_storage("auto", None, CPU, backend="kernel")
+        Placement(backend="kernel")
     with pytest.raises(UnknownNameError, match="Did you mean 'int8'"):
-        resolve_storage("int9", None, CPU)
+        Placement("int9")
+    for device in ("tpu", "cpu:1", "cuda:", "cuda:x", "cuda:\N{ARABIC-INDIC DIGIT ONE}"):
+        with pytest.raises(UnknownNameError, match="unknown device"):
+            Placement(device=device)
+    wrong: Any
+    for wrong in (3, None, b"cpu", ["cpu"], torch.device("cpu")):
+        for name in ("dtype", "device", "backend"):
+            with pytest.raises(ConfigError, match=name):
+                Placement(**{name: wrong})
 
 
 @pytest.mark.usefixtures("without")
@@ -90,40 +110,44 @@ def test_without_kernels_the_reason_is_given(options: dict[str, str], checkpoint
         load_model(checkpoint(LLAMA), device="cpu", **options)
 
 
-def draft(backend: str = "auto", **options: str) -> tuple[str, str]:
-    """How a draft is kept beside a target on a backend."""
-    config = tiny_config(LLAMA)
-    target = storage_of(config, CPU, backend=backend)
-    kept = draft_storage_of(config, CPU, target, **options)
-    return kept.precision, kept.backend
+@pytest.fixture
+def draft(checkpoint: Any) -> Callable[..., RunConfig]:
+    """How a draft runs beside a target on a backend."""
+    opened = Checkpoint.open(checkpoint(LLAMA))
+
+    def run_config(backend: str = "auto", dtype: str = "auto") -> RunConfig:
+        target = opened.run_config(Placement("auto", "cpu", backend))
+        return opened.draft_run_config(Placement(dtype), target)
+
+    return run_config
 
 
 @pytest.mark.usefixtures("without")
-def test_without_kernels_drafts_are_as_stored() -> None:
-    assert draft() == ("fp32", "torch")
+def test_without_kernels_drafts_are_as_stored(draft: Any) -> None:
+    assert draft() == RunConfig("fp32", "torch", CPU)
 
 
 @needs_kernels
-def test_drafts_on_the_kernels_are_quantized() -> None:
-    assert draft() == ("int8", "kernels")
-    assert draft(dtype="bf16") == ("bf16", "kernels")
+def test_drafts_on_the_kernels_are_quantized(draft: Any) -> None:
+    assert draft() == RunConfig("int8", "kernels", CPU)
+    assert draft(dtype="bf16") == RunConfig("bf16", "kernels", CPU)
     fitting = last_level_cache() // 4
     assert (draft_precision(fitting), draft_precision(4 * fitting)) == ("int8", "int4")
 
 
 @needs_kernels
-def test_drafts_follow_their_target() -> None:
+def test_drafts_follow_their_target(draft: Any) -> None:
     """A draft on the kernels would hold a target on torch to one thread."""
-    assert draft("torch") == ("fp32", "torch")
-    assert draft("torch", dtype="int4") == ("int4", "kernels")
+    assert draft("torch") == RunConfig("fp32", "torch", CPU)
+    assert draft("torch", dtype="int4") == RunConfig("int4", "kernels", CPU)
 
 
 @needs_kernels
 def test_portable_kernels_wait_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native.kernels, "level", lambda: "portable")
-    assert resolve_storage("bf16", None, CPU).backend == "torch"
-    assert resolve_storage("bf16", None, CPU, backend="kernels").backend == "kernels"
-    assert resolve_storage("int8", None, CPU).backend == "kernels"
+    assert resolve(Placement("bf16", "cpu"), None).backend == "torch"
+    assert resolve(Placement("bf16", "cpu", "kernels"), None).backend == "kernels"
+    assert resolve(Placement("int8", "cpu"), None).backend == "kernels"
 
 
 @needs_kernels

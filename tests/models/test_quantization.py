@@ -7,13 +7,22 @@ from functools import cache
 
 import pytest
 import torch
-from kernel_models import PRECISIONS, SHAPES, architecture, model, needs_kernels, plain, weights
 from torch import Tensor
 
 from forerun.errors import CheckpointError
 from forerun.models import model_from_tensors
-from forerun.models.checkpoint import TensorSource
 from forerun.models.cpu import CpuModel
+from forerun.models.sources import TensorSource
+from tests.helpers.forwards import run
+from tests.helpers.kernel_models import (
+    PRECISIONS,
+    SHAPES,
+    architecture,
+    model,
+    needs_kernels,
+    plain,
+    weights,
+)
 
 pytestmark = needs_kernels
 TEXT = [index * 11 % 31 for index in range(30)]
@@ -28,10 +37,7 @@ DIVERGENCE = {"fp32": 1e-6, "bf16": 2e-3, "int8": 0.015, "int4": 0.5}
 def exact(name: str) -> Tensor:
     """Logits [n, V] of our own decoder on torch in float64."""
     one = model_from_tensors(architecture(name).config, weights(name), dtype="fp64")
-    places = torch.arange(len(TEXT))[None]
-    inputs = torch.tensor([TEXT]), places, one.new_cache(1, 32).view([0])
-    logits = one.forward(*inputs).logits
-    assert logits is not None
+    logits: Tensor = run(one, one.new_cache(1, 32), [TEXT]).logits
     return logits[0].float()
 
 

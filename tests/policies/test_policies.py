@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 
 import pytest
 from torch import Tensor
 
-from forerun.core import Draft, Origin, Sequence, Verdict
-from forerun.engine import step
+from forerun.core import Draft, Origin, Request, Tree, Verdict
+from forerun.engine import round as rounds
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import UnknownNameError
@@ -18,10 +18,10 @@ from forerun.policies.adaptive import AdaptivePolicy
 from forerun.policies.fixed import FixedPolicy
 from forerun.policies.monitor import Monitor
 from forerun.testing import ToyModel, TreeDrafter
-from matrix import TARGET
+from tests.matrix import TARGET
 
-SEQUENCE = Sequence(0, [1], 1, SamplingParams(), seed=0)
-OTHER = Sequence(1, [1], 1, SamplingParams(), seed=0)
+SEQUENCE = Request(0, [1], 1, SamplingParams(), seed=0)
+OTHER = Request(1, [1], 1, SamplingParams(), seed=0)
 
 
 def outcome(drafted: int, accepted: int) -> tuple[Draft, Verdict]:
@@ -96,7 +96,7 @@ def test_break_even_follows_from_measured_times() -> None:
 def test_trees_are_judged_by_their_depth_until_times_are_known() -> None:
     """Sixteen nodes of which four are accepted, all that a path has: nothing could be better."""
     monitor = Monitor(FixedPolicy(4), min_rounds=5)
-    draft = Draft(tuple(range(16)), (-1, 0, 1, 2, *[-1] * 12))
+    draft = Draft(Tree((-1, 0, 1, 2, *[-1] * 12)), tuple(range(16)))
     origins = (*[Origin.ACCEPTED] * 4, Origin.BONUS)
     verdict = Verdict((0, 1, 2, 3), (0, 1, 2, 3, 4), origins)
     for _ in range(7):
@@ -108,11 +108,11 @@ def test_trees_are_judged_by_their_depth_until_times_are_known() -> None:
 
 
 def test_rounds_in_which_some_draft_are_timed() -> None:
-    """The mean is over the batch: 0.6 plain rounds more for 2 tokens a sequence."""
+    """The mean is over the batch: 0.6 plain rounds more for 2 tokens a request."""
     monitor = Monitor(FixedPolicy(4))
-    drafts = [outcome(4, 2), outcome(0, 0)]
-    monitor.observe([SEQUENCE, OTHER], *map(list, zip(*drafts, strict=True)), 1.6)
-    monitor.observe([SEQUENCE, OTHER], *map(list, zip(*[outcome(0, 0)] * 2, strict=True)), 1.0)
+    (drafted, verdict), (plain, plain_verdict) = outcome(4, 2), outcome(0, 0)
+    monitor.observe([SEQUENCE, OTHER], [drafted, plain], [verdict, plain_verdict], 1.6)
+    monitor.observe([SEQUENCE, OTHER], [plain] * 2, [plain_verdict] * 2, 1.0)
     assert monitor.break_even(2) == pytest.approx(0.3)
 
 
@@ -145,14 +145,14 @@ class Working(ToyModel):
 
     seconds = 0.0
 
-    def next_logits(self, token_ids: Several[int]) -> Tensor:
+    def next_logits(self, token_ids: Sequence[int]) -> Tensor:
         Working.seconds += 1.0
         return super().next_logits(token_ids)
 
 
 def test_a_hopeless_draft_is_given_up_in_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speculation stops, is probed again, and the output stays that of plain decoding."""
-    monkeypatch.setattr(step, "perf_counter", lambda: Working.seconds)
+    monkeypatch.setattr(rounds, "perf_counter", lambda: Working.seconds)
     hopeless = Working(TARGET.vocab_size, seed=99)
     target = Working(TARGET.vocab_size)
     params = SamplingParams(temperature=0.0, max_tokens=200)

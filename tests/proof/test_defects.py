@@ -1,8 +1,7 @@
-"""Planted defects are caught by the statistics alone and by enumeration; honest methods pass both."""
+"""Planted defects are caught by the statistics alone and by enumeration; correct methods pass both."""
 
 from __future__ import annotations
 
-import defects
 import pytest
 
 from forerun.contracts import Drafter, Verifier
@@ -17,6 +16,7 @@ from forerun.proof.statistics import Statistics, by_statistics
 from forerun.randomness import Randomness
 from forerun.testing import ToyModel, TreeDrafter, check_drafter, check_verifier
 from forerun.verification.token import TokenRule
+from tests.helpers import defects
 
 VOCAB, ROWS = 8, 8
 TARGET = ToyModel(VOCAB, sharpness=1.2, max_context=64)
@@ -24,13 +24,16 @@ DRAFT = ToyModel(VOCAB, sharpness=1.2, noise=0.8, max_context=64)
 SMALL_TARGET = ToyModel(3, sharpness=1.0)
 SMALL_DRAFT = ToyModel(3, sharpness=1.0, noise=0.8)
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5], [7, 0, 7, 0, 7]]
+NUM_TOKENS = 1500
+# Enough to see that numbers are used twice.
+FEW_TOKENS = 500
 
 
 def statistics(
     drafter: Drafter,
     rule: str,
     verifier: Verifier | None = None,
-    num_tokens: int = 1500,
+    num_tokens: int = NUM_TOKENS,
     randomness: Randomness | None = None,
 ) -> Statistics:
     config = SpeculativeConfig(
@@ -43,15 +46,23 @@ def statistics(
     return by_statistics(engine, PROMPTS, setting)
 
 
+OF_DRAFTERS = [defects.SoftmaxForArgmax, defects.DropsUnlikely, defects.OtherTemperature]
+slow = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
-    "kind", [defects.SoftmaxForArgmax, defects.DropsUnlikely, defects.OtherTemperature]
+    "kind", [OF_DRAFTERS[0], *(pytest.param(kind, marks=slow) for kind in OF_DRAFTERS[1:])]
 )
 def test_defects_of_drafters(kind: type[DraftModelDrafter]) -> None:
-    found = statistics(defects.chain_drafter(kind, DRAFT, ROWS), "token")
-    assert not found.passed
-    # Not only inside of the round: what comes out is wrong too, and that alone would do.
-    alarms = found.first.alarms(0.01)
+    result = statistics(defects.chain_drafter(kind, DRAFT, ROWS), "token")
+    assert not result.passed
+    # The emitted tokens alone give it away, without those inside the round.
+    alarms = result.first.alarms(0.01)
     assert any(name.startswith(("emitted", "round start")) for name in alarms)
+
+
+@pytest.mark.parametrize("kind", OF_DRAFTERS)
+def test_defects_of_drafters_by_enumeration(kind: type[DraftModelDrafter]) -> None:
     with pytest.raises(ExactnessError, match="changes the distribution"):
         check_drafter(kind(SMALL_DRAFT, 2, 64), SMALL_TARGET)
 
@@ -69,27 +80,36 @@ def test_the_target_drawn_once_a_branch() -> None:
         check_verifier(defects.OnceABranch())
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "auto"])
-@pytest.mark.parametrize("kind", [defects.OneNumberADraft, defects.TheSameEachRound])
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        (defects.OneNumberADraft, "token"),
+        pytest.param(defects.OneNumberADraft, "block", marks=slow),
+        pytest.param(defects.OneNumberADraft, "auto", marks=slow),
+        pytest.param(defects.TheSameEachRound, "token", marks=slow),
+        (defects.TheSameEachRound, "block"),
+        pytest.param(defects.TheSameEachRound, "auto", marks=slow),
+    ],
+)
 def test_numbers_used_twice(kind: type[Randomness], rule: str) -> None:
-    """Every token follows its row; only together do they not follow the target."""
+    """Single tokens follow their rows; their joint distribution is not the target's."""
     drafter = defects.chain_drafter(DraftModelDrafter, DRAFT, ROWS)
-    found = statistics(drafter, rule, randomness=kind())
-    assert not found.passed
+    result = statistics(drafter, rule, num_tokens=FEW_TOKENS, randomness=kind())
+    assert not result.passed
     words = "consecutive" if kind is defects.OneNumberADraft else "round by round"
-    assert any(words in name for name in found.first.alarms(0.01))
+    assert any(words in name for name in result.first.alarms(0.01))
 
 
 @pytest.mark.parametrize(
     ("drafter", "rule"),
     [
-        (DraftModelDrafter(DRAFT, ROWS, 64), "token"),
+        pytest.param(DraftModelDrafter(DRAFT, ROWS, 64), "token", marks=slow),
         (DraftModelDrafter(DRAFT, ROWS, 64), "block"),
-        (DraftModelDrafter(DRAFT, ROWS, 64), "coupled"),
+        pytest.param(DraftModelDrafter(DRAFT, ROWS, 64), "coupled", marks=slow),
         (NgramDrafter(1, 3), "token"),
         (TreeDrafter(DRAFT, (3, 2)), "token"),
-        (TreeDrafter(DRAFT, (2, 2), replacement=True), "token"),
-        (TreeDrafter(DRAFT, (3, 2)), "traversal"),
+        pytest.param(TreeDrafter(DRAFT, (2, 2), replacement=True), "token", marks=slow),
+        pytest.param(TreeDrafter(DRAFT, (3, 2)), "traversal", marks=slow),
         (TreeDrafter(DRAFT, (2, 2), replacement=True), "traversal"),
         (TreeDrafter(DRAFT, (1, 1, 1)), "auto"),
     ],
@@ -105,23 +125,23 @@ def test_numbers_used_twice(kind: type[Randomness], rule: str) -> None:
         "auto",
     ],
 )
-def test_honest_methods_pass(drafter: Drafter, rule: str) -> None:
-    found = statistics(drafter, rule)
-    assert found.passed
-    assert found.first.num_tokens >= 1500
-    assert found.first.largest_row_difference < 1e-12
-    # What auto takes for a drafter of trees that proposes chains is watched, not guessed.
-    assert found.first.rules == (("block",) if rule == "auto" else (rule,))
+def test_correct_methods_pass(drafter: Drafter, rule: str) -> None:
+    result = statistics(drafter, rule)
+    assert result.passed
+    assert result.first.num_tokens >= NUM_TOKENS
+    assert result.first.largest_row_difference < 1e-12
+    # The rule that auto takes for chains of a tree drafter is recorded, not assumed.
+    assert result.first.rules == (("block",) if rule == "auto" else (rule,))
 
 
 def test_a_walk_that_does_not_follow_its_decision_is_caught() -> None:
-    """`decide` is right, `verify` is not: enumerating the decision alone would pass."""
+    """`decide` is correct, `verify` is not: enumerating the decision alone would pass."""
 
     class Strays(TokenRule):
-        def verify(self, draft, target_probs, sequence, randomness):  # type: ignore[no-untyped-def]
-            return defects.RecoversFromTarget().verify(draft, target_probs, sequence, randomness)
+        def verify(self, *args):  # type: ignore[no-untyped-def]
+            return defects.RecoversFromTarget().verify(*args)
 
     with pytest.raises(ExactnessError):
         check_verifier(Strays())
-    found = statistics(DraftModelDrafter(DRAFT, ROWS, 64), "token", Strays())
-    assert any(name.startswith("recovered") for name in found.first.alarms(0.01))
+    result = statistics(DraftModelDrafter(DRAFT, ROWS, 64), "token", Strays())
+    assert any(name.startswith("recovered") for name in result.first.alarms(0.01))

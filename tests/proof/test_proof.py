@@ -1,8 +1,8 @@
-"""The parts of a proof see what they are there for, and a proof of nothing is none."""
+"""Each part of a proof catches its kind of defect, and a proof of nothing is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.core import Draft, Exactness, ForwardOutput
+from forerun.core import Batch, Draft, Exactness, ForwardOutput
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -42,34 +42,34 @@ def proof_of(engine: Engine, params: SamplingParams = SAMPLED, effort: Effort = 
 
 
 class Excluding(ToyModel):
-    """Excludes a token by itself: its logit is -inf."""
+    """Excludes a token: its logit is -inf."""
 
-    def next_logits(self, token_ids: Several[int]) -> Tensor:
+    def next_logits(self, token_ids: Sequence[int]) -> Tensor:
         return super().next_logits(token_ids).index_fill(0, torch.tensor([5]), -torch.inf)
 
 
 class Stale(ToyModel):
-    """Sees less of the text when it runs several tokens at once, as with a cache gone wrong."""
+    """Gives the logits of another position when it runs several tokens, as with a broken cache."""
 
     exactness = Exactness.DISTRIBUTIONAL
 
-    def forward(self, token_ids: Tensor, *args: Any, **kwargs: Any) -> ForwardOutput:
-        output = super().forward(token_ids, *args, **kwargs)
-        # Long stretches are the teacher's.
-        if output.logits is None or not 1 < token_ids.shape[1] <= 5:
+    def forward(self, batch: Batch, cache: Any) -> ForwardOutput:
+        output = super().forward(batch, cache)
+        # Longer runs are teacher forcing.
+        if output.logits is None or not 1 < batch.width <= 5:
             return output
         return replace(output, logits=output.logits.roll(1, 1))
 
 
 class EmitsAnything(TokenRule):
-    """Emits every token alike, also those that the sampler excludes."""
+    """Emits all tokens with the same probability, even those that the sampler excludes."""
 
     def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
-        right = super().decide(draft, target_probs)
-        return replace(right, emit=torch.full_like(right.emit, 1 / VOCAB))
+        decision = super().decide(draft, target_probs)
+        return replace(decision, emit=torch.full_like(decision.emit, 1 / VOCAB))
 
 
-def test_tokens_that_the_model_excludes_are_no_obstacle() -> None:
+def test_a_model_may_exclude_tokens() -> None:
     proof = proof_of(engine_of(Excluding(VOCAB, sharpness=1.2, max_context=64)))
     assert proof.passed
     assert proof.statistics is not None
@@ -97,20 +97,20 @@ def test_tokens_without_probability_raise_an_alarm() -> None:
 
 
 def test_on_a_bitwise_backend_no_difference_is_excused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same differences are numerics elsewhere: a tie that falls either way."""
+    """On other backends the same differences are numerics: a tie that rounding breaks either way."""
 
     class Tied(ToyModel):
-        def forward(self, token_ids: Tensor, *args: Any, **kwargs: Any) -> ForwardOutput:
-            output = super().forward(token_ids, *args, **kwargs)
-            assert output.logits is not None or kwargs.get("logits_for") == "none"
+        def forward(self, batch: Batch, cache: Any) -> ForwardOutput:
+            output = super().forward(batch, cache)
+            assert output.logits is not None or batch.logits_for == "none"
             if output.logits is None:
                 return output
-            # Two best tokens that differ by rounding, which depends on the number of tokens.
+            # The best two tokens tie up to rounding, which depends on the number of tokens.
             logits = output.logits.clone()
             best = logits.amax(-1)
-            several = 1 < token_ids.shape[1] <= 5
-            logits[..., 0] = best + (1e-15 if several else 0.0)
-            logits[..., 1] = best + (0.0 if several else 1e-15)
+            is_verification = 1 < batch.width <= 5
+            logits[..., 0] = best + (1e-15 if is_verification else 0.0)
+            logits[..., 1] = best + (0.0 if is_verification else 1e-15)
             return replace(output, logits=logits)
 
     greedy = SamplingParams(temperature=0.0)
@@ -123,7 +123,7 @@ def test_on_a_bitwise_backend_no_difference_is_excused(monkeypatch: pytest.Monke
         assert proof.passed == (exactness is Exactness.DISTRIBUTIONAL)
 
 
-def test_an_alarm_that_does_not_come_again_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alarm_in_the_first_look_alone_is_not_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     real = statistics._result
 
@@ -143,7 +143,7 @@ def test_an_alarm_that_does_not_come_again_is_no_defect(monkeypatch: pytest.Monk
     assert proof.statistics.second.num_tokens == 2 * proof.statistics.first.num_tokens
 
 
-def test_it_is_the_engine_that_was_given_that_is_proven() -> None:
+def test_the_given_engine_is_proven_and_left_as_it_was() -> None:
     engine = engine_of()
     proof = proof_of(engine)
     assert proof.rule == "auto"
@@ -158,31 +158,31 @@ def test_auto_enumerates_every_rule_that_it_may_take() -> None:
     proof = proof_of(engine_of(), effort=replace(FEW, parts=("enumeration",)))
     assert proof.passed
     assert proof.enumeration is not None
-    rules = [one.rule for one in proof.enumeration.rules]
+    rules = [rule.rule for rule in proof.enumeration.rules]
     assert rules == ["token", "block", "traversal", "coupled"]
-    kinds = {one.rule: set(one.found.kinds) for one in proof.enumeration.rules}
+    kinds = {rule.rule: set(rule.result.kinds) for rule in proof.enumeration.rules}
     assert kinds["traversal"] == {"chain", "tree", "tree, replacement", "sampler"}
     assert kinds["token"] == kinds["traversal"] | {"point masses"}
 
 
 def test_typical_acceptance_says_that_it_is_approximate_and_does_not_pass() -> None:
-    """By its own account, by every outcome, and by what it emits."""
+    """It declares its level, and both enumeration and statistics show it."""
     parts = ("enumeration", "statistics")
     proof = proof_of(engine_of(rule="typical"), effort=replace(FEW, parts=parts))
     assert proof.level is Exactness.APPROXIMATE
     assert not proof.passed
     assert proof.enumeration is not None
     assert proof.statistics is not None
-    (found,) = proof.enumeration.rules
-    assert found.level is Exactness.APPROXIMATE
-    assert not found.passed
-    assert found.found.largest_deviation > 0.1
+    (typical,) = proof.enumeration.rules
+    assert typical.level is Exactness.APPROXIMATE
+    assert not typical.passed
+    assert typical.result.largest_deviation > 0.1
     assert proof.as_dict()["enumeration"]["rules"][0]["level"] == "approximate"
     assert not proof.statistics.passed
     assert proof.statistics.first.rules == ("typical",)
 
 
-def test_what_cannot_be_proven_is_refused() -> None:
+def test_proofs_of_nothing_are_refused() -> None:
     engine = engine_of()
     with pytest.raises(ConfigError, match="nothing to do"):
         proof_of(engine, SamplingParams(temperature=0), replace(FEW, parts=("statistics",)))
@@ -211,16 +211,16 @@ def test_what_cannot_be_proven_is_refused() -> None:
         {"parts": ("belief",)},
     ],
 )
-def test_efforts_that_are_none(change: dict[str, Any]) -> None:
+def test_invalid_efforts(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Effort(**change)
 
 
 def test_seeds_may_be_negative() -> None:
-    one, other = (
+    first, second = (
         proof_of(engine_of(), effort=replace(FEW, seed=seed, parts=("statistics",)))
         for seed in (-1, -2)
     )
-    assert one.passed
-    assert other.passed
-    assert one.statistics != other.statistics
+    assert first.passed
+    assert second.passed
+    assert first.statistics != second.statistics

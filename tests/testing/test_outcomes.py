@@ -1,4 +1,4 @@
-"""Everything that code can do with its random numbers is found, with its probability."""
+"""Every outcome that code can have with its random numbers is found, with its probability."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from forerun.randomness import Purpose, Randomness
 from forerun.testing.outcomes import NoiseError, outcomes
 
 
-def named(randomness: Randomness, node: int) -> float:
+def draw(randomness: Randomness, node: int) -> float:
     return randomness.uniform(0, 5, Purpose.DRAFT, node)
 
 
 @given(st.lists(st.floats(0.0, 1.0, exclude_min=True), min_size=1, max_size=4, unique=True))
-@settings(max_examples=25, deadline=None)
-def test_edges_are_found_to_the_last_bits(edges: list[float]) -> None:
-    found = outcomes(lambda source: sum(named(source, 0) >= edge for edge in edges), lambda x: x)
+@settings(max_examples=25)
+def test_edges_are_located_to_the_last_bits(edges: list[float]) -> None:
+    results = outcomes(lambda source: sum(draw(source, 0) >= edge for edge in edges), lambda x: x)
     bounds = [0.0, *sorted(edges), 1.0]
     truth = {rank: high - low for rank, (low, high) in enumerate(itertools.pairwise(bounds))}
-    ours = dict.fromkeys(truth, 0.0)
-    for share, rank in found:
-        ours[rank] += share
-    assert ours == pytest.approx(truth, abs=1e-13)
+    shares = dict.fromkeys(truth, 0.0)
+    for share, rank in results:
+        shares[rank] += share
+    assert shares == pytest.approx(truth, abs=1e-13)
 
 
 def test_later_numbers_may_depend_on_earlier_ones() -> None:
     def run(source: Randomness) -> str:
-        if named(source, 0) < 0.25:
+        if draw(source, 0) < 0.25:
             return "a"
-        return "b" if named(source, 1) < 1 / 3 else "c"
+        return "b" if draw(source, 1) < 1 / 3 else "c"
 
-    found = {result: share for share, result in outcomes(run, str)}
-    assert found == pytest.approx({"a": 0.25, "b": 0.25, "c": 0.5}, abs=1e-13)
+    shares = {result: share for share, result in outcomes(run, str)}
+    assert shares == pytest.approx({"a": 0.25, "b": 0.25, "c": 0.5}, abs=1e-13)
 
 
 def test_a_number_drawn_twice_is_the_same_number() -> None:
-    """Reuse is a defect that independent numbers would hide."""
-    found = outcomes(lambda source: (named(source, 0) < 0.5, named(source, 0) < 0.5), lambda x: x)
-    assert {result for _, result in found} == {(True, True), (False, False)}
+    """Independent numbers would hide the defect of reusing a number."""
+    results = outcomes(lambda source: (draw(source, 0) < 0.5, draw(source, 0) < 0.5), lambda x: x)
+    assert {result for _, result in results} == {(True, True), (False, False)}
 
 
 def test_noise_cannot_be_enumerated() -> None:

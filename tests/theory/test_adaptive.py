@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError
-from forerun.theory.adaptive import AdaptiveLength
+from forerun.theory.adaptive import AdaptiveLength, AdaptiveLimits
 
 
 def test_nothing_changes_before_the_window_is_full() -> None:
@@ -38,16 +38,24 @@ def test_the_length_is_always_within_its_limits(accepted: list[int], start: int)
         assert abs(after - before) <= 1
 
 
+def test_limits_of_ones_own() -> None:
+    limits = AdaptiveLimits(
+        shortest_draft=3, longest_draft=5, acceptance_window=1, grow_above=0.5, shrink_below=0.5
+    )
+    rule = AdaptiveLength(4, limits)
+    assert [rule.observe(4, accepted) for accepted in (3, 3, 2, 1, 1, 1)] == [5, 5, 5, 4, 3, 3]
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"shortest": 0},
-        {"shortest": 5, "longest": 4},
-        {"window": 0},
+        {"shortest_draft": 0},
+        {"shortest_draft": 5, "longest_draft": 4},
+        {"acceptance_window": 0},
         {"shrink_below": 0.9, "grow_above": 0.5},
     ],
     ids=str,
 )
 def test_limits_out_of_order_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        AdaptiveLength(**options)  # type: ignore[arg-type]
+        AdaptiveLimits(**options)  # type: ignore[arg-type]

@@ -11,15 +11,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from theory_strategies import row_pairs
 
 from forerun.core import Draft
 from forerun.theory import chains, trees
 from forerun.theory.enumeration import end_probabilities
 from forerun.theory.formulas import expected_tokens
 from forerun.theory.rows import acceptance_rate, corrected_distribution
-from forerun.verification import block, token
+from forerun.verification import token
+from forerun.verification.block import BlockRule
 from forerun.verification.decision import Decision
+from tests.helpers.theory_strategies import row_pairs
+from tests.helpers.tree_tokens import expected_tokens_branching, expected_tokens_tree
 
 
 def prefix_rows(seed: int, vocab_size: int, length: int) -> list[np.ndarray]:
@@ -58,11 +60,11 @@ def enumerated_tokens(
 def test_chains_are_what_the_shipped_rules_accept(seed: int) -> None:
     p, q = prefix_rows(seed, 3, 3), prefix_rows(seed + 50, 3, 3)
     by_token, by_block = (
-        chains.expected_tokens_token_rule(p, q),
-        chains.expected_tokens_block_rule(p, q),
+        1.0 + chains.token_rule_survival(p, q).sum(),
+        1.0 + chains.block_rule_survival(p, q).sum(),
     )
     assert by_token == pytest.approx(enumerated_tokens(token.decide, p, q), abs=1e-12)
-    assert by_block == pytest.approx(enumerated_tokens(block.decide, p, q), abs=1e-12)
+    assert by_block == pytest.approx(enumerated_tokens(BlockRule().decide, p, q), abs=1e-12)
     assert by_block > by_token + 1e-6
 
 
@@ -94,14 +96,15 @@ def test_rows_without_context_are_independent_acceptance(
 ) -> None:
     p, q = (np.tile(row, (length, 1)) for row in pair)
     alpha = acceptance_rate(*pair)
-    assert chains.expected_tokens_token_rule(p, q) == pytest.approx(expected_tokens(alpha, length))
+    tokens = 1.0 + chains.token_rule_survival(p, q).sum()
+    assert tokens == pytest.approx(expected_tokens(alpha, length))
     branching = [1] * length
     for replacement in (True, False):
-        tree = trees.expected_tokens_branching(*pair, branching, replacement=replacement)
+        tree = expected_tokens_branching(*pair, branching, replacement=replacement)
         assert tree == pytest.approx(expected_tokens(alpha, length))
     chain = trees.branching_parents(branching)
     assert chain == tuple(range(-1, length - 1))
-    assert trees.expected_tokens_tree(chain, [alpha]) == pytest.approx(
+    assert expected_tokens_tree(chain, [float(alpha)]) == pytest.approx(
         expected_tokens(alpha, length)
     )
 
@@ -139,15 +142,15 @@ def test_siblings_with_replacement_by_brute_force() -> None:
 def test_a_tree_by_hand() -> None:
     """Two children, the first of which has two of its own."""
     parents = [-1, -1, 0, 0]
-    assert trees.expected_tokens_tree(parents, [0.5, 0.2]) == pytest.approx(1 + 0.7 + 0.5 * 0.7)
+    assert expected_tokens_tree(parents, [0.5, 0.2]) == pytest.approx(1 + 0.7 + 0.5 * 0.7)
     by_depth = [[0.5, 0.2], [0.8, 0.1]]
-    assert trees.expected_tokens_tree(parents, by_depth) == pytest.approx(1 + 0.7 + 0.5 * 0.9)
-    assert trees.expected_tokens_tree([], [0.5]) == 1.0
+    assert expected_tokens_tree(parents, by_depth) == pytest.approx(1 + 0.7 + 0.5 * 0.9)
+    assert expected_tokens_tree([], [0.5]) == 1.0
     assert trees.branching_parents([2, 2]) == (-1, -1, 0, 0, 1, 1)
 
 
 def test_a_uniform_tree_by_its_branching() -> None:
     p, q = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
     by_rank = trees.distinct_sibling_acceptance(p, q, 2)
-    by_nodes = trees.expected_tokens_tree(trees.branching_parents([2, 2, 2]), by_rank)
-    assert by_nodes == pytest.approx(trees.expected_tokens_branching(p, q, [2, 2, 2]))
+    by_nodes = expected_tokens_tree(trees.branching_parents([2, 2, 2]), by_rank)
+    assert by_nodes == pytest.approx(expected_tokens_branching(p, q, [2, 2, 2]))

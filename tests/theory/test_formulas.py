@@ -183,7 +183,7 @@ def test_break_even_of_one_token_is_the_cost_ratio() -> None:
         lambda: formulas.break_even_acceptance(3, -1.0),
         lambda: formulas.break_even_cost_ratio(0.5, 0),
         lambda: formulas.round_cases(2.0, 3, 0.1),
-        lambda: chains.expected_tokens_block_rule(np.ones((2, 1)), np.ones((3, 1))),
+        lambda: chains.block_rule_survival(np.ones((2, 1)), np.ones((3, 1))),
         lambda: chains.token_rule_survival([np.ones((2, 1))], [np.ones((2, 1))]),
         lambda: chains.token_rule_survival(np.full((30, 4), 0.25), np.full((30, 4), 0.25)),
         lambda: trees.branching_parents([2, 0]),
@@ -191,11 +191,6 @@ def test_break_even_of_one_token_is_the_cost_ratio() -> None:
         lambda: trees.sibling_acceptance([1.0], [1.0], 0),
         lambda: trees.distinct_sibling_acceptance([[1.0]], [[1.0]], 2),
         lambda: trees.distinct_sibling_acceptance(np.full(50, 0.02), np.full(50, 0.02), 9),
-        lambda: trees.expected_tokens_tree([0], [0.5]),
-        lambda: trees.expected_tokens_tree([-1, -1], [0.7, 0.7]),
-        lambda: trees.expected_tokens_tree([-1, -1], [0.7]),
-        lambda: trees.expected_tokens_tree([-1, 0], [[0.7]]),
-        lambda: trees.expected_tokens_tree([-1], 0.7),
     ],
 )
 def test_what_is_out_of_range_is_refused(call: Callable[[], object]) -> None:

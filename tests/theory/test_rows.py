@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from theory_strategies import row_pairs
 
 from forerun.errors import DistributionError
 from forerun.theory import rows, trees
 from forerun.theory.rows import acceptance_rate, corrected_distribution, total_variation
+from tests.helpers.theory_strategies import row_pairs
 
 NAN, INF = float("nan"), float("inf")
 

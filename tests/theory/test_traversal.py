@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,23 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forerun.core import Draft
+from forerun.core import NO_DRAFT, Draft, Tree
 from forerun.errors import ConfigError, DistributionError
-from forerun.testing.laws import (
+from forerun.testing.enumeration import (
     RandomRows,
     Rows,
     by_decision,
     depth_of,
     deviation,
-    emitted_law,
+    emitted_distribution,
     ends_of,
-    target_law,
+    target_distribution,
     target_rows,
 )
-from forerun.theory import traversal
 from forerun.theory.enumeration import end_probabilities
-from forerun.verification import block, token
+from forerun.verification import token
 from forerun.verification.decision import Decision
+from tests.helpers import block_reference
+from tests.helpers import traversal_reference as traversal
 
 Decide = Callable[[Draft, Tensor], Decision]
 Shape = Callable[[Draft], int | None]
@@ -46,7 +48,7 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
     probs = draft.dense_probs(target_probs.shape[-1])
     made = traversal.decide(
         draft.token_ids,
-        draft.parents,
+        draft.tree.parents,
         target_probs.numpy(),
         None if probs is None else probs.numpy(),
     )
@@ -68,27 +70,29 @@ def fixed(parents: tuple[int, ...]) -> Shape:
 def drawn(rows: Rows, shape: Shape, replacement: bool) -> Iterator[tuple[float, Draft]]:
     """Every tree that can be drawn; one ends where its next node has no token left."""
 
-    def grow(draft: Draft, taken: list, probability: float) -> Iterator[tuple[float, Draft]]:
+    def grow(
+        draft: Draft, taken: list[np.ndarray], probability: float
+    ) -> Iterator[tuple[float, Draft]]:
         parent = shape(draft)
         row = rows.row(tuple(draft.tokens_to(parent))).copy() if parent is not None else np.zeros(1)
         if parent is not None and not replacement:
-            row[[draft.token_ids[sibling] for sibling in draft.children(parent)]] = 0.0
-        if row.sum() <= 0:
+            row[[draft.token_ids[sibling] for sibling in draft.tree.children(parent)]] = 0.0
+        if parent is None or row.sum() <= 0:
             probs = torch.tensor(np.array(taken)) if taken else None
-            yield probability, Draft(draft.token_ids, draft.parents, probs)
+            yield probability, Draft(draft.tree, draft.token_ids, probs)
             return
         row = row / row.sum()
         for one in np.flatnonzero(row):
-            larger = Draft((*draft.token_ids, int(one)), (*draft.parents, parent))
+            larger = Draft(Tree((*draft.tree.parents, parent)), (*draft.token_ids, int(one)))
             yield from grow(larger, [*taken, row], probability * row[one])
 
-    yield from grow(Draft((), ()), [], 1.0)
+    yield from grow(NO_DRAFT, [], 1.0)
 
 
 def error_of(target: Rows, drafts: Iterator[tuple[float, Draft]], length: int) -> float:
     """The largest error of a probability of a whole completed sequence."""
-    law = emitted_law(by_decision(decide), target, drafts, length)
-    return deviation(law, target_law(target, length))
+    law = emitted_distribution(by_decision(decide), target, drafts, length)
+    return deviation(law, target_distribution(target, length))
 
 
 def mean_accepted(
@@ -97,7 +101,7 @@ def mean_accepted(
     total = 0.0
     for probability, draft in drawn(drafter, shape, replacement):
         ends = ends_of(rule(draft, target_rows(target, draft)), len(draft))
-        total += probability * float(ends @ [0, *(depth + 1 for depth in draft.depths)])
+        total += probability * float(ends @ [0, *(depth + 1 for depth in draft.tree.depths)])
     return total
 
 
@@ -140,8 +144,13 @@ def test_a_tree_may_grow_on_what_was_drawn_before(replacement: bool) -> None:
 
 def test_offering_a_token_for_its_own_value_is_caught() -> None:
     """Anticipation: the second sibling is dropped unless it turned out to be token 0."""
+
+    def first_alone(draft: Draft) -> Draft:
+        assert isinstance(draft.probs, torch.Tensor)
+        return Draft.chain(draft.token_ids[:1], draft.probs[:1])
+
     drafts = (
-        (share, one if one.token_ids[1] == 0 else Draft(one.token_ids[:1], (-1,), one.probs[:1]))
+        (share, one if one.token_ids[1] == 0 else first_alone(one))
         for share, one in drawn(RandomRows(4, 104, 0.0), fixed((-1, -1)), True)
     )
     assert error_of(RandomRows(4, 4, 0.0), drafts, 2) > 1e-2
@@ -157,7 +166,7 @@ def test_on_a_chain_it_is_block_verification(parents: tuple[int, ...], zeros: fl
         drafter = target if seed == 3 else RandomRows(4, 100 + seed, zeros)
         for _, draft in drawn(drafter, fixed(parents), True):
             rows = target_rows(target, draft)
-            ours, theirs = decide(draft, rows), block.decide(draft, rows)
+            ours, theirs = decide(draft, rows), block_reference.decide(draft, rows)
             assert ours.on_accept == theirs.on_accept
             assert ours.on_reject == theirs.on_reject
             assert ours.start == theirs.start
@@ -201,7 +210,7 @@ def test_it_may_accept_less_where_a_later_sibling_carries_more(replacement: bool
 def test_of_point_masses_it_makes_what_the_token_rule_does(parents: tuple[int, ...]) -> None:
     for seed in range(8):
         tokens = np.random.default_rng(seed).integers(4, size=len(parents)).tolist()
-        draft = Draft(tuple(tokens), parents)
+        draft = Draft(Tree(parents), tuple(tokens))
         rows = target_rows(RandomRows(4, seed), draft)
         ours, theirs = (ends_of(rule(draft, rows), len(draft)) for rule in (decide, token.decide))
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
@@ -285,6 +294,6 @@ HALVES = np.repeat(HALF, 2, 0)
         "negative",
     ],
 )
-def test_what_is_no_draft_is_refused(arguments: tuple, error: type[Exception]) -> None:
+def test_what_is_no_draft_is_refused(arguments: tuple[Any, ...], error: type[Exception]) -> None:
     with pytest.raises(error):
         traversal.decide(*arguments)

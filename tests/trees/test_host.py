@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.core import NO_DRAFT, Draft, Plan, Sequence, TreePlan
+from forerun.core import NO_DRAFT, Draft, Plan, Request, Tree
 from forerun.params import SamplingParams
-from forerun.trees import TreeShape
 from forerun.trees.host import Child, grow_on_host
 
 Table = list[list[Child[int]]]
@@ -31,14 +31,14 @@ def tables(draw: st.DrawFn) -> Table:
     return table
 
 
-def request(*stops: int) -> Sequence:
-    return Sequence(0, [0], 1, SamplingParams(), seed=0, stop_token_ids=frozenset(stops))
+def request(*stops: int) -> Request:
+    return Request(0, [0], 1, SamplingParams(), seed=0, stop_token_ids=frozenset(stops))
 
 
 def all_paths(table: Table, depth: int, stops: tuple[int, ...]) -> dict[tuple[int, ...], float]:
     """The probability of every path of tokens that a tree may hold."""
     found: dict[tuple[int, ...], float] = {}
-    level = [((), 1.0, 0)]
+    level: list[tuple[tuple[int, ...], float, int]] = [((), 1.0, 0)]
     for _ in range(depth):
         below = [
             ((*path, token), reached * share, state)
@@ -55,7 +55,7 @@ def all_paths(table: Table, depth: int, stops: tuple[int, ...]) -> dict[tuple[in
 def test_best_first_takes_the_most_probable_nodes(
     table: Table, depth: int, num_nodes: int, stops: tuple[int, ...]
 ) -> None:
-    plan = Plan(depth, tree=TreePlan(num_nodes))
+    plan = Plan(depth, num_nodes=num_nodes)
     draft = grow_on_host(request(*stops), plan, 0, table.__getitem__)
     paths = all_paths(table, depth, stops)
     taken = [tuple(draft.tokens_to(node)) for node in range(len(draft))]
@@ -75,12 +75,13 @@ def test_best_first_takes_the_most_probable_nodes(
 def test_a_shape_takes_children_by_rank(
     table: Table, places: list[int], depth: int, stops: tuple[int, ...]
 ) -> None:
-    shape = TreeShape(tuple(place % (node + 1) - 1 for node, place in enumerate(places)))
-    plan = Plan(depth, tree=TreePlan(len(shape), shape.parents))
+    shape = Tree(tuple(place % (node + 1) - 1 for node, place in enumerate(places)))
+    plan = Plan(depth, tree=shape)
     draft = grow_on_host(request(*stops), plan, 0, table.__getitem__)
     expected = set()
     for ranks in shape.paths[:]:
-        state, path = 0, []
+        state = 0
+        path: list[int] = []
         for rank in ranks[:depth]:
             if rank >= len(table[state]) or (path and path[-1] in stops):
                 break
@@ -96,7 +97,8 @@ def test_a_shape_takes_children_by_rank(
 @given(tables(), st.integers(0, 6), st.sampled_from([(), (2,)]))
 def test_a_chain_takes_the_first_child(table: Table, depth: int, stops: tuple[int, ...]) -> None:
     draft = grow_on_host(request(*stops), Plan(depth), 0, table.__getitem__)
-    state, tokens = 0, []
+    state = 0
+    tokens: list[int] = []
     while len(tokens) < depth and table[state] and not (tokens and tokens[-1] in stops):
         token, _, state = table[state][0]
         tokens.append(token)
@@ -107,9 +109,9 @@ def test_a_chain_takes_the_first_child(table: Table, depth: int, stops: tuple[in
     ("plan", "most"),
     [
         (Plan(5), 5),
-        (Plan(9, tree=TreePlan(7)), 7),
-        (Plan(2, tree=TreePlan(40)), 4),
-        (Plan(3, tree=TreePlan(5, (-1, -1, -1, 0, 0))), 2),
+        (Plan(9, num_nodes=7), 7),
+        (Plan(2, num_nodes=40), 4),
+        (Plan(3, tree=Tree((-1, -1, -1, 0, 0))), 2),
     ],
 )
 def test_states_are_expanded_when_needed_and_once(plan: Plan, most: int) -> None:
@@ -124,8 +126,8 @@ def test_states_are_expanded_when_needed_and_once(plan: Plan, most: int) -> None
     assert len(asked) == len(set(asked)) <= most
 
 
-@pytest.mark.parametrize("tree", [None, TreePlan(4), TreePlan(2, (-1, 0))])
-def test_nothing_comes_of_nothing(tree: TreePlan | None) -> None:
-    assert grow_on_host(request(), Plan(3, tree=tree), 0, lambda state: []) is NO_DRAFT
-    unasked = grow_on_host(request(), Plan(0, tree=tree), 0, lambda state: [(1, 1.0, 0)])
+@pytest.mark.parametrize("plan", [Plan(3), Plan(3, num_nodes=4), Plan(3, tree=Tree((-1, 0)))])
+def test_nothing_comes_of_nothing(plan: Plan) -> None:
+    assert grow_on_host(request(), plan, 0, lambda state: []) is NO_DRAFT
+    unasked = grow_on_host(request(), replace(plan, num_tokens=0), 0, lambda state: [(1, 1.0, 0)])
     assert unasked is NO_DRAFT

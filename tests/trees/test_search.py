@@ -8,17 +8,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from forerun.core import Draft, Origin, Verdict
+from forerun.core import Draft, Origin, Tree, Verdict
 from forerun.errors import ConfigError
-from forerun.theory.trees import expected_tokens_tree
-from forerun.trees import TreeShape
 from forerun.trees.acceptance import AcceptanceCounts
 from forerun.trees.search import best_for_costs, best_shape, expected_tokens
+from tests.helpers.tree_tokens import expected_tokens_tree
 
 
-def all_shapes(count: int) -> Iterator[TreeShape]:
+def all_shapes(count: int) -> Iterator[Tree]:
     for parents in itertools.product(*(range(-1, node) for node in range(count))):
-        yield TreeShape(parents)
+        yield Tree(parents)
 
 
 def tables(seed: int) -> np.ndarray:
@@ -86,7 +85,7 @@ def verdict_of(draft: Draft, path: tuple[int, ...]) -> Verdict:
 
 
 def test_acceptance_is_counted_where_it_was_tested() -> None:
-    draft = Draft((1, 2, 3, 4), (-1, -1, 0, 0))
+    draft = Draft(Tree((-1, -1, 0, 0)), (1, 2, 3, 4))
     counts = AcceptanceCounts(3, 2)
     counts.observe(draft, verdict_of(draft, ()))
     counts.observe(draft, verdict_of(draft, (1,)))
@@ -99,7 +98,7 @@ def test_acceptance_is_counted_where_it_was_tested() -> None:
 
 
 def test_a_request_that_ended_inside_the_path_counts_only_what_is_known() -> None:
-    draft = Draft((1, 2, 3), (-1, 0, 1))
+    draft = Draft(Tree((-1, 0, 1)), (1, 2, 3))
     counts = AcceptanceCounts(3, 1)
     counts.observe(draft, verdict_of(draft, (0, 1, 2)).truncate(2))
     assert counts.tested[:, 0].tolist() == [1, 0, 0]

@@ -7,53 +7,54 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_strategies import shapes
 
+from forerun.core import MOST_NODES, Tree
 from forerun.errors import ConfigError
-from forerun.trees import MOST_NODES, TreeShape
+from forerun.trees.shapes import load_tree, parse_tree, save_tree, tree_from_paths
+from tests.helpers.tree_strategies import shapes
 
 
 @given(shapes())
-def test_paths_and_back_is_the_same_tree(shape: TreeShape) -> None:
+def test_paths_and_back_is_the_same_tree(shape: Tree) -> None:
     """Level by level, that is: the paths themselves are kept."""
-    again = TreeShape.from_paths(shape.paths)
+    again = tree_from_paths(shape.paths)
     assert sorted(again.paths) == sorted(shape.paths)
-    assert TreeShape.from_paths(reversed(again.paths)) == again
+    assert tree_from_paths(reversed(again.paths)) == again
 
 
 @given(shapes(), st.integers(1, 6))
-def test_a_cut_keeps_all_that_is_not_too_deep(shape: TreeShape, depth: int) -> None:
+def test_a_cut_keeps_all_that_is_not_too_deep(shape: Tree, depth: int) -> None:
     cut = shape.cut(depth)
     assert cut.depth <= depth
     assert sorted(cut.paths) == sorted(path for path in shape.paths if len(path) <= depth)
 
 
 @given(shapes())
-def test_files_hold_what_was_saved(shape: TreeShape) -> None:
+def test_files_hold_what_was_saved(shape: Tree) -> None:
     for content in (list(shape.parents), {"parents": list(shape.parents)}, shape.paths):
-        found = TreeShape.of(content)
+        found = parse_tree(content)
         assert sorted(found.paths) == sorted(shape.paths)
 
 
 def test_a_saved_file_is_read_again(tmp_path: Path) -> None:
-    shape = TreeShape.branching((3, 2, 1))
-    shape.save(tmp_path / "tree.json", note="why")
-    assert TreeShape.load(tmp_path / "tree.json") == shape
+    shape = Tree.branching((3, 2, 1))
+    save_tree(shape, tmp_path / "tree.json", note="why")
+    assert load_tree(tmp_path / "tree.json") == shape
 
 
 def test_branching_counts_its_children() -> None:
-    shape = TreeShape.branching((2, 3))
+    shape = Tree.branching((2, 3))
     assert shape.depths.count(0) == 2
     assert shape.depths.count(1) == 6
-    assert TreeShape.chain(4).parents == (-1, 0, 1, 2)
+    assert Tree.chain(4).parents == (-1, 0, 1, 2)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "no JSON"),
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[]", "give"),
         ("{}", "give"),
         ("7", "give"),
@@ -65,10 +66,10 @@ def test_branching_counts_its_children() -> None:
         ("[-1, true]", "the parent of node 1 is True"),
         ("[-1, null]", "the parent of node 1 is None"),
         ('["a"]', "the parent of node 0"),
-        ("[[0], []]", "is no path"),
+        ("[[0], []]", "is not a path"),
         ("[[1]]", "needs path [0]"),
         ("[[0], [1, 0]]", "needs path [1]"),
-        ("[[0, -1]]", "is no path"),
+        ("[[0, -1]]", "is not a path"),
         (str([-1] * (MOST_NODES + 1)), "a tree of 129 nodes"),
     ],
 )
@@ -76,16 +77,16 @@ def test_what_is_no_tree_is_refused(tmp_path: Path, content: str, message: str) 
     path = tmp_path / "tree.json"
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"tree\.json") as error:
-        TreeShape.load(path)
+        load_tree(path)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        TreeShape.load(tmp_path / "missing.json")
+        load_tree(tmp_path / "missing.json")
     with pytest.raises(ConfigError, match="cannot be read"):
-        TreeShape.load(tmp_path)
+        load_tree(tmp_path)
     (tmp_path / "binary").write_bytes(b"\xff\xfe[1]")
-    with pytest.raises(ConfigError, match="no JSON"):
-        TreeShape.load(tmp_path / "binary")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_tree(tmp_path / "binary")

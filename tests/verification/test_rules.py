@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun import verification
-from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, Sequence
+from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, Request, Tree
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
@@ -19,16 +19,18 @@ from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.testing import ToyModel, TreeDrafter
-from forerun.testing.laws import (
+from forerun.testing.enumeration import (
     RandomRows,
     by_decision,
     deviation,
     drawn_drafts,
-    emitted_law,
+    emitted_distribution,
     ends_of,
-    target_law,
+    target_distribution,
 )
-from forerun.verification import block, make_rule, resolve, traversal, typical
+from forerun.verification import make_rule, resolve, traversal, typical, verify_one
+from forerun.verification.block import BlockRule
+from tests.helpers.verification import verify_logits
 
 pytestmark = pytest.mark.usefixtures("form")
 
@@ -36,10 +38,10 @@ ROWS = torch.full((2, 3), 1 / 3)
 CHAIN, TREE = (-1, 0), (-1, -1)
 DRAFTS = {
     "nothing": NO_DRAFT,
-    "fixed chain": Draft((0, 1), CHAIN),
-    "fixed tree": Draft((0, 1), TREE),
-    "drawn chain": Draft((0, 1), CHAIN, ROWS),
-    "drawn tree": Draft((0, 1), TREE, ROWS),
+    "fixed chain": Draft(Tree(CHAIN), (0, 1)),
+    "fixed tree": Draft(Tree(TREE), (0, 1)),
+    "drawn chain": Draft(Tree(CHAIN), (0, 1), ROWS),
+    "drawn tree": Draft(Tree(TREE), (0, 1), ROWS),
 }
 TARGET, DRAFT = ToyModel(11), ToyModel(11, noise=1.0)
 
@@ -47,19 +49,19 @@ TARGET, DRAFT = ToyModel(11), ToyModel(11, noise=1.0)
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("auto", ["token", "token", "token", "block", "traversal"]),
+        ("auto", ["block", "token", "token", "block", "traversal"]),
         ("token", ["token"] * 5),
         # A tree is refused by the rule itself.
-        ("block", ["token", "token", "token", "block", "block"]),
-        ("traversal", ["token", "token", "token", "traversal", "traversal"]),
+        ("block", ["block", "token", "token", "block", "block"]),
+        ("traversal", ["traversal", "token", "token", "traversal", "traversal"]),
         ("typical", ["typical"] * 5),
         ("coupled", ["coupled"] * 5),
     ],
 )
 def test_the_rule_that_a_name_means(name: str, expected: list[str]) -> None:
-    sequence = Sequence(0, [1], 1, SamplingParams(), 0)
-    assert [resolve(name, sequence, draft) for draft in DRAFTS.values()] == expected
-    seeded = Sequence(0, [1], 1, SamplingParams(seed=1), 1)
+    request = Request(0, [1], 1, SamplingParams(), 0)
+    assert [resolve(name, request, draft) for draft in DRAFTS.values()] == expected
+    seeded = Request(0, [1], 1, SamplingParams(seed=1), 1)
     of_seeds = ["coupled"] * 5 if name == "auto" else expected
     assert [resolve(name, seeded, draft) for draft in DRAFTS.values()] == of_seeds
 
@@ -75,17 +77,17 @@ def test_the_rule_that_a_name_means(name: str, expected: list[str]) -> None:
     ],
 )
 def test_drafts_that_a_rule_does_not_take(name: str, refused: list[str]) -> None:
-    sequence = Sequence(0, [1], 1, SamplingParams(), 0)
+    request = Request(0, [1], 1, SamplingParams(), 0)
     rule = make_rule(name)
     for kind, draft in DRAFTS.items():
         target = torch.full((len(draft) + 1, 3), 1 / 3)
         if kind not in refused:
-            rule.verify(draft, target, sequence, Randomness())
+            verify_one(rule, draft, target, request, Randomness())
             continue
         with pytest.raises(ConfigError, match=r"takes .*use '"):
-            rule.verify(draft, target, sequence, Randomness())
+            verify_one(rule, draft, target, request, Randomness())
         with pytest.raises(ConfigError, match=r"takes .*use '"):
-            verification.judge(rule, draft, target.log(), sequence, Randomness())
+            verify_logits(rule, draft, target.log(), request)
 
 
 @pytest.mark.parametrize("rule", ["block", "traversal"])
@@ -107,7 +109,7 @@ def test_typical_acceptance_takes_no_drawn_trees() -> None:
 
 
 def test_traversal_takes_what_a_drafter_draws_in_the_engine() -> None:
-    taken = set()
+    taken: set[str] = set()
     for drafter in (TreeDrafter(DRAFT), DraftModelDrafter(DRAFT, 1, 512)):
         config = SpeculativeConfig(rejection_sample_method="traversal", monitor=False)
         engine = Engine(TARGET, drafter, config)
@@ -135,10 +137,10 @@ def best_end(draft: Draft, target: Tensor, epsilon: float, delta: float) -> int:
     """The deepest node whose whole path is typical, the first of them; written down plainly."""
     best, deepest = -1, 0
     for node in range(len(draft)):
-        path = draft.path_to(node)
+        path = draft.tree.path_to(node)
         typical_path = True
         for one in path:
-            row = target[draft.parents[one] + 1].tolist()
+            row = target[draft.tree.parents[one] + 1].tolist()
             entropy = -math.fsum(p * math.log(p) for p in row if p > 0)
             enough = min(epsilon, delta * math.exp(-entropy))
             typical_path = typical_path and row[draft.token_ids[one]] > enough
@@ -155,7 +157,7 @@ def test_typical_acceptance_takes_the_longest_path_of_typical_tokens() -> None:
         parents = tuple(int(source.integers(-1, node)) for node in range(size))
         tokens = tuple(source.integers(0, 6, size).tolist())
         target = torch.tensor(source.dirichlet(np.full(6, 0.5), size + 1)).float()
-        draft = Draft(tokens, parents)
+        draft = Draft(Tree(parents), tokens)
         epsilon, delta = source.uniform(0.05, 0.5, 2)
         decision = typical.decide(draft, target, epsilon, delta)
         end = best_end(draft, target, epsilon, delta)
@@ -171,21 +173,21 @@ def test_typical_acceptance_changes_the_distribution() -> None:
     assert make_rule("typical").exactness is Exactness.APPROXIMATE
     target, drafter = RandomRows(4, 3, zeros=0.0), RandomRows(4, 103, zeros=0.0)
     judge = by_decision(typical.decide)
-    for drafts in ([(1.0, Draft((2, 1, 0), (-1, -1, 0)))], drawn_drafts(drafter, (-1, 0))):
-        law = emitted_law(judge, target, drafts, 3)
-        assert deviation(law, target_law(target, 3)) > 1e-2
+    for drafts in ([(1.0, Draft(Tree((-1, -1, 0)), (2, 1, 0)))], drawn_drafts(drafter, (-1, 0))):
+        law = emitted_distribution(judge, target, drafts, 3)
+        assert deviation(law, target_distribution(target, 3)) > 1e-2
         assert sum(law.values()) == pytest.approx(1.0)
 
 
 def test_drafts_are_drawn_for_rules_that_take_them() -> None:
-    sampled = Sequence(0, [1], 1, SamplingParams(), 0)
-    greedy = Sequence(0, [1], 1, SamplingParams(temperature=0.0), 0)
+    sampled = Request(0, [1], 1, SamplingParams(), 0)
+    greedy = Request(0, [1], 1, SamplingParams(temperature=0.0), 0)
     for name in ("auto", "token", "block", "traversal", "typical"):
-        assert verification.drawing_for(name, sampled) is Drawing.DRAW
-        assert verification.drawing_for(name, greedy) is Drawing.TOP
+        assert verification.drawing_for(name, sampled) is Drawing.SAMPLED
+        assert verification.drawing_for(name, greedy) is Drawing.GREEDY
 
 
 def test_rules_that_refuse_say_what_to_use() -> None:
-    for rule in (block, traversal):
+    for rule in (BlockRule(), traversal):
         with pytest.raises(ConfigError, match="use 'token'"):
             rule.decide(DRAFTS["fixed tree"], torch.full((3, 3), 1 / 3))

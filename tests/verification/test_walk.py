@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.core import Draft, Drawing, Plan, Sequence
+from forerun.core import Draft, Drawing, Plan, Request, Tree
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -17,8 +17,9 @@ from forerun.randomness import Purpose, Randomness
 from forerun.sampling import Prefix, warp
 from forerun.testing import ToyModel, TreeDrafter
 from forerun.theory.enumeration import end_probabilities
-from forerun.verification import block, token, traversal
-from forerun.verification.decision import walk
+from forerun.verification import token, traversal
+from forerun.verification.block import BlockRule
+from tests.helpers.verification import walk
 
 pytestmark = pytest.mark.usefixtures("form")
 
@@ -36,17 +37,17 @@ class Scripted(Randomness):
 
 @pytest.mark.parametrize(
     "decide",
-    [token.decide, block.decide, traversal.decide],
+    [token.decide, BlockRule().decide, traversal.decide],
     ids=["token", "block", "traversal"],
 )
 def test_a_test_passes_just_below_its_probability_and_not_at_it(decide: object) -> None:
     """All ways through all tests of a chain: the walk ends where the decision says, and emits
     the token whose stretch of the row the uniform falls into."""
-    sequence = Sequence(0, [1, 2], 2, SamplingParams(), seed=0)
+    request = Request(0, [1, 2], 2, SamplingParams(), seed=0)
     target, draft_model = ToyModel(4), ToyModel(4, noise=1.0)
     drafter = DraftModelDrafter(draft_model, 1, 99)
-    sequence.row = 0
-    draft = drafter.propose([sequence], [Plan(3, Drawing.DRAW)], Randomness())[0]
+    request.row = 0
+    draft = drafter.propose([request], [Plan(3, Drawing.SAMPLED)], Randomness())[0]
     logits = [target.next_logits([1, 2, *draft.tokens_to(node)]) for node in range(-1, 3)]
     rows = torch.stack(logits).softmax(-1)
     decision = decide(draft, rows)  # type: ignore[operator]
@@ -67,7 +68,7 @@ def test_a_test_passes_just_below_its_probability_and_not_at_it(decide: object) 
             if decision.emit[end + 1, emitted] == 0:
                 continue
             uniforms[Purpose.EMIT, 0] = edge - 1e-9
-            verdict = walk(draft, decision, sequence, Scripted(uniforms))
+            verdict = walk(draft, decision, request, Scripted(uniforms))
             assert verdict.path == tuple(range(end + 1))
             assert verdict.token_ids == (*draft.tokens_to(end), emitted)
             ends.add(end)
@@ -94,10 +95,10 @@ TARGET, DRAFT = ToyModel(VOCAB, sharpness=1.0), ToyModel(VOCAB, sharpness=1.0, n
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("chain", "token"),
+        pytest.param("chain", "token", marks=pytest.mark.slow),
         ("chain", "block"),
-        ("tree", "token"),
-        ("tree", "traversal"),
+        pytest.param("tree", "token", marks=pytest.mark.slow),
+        pytest.param("tree", "traversal", marks=pytest.mark.slow),
     ],
 )
 def test_sampled_text_follows_the_law_of_the_target(name: str, rule: str) -> None:
@@ -109,9 +110,9 @@ def test_sampled_text_follows_the_law_of_the_target(name: str, rule: str) -> Non
     for output in itertools.product(range(VOCAB), repeat=LENGTH):
         probability = 1.0
         for index, one in enumerate(output):
-            sequence = Sequence(0, [1, 2, *output[:index]], 2, params, seed=0)
-            logits = TARGET.next_logits(sequence.token_ids)
-            probability *= warp(logits[None], [Prefix(sequence)])[0, one].item()
+            request = Request(0, [1, 2, *output[:index]], 2, params, seed=0)
+            logits = TARGET.next_logits(request.token_ids)
+            probability *= warp(logits[None], [Prefix(request)])[0, one].item()
         expected[output] = probability * RUNS
     common = expected > 5
     statistic = ((counts - expected)[common] ** 2 / expected[common]).sum()
@@ -124,7 +125,7 @@ def test_sampled_text_follows_the_law_of_the_target(name: str, rule: str) -> Non
 
 def test_enumeration_adds_up() -> None:
     """Every way through the tests ends somewhere."""
-    draft = Draft((0, 1, 1, 2), (-1, -1, 0, 1))
+    draft = Draft(Tree((-1, -1, 0, 1)), (0, 1, 1, 2))
     decision = token.decide(draft, torch.full((5, 3), 1 / 3, dtype=torch.float64))
     ends = end_probabilities(
         decision.accept.numpy(), decision.on_accept, decision.on_reject, decision.start, 4

@@ -1,7 +1,8 @@
 // A decoder-only transformer: Llama, Mistral, Qwen2, Qwen3 and GPT-2.
 //
-// The result for a token depends on its path of tokens alone, bit for bit: not on how many tokens, which
-// tree, which row of a batch, which chunk of a prompt or how many threads it is computed with.
+// The result for a token depends on its path of tokens alone, bit for bit: not on how many tokens,
+// which tree, which row of a batch, which chunk of a prompt or how many threads it is computed
+// with.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "forerun/activation.h"
+#include "forerun/batch_rows.h"
 #include "forerun/buffer.h"
 #include "forerun/kv_cache.h"
 #include "forerun/linear.h"
@@ -18,12 +21,10 @@
 
 namespace forerun::cpu {
 
-enum class Activation { silu, gelu_tanh, gelu_erf, relu };
-
 struct DecoderShape {
   Precision precision = Precision::bf16;
   Precision head_precision = Precision::bf16;  // of the output head and, where tied, the embedding
-  int group = 0;                               // columns that share a scale, for int8 and int4; 0: default
+  int group = 0;  // columns that share a scale, for int8 and int4; 0: default
   std::int64_t vocab = 1;
   std::int64_t hidden = 1;
   std::int64_t intermediate = 1;
@@ -34,16 +35,17 @@ struct DecoderShape {
   std::int64_t max_context = 1;
   float norm_eps = 1e-6f;
   Activation activation = Activation::silu;
-  bool gated = true;               // down(act(gate x) * up x), else down(act(up x))
-  bool layer_norm = false;         // with mean and bias, else the root mean square alone
+  bool gated = true;        // down(act(gate x) * up x), else down(act(up x))
+  bool layer_norm = false;  // with mean and bias, else the root mean square alone
   bool query_key_norm = false;
   bool qkv_bias = false;
   bool output_bias = false;
   bool mlp_bias = false;
-  bool tied = false;               // the head is the embedding
-  std::vector<std::int64_t> windows;        // by layer, 0: none
-  std::vector<float> inverse_frequencies;   // [head_dim / 2] of the rotary embedding; empty: learned positions
-  float rotary_scale = 1.0f;                // on cosines and sines
+  bool tied = false;                  // the head is the embedding
+  std::vector<std::int64_t> windows;  // by layer, 0: none
+  std::vector<float>
+      inverse_frequencies;    // [head_dim / 2] of the rotary embedding; empty: learned positions
+  float rotary_scale = 1.0f;  // on cosines and sines
 
   std::int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
   std::int64_t up_rows() const { return (gated ? 2 : 1) * intermediate; }
@@ -52,29 +54,21 @@ struct DecoderShape {
 enum class LogitsFor { all, last, none };
 
 // One forward over a batch of rows, each with its own number of new tokens.
-struct ForwardCall {
-  KvCache* cache = nullptr;
-  std::vector<std::int64_t> rows;           // of the cache, one for each row of the batch
-  std::int64_t width = 0;                   // tokens of a row, padding included
-  const std::int64_t* token_ids = nullptr;  // [rows, width]
-  const std::int64_t* positions = nullptr;  // [rows, width]; -1 marks padding at the end of a row
-  const std::uint8_t* tree_mask = nullptr;  // [rows, width, mask_columns] or null, as sight.h says
-  std::int64_t mask_columns = 0;
-  std::int64_t first_layer = 0;
-  std::int64_t end_layer = 0;
-  const float* hidden_in = nullptr;         // [rows, width, hidden] or null
+struct ForwardCall : BatchRows {
+  const std::int64_t* token_ids = nullptr;                  // [rows, width]
+  const float* hidden_in = nullptr;                         // [rows, width, hidden] or null
   std::vector<std::pair<std::int64_t, float*>> hidden_out;  // layer, [rows, width, hidden]
   LogitsFor logits_for = LogitsFor::all;
-  float* logits = nullptr;                  // [rows, width or 1, vocab]; padding is left as it is
+  float* logits = nullptr;  // [rows, width or 1, vocab]; padding is left as it is
 };
 
 struct DecoderWeights;
+struct NewTokens;
 struct Workspace;
-struct ForwardRun;
 
 class Decoder {
  public:
-  // Throws std::invalid_argument for a shape that fits no model, std::bad_alloc.
+  // Throws std::invalid_argument for an invalid shape, std::bad_alloc.
   Decoder(const DecoderShape& shape, Level limit = best_level());
   ~Decoder();
   Decoder(const Decoder&) = delete;
@@ -83,32 +77,36 @@ class Decoder {
   const DecoderShape& shape() const;
   std::size_t weight_bytes() const;
 
-  // Fills rows [first, first + count) of a weight from row-major values; a vector has one row. Names are
-  // those of layouts.py. Throws std::invalid_argument for a name or size that does not fit,
-  // std::domain_error for a value that is not finite.
+  // Fills rows [first, first + count) of a weight from row-major values; a vector has one row.
+  // Names are those of layouts.py. Throws std::invalid_argument for a name or size that does not
+  // fit, std::domain_error for a value that is not finite.
   void load(const std::string& name, std::int64_t first, std::int64_t count, std::int64_t cols,
             const void* data, SourceType type, ThreadPool& pool);
 
   KvCache::Shape cache_shape(std::int64_t rows, std::int64_t capacity) const;
 
-  // Within one Forward of the pool. Throws CacheError for a full row, layers of different lengths or a
-  // position beyond the context; std::invalid_argument for ids that are no tokens and other nonsense.
+  // Within one Forward of the pool. Throws CacheError for a full row, layers of different lengths
+  // or a position beyond the context; std::invalid_argument for ids outside the vocabulary and
+  // calls that contradict themselves.
   void forward(const ForwardCall& call, ThreadPool& pool);
 
-  // The final norm and the output head on hidden states [tokens, hidden] as `hidden_out` hands them out:
-  // logits [tokens, vocab], those of a forward bit for bit. Within one Forward of the pool.
-  void head(const float* hidden, std::int64_t tokens, float* logits, ThreadPool& pool);
+  // The embeddings [tokens, hidden] of token ids, without those of positions. Throws
+  // std::invalid_argument for ids that are not tokens.
+  void embed(const std::int64_t* token_ids, std::int64_t tokens, float* out) const;
+
+  // What a forward does with hidden states [tokens, hidden] as `hidden_out` hands them out, bit for
+  // bit: the final norm, then the output head, to logits [tokens, vocab]. Within one Forward of the
+  // pool.
+  void final_norm(const float* hidden, std::int64_t tokens, float* out, ThreadPool& pool);
+  void lm_head(const float* normed, std::int64_t tokens, float* logits, ThreadPool& pool);
 
  private:
   void check(const ForwardCall& call) const;
-  void embed(ForwardRun& run);
-  void layer(ForwardRun& run, std::int64_t index);
-  void attend(ForwardRun& run, std::int64_t index);
-  void prepare_heads(ForwardRun& run, std::int64_t index, std::int64_t sight, std::int64_t head);
-  void mlp(ForwardRun& run, std::int64_t index);
-  void make_logits(ForwardRun& run);
-  void norm(ThreadPool& pool, const float* x, const std::vector<float>& weight, const std::vector<float>& bias,
-            std::int64_t tokens, float* y);
+  void check_token(std::int64_t token) const;
+  void read_embedding(std::int64_t token, float* x) const;
+  void enter(const ForwardCall& call, const NewTokens& tokens, ThreadPool& pool);
+  void run_layers(const ForwardCall& call, const NewTokens& tokens, ThreadPool& pool);
+  void make_logits(const ForwardCall& call, const NewTokens& tokens, ThreadPool& pool);
 
   Level limit_;
   std::unique_ptr<DecoderWeights> weights_;

@@ -1,4 +1,4 @@
-// What the engine refuses, told apart for its caller.
+// Errors that callers tell from others.
 #pragma once
 
 #include <stdexcept>

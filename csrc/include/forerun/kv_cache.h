@@ -31,7 +31,9 @@ class KvCache {
   const Shape& shape() const { return shape_; }
   std::size_t bytes() const { return memory_.size(); }
 
-  std::int64_t length(std::int64_t layer, std::int64_t row) const { return lengths_[at(layer, row)]; }
+  std::int64_t length(std::int64_t layer, std::int64_t row) const {
+    return lengths_[at(layer, row)];
+  }
   // Of the row's shortest layer.
   std::int64_t length(std::int64_t row) const;
   void set_length(std::int64_t layer, std::int64_t row, std::int64_t length) {
@@ -44,13 +46,14 @@ class KvCache {
     return positions_.data() + row * shape_.capacity;
   }
 
-  // Of the slots from `start` on, keeps only start + slots[i], moved to start + i, in every layer that
-  // holds them. Throws CacheError unless they ascend and the longest layer holds them.
+  // Of the slots from `start` on, keeps only start + slots[i], moved to start + i, in every layer
+  // that holds them. Throws CacheError unless they ascend and the longest layer holds them.
   void keep(std::int64_t row, std::int64_t start, const std::vector<std::int64_t>& slots);
 
-  // Forgets all slots of a row from `length` on, in layers [first_layer, end_layer). Throws CacheError for
-  // a negative length or layers that are not there.
-  void trim(std::int64_t row, std::int64_t length, std::int64_t first_layer, std::int64_t end_layer);
+  // Forgets all slots of a row from `length` on, in layers [first_layer, end_layer). Throws
+  // CacheError for a negative length or layers that are not there.
+  void trim(std::int64_t row, std::int64_t length, std::int64_t first_layer,
+            std::int64_t end_layer);
 
   // Throws CacheError for a row that is not there.
   void check_row(std::int64_t row) const;
@@ -63,9 +66,10 @@ class KvCache {
   std::uint8_t* keys(std::int64_t layer, std::int64_t row, std::int64_t head) const;
   std::uint8_t* values(std::int64_t layer, std::int64_t row, std::int64_t head) const;
 
-  // Stores one head's key and value [head_dim]. A value that is not finite becomes 0, and its key NaN.
-  void write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot, const float* key,
-             const float* value);
+  // Stores one head's key and value [head_dim]. A value that is not finite becomes 0, and its key
+  // NaN.
+  void write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
+             const float* key, const float* value);
 
  private:
   std::size_t at(std::int64_t layer, std::int64_t row) const {
@@ -84,13 +88,13 @@ class KvCache {
   std::vector<std::int64_t> positions_;
 };
 
-// Copies one slot's values [dimensions] to another slot, perhaps of other memory of the same layout but
-// with its own number of lines.
+// Copies one slot's values [dimensions] to another slot, perhaps of other memory of the same layout
+// but with its own number of lines.
 struct ValueSlots {
   std::uint8_t* memory;
   std::int64_t lines;  // in a block of 16 dimensions
 };
-void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlots from, std::int64_t from_slot,
-                     ValueSlots to, std::int64_t to_slot);
+void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlots from,
+                     std::int64_t from_slot, ValueSlots to, std::int64_t to_slot);
 
 }  // namespace forerun::cpu

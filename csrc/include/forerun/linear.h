@@ -1,7 +1,7 @@
 // y[n, rows] = x[n, cols] W^T, each weight read once for all n tokens.
 //
-// The result for a token depends on that token and the weights alone: not on n, on the other tokens,
-// on the number of threads, nor on the instruction set (kernels.h says what is computed).
+// The result for a token depends on that token and the weights alone: not on n, on the other
+// tokens, on the number of threads, nor on the instruction set (kernels.h says what is computed).
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,10 @@ namespace forerun::cpu {
 
 struct KernelSet;
 
-// The tokens of one call in the order in which the kernels read them: rounded to bf16, or quantized to
-// int8 with one scale for each token and group of columns. Packed once, used with every matrix of the
-// same precision, columns and group (q, k and v; gate and up). Keeps its memory between calls.
+// The tokens of one call in the order in which the kernels read them: rounded to bf16, or quantized
+// to int8 with one scale for each token and group of columns. Packed once, used with every matrix
+// of the same precision, columns and group (q, k and v; gate and up). Keeps its memory between
+// calls.
 //
 // Memory: one panel for each tile of T tokens, of 4-byte units:
 //   fp32  [cols][T]    bf16  [pairs][T]
@@ -27,9 +28,11 @@ class Activations {
   // `group` as in MatrixShape; `limit` caps the instruction set.
   explicit Activations(Precision precision, int group = 0, Level limit = best_level());
 
-  // n tokens of `cols` floats, `stride` apart. A token with a NaN or infinity gives NaN in its group
-  // and so in its whole result. Throws std::invalid_argument for n or cols below 1 or a short stride.
-  void pack(const float* x, std::int64_t n, std::int64_t cols, std::int64_t stride, ThreadPool& pool);
+  // n tokens of `cols` floats, `stride` apart. A token with a NaN or infinity gives NaN in its
+  // group and so in its whole result. Throws std::invalid_argument for n or cols below 1 or a short
+  // stride.
+  void pack(const float* x, std::int64_t n, std::int64_t cols, std::int64_t stride,
+            ThreadPool& pool);
 
   std::int64_t tokens() const { return tokens_; }
   const MatrixShape& shape() const { return shape_; }  // of one row: what a matrix must agree with
@@ -39,9 +42,11 @@ class Activations {
   std::int64_t tiles() const { return tiles_; }
   std::int64_t tile_begin(std::int64_t tile) const;
   int tile_tokens(std::int64_t tile) const;
-  const std::uint32_t* panel(std::int64_t tile) const;
+  const std::uint32_t* panel(std::int64_t tile) const { return panel_at(tile); }
 
  private:
+  std::uint32_t* panel_at(std::int64_t tile) const;
+
   const KernelSet* kernels_;
   MatrixShape shape_;
   std::int64_t tokens_ = 0;
@@ -51,13 +56,14 @@ class Activations {
 };
 
 struct LinearOptions {
-  const float* bias = nullptr;         // [rows]
-  bool accumulate = false;             // y += instead of y =, after the bias
-  const PackedMatrix* next = nullptr;  // the product that follows: its first lines are fetched at the end
+  const float* bias = nullptr;  // [rows]
+  bool accumulate = false;      // y += instead of y =, after the bias
+  const PackedMatrix* next =
+      nullptr;  // the product that follows: its first lines are fetched at the end
 };
 
-// y: rows of the result, y_stride apart. Throws std::invalid_argument where matrix and activations do
-// not agree or the stride is short.
+// y: rows of the result, y_stride apart. Throws std::invalid_argument where matrix and activations
+// do not agree or the stride is short.
 void linear(const PackedMatrix& weights, const Activations& x, float* y, std::int64_t y_stride,
             ThreadPool& pool, const LinearOptions& options = {});
 

@@ -11,12 +11,12 @@ namespace forerun::cpu::machine {
 
 double seconds();  // a monotonic clock
 
-// From now on seconds() is the calling thread's processor time: with one thread, a measure that other
-// processes do not disturb except through memory and caches.
+// From now on seconds() is the calling thread's processor time: with one thread, a measure that
+// other processes do not disturb except through memory and caches.
 void use_processor_clock();
 
-// One processor for each thread of this process: on a busy machine the system may else put two of them
-// on one, for as long as a measurement takes.
+// One processor for each thread of this process: on a busy machine the system may else put two of
+// them on one, for as long as a measurement takes.
 void pin_threads();
 
 // Seconds for all threads to read `bytes` once, in order.

@@ -1,11 +1,11 @@
 // Weights in the order in which the kernels read them.
 //
-// Rows are gathered in blocks of 16. A block is a run of 64-byte lines along k; a line holds, for each
-// of its 16 rows, the 4 bytes that one lane of the instruction takes:
+// Rows are gathered in blocks of 16. A block is a run of 64-byte lines along k; a line holds, for
+// each of its 16 rows, the 4 bytes that one lane of the instruction takes:
 //   fp32  1 value      bf16  2 values (vdpbf16ps)      int8  4 values + 128 (vpdpbusd)
 //   int4  8 nibbles + 8: the low ones are values 0..3, the high ones 4..7
-// int8 and int4 have one fp16 scale for each group of columns and row. A line of scales stands before
-// each pair of groups, so that a block is one stream.
+// int8 and int4 have one fp16 scale for each group of columns and row. A line of scales stands
+// before each pair of groups, so that a block is one stream.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ class ThreadPool;
 enum class Precision { fp32, bf16, int8, int4 };
 
 const char* precision_name(Precision precision);
-// Throws std::invalid_argument for a name that is none.
+// Throws std::invalid_argument for an unknown name.
 Precision precision_named(const std::string& name);
 
 constexpr int kBlockRows = 16;
@@ -37,10 +37,10 @@ struct MatrixShape {
   static MatrixShape make(Precision precision, std::int64_t rows, std::int64_t cols, int group = 0);
 
   bool grouped() const { return precision == Precision::int8 || precision == Precision::int4; }
-  int values_per_line() const;      // columns that one line covers
-  std::int64_t lines() const;       // of values in one block
-  std::int64_t groups() const;      // along one row; 0 unless grouped
-  int lines_per_group() const;      // of a full group; the last one may be shorter
+  int values_per_line() const;  // columns that one line covers
+  std::int64_t lines() const;   // of values in one block
+  std::int64_t groups() const;  // along one row; 0 unless grouped
+  int lines_per_group() const;  // of a full group; the last one may be shorter
   std::int64_t all_lines() const { return lines() + (groups() + 1) / 2; }
   std::int64_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
   std::size_t block_bytes() const { return static_cast<std::size_t>(all_lines()) * kLineBytes; }
@@ -67,8 +67,8 @@ class PackedMatrix {
 
   // Packs rows [first, first + count) from row-major source rows that are `stride` elements apart.
   // Parts of one matrix may come from several tensors (q, k, v) and threads. Throws
-  // std::invalid_argument for rows out of range, std::domain_error for a weight that is not finite or,
-  // in int8 and int4, too large for an fp16 scale.
+  // std::invalid_argument for rows out of range, std::domain_error for a weight that is not finite
+  // or, in int8 and int4, too large for an fp16 scale.
   void pack_rows(std::int64_t first, std::int64_t count, const void* source, SourceType type,
                  std::int64_t stride);
 

@@ -1,8 +1,10 @@
 // Threads that spin during a forward and sleep between forwards.
 //
-// Work is handed out in ranges, to each thread first from its own contiguous share, then from the others'.
-// A worker that is still waking up, or that the system has taken off its core, holds nobody back: the
-// others do its share. Who computes what never changes a result.
+// Work is handed out in ranges, to each thread first from its own contiguous share, then from the
+// others'. A worker that is still waking up, or that the system has taken off its core, does not
+// hold up the others: they do its share. Who computes what never changes a result.
+//
+// A fork copies no threads: in the child a pool starts its own at the next forward.
 #pragma once
 
 #include <atomic>
@@ -33,12 +35,14 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Around a forward, on the one thread that calls the pool. Outside, the caller works alone.
-  void begin();
+  // Around a forward. From begin() on the calling thread has the workers to itself, awake if it
+  // wants their help; others wait there for its end(). A thread may begin again inside, and the
+  // workers stay awake until the last end(). Outside, the caller works alone.
+  void begin(bool wake = true);
   void end();
 
-  // body(Range) until [0, count) is done, in ranges of `grain` items and more. The body must not throw
-  // and must not use the pool.
+  // body(Range) until [0, count) is done, in ranges of `grain` items and more. The body must not
+  // throw and must not use the pool.
   template <class Body>
   void for_ranges(std::int64_t count, std::int64_t grain, const Body& body) {
     if (!spinning_ || count <= grain) {
@@ -61,17 +65,31 @@ class ThreadPool {
     std::int64_t end = 0;
   };
 
+  // The workers and what they wait for.
+  struct Crew {
+    std::recursive_mutex turn;  // held from begin() to end()
+    int depth = 0;              // forwards begun and not ended
+    std::mutex mutex;
+    std::condition_variable wake;
+    bool stopping = false;
+    std::vector<std::thread> workers;
+  };
+
+  void start_workers();
   void set_shares(std::int64_t count, std::int64_t grain);
   bool next_range(int thread, Range& range);
   void run(Job job, const void* context);
   void serve(int thread);
   bool wait_until_active();
 
+  friend class ForkGuard;
+  void forget_workers();
+
   // What a worker needs to take part, in one cache line: between cores each line costs a tenth of a
   // microsecond and more, for each of the many small products of a forward.
   struct alignas(64) Work {
-    // The job's number (upper half), whether it is open, how many workers are in it. One word, so that
-    // a worker joins either before the job closes or not at all.
+    // The job's number (upper half), whether it is open, how many workers are in it. One word, so
+    // that a worker joins either before the job closes or not at all.
     std::atomic<std::uint64_t> state{0};
     Job job = nullptr;
     const void* context = nullptr;
@@ -84,16 +102,13 @@ class ThreadPool {
   std::unique_ptr<Share[]> shares_;
   Work work_;
   alignas(64) std::atomic<bool> active_{false};
-  bool stopping_ = false;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::vector<std::thread> workers_;
+  std::unique_ptr<Crew> crew_;
 };
 
 // begin() and end() of one forward.
 class Forward {
  public:
-  explicit Forward(ThreadPool& pool) : pool_(pool) { pool_.begin(); }
+  explicit Forward(ThreadPool& pool, bool wake = true) : pool_(pool) { pool_.begin(wake); }
   ~Forward() { pool_.end(); }
   Forward(const Forward&) = delete;
   Forward& operator=(const Forward&) = delete;

@@ -1,7 +1,7 @@
 // What a decoder does to one token's vector between the matrix products.
 //
-// Each function takes one vector. Sums run in 16 lanes that are added in a fixed order, and nothing is
-// contracted: every level returns the same bits, whatever else the call computes.
+// Each function takes one vector. Sums run in 16 lanes that are added in a fixed order, and nothing
+// is contracted: every level returns the same bits, whatever else the call computes.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct VectorOps {
   // y = x / sqrt(mean(x^2) + eps) * weight
   void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t n, float* y);
   // y = (x - mean) / sqrt(variance + eps) * weight + bias
-  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, std::int64_t n,
-                     float* y);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps,
+                     std::int64_t n, float* y);
   // y = gate * sigmoid(gate) * up
   void (*silu_mul)(const float* gate, const float* up, std::int64_t n, float* y);
   // y = x * sigmoid(x)

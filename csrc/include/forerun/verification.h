@@ -1,13 +1,16 @@
-// The rules of forerun/verification over dense rows: what they decide, and the walk that needs only the
-// part of the decision that it comes by. T is float or double.
+// The rules of forerun/verification over dense rows: what they decide, and the walk that needs only
+// the part of the decision that it visits. T is float or double.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "forerun/randomness.h"
+#include "forerun/row_scratch.h"
 #include "forerun/sampling.h"
+#include "forerun/thread_pool.h"
 
 namespace forerun::cpu {
 
@@ -16,17 +19,16 @@ struct Tree {
   const std::int64_t* tokens;
   const std::int64_t* parents;
   std::int64_t size;
-
-  bool is_chain() const;
 };
 
-// Rows of probability made from logits [n + 1, vocab] when they are first asked for. A walk comes by few.
+// Rows of probability made from logits [n + 1, vocab] when they are first used: a walk visits few.
 template <class T>
 class WarpedRows {
  public:
-  WarpedRows(const T* logits, std::int64_t rows, std::int64_t vocab, const Warp& warp);
+  WarpedRows(const T* logits, std::int64_t rows, std::int64_t vocab, const Warp& warp,
+             RowScratch<T>& scratch);
 
-  // Throws std::domain_error for a row that holds NaN or inf, or leaves no token possible.
+  // Throws RowError for a row that holds NaN or inf, or leaves no token possible.
   const T* row(std::int64_t index);
 
  private:
@@ -34,7 +36,7 @@ class WarpedRows {
   std::int64_t vocab_;
   Warp warp_;
   std::vector<bool> made_;
-  std::vector<T>& memory_;
+  RowScratch<T>& scratch_;
 };
 
 template <class T>
@@ -50,7 +52,8 @@ struct Rows {
   const T* draft_of(std::int64_t node) const { return draft + node * vocab; }
 };
 
-// As in forerun/verification/decision.py; the rows to emit from are written to where the caller says.
+// As in forerun/verification/decision.py; the rows to emit from are written to where the caller
+// says.
 template <class T>
 struct Decision {
   std::vector<T> accept;
@@ -70,26 +73,65 @@ struct Outcome {
 // Purpose accept with the test's number, or emit with 0.
 using Uniforms = std::function<double(Purpose, std::int64_t)>;
 
-// The rules that are nothing but their decision. Block takes drawn chains, traversal drawn trees.
-enum class Rule { token, block, traversal };
+// The rules that are nothing but their decision. Traversal takes drawn trees; on a chain it is
+// block verification.
+enum class Rule { token, traversal };
 
-// Both throw std::invalid_argument for a tree that is none, ids outside the vocabulary, or a draft that the
-// rule does not take; empty drafts are taken by all.
+// Both throw std::invalid_argument for an invalid tree, ids outside the vocabulary, or point masses
+// under traversal; every rule takes an empty draft.
 template <class T>
-Decision<T> decide(Rule rule, const Tree& tree, const Rows<T>& rows, T* emit);
+Decision<T> decide(Rule rule, const Tree& tree, const Rows<T>& rows, T* emit,
+                   RowScratch<T>& scratch);
 
-// What walking the decision with the same uniforms comes to, bit for bit.
+// The result of walking the decision with the same uniforms, bit for bit.
 template <class T>
-Outcome verify(Rule rule, const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms);
+Outcome verify(Rule rule, const Tree& tree, const Rows<T>& rows, const Uniforms& uniforms,
+               RowScratch<T>& scratch);
 
-// The same for a greedy request, straight from logits [n + 1, vocab]: down the tokens that are the largest of
-// their rows. Throws std::domain_error for a row on the way that holds NaN or inf or leaves none possible.
+// The same for a greedy request, straight from logits [n + 1, vocab]: down the tokens that are the
+// largest of their rows. Throws RowError for a row on the way that holds NaN or inf or leaves no
+// token possible.
 template <class T>
 Outcome verify_greedy(const Tree& tree, const T* logits, std::int64_t vocab);
 
-// `committed`: length of the sequence. Greedy takes the largest of each row.
+// Along the tokens that the noise of the seed draws from the rows. `committed`: length of the
+// sequence.
 template <class T>
-Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed, std::int64_t committed,
-                       bool greedy);
+Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed,
+                       std::int64_t committed);
+
+enum class Method { token, traversal, coupled };
+
+// The draft of one request and how it is verified. Greedy requests follow the largest logits by any
+// method.
+template <class T>
+struct DraftToVerify {
+  Method method;
+  Tree tree;
+  const T* logits;  // [n + 1, vocab]
+  const T* draft;   // [n, vocab]; null for point masses
+  Warp warp;
+  std::uint64_t seed;
+  std::int64_t committed;  // length of the sequence
+};
+
+enum class Fault {
+  none,
+  row,    // a row on the way holds NaN or inf, or leaves no token possible
+  draft,  // what `verify` throws std::invalid_argument for
+};
+
+struct Answer {
+  Outcome outcome{-1, -1};
+  Fault fault = Fault::none;
+  std::string reason;
+};
+
+// Warps and verifies the draft of each request; a fault is that request's alone. The threads of
+// `pool` share the requests; without a pool, or outside its begin() and end(), the caller works
+// alone.
+template <class T>
+std::vector<Answer> verify_batch(const std::vector<DraftToVerify<T>>& drafts, std::int64_t vocab,
+                                 ThreadPool* pool, ScratchPool<T>& scratches);
 
 }  // namespace forerun::cpu

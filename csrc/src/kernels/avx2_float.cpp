@@ -21,7 +21,8 @@ struct Bf16 {
   };
   static FORERUN_INLINE Operand widen(__m256i bits) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16)),
-            _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000))))};
+            _mm256_castsi256_ps(
+                _mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000))))};
   }
   static FORERUN_INLINE __m256 multiply_add(__m256 sum, Operand w, Operand x) {
     return _mm256_fmadd_ps(w.even, x.even, _mm256_fmadd_ps(w.odd, x.odd, sum));
@@ -40,14 +41,16 @@ struct Avx2Float {
     unroll<kHalves>([&](auto h) { weight[h] = Format::widen(load_half(w, h)); });
     unroll<T>([&](auto t) {
       const auto value = Format::widen(_mm256_set1_epi32(static_cast<int>(x[t])));
-      unroll<kHalves>([&](auto h) { sum[h][t] = Format::multiply_add(sum[h][t], weight[h], value); });
+      unroll<kHalves>(
+          [&](auto h) { sum[h][t] = Format::multiply_add(sum[h][t], weight[h], value); });
     });
   }
 
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {
     __m256 sum[kHalves][T];
-    unroll_halves<T>([&](auto h, auto t) { sum[h][t] = a.resume ? load_out(a, h, t) : _mm256_setzero_ps(); });
+    unroll_halves<T>(
+        [&](auto h, auto t) { sum[h][t] = a.resume ? load_out(a, h, t) : _mm256_setzero_ps(); });
     const std::uint8_t* w = a.weights;
     const auto* x = static_cast<const std::uint32_t*>(a.panel);
     const std::uint8_t* ahead = a.ahead.first;

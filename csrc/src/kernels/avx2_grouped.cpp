@@ -1,5 +1,5 @@
-// int8 and int4. vpmaddubsw would saturate (255 * 127 * 2), so bytes are widened to 16 bits, the even
-// and the odd ones apart, and multiplied by vpmaddwd: exact.
+// int8 and int4. vpmaddubsw would saturate (255 * 127 * 2), so bytes are widened to 16 bits, the
+// even and the odd ones apart, and multiplied by vpmaddwd: exact.
 #include "avx2_common.h"
 
 namespace forerun::cpu {
@@ -38,9 +38,11 @@ struct Avx2Grouped {
     unroll<Format::kPanelRows>([&](auto p) {
       unroll<2>([&](auto odd) {
         __m256i weight[kHalves];
-        unroll<kHalves>([&](auto h) { weight[h] = widen_unsigned(Format::part(load_half(w, h), p), odd); });
+        unroll<kHalves>(
+            [&](auto h) { weight[h] = widen_unsigned(Format::part(load_half(w, h), p), odd); });
         unroll<T>([&](auto t) {
-          const __m256i value = widen_signed(_mm256_set1_epi32(static_cast<int>(x[p * T + t])), odd);
+          const __m256i value =
+              widen_signed(_mm256_set1_epi32(static_cast<int>(x[p * T + t])), odd);
           unroll<kHalves>([&](auto h) {
             acc[h][t] = _mm256_add_epi32(acc[h][t], _mm256_madd_epi16(weight[h], value));
           });
@@ -53,7 +55,8 @@ struct Avx2Grouped {
   static FORERUN_INLINE void add_group(const __m256i (&acc)[kHalves][T], const std::uint8_t* scales,
                                        const std::uint32_t* x_scale, __m256 (&sums)[kHalves][T]) {
     unroll<kHalves>([&](auto h) {
-      const __m256 w_scale = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales) + h));
+      const __m256 w_scale =
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales) + h));
       unroll<T>([&](auto t) {
         const __m256 scale = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(x_scale[t])));
         const __m256 d = _mm256_mul_ps(_mm256_cvtepi32_ps(acc[h][t]), scale);
@@ -81,7 +84,8 @@ struct Avx2Grouped {
       // The sums stay in memory during a group: registers are for the accumulators.
       asm volatile("" : : "r"(&sums) : "memory");
       __m256i acc[kHalves][T];
-      unroll_halves<T>([&](auto h, auto t) { acc[h][t] = _mm256_set1_epi32(static_cast<int>(x[t])); });
+      unroll_halves<T>(
+          [&](auto h, auto t) { acc[h][t] = _mm256_set1_epi32(static_cast<int>(x[t])); });
       const std::uint32_t* x_scale = x + T;
       x += 2 * T;
       for (const std::int64_t end = i + a.group_lines; i < end && i < a.lines; ++i) {

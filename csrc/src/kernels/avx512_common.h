@@ -9,19 +9,20 @@
 namespace forerun::cpu {
 namespace {
 
-// What bounds a tile with few tokens is the reading of lines, and there the processor's own prefetching
-// does best: prefetch instructions would take turns from loads. More tokens take longer for each line, so
-// that out-of-order execution sees fewer lines ahead, and prefetching must make up for it.
+// What bounds a tile with few tokens is the reading of lines, and there the processor's own
+// prefetching does best: prefetch instructions would take turns from loads. More tokens take longer
+// for each line, so that out-of-order execution sees fewer lines ahead, and prefetching must make
+// up for it.
 constexpr int kUnaided = 4;
 
 // `instruction` acc, weight, x[index] in all lanes, for T values of x. As assembly, because GCC 12
-// has no embedded broadcast for the dot products and puts register copies between them; with the index
-// as a displacement, because else the compiler keeps a pointer for each of the T. `acc` must be a
-// variable of its own: elements of an array that assembly writes to stay in memory.
-#define FORERUN_BROADCAST_STEP(instruction, acc, weight, x, T, index)                       \
-  asm(instruction " %c3(%2)%{1to16%}, %1, %0"                                              \
-      : "+v"(acc)                                                                          \
-      : "v"(weight), "r"(x), "i"((index) * sizeof(*(x))),                                  \
+// has no embedded broadcast for the dot products and puts register copies between them; with the
+// index as a displacement, because else the compiler keeps a pointer for each of the T. `acc` must
+// be a variable of its own: elements of an array that assembly writes to stay in memory.
+#define FORERUN_BROADCAST_STEP(instruction, acc, weight, x, T, index) \
+  asm(instruction " %c3(%2)%{1to16%}, %1, %0"                         \
+      : "+v"(acc)                                                     \
+      : "v"(weight), "r"(x), "i"((index) * sizeof(*(x))),             \
         "m"(*reinterpret_cast<const std::uint32_t(*)[T]>(x)))
 
 FORERUN_INLINE __mmask16 row_mask(const TileArgs& a) {

@@ -15,7 +15,8 @@ struct Avx512Float {
   // kLines lines in a row. Loads keep the order of the lines, by which the processor recognizes a
   // stream.
   template <int T, int kLines>
-  static FORERUN_INLINE void add_lines(__m512 (&sum)[T], const std::uint8_t* w, const std::uint32_t* x) {
+  static FORERUN_INLINE void add_lines(__m512 (&sum)[T], const std::uint8_t* w,
+                                       const std::uint32_t* x) {
     unroll<kLines>([&](auto i) {
       asm volatile("" : "+r"(w));
       const auto weight = Op::load(w + i * kLine);
@@ -29,14 +30,16 @@ struct Avx512Float {
   FORERUN_FLATTEN static void run(const TileArgs& a) {
     __m512 sum[T];
     unroll<T>([&](auto t) {
-      sum[t] = a.resume ? _mm512_maskz_loadu_ps(row_mask(a), a.out + t * a.out_stride) : _mm512_setzero_ps();
+      sum[t] = a.resume ? _mm512_maskz_loadu_ps(row_mask(a), a.out + t * a.out_stride)
+                        : _mm512_setzero_ps();
     });
     const std::uint8_t* w = a.weights;
     const std::uint8_t* end = w + a.lines * kLine;
     const auto* x = static_cast<const std::uint32_t*>(a.panel);
     if constexpr (T <= kTokensUnaided) {
       constexpr int kLines = 8;
-      for (; end - w >= kLines * kLine; w += kLines * kLine, x += kLines * T) add_lines<T, kLines>(sum, w, x);
+      for (; end - w >= kLines * kLine; w += kLines * kLine, x += kLines * T)
+        add_lines<T, kLines>(sum, w, x);
       for (; w != end; w += kLine, x += T) add_lines<T, 1>(sum, w, x);
     } else {
       const std::ptrdiff_t step = a.ahead.step;

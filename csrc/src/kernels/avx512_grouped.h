@@ -1,7 +1,7 @@
 // The AVX-512 kernels of the groupwise integer formats, by vpdpbusd.
 //
-// Weights are the unsigned operand, so each dot product carries a surplus of zero point * sum(x) over
-// the group. The panel holds its negative, and the integer accumulators start from there.
+// Weights are the unsigned operand, so each dot product carries a surplus of zero point * sum(x)
+// over the group. The panel holds its negative, and the integer accumulators start from there.
 #pragma once
 
 #include "avx512_common.h"
@@ -9,8 +9,8 @@
 namespace forerun::cpu {
 namespace {
 
-// With two accumulators for each token, more than this do not fit beside the operands: the float sums
-// then live in memory, in the first-level cache, and are touched once a group.
+// With two accumulators for each token, more than this do not fit beside the operands: the float
+// sums then live in memory, in the first-level cache, and are touched once a group.
 constexpr int kSumsInRegisters = 12;
 
 template <int kWidth, int kIndex>
@@ -47,7 +47,8 @@ struct Avx512Grouped {
   template <int T>
   static FORERUN_INLINE void add_group(const __m512i (&acc)[T], const std::uint8_t* scales,
                                        const std::uint32_t* x_scale, __m512* sums) {
-    const __m512 w_scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)));
+    const __m512 w_scale =
+        _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)));
     unroll<T>([&](auto t) {
       const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(x_scale[t])));
       const __m512 d = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[t]), scale);
@@ -61,7 +62,8 @@ struct Avx512Grouped {
 
   // Line `kIndex` behind w.
   template <int T, int kIndex>
-  static FORERUN_INLINE void add_line(__m512i (&acc)[T], const std::uint8_t* w, const std::uint32_t* x) {
+  static FORERUN_INLINE void add_line(__m512i (&acc)[T], const std::uint8_t* w,
+                                      const std::uint32_t* x) {
     constexpr int kWidth = Format::kPanelRows * T;
     const __m512i line = _mm512_loadu_si512(w + kIndex * kLine);
     unroll<Format::kPanelRows>([&](auto p) {
@@ -72,8 +74,9 @@ struct Avx512Grouped {
     });
   }
 
-  // All lines of a full group in one row, for up to kTokensInOneRow: a loop, and waiting for one chain
-  // of dot products, would take longer than the lines. Sums of integers are exact in any order.
+  // All lines of a full group in one row, for up to kTokensInOneRow: a loop, and waiting for one
+  // chain of dot products, would take longer than the lines. Sums of integers are exact in any
+  // order.
   template <int T, int kLines>
   static FORERUN_INLINE void add_full_group(__m512i (&acc)[T], const std::uint8_t* w,
                                             const std::uint32_t* x) {
@@ -140,8 +143,8 @@ struct Avx512Grouped {
       at.ahead += step;
       for (int half = 0; half < 2 && left > 0; ++half) {
         const std::int64_t lines = left < a.group_lines ? left : a.group_lines;
-        // Makes every group load and store the sums that live in memory: the compiler would otherwise
-        // keep some in registers as well, and push out accumulators.
+        // Makes every group load and store the sums that live in memory: the compiler would
+        // otherwise keep some in registers as well, and push out accumulators.
         if constexpr (T > kSumsInRegisters) asm volatile("" : : : "memory");
         group<T, kLines>(at, lines, step, scales, sums);
         scales += kLine / 2;

@@ -1,17 +1,18 @@
-// What a level offers for one precision, and what a kernel is told.
+// What a level offers for one precision, and what a kernel takes.
 //
-// A tile kernel computes one block of 16 rows for T tokens: it reads each line of weights once and keeps
-// one accumulator for each token. For each output it takes k in rising order, so T, which only says
-// what shares registers, never changes a result:
+// A tile kernel computes one block of 16 rows for T tokens: it reads each line of weights once and
+// keeps one accumulator for each token. For each output it takes k in rising order, so T, which
+// only says what shares registers, never changes a result:
 //   fp32       s = fma(w[k], x[k], s)
 //   bf16       s = fma(w[k], x[k], fma(w[k+1], x[k+1], s)) for even k: what vdpbf16ps does
 //   int8 int4  per group: exact int32 dot product d; s = fma(float(d) * x_scale, w_scale, s)
 // All levels follow these lines to the letter and so agree bit for bit. vdpbf16ps takes subnormal
-// numbers as zero; the caller sets the other levels to do so too (float_mode.h), where it can: outside
-// x86 a bf16 sum may differ by 2^-126 at each step.
+// numbers as zero; the caller sets the other levels to do so too (float_mode.h), where it can:
+// outside x86 a bf16 sum may differ by 2^-126 at each step.
 //
 // One block at a time is enough for a single token too: blocks in turn are one stream, which the
-// processor's own prefetching follows best, and out-of-order execution overlaps what latency leaves.
+// processor's own prefetching follows best, and out-of-order execution overlaps what latency
+// leaves.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +23,9 @@
 
 namespace forerun::cpu {
 
-// Lines to fetch while a tile is computed: one for each line of the block (scales too), `step` bytes
-// further each time, from `first` and, after `switch_line` lines, from `second`. In grouped formats the
-// switch is where a line of scales stands.
+// Lines to fetch while a tile is computed: one for each line of the block (scales too), `step`
+// bytes further each time, from `first` and, after `switch_line` lines, from `second`. In grouped
+// formats the switch is where a line of scales stands.
 struct Ahead {
   const std::uint8_t* first = nullptr;
   const std::uint8_t* second = nullptr;
@@ -34,17 +35,17 @@ struct Ahead {
 
 struct TileArgs {
   const std::uint8_t* weights = nullptr;  // the block
-  const void* panel = nullptr;            // activations of the T tokens, see activations in linear.h
-  std::int64_t lines = 0;                 // of values, in the block and
-  std::int64_t group_lines = 0;           // in a full group
+  const void* panel = nullptr;   // activations of the T tokens, see activations in linear.h
+  std::int64_t lines = 0;        // of values, in the block and
+  std::int64_t group_lines = 0;  // in a full group
   Ahead ahead;
-  float* out = nullptr;                   // [T, out_stride], at the first of the rows
+  float* out = nullptr;  // [T, out_stride], at the first of the rows
   std::int64_t out_stride = 0;
-  std::int64_t rows = 0;                  // to be stored, at most 16
-  const float* bias = nullptr;            // at the first of the rows, or null
-  bool accumulate = false;                // out += instead of out =
-  // The sums go on from what `out` holds rather than from 0, as if a longer k were cut in two: float
-  // formats only. Without bias and accumulate.
+  std::int64_t rows = 0;        // to be stored, at most 16
+  const float* bias = nullptr;  // at the first of the rows, or null
+  bool accumulate = false;      // out += instead of out =
+  // The sums go on from what `out` holds rather than from 0, as if a longer k were cut in two:
+  // float formats only. Without bias and accumulate.
   bool resume = false;
 };
 

@@ -1,6 +1,6 @@
 // The kernels in plain C++: the meaning of the others, and what serves where no level fits.
-#include "fill_set.h"
 #include "../numbers.h"
+#include "fill_set.h"
 
 namespace forerun::cpu {
 namespace {
@@ -88,7 +88,8 @@ struct PortableGrouped {
   static constexpr int kTokensUnaided = kMaxTokens;
 
   template <int T>
-  static void line(const std::uint8_t* w, const std::uint32_t* x, std::int32_t (&d)[T][kBlockRows]) {
+  static void line(const std::uint8_t* w, const std::uint32_t* x,
+                   std::int32_t (&d)[T][kBlockRows]) {
     for (int p = 0; p < Format::kPanelRows; ++p) {
       std::uint8_t values[kLineBytes];
       for (std::size_t i = 0; i < kLineBytes; ++i) values[i] = Format::part(w[i], p);

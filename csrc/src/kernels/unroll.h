@@ -1,13 +1,14 @@
-// Loops that are gone before the compiler allocates registers. Accumulators in arrays stay in registers
-// only if every index is a constant by the time arrays are split; GCC's own unrolling comes too late
-// for that and leaves copies between the dot products.
+// Loops that are gone before the compiler allocates registers. Accumulators in arrays stay in
+// registers only if every index is a constant by the time arrays are split; GCC's own unrolling
+// comes too late for that and leaves copies between the dot products.
 #pragma once
 
 #include <utility>
 
 #define FORERUN_INLINE inline __attribute__((always_inline))
 
-// On a kernel's entry: everything that it calls, lambdas too, becomes part of it, however long it gets.
+// On a kernel's entry: everything that it calls, lambdas too, becomes part of it, however long it
+// gets.
 #define FORERUN_FLATTEN __attribute__((flatten))
 
 namespace forerun::cpu {

@@ -19,11 +19,13 @@ struct Lanes {
 };
 
 inline Lanes operator*(const Lanes& a, const Lanes& b) {
-  return {{a.part[0] * b.part[0], a.part[1] * b.part[1], a.part[2] * b.part[2], a.part[3] * b.part[3]}};
+  return {
+      {a.part[0] * b.part[0], a.part[1] * b.part[1], a.part[2] * b.part[2], a.part[3] * b.part[3]}};
 }
 
 inline Lanes operator+(const Lanes& a, const Lanes& b) {
-  return {{a.part[0] + b.part[0], a.part[1] + b.part[1], a.part[2] + b.part[2], a.part[3] + b.part[3]}};
+  return {
+      {a.part[0] + b.part[0], a.part[1] + b.part[1], a.part[2] + b.part[2], a.part[3] + b.part[3]}};
 }
 
 inline Lanes load(const float* p) {

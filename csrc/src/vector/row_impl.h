@@ -62,8 +62,9 @@ struct BitsOf<double> {
   static constexpr type infinity = 0x7ff0000000000000;
 };
 
-// The largest of a block as integers, which compilers can compare in any order. Their order is that of
-// the values once negative ones are turned around; `magnitude` keeps the largest without its sign.
+// The largest of a block as integers, which compilers can compare in any order. Their order is that
+// of the values once negative ones are turned around; `magnitude` keeps the largest without its
+// sign.
 template <class T>
 inline T block_largest(const T* x, int count, typename BitsOf<T>::type& magnitude) {
   using Bits = typename BitsOf<T>::type;
@@ -96,7 +97,8 @@ bool row_largest(const T* x, std::int64_t n, T* blocks) {
 
 template <class T>
 double row_exp_scaled(const T* x, T shift, T factor, std::int64_t n, T* y) {
-  return fill_and_sum(n, y, [=](std::int64_t i) { return falling_exponential((x[i] - shift) * factor); });
+  return fill_and_sum(n, y,
+                      [=](std::int64_t i) { return falling_exponential((x[i] - shift) * factor); });
 }
 
 template <class T>
@@ -121,7 +123,8 @@ void row_block_sums(const T* x, std::int64_t n, double* blocks) {
     *blocks++ = block_sum(wide);
   }
   if (begin == n) return;
-  for (int i = 0; i < kBlock; ++i) wide[i] = begin + i < n ? static_cast<double>(x[begin + i]) : 0.0;
+  for (int i = 0; i < kBlock; ++i)
+    wide[i] = begin + i < n ? static_cast<double>(x[begin + i]) : 0.0;
   *blocks = block_sum(wide);
 }
 

@@ -1,6 +1,6 @@
-// The vector code, compiled once for each level with that level's flags; FORERUN_VECTOR_SET names the
-// function that returns it. Loops are plain: what makes the levels agree is that none of them may be
-// reordered.
+// The vector code, compiled once for each level with that level's flags; FORERUN_VECTOR_SET names
+// the function that returns it. Loops are plain: what makes the levels agree is that none of them
+// may be reordered.
 #include "pack_token.h"
 #include "row_impl.h"
 
@@ -42,7 +42,8 @@ void gelu_tanh(const float* x, std::int64_t n, float* y) {
 }
 
 void gelu_erf(const float* x, std::int64_t n, float* y) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = 0.5f * x[i] * (1.0f + __builtin_erff(x[i] * 0.707106781f));
+  for (std::int64_t i = 0; i < n; ++i)
+    y[i] = 0.5f * x[i] * (1.0f + __builtin_erff(x[i] * 0.707106781f));
 }
 
 void relu(const float* x, std::int64_t n, float* y) {
@@ -98,7 +99,8 @@ float exp_sum(float* x, float shift, std::int64_t n) {
 
 const VectorSet& FORERUN_VECTOR_SET() {
   static const VectorSet set = {
-      {rms_norm, layer_norm, silu_mul, silu, gelu_tanh, gelu_erf, relu, rotate, multiply, add, scale, max, exp_sum},
+      {rms_norm, layer_norm, silu_mul, silu, gelu_tanh, gelu_erf, relu, rotate, multiply, add,
+       scale, max, exp_sum},
       {pack_token_fp32, pack_token_bf16, pack_token_grouped<4, 128>, pack_token_grouped<8, 8>},
       row_ops_of<float>(),
       row_ops_of<double>(),

@@ -1,4 +1,5 @@
-// The vector code of one level: what is public, the packing of activations, and rows of the vocabulary.
+// The vector code of one level: what is public, the packing of activations, and rows of the
+// vocabulary.
 #pragma once
 
 #include <cstdint>

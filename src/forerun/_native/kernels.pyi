@@ -1,213 +1,167 @@
-"""The compiled kernels of forerun's CPU engine.
+"""The compiled kernels of forerun's CPU engine."""
 
-Arrays are given as NumPy arrays on the CPU, contiguous, of the dtypes and shapes below; what does not fit
-is a TypeError or a ValueError.
-"""
+from collections.abc import Sequence
+from typing import Annotated
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
+import numpy
 from numpy.typing import NDArray
 
-Rows = object
-"""Rows of logits, probabilities or noise: what to_dlpack makes of a tensor."""
-Floats = NDArray[np.float32]
-HiddenOut = Sequence[tuple[int, Floats]]
-"""Layers with the arrays [B, n, hidden] that take their hidden states."""
 
-class CacheError(RuntimeError): ...
-class RowError(ArithmeticError): ...
+class CacheError(RuntimeError):
+    pass
+
+class RowError(ArithmeticError):
+    pass
 
 def level() -> str:
     """The instruction set in use."""
 
-class Runtime:
-    """The threads that all models share, one forward at a time."""
+class ThreadPool:
+    """Threads that models share, one forward at a time."""
 
     def __init__(self, threads: int) -> None: ...
+
     @property
     def threads(self) -> int: ...
+
+    def __enter__(self) -> None:
+        """Keep the threads awake, and from other callers, for several calls."""
+
+    def __exit__(self, *args: object) -> None: ...
 
 class KvCache:
     """Keys and values of a batch of rows."""
 
     @property
     def rows(self) -> int: ...
+
     @property
     def capacity(self) -> int: ...
+
     @property
     def nbytes(self) -> int: ...
+
     def length(self, row: int) -> int: ...
+
     def layer_length(self, layer: int, row: int) -> int: ...
+
     def keep(self, row: int, start: int, slots: Sequence[int]) -> None: ...
+
     def trim(self, row: int, length: int, layers: tuple[int, int] | None = None) -> None: ...
 
 class Decoder:
     """A decoder-only transformer."""
 
-    def __init__(self, shape: dict[str, object], level: str = "") -> None: ...
+    def __init__(self, shape: dict, level: str = '') -> None: ...
+
     @property
     def weight_bytes(self) -> int: ...
+
     def new_cache(self, rows: int, capacity: int) -> KvCache: ...
-    def load(
-        self,
-        runtime: Runtime,
-        name: str,
-        first: int,
-        count: int,
-        cols: int,
-        address: int,
-        type: str,
-    ) -> None:
-        """Fill rows of a weight from `count * cols` values of `type` at an address."""
 
-    def forward(
-        self,
-        runtime: Runtime,
-        cache: KvCache,
-        rows: Sequence[int],
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        layers: tuple[int, int],
-        logits: Floats | None,
-        last: bool,
-        tree_mask: NDArray[np.bool_] | None,
-        hidden_in: Floats | None,
-        hidden_out: HiddenOut,
-    ) -> None: ...
-    def forward_lists(
-        self,
-        runtime: Runtime,
-        cache: KvCache,
-        rows: Sequence[int],
-        token_ids: Sequence[Sequence[int]],
-        positions: Sequence[Sequence[int]] | None,
-        layers: tuple[int, int] | None,
-        logits: Floats | None,
-        last: bool,
-        tree_mask: NDArray[np.bool_] | None,
-        hidden_in: Floats | None,
-        hidden_out: HiddenOut,
-    ) -> None: ...
-    def head(self, runtime: Runtime, hidden: Floats, logits: Floats) -> None:
-        """The final norm and the output head on [tokens, hidden]."""
+    def load(self, pool: ThreadPool, name: str, first: int, count: int, cols: int, address: int, type: str) -> None: ...
 
-class GatedMlp:
-    """A gated MLP beside the residual, in one of the weights' precisions."""
+    def forward(self, pool: ThreadPool, cache: KvCache, rows: Sequence[int], token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], layers: tuple[int, int], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')] | None, last: bool, tree_mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, hidden_in: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, hidden_out: Sequence[tuple[int, Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]]]) -> None: ...
 
-    def __init__(
-        self,
-        norm: Floats,
-        gate: Floats,
-        up: Floats,
-        down: Floats,
-        norm_eps: float,
-        precision: str,
-        level: str = "",
-    ) -> None: ...
-    def run(self, runtime: Runtime, hidden: Floats, out: Floats) -> None:
-        """From [tokens, hidden] to the same."""
+    def embed(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
+
+    def final_norm(self, pool: ThreadPool, hidden: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
+
+    def lm_head(self, pool: ThreadPool, hidden: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
+
+class Linear:
+    """A matrix [rows, cols], packed, and perhaps a bias."""
+
+    def __init__(self, pool: ThreadPool, weight: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, precision: str, group: int = 0, level: str = '') -> None: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def run(self, pool: ThreadPool, x: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]) -> None:
+        """From [..., cols] to [..., rows]."""
+
+class Norm:
+    """By the root mean square or, with a bias, a layer norm."""
+
+    def __init__(self, weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, eps: float, level: str = '') -> None: ...
+
+    def run(self, pool: ThreadPool, x: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]) -> None:
+        """From [..., size] to the same."""
+
+def activate(pool: ThreadPool, name: str, x: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], level: str = '') -> None:
+    """
+    act(x) of [..., size] or, where x is twice as wide, act(first half) * second half.
+    """
+
+class Attention:
+    """Self-attention with caches of its own."""
+
+    def __init__(self, pool: ThreadPool, shape: dict, qkv: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], qkv_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, output: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], output_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, q_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, precision: str, group: int = 0, level: str = '') -> None: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def new_cache(self, rows: int, capacity: int) -> KvCache: ...
+
+    def run(self, pool: ThreadPool, cache: KvCache, rows: Sequence[int], positions: Sequence[Sequence[int]], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], tree_mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
+        """From [B, n, cols] to [B, n, hidden]."""
+
+def uniform(seed: int, position: int, purpose: int, node: int) -> float: ...
+
+def write_noise(seed: int, position: int, row: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
+def warp_rows(logits: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')], probs: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')], temperature: float, top_k: int, top_p: float, min_p: float) -> tuple[list[int], list[int]]:
+    """Which rows are all -inf, which broken."""
+
+def draw_rows(probs: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')], uniforms: Sequence[float]) -> list[int]: ...
+
+def draw_siblings(probs: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')], keys: Sequence[tuple[int, int]], nodes: Sequence[Sequence[int]], replacement: bool, rows: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')]) -> list[list[int]]:
+    """The tokens drawn from each row."""
+
+def top_rows(probs: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')]) -> list[int]: ...
+
+def couple_rows(probs: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')], noise: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> list[int]: ...
+
+def couple_keys(probs: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')], keys: Sequence[tuple[int, int]]) -> list[int]: ...
+
+class DraftToVerify:
+    """The draft of one request and how it is verified."""
+
+    def __init__(self, rule: str, tokens: Sequence[int], parents: Sequence[int], draft: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')] | None, warp: tuple[float, int, float, float], seed: int, committed: int) -> None: ...
+
+def verify_batch(drafts: Sequence[DraftToVerify], logits: Annotated[NDArray, dict(shape=(None, None, None), order='C', device='cpu')], pool: ThreadPool | None) -> list:
+    """
+    Warp logits [B, n, V] and verify: the end of each path and the token after it, or the error of that request alone.
+    """
+
+def decide(rule: str, tokens: Sequence[int], parents: Sequence[int], target: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')], draft: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')] | None, emit: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')]) -> tuple[list[float], list[int], list[int], int]:
+    """accept, on_accept, on_reject, start"""
 
 class DraftChain:
     """One chain to draft."""
 
-    def __init__(
-        self,
-        row: int,
-        pending: Sequence[int],
-        limit: int,
-        stops: Sequence[int],
-        drawing: str,
-        warp: tuple[float, int, float, float],
-        seed: int,
-        committed: int,
-    ) -> None: ...
+    def __init__(self, row: int, pending: Sequence[int], limit: int, stops: Sequence[int], drawing: str, warp: tuple[float, int, float, float], seed: int, committed: int) -> None: ...
 
-def draft_chains(
-    decoder: Decoder,
-    runtime: Runtime,
-    cache: KvCache,
-    chains: Sequence[DraftChain],
-    probs: Sequence[Floats],
-    vocab: int,
-) -> list[list[int]]:
+def draft_chains(decoder: Decoder, pool: ThreadPool, cache: KvCache, chains: Sequence[DraftChain], probs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], vocab: int) -> list[list[int]]:
     """Draft all chains side by side; the tokens of each."""
-
-def uniform(seed: int, position: int, purpose: int, node: int) -> float: ...
-def write_noise(seed: int, position: int, row: Rows) -> None: ...
-def warp_rows(
-    logits: Rows, probs: Rows, temperature: float, top_k: int, top_p: float, min_p: float
-) -> tuple[list[int], list[int]]:
-    """Which rows are all -inf, which broken."""
-
-def draw_rows(probs: Rows, uniforms: Sequence[float]) -> list[int]: ...
-def draw_siblings(
-    probs: Rows,
-    keys: Sequence[tuple[int, int]],
-    nodes: Sequence[Sequence[int]],
-    replacement: bool,
-    rows: Rows,
-) -> list[list[int]]:
-    """The tokens drawn from each row."""
-
-def top_rows(probs: Rows) -> list[int]: ...
-def couple_rows(probs: Rows, noise: Rows) -> list[int]: ...
-def couple_keys(probs: Rows, keys: Sequence[tuple[int, int]]) -> list[int]: ...
-def decide(
-    rule: str,
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    target: Rows,
-    draft: Rows | None,
-    emit: Rows,
-) -> tuple[list[float], list[int], list[int], int]:
-    """accept, on_accept, on_reject, start"""
-
-def verify(
-    rule: str,
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    target: Rows,
-    draft: Rows | None,
-    seed: int,
-    committed: int,
-    source: Callable[[int, int], float] | None,
-) -> tuple[int, int]:
-    """The end of the path and the token after it."""
-
-def verify_coupled(
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    target: Rows,
-    seed: int,
-    committed: int,
-    greedy: bool,
-) -> tuple[int, int]:
-    """The end of the path and the token after it."""
-
-def judge(
-    rule: str,
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    logits: Rows,
-    draft: Rows | None,
-    warp: tuple[float, int, float, float],
-    seed: int,
-    committed: int,
-) -> tuple[int, int]:
-    """Warp and verify: the end of the path and the token after it."""
 
 class Stream:
     """Memory to measure the streaming read bandwidth with."""
 
     def __init__(self, bytes: int) -> None: ...
+
     @property
     def nbytes(self) -> int: ...
-    def read(self, runtime: Runtime, bytes: int, times: int = 1) -> float:
-        """Seconds for all threads to read the first `bytes` once, the mean of `times` in a row."""
 
-def peak_rate(runtime: Runtime, precision: str) -> float:
-    """Multiply-adds a second of the precision's instruction, operands in registers; 0: there is none."""
+    def read(self, pool: ThreadPool, bytes: int, times: int = 1) -> float:
+        """
+        Seconds for all threads to read the first `bytes` once, the mean of `times` in a row.
+        """
+
+def peak_rate(pool: ThreadPool, precision: str) -> float:
+    """
+    Multiply-adds a second of the precision's instruction, operands in registers; 0: no such instruction.
+    """
 
 def fill_cache(cache: KvCache, row: int, length: int) -> None:
     """Give a row `length` slots of keys and values that mean nothing."""

@@ -1,11 +1,12 @@
-"""What the compiled kernels do with rows of logits and of probabilities, handed over as tensors.
+"""What the compiled kernels do with rows of logits and of probabilities, given as tensors.
 
 Rows lie on the CPU, contiguous, in float32 or float64; `takes` says whether some do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,11 +14,16 @@ from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from forerun import _native
 
+if TYPE_CHECKING:
+    from forerun._native.kernels import DraftToVerify, ThreadPool
+
 _MASK = 2**64 - 1
 _DTYPES = (torch.float32, torch.float64)
 
-Source = Callable[[int, int], float]
-"""Where uniforms come from: purpose and node to a number in [0, 1)."""
+Warp = tuple[float, int, float, float]
+"""Temperature, top-k, top-p and min-p."""
+
+_threads: ThreadPool | None = None
 
 
 def takes(rows: Tensor) -> bool:
@@ -106,7 +112,7 @@ def decide(
     target_probs: Tensor,
     draft_probs: Tensor | None,
 ) -> tuple[list[float], list[int], list[int], int, Tensor]:
-    """The parts of a decision of `token`, `block` or `traversal`."""
+    """The parts of a decision of `token` or `traversal` (on a chain: block)."""
     emit = torch.empty_like(target_probs)
     accept, on_accept, on_reject, start = _native.kernels.decide(
         rule,
@@ -119,68 +125,47 @@ def decide(
     return accept, on_accept, on_reject, start, emit
 
 
-def verify(
+def draft_to_verify(
     rule: str,
     token_ids: Sequence[int],
     parents: Sequence[int],
-    target_probs: Tensor,
     draft_probs: Tensor | None,
+    warp: Warp,
     seed: int,
     committed: int,
-    source: Source | None,
-) -> tuple[int, int]:
-    """The node where the path ends and the token after it. The numbers are those of the seed and
-    the committed length, or come from a source."""
-    return _native.kernels.verify(
-        rule,
-        token_ids,
-        parents,
-        to_dlpack(target_probs),
-        None if draft_probs is None else to_dlpack(draft_probs),
-        seed & _MASK,
-        committed,
-        source,
-    )
-
-
-def judge(
-    rule: str,
-    token_ids: Sequence[int],
-    parents: Sequence[int],
-    logits: Tensor,
-    draft_probs: Tensor | None,
-    warp: tuple[float, int, float, float],
-    seed: int,
-    committed: int,
-) -> tuple[int, int]:
-    """Warp logits [n + 1, V] and verify against them: the same as `warp` and one of the two
-    that verify, but rows that the walk does not come by are never warped.
+) -> DraftToVerify:
+    """The draft of one request and how `verify_batch` verifies it.
 
     Args:
-        rule: `token`, `block`, `traversal` or `coupled`.
-        warp: temperature, top-k, top-p and min-p.
+        rule: `token`, `traversal` (on a chain: block) or `coupled`.
+        draft_probs: [n, V] of the logits' dtype, contiguous; None for point masses.
+
+    Raises:
+        ValueError: for a rule without a compiled form, or parents or rows that do not fit the tokens.
     """
-    return _native.kernels.judge(
-        rule,
-        token_ids,
-        parents,
-        to_dlpack(logits),
-        None if draft_probs is None else to_dlpack(draft_probs),
-        warp,
-        seed & _MASK,
-        committed,
+    rows = None if draft_probs is None else to_dlpack(draft_probs)
+    return _native.kernels.DraftToVerify(
+        rule, token_ids, parents, rows, warp, seed & _MASK, committed
     )
 
 
-def verify_coupled(
-    token_ids: Sequence[int],
-    parents: Sequence[int],
-    target_probs: Tensor,
-    seed: int,
-    committed: int,
-    greedy: bool,
-) -> tuple[int, int]:
-    """The same where target and draft share the noise of the seed."""
-    return _native.kernels.verify_coupled(
-        token_ids, parents, to_dlpack(target_probs), seed & _MASK, committed, greedy
-    )
+def verify_batch(
+    drafts: Sequence[DraftToVerify], logits: Tensor
+) -> list[tuple[int, int] | Exception]:
+    """Warp logits [B, n, V] and verify the draft of each request; only visited rows are warped, and
+    of a request with m nodes only the first m + 1 rows count.
+
+    The result for each request is the node where its path ends (-1: nothing accepted) and the token
+    after it, or the error of that request alone: RowError for a row that holds NaN or inf or leaves
+    no token possible, ValueError for an invalid draft.
+
+    Raises:
+        ValueError: for logits that do not fit the drafts.
+    """
+    return _native.kernels.verify_batch(drafts, to_dlpack(logits.contiguous()), _threads)
+
+
+def use_threads(pool: ThreadPool | None) -> None:
+    """Verify the requests of a batch on these threads from now on; results stay the same."""
+    global _threads
+    _threads = pool

@@ -1,1 +1,1 @@
-"""Measuring: paired runs in one process, ratios rather than single times."""
+"""`forerun bench`: measurements on the user's machine, and other engines to measure against."""

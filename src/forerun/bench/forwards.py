@@ -1,18 +1,17 @@
-"""Timing forwards of a model on the kernels: as the engine calls them, logits of all tokens included."""
+"""Times of forwards of a model on the kernels: as the engine calls them, with logits of all tokens."""
 
 from __future__ import annotations
 
 import statistics
 from time import perf_counter
 
-import torch
-
 from forerun import _native
+from forerun.core import Batch
 from forerun.models.cpu import CpuModel
 from forerun.models.running import PREFILL_CHUNK, prefill
 
 SAMPLE_SECONDS = 0.01
-"""A sample of forwards that are shorter repeats them for about this long."""
+"""A sample repeats shorter forwards for about this long."""
 _MOST_REPEATS = 20
 
 
@@ -21,7 +20,7 @@ class Forwards:
 
     Args:
         model: to time.
-        context: tokens whose keys and values are there.
+        context: tokens in the cache before a forward.
         longest: tokens of a forward at most.
     """
 
@@ -29,21 +28,19 @@ class Forwards:
         self.model, self.context = model, context
         self.cache = model.new_cache(1, context + longest)
         _native.kernels.fill_cache(self.cache.native, 0, context)
-        self._view = self.cache.view([0])
         self._repeats: dict[int, int] = {}
 
     def once(self, n: int) -> float:
         """Seconds of one forward of `n` tokens."""
-        ids = torch.arange(1, n + 1)[None] % self.model.vocab_size
-        positions = torch.arange(self.context, self.context + n)[None]
+        token_ids = [token % self.model.vocab_size for token in range(1, n + 1)]
         started = perf_counter()
-        self.model.forward(ids, positions, self._view)
+        self.model.forward(Batch.after(self.cache, [0], [token_ids]), self.cache)
         seconds = perf_counter() - started
         self.cache.trim(0, self.context)
         return seconds
 
     def sample(self, n: int) -> float:
-        """Seconds of a forward of `n` tokens, the median of some in a row after one more."""
+        """Seconds of a forward of `n` tokens: the median of several in a row, after a first one."""
         first = self.once(n)
         if n not in self._repeats:
             self._repeats[n] = max(1, min(_MOST_REPEATS, int(SAMPLE_SECONDS / first)))

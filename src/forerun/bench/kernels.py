@@ -1,4 +1,4 @@
-"""Whole forwards of 1 to 64 tokens by model and precision, beside what the machine can do at best."""
+"""Whole forwards of 1 to 64 tokens by model and precision, beside the machine's own limits."""
 
 from __future__ import annotations
 
@@ -6,60 +6,55 @@ import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from forerun.bench.forwards import Forwards, prefill_seconds
 from forerun.bench.machine import TIMES_THE_CACHE, Machine
 from forerun.bench.shapes import MODELS, build
 from forerun.bench.traffic import forward_bytes, multiply_adds, weight_bytes
-from forerun.checks import Check, normalize, one_of, several, whole
 from forerun.models.cpu import CpuModel
 from forerun.models.placement import KERNEL_PRECISIONS
 from forerun.models.running import PREFILL_CHUNK
+from forerun.options import known, options
 
 LONGEST = 512
 MOST_CONTEXT = 1 << 17
 _PREFILLS = 3
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+_Model = Annotated[str, known("model", lambda: MODELS)]
+_Precision = Annotated[str, known("precision", lambda: KERNEL_PRECISIONS)]
+_Tokens = Annotated[int, Field(ge=1, le=LONGEST)]
+_Context = Annotated[int, Field(ge=0, le=MOST_CONTEXT)]
+
+
+@options
 class Request:
     """What to measure.
 
-    Args:
-        models: names of shapes.MODELS.
-        precisions: of the weights.
-        tokens: of a forward; 1 is always among them, the others are compared with it.
-        contexts: tokens whose keys and values are there already.
-        rounds: of all of it in turns.
-
     Raises:
         ConfigError: for a number out of range.
-        UnknownNameError: for a name that does not exist.
+        UnknownNameError: for an unknown name.
     """
 
-    models: tuple[str, ...] = ("zoo", "llama-110m")
-    precisions: tuple[str, ...] = ("bf16", "int8", "int4", "fp32")
-    tokens: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    contexts: tuple[int, ...] = (128, 4096)
-    rounds: int = 7
-
-    def __post_init__(self) -> None:
-        checks = {
-            "models": several(_known("model", MODELS)),
-            "precisions": several(_known("precision", KERNEL_PRECISIONS)),
-            "tokens": several(whole(1, LONGEST)),
-            "contexts": several(whole(0, MOST_CONTEXT)),
-            "rounds": whole(1, 10_000),
-        }
-        normalize(self, checks)
-        object.__setattr__(self, "tokens", tuple(sorted({1, *self.tokens})))
-
-
-def _known(kind: str, names: Sequence[str]) -> Check:
-    return lambda _, value: one_of(names)(kind, value)
+    models: tuple[_Model, ...] = Field(
+        default=("zoo", "llama-110m"), description="Names of shapes.MODELS."
+    )
+    precisions: tuple[_Precision, ...] = Field(
+        default=("bf16", "int8", "int4", "fp32"), description="Of the weights."
+    )
+    tokens: tuple[_Tokens, ...] = Field(
+        default=(1, 2, 4, 8, 16, 32, 64),
+        description="Of a forward; 1 is always measured too, since the others are compared with it.",
+    )
+    contexts: tuple[_Context, ...] = Field(
+        default=(128, 4096), description="Tokens in the cache before the forward."
+    )
+    rounds: int = Field(default=7, ge=1, le=10_000, description="Turns of all of it.")
 
 
 @dataclass(frozen=True)
@@ -67,15 +62,15 @@ class Row:
     """Forwards of one size.
 
     Args:
-        model, precision, n, context: which.
-        bytes: of packed weights, keys and values that one reads.
-        milliseconds, best_milliseconds: the median over rounds, and the best.
+        model, precision, n, context: of the forwards, `n` being their tokens.
+        bytes: of packed weights, keys and values that a forward reads.
+        milliseconds, best_milliseconds: the median over turns, and the best.
         gigabytes_per_second: bytes over the median.
-        ratio_to_one: the median over rounds of its time over that of one token in the same round.
-        share_of_bandwidth: of what reading as many bytes in the same round reaches, the median.
-        share_of_peak: of the multiply-adds that the instruction does in the same round; None where
-            the processor lacks it.
-        from_memory: whether the bytes are four times the last-level cache.
+        ratio_to_one: median over turns of the time over that of one token in the same turn.
+        share_of_bandwidth: of the rate at which the same turn read as many bytes; the median.
+        share_of_peak: of the instruction's multiply-adds in the same turn; None where the processor
+            has no such instruction.
+        from_memory: whether the weights are at least four times the last-level cache.
     """
 
     model: str
@@ -94,7 +89,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Prefill:
-    """A prompt's keys and values, without logits."""
+    """The keys and values of a prompt, without logits."""
 
     model: str
     precision: str
@@ -106,7 +101,7 @@ class Prefill:
 
 @dataclass
 class Result:
-    """All rows, and the machine that they were measured on."""
+    """All rows, and the machine."""
 
     machine: Machine
     rows: list[Row] = field(default_factory=list)
@@ -121,15 +116,16 @@ class Result:
         }
 
 
-def measure(request: Request, tell: Tell = lambda _: None) -> Result:
-    """Measure everything that was asked for; `tell` hears what comes next."""
+def measure(request: Request, progress: Progress = lambda _: None) -> Result:
+    """Measure all models; `progress` is called with each before it is loaded."""
     result = Result(Machine())
     for name in request.models:
         for precision in request.precisions:
-            tell(f"{name} {precision}")
+            progress(f"{name} {precision}")
             model = build(name, precision)
-            contexts = [one for one in request.contexts if fits(model, one, request.tokens)]
-            result.rows += _measure_model(model, contexts, request, result.machine)
+            tokens = sorted({1, *request.tokens})
+            contexts = [size for size in request.contexts if fits(model, size, tokens)]
+            result.rows += _measure_model(model, contexts, tokens, request.rounds, result.machine)
             result.prefills.append(_measure_prefill(model, result.machine))
             del model
             gc.collect()
@@ -137,13 +133,13 @@ def measure(request: Request, tell: Tell = lambda _: None) -> Result:
 
 
 def fits(model: CpuModel, context: int, tokens: Sequence[int]) -> bool:
-    """Whether the model takes so long a text: rows that it cannot have are left out."""
+    """Whether the model's context is large enough; other rows are left out."""
     return context + max(tokens) <= model.max_context
 
 
 @dataclass
-class _Round:
-    """One turn of everything at one context."""
+class _Turn:
+    """One turn of all sizes at one context."""
 
     seconds: dict[int, float]
     bandwidth: float
@@ -151,30 +147,34 @@ class _Round:
 
 
 def _measure_model(
-    model: CpuModel, contexts: Sequence[int], request: Request, machine: Machine
+    model: CpuModel,
+    contexts: Sequence[int],
+    tokens: Sequence[int],
+    num_turns: int,
+    machine: Machine,
 ) -> Iterator[Row]:
-    timers = {context: Forwards(model, context, max(request.tokens)) for context in contexts}
+    timers = {context: Forwards(model, context, max(tokens)) for context in contexts}
     for timer in timers.values():
-        for n in request.tokens:
+        for n in tokens:
             timer.once(n)
-    rounds: dict[int, list[_Round]] = {context: [] for context in contexts}
-    for _ in range(request.rounds):
+    turns: dict[int, list[_Turn]] = {context: [] for context in contexts}
+    for _ in range(num_turns):
         machine.read()
         for context, timer in timers.items():
-            like = forward_bytes(model, 1, context)
-            bandwidth, peak = machine.read_like(like), machine.multiply(model.precision)
-            seconds = {n: timer.sample(n) for n in request.tokens}
-            rounds[context].append(_Round(seconds, bandwidth, peak))
+            bandwidth = machine.read_like(forward_bytes(model, 1, context))
+            peak = machine.multiply(model.precision)
+            seconds = {n: timer.sample(n) for n in tokens}
+            turns[context].append(_Turn(seconds, bandwidth, peak))
     for context in contexts:
-        for n in request.tokens:
-            yield _row(model, n, context, rounds[context], machine)
+        for n in tokens:
+            yield _row(model, n, context, turns[context], machine)
 
 
-def _row(model: CpuModel, n: int, context: int, rounds: list[_Round], machine: Machine) -> Row:
+def _row(model: CpuModel, n: int, context: int, turns: list[_Turn], machine: Machine) -> Row:
     size = forward_bytes(model, n, context)
     work = multiply_adds(model.shape, n, context, head=True)
-    times = [one.seconds[n] for one in rounds]
-    peaks = [work / one.seconds[n] / one.peak for one in rounds if one.peak]
+    times = [turn.seconds[n] for turn in turns]
+    peaks = [work / turn.seconds[n] / turn.peak for turn in turns if turn.peak]
     median = statistics.median(times)
     return Row(
         model=model.name,
@@ -185,9 +185,9 @@ def _row(model: CpuModel, n: int, context: int, rounds: list[_Round], machine: M
         milliseconds=1e3 * median,
         best_milliseconds=1e3 * min(times),
         gigabytes_per_second=size / median / 1e9,
-        ratio_to_one=statistics.median(one.seconds[n] / one.seconds[1] for one in rounds),
+        ratio_to_one=statistics.median(turn.seconds[n] / turn.seconds[1] for turn in turns),
         share_of_bandwidth=statistics.median(
-            size / one.seconds[n] / one.bandwidth for one in rounds
+            size / turn.seconds[n] / turn.bandwidth for turn in turns
         ),
         share_of_peak=statistics.median(peaks) if peaks else None,
         from_memory=weight_bytes(model) >= TIMES_THE_CACHE * machine.cache,

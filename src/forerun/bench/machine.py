@@ -1,30 +1,25 @@
-"""What the machine can do at best: streaming reads and multiply-adds, measured beside the models."""
+"""The machine's limits: streaming reads and multiply-adds, measured beside the models."""
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from forerun import _native
 from forerun.errors import ConfigError
-from forerun.models.cpu import set_num_threads, shared_runtime
+from forerun.models.cpu import set_num_threads, shared_pool
 from forerun.models.placement import last_level_cache
 
 TIMES_THE_CACHE = 4
-"""A stream this many times the last-level cache comes from memory."""
+"""A stream of this many times the last-level cache comes from memory."""
 
 
 def use_threads(threads: int | None) -> int:
     """Have the kernels use this many threads, or as many as torch would; returns how many.
 
     Raises:
-        ConfigError: without the kernels, for none, or more than there are cores.
+        ConfigError: without the kernels, or for a number outside 1 to the number of cores.
     """
     if not _native.AVAILABLE:
         raise ConfigError(
@@ -33,17 +28,17 @@ def use_threads(threads: int | None) -> int:
         )
     if threads is not None:
         set_num_threads(threads)
-    return int(shared_runtime().threads)
+    return int(shared_pool().threads)
 
 
 @dataclass
 class Machine:
-    """The threads of the models and the memory beside them.
+    """Reads and multiply-adds with the threads that models run on.
 
     Args:
         cache: bytes of the last-level cache.
-        bandwidths: bytes a second of every read of the whole stream.
-        rates: multiply-adds a second of every measurement, by precision.
+        bandwidths: bytes a second of each read of the whole stream.
+        rates: multiply-adds a second of each measurement, by precision.
     """
 
     cache: int = field(default_factory=last_level_cache)
@@ -51,7 +46,7 @@ class Machine:
     rates: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._runtime = shared_runtime()
+        self._pool = shared_pool()
         self._stream = _native.kernels.Stream(TIMES_THE_CACHE * self.cache)
 
     @property
@@ -61,21 +56,21 @@ class Machine:
 
     def read(self) -> float:
         """Bytes a second of one read of the whole stream."""
-        rate: float = self.stream_bytes / self._stream.read(self._runtime, self.stream_bytes, 1)
+        rate: float = self.stream_bytes / self._stream.read(self._pool, self.stream_bytes, 1)
         self.bandwidths.append(rate)
         return rate
 
     def read_like(self, count: int) -> float:
-        """Bytes a second of reading `count` bytes again and again: those that fit stay in the cache."""
+        """Bytes per second of reading `count` bytes repeatedly: those that fit stay in the cache."""
         if count >= self.stream_bytes:
             return self.read()
         times = max(2, min(20, self.stream_bytes // count))
-        self._stream.read(self._runtime, count, 1)
-        return count / float(self._stream.read(self._runtime, count, times))
+        self._stream.read(self._pool, count, 1)
+        return count / float(self._stream.read(self._pool, count, times))
 
     def multiply(self, precision: str) -> float | None:
-        """Multiply-adds a second of the precision's instruction; None where there is none."""
-        rate = float(_native.kernels.peak_rate(self._runtime, precision))
+        """Multiply-adds a second of the precision's instruction; None if the processor lacks it."""
+        rate = float(_native.kernels.peak_rate(self._pool, precision))
         if rate:
             self.rates.setdefault(precision, []).append(rate)
         return rate or None
@@ -93,19 +88,3 @@ class Machine:
                 name: statistics.median(rates) for name, rates in self.rates.items()
             },
         }
-
-
-def describe_host() -> dict[str, Any]:
-    """Processor, cores, kernels and versions, for a report."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.machine(),
-        "cores": os.cpu_count(),
-        "kernels": _native.kernels.level() if _native.AVAILABLE else None,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }

@@ -13,11 +13,10 @@ from torch import Tensor
 from forerun.errors import UnknownNameError
 from forerun.files import atomic_path
 from forerun.models.architecture import Architecture, read_architecture
-from forerun.models.checkpoint import SafetensorsSource
+from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel
 from forerun.models.layouts import layout_of
-from forerun.models.loading import load_config
-from forerun.models.zoo import ZOO_MODELS, zoo_path
+from forerun.models.zoo import ZOO_MODELS, is_zoo
 
 MAX_CONTEXT = 8192
 # Not a power of two, so that rows of a matrix differ.
@@ -126,14 +125,10 @@ def build(name: str, precision: str) -> CpuModel:
     if name in SHAPES:
         shape = read_architecture(SHAPES[name].config())
         return CpuModel(shape, RandomSource(shape), precision, name)
-    if name in ZOO_MODELS:
-        directory = zoo_path(name)
-    elif Path(name).is_dir():
-        directory = Path(name)
-    else:
+    if not is_zoo(name) and not Path(name).is_dir():
         raise UnknownNameError("model", name, MODELS)
-    shape = read_architecture(load_config(directory))
-    return CpuModel(shape, SafetensorsSource(directory), precision, name)
+    checkpoint = Checkpoint.open(name)
+    return CpuModel(checkpoint.architecture, checkpoint.source(), precision, name)
 
 
 def write_checkpoint(name: str, directory: Path) -> Path:

@@ -2,75 +2,108 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.combinations import check_context, refuse_unread
-from forerun.cli.flags import RENAMED, SAMPLING, SPECULATIVE
+from forerun.cli.combinations import check_context, yields
+from forerun.cli.derived import OWN_SECTIONS, RENAMED
+from forerun.cli.options import given
+from forerun.cli.param_types import type_of
+from forerun.core import Drawing
+from forerun.drafters import drafters_of, find_drafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
+from forerun.options import schema_of
 from forerun.params import SamplingParams
+from forerun.policies import find_policy
+
+if TYPE_CHECKING:
+    from forerun.models import Checkpoint
 
 # Caches are allocated in steps of this many tokens.
 CONTEXT_STEP = 64
 
 
-def sampling_params(values: dict[str, Any]) -> SamplingParams:
+def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters that the options ask for.
 
     Raises:
         ConfigError: for a value out of range, or a token with two biases.
     """
-    chosen = {name: values[name] for name, _, _ in SAMPLING if name in values}
+    chosen = {name: values[name] for name in schema_of(SamplingParams) if name in values}
     biases = chosen["logit_bias"]
     chosen["logit_bias"] = dict(biases)
     if len(biases) != len(chosen["logit_bias"]):
-        raise ConfigError("--logit-bias names a token twice; give each once.")
+        raise ConfigError("--logit-bias names a token twice; give each token once.")
     return SamplingParams.from_dict(chosen)
 
 
-def speculative_config(values: dict[str, Any]) -> SpeculativeConfig:
-    """How the options ask to speculate.
+def speculative_config(
+    ctx: click.Context, values: Mapping[str, Any], target: str
+) -> tuple[SpeculativeConfig, str | None]:
+    """How the options ask to speculate, and what to say about what was chosen.
 
     Raises:
-        ConfigError: for a value out of range or a name that does not exist.
+        ConfigError: for a value out of range, or an option of another method.
+        UnknownNameError: for a name that does not exist.
     """
-    return SpeculativeConfig.from_dict(
-        {name: values[RENAMED.get(name, name)] for name, _, _ in SPECULATIVE}
-    )
+    from forerun.engine.pairs import choose, default_method
+
+    common = [name for name in schema_of(SpeculativeConfig) if name != "options"]
+    chosen = {name: values[RENAMED.get(name, name)] for name in common}
+    method = chosen["method"] or default_method(chosen["model"], target)
+    own = _own_options(ctx, values, find_drafter(method).options)
+    drafters, policy = drafters_of(method, own), find_policy(chosen["policy"])
+    read = _names([policy.options, *(drafter.options for drafter in drafters)])
+    if any(Drawing.SAMPLED in drafter.drawings for drafter in drafters):
+        read.add("draft_sample_method")
+    # What the method does not read yields to a method from a stronger place, and is refused otherwise.
+    for name in [name for name in (*own, "draft_sample_method") if name not in read]:
+        flag = name if name in ctx.params and given(ctx, name) else "method_option"
+        if yields(ctx, flag, ("method", "draft_model", "policy")):
+            (own if name in own else chosen).pop(name)
+    choice = choose(SpeculativeConfig(**chosen, options=own), target)
+    return choice.config, choice.note
 
 
-def choose(
-    ctx: click.Context, speculative: SpeculativeConfig, model: str
-) -> tuple[SpeculativeConfig, str | None]:
-    """The complete config, and what to say about it once all is loaded."""
-    from forerun.engine import pairs
+def _own_options(ctx: click.Context, values: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The options of methods and policies that were given, by name.
 
-    if speculative.method is not None:
-        speculative = _read(ctx, speculative)
-    choice = pairs.choose(speculative, model)
-    return _read(ctx, choice.config), choice.note
+    Args:
+        kind: the class that says first how `--method-option` is read.
+    """
+    own = {name: values[name] for name in sorted(_names(OWN_SECTIONS.values())) if given(ctx, name)}
+    parameter = next(param for param in ctx.command.params if param.name == "method_option")
+    schemas = {
+        name: schema
+        for owner in (*OWN_SECTIONS.values(), kind)
+        for name, schema in schema_of(owner).items()
+    }
+    for text in values["method_option"]:
+        key, equals, value = text.partition("=")
+        name = key.strip().replace("-", "_")
+        if not equals or name in own:
+            problem = "gives an option twice" if equals else "is not NAME=VALUE"
+            raise ConfigError(f"--method-option {text!r} {problem}; give it once, as NAME=VALUE.")
+        own[name] = value
+        if name in schemas:
+            own[name] = type_of(name, schemas[name]).convert(value, parameter, ctx)
+    return own
 
 
-def _read(ctx: click.Context, config: SpeculativeConfig) -> SpeculativeConfig:
-    """The config without options that its method does not read: those yield, or are refused."""
-    from forerun.engine.pairs import without_unread
+def open_checkpoint(values: dict[str, Any]) -> Checkpoint:
+    """The model that `--model` names, whose context `--max-context` must not exceed.
 
-    refuse_unread(ctx, config)
-    return without_unread(config)
+    Raises:
+        ForerunError: for a model that cannot be run, or a context that it does not have.
+    """
+    from forerun.models import Checkpoint
 
-
-def longest_context(values: dict[str, Any]) -> int:
-    """The model's own context, in tokens; `--max-context` is no longer."""
-    from forerun.engine.load import locate
-    from forerun.models import describe, load_config
-
-    model = values["model"]
-    config = load_config(locate(model), revision=values["revision"])
-    longest = describe(config, model).max_context
-    check_context(values["max_context"], longest, model)
-    return longest
+    checkpoint = Checkpoint.open(values["model"], values["revision"])
+    check_context(values["max_context"], checkpoint.summary.max_context, checkpoint.name)
+    return checkpoint
 
 
 def in_steps(context: int) -> int:
@@ -87,3 +120,7 @@ def set_threads(values: dict[str, Any]) -> None:
     if values["threads"] is not None:
         set_num_threads(values["threads"])
         torch.set_num_threads(values["threads"])
+
+
+def _names(kinds: Iterable[type]) -> set[str]:
+    return {name for kind in kinds for name in schema_of(kind)}

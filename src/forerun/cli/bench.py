@@ -1,4 +1,4 @@
-"""`forerun bench`: what the compiled kernels reach on this machine, beside what it can do at best."""
+"""`forerun bench`: the speed of the compiled kernels, beside the machine's own limits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import click
 from forerun.cli.combinations import check_threads
 from forerun.cli.config import config_option
 from forerun.cli.flags import AT_LEAST_ONE, json_option
-from forerun.cli.options import Command, Name, Option
+from forerun.cli.lists import Wholes, list_option
+from forerun.cli.options import Command, Option
+from forerun.cli.param_types import Name
 from forerun.cli.quiet import quiet_libraries
-from forerun.cli.simulation.lists import Wholes, list_option
 from forerun.errors import UnknownNameError
 
 SUITES = ("kernels",)
 
 
 class Names(Name):
-    """Names with commas between them; what they may be is checked where they are read."""
+    """Names with commas between them; the benchmark checks them."""
 
     name = "list"
 
@@ -47,7 +48,7 @@ def bench(what: str, **values: Any) -> None:
 
 
 def _measure(values: dict[str, Any]) -> dict[str, Any]:
-    """Everything that the command tells, as the object of `--json`."""
+    """All results, as the object of `--json`."""
     quiet_libraries()
     import torch
 
@@ -64,7 +65,7 @@ def _measure(values: dict[str, Any]) -> dict[str, Any]:
         rounds=values["rounds"],
     )
     threads = use_threads(values["threads"])
-    result = measure(request, _tell)
+    result = measure(request, _announce)
     return {
         "schema_version": SCHEMA_VERSION,
         "versions": versions(),
@@ -77,7 +78,7 @@ def _split(names: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in names.split(",")))
 
 
-def _tell(what: str) -> None:
+def _announce(what: str) -> None:
     click.echo(f"forerun: measuring {what}", err=True)
 
 
@@ -96,7 +97,7 @@ def _print(content: dict[str, Any]) -> None:
         f"(best {machine['best_bandwidth_gigabytes_per_second']:.1f}); "
         f"10^9 multiply-adds/s: {rates or 'not measured on this processor'}"
     )
-    prefills = {(one["model"], one["precision"]): one for one in content["prefill"]}
+    prefills = {(row["model"], row["precision"]): row for row in content["prefill"]}
     for key, rows in groupby(content["rows"], lambda row: (row["model"], row["precision"])):
         _print_model(console, list(rows), prefills[key])
 
@@ -147,7 +148,13 @@ def _options() -> list[click.Parameter]:
         list_option(
             "contexts", section, Wholes(0, 1 << 17), "128,4096", "Tokens in the cache before it."
         ),
-        Option("rounds", section, type=AT_LEAST_ONE, default=7, help="Turns of everything."),
+        Option(
+            "rounds",
+            section,
+            type=AT_LEAST_ONE,
+            default=7,
+            help="Times that everything is measured, in alternation.",
+        ),
         Option(
             "threads", section, type=AT_LEAST_ONE, help="Threads of the CPU; torch's own number."
         ),

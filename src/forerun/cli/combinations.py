@@ -1,4 +1,4 @@
-"""Options that contradict each other, or that nobody would read."""
+"""Options that contradict each other, or that would not be read."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.flags import SPECULATIVE_FLAGS
+from forerun.cli.derived import speculation_options
 from forerun.cli.options import flag_of, given, stronger
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
     from forerun.engine.config import SpeculativeConfig
 
-# An option, and the one without which nobody reads it.
+# An option, and the option without which it is not read.
 OF_USE_WITH = (
     ("compare_rounds", "compare"),
     ("logprobs_mode", "logprobs"),
     ("num_tree_nodes", "tree"),
-    # One run keeps outputs for nobody: there it only says how long a corpus may be.
+    # There is no later request in one run: there it only says how long a corpus may be.
     ("suffix_store_tokens", "suffix_corpus"),
 )
 # More threads than this a core only wait for each other, and a machine runs out of them.
@@ -27,7 +27,7 @@ MOST_THREADS_PER_CORE = 4
 
 
 def settle(ctx: click.Context, values: dict[str, Any]) -> None:
-    """Refuse options that contradict each other; where one comes from a weaker place, it yields.
+    """Refuse options that contradict each other; an option from a weaker place yields.
 
     Raises:
         ConfigError: naming both, and which to add or to leave out.
@@ -37,7 +37,9 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
         _refuse_speculation(ctx)
         values["compare"] = False
     if values["show_rounds"] and values["compare"]:
-        raise ConfigError("--show-rounds shows one run, --compare makes several; leave one out.")
+        raise ConfigError(
+            "--show-rounds shows a single run, --compare makes several; leave out either."
+        )
     for name, other in OF_USE_WITH:
         if (
             given(ctx, name)
@@ -45,38 +47,26 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
             and (values[other] is None or values[other] is False)
         ):
             raise ConfigError(
-                f"{flag_of(ctx, name)} is of use with {flag_of(ctx, other)} alone; add it."
+                f"{flag_of(ctx, name)} is only of use with {flag_of(ctx, other)}; add it."
             )
     if values["logprobs"] is not None and not values["json"]:
         raise ConfigError("--logprobs are part of the JSON object; add --json.")
     check_threads(values["threads"])
 
 
-def refuse_unread(ctx: click.Context, config: SpeculativeConfig) -> None:
-    """Refuse options that the method does not read, unless it was named in a stronger place, and a
-    method that has nothing to read.
+def check_prediction(config: SpeculativeConfig, file: str | None) -> None:
+    """Refuse a `--prediction-file` that no method reads, and method `prediction` without one.
 
     Raises:
-        ConfigError: naming the option and the method.
+        ConfigError: naming the method.
     """
-    from forerun.drafters import DRAFTERS, all_options, options_read, reads_predictions
-
-    assert config.method is not None
-    unread = all_options() - options_read(config.method, config.cascade)
-    for name in sorted(unread & ctx.params.keys()):
-        if given(ctx, name) and not _yields(ctx, name, ("method", "draft_model")):
-            others = [one for one in DRAFTERS if name in DRAFTERS[one].options]
-            raise ConfigError(
-                f"{flag_of(ctx, name)} is not read by method {config.method!r}; "
-                f"leave it out or use --method {' or '.join(others)}."
-            )
-    takes_predictions = reads_predictions(config.method, config.cascade)
-    if ctx.params.get("prediction_file") is not None and not takes_predictions:
+    reads = any(drafter.reads_predictions for drafter in config.drafters)
+    if file is not None and not reads:
         raise ConfigError(
             f"--prediction-file is not read by method {config.method!r}; "
             "leave it out or use --method prediction."
         )
-    if config.method == "prediction" and ctx.params.get("prediction_file", "") is None:
+    if file is None and config.method == "prediction":
         raise ConfigError(
             "method 'prediction' drafts from a predicted output; add --prediction-file."
         )
@@ -109,19 +99,20 @@ def check_context(max_context: int | None, longest: int, model: str) -> None:
 
 
 def _refuse_speculation(ctx: click.Context) -> None:
-    for name in (*SPECULATIVE_FLAGS, "compare", "prediction_file", "show_rounds"):
+    names = [str(option.name) for option in speculation_options()]
+    for name in (*names, "compare", "prediction_file", "show_rounds"):
         if given(ctx, name) and stronger(ctx, "speculative", name) == name:
             raise ConfigError(
                 f"{flag_of(ctx, name)} needs speculation, which is switched off; add --speculative."
             )
 
 
-def _exclude(ctx: click.Context, values: dict[str, Any], one: str, other: str) -> None:
-    if given(ctx, one) and given(ctx, other):
-        values[other if stronger(ctx, one, other) == one else one] = None
+def _exclude(ctx: click.Context, values: dict[str, Any], name: str, other: str) -> None:
+    if given(ctx, name) and given(ctx, other):
+        values[other if stronger(ctx, name, other) == name else name] = None
 
 
-def _yields(ctx: click.Context, name: str, others: tuple[str, ...]) -> bool:
+def yields(ctx: click.Context, name: str, others: tuple[str, ...]) -> bool:
     """Whether one of the others comes from a stronger place than the option."""
     source = ctx.get_parameter_source(name)
     assert source is not None

@@ -8,12 +8,16 @@ from typing import Any
 
 import click
 
-from forerun.cli.options import FileName, Names, Option, TokenIds
+from forerun.cli.options import Option
+from forerun.cli.param_types import FileName, Listed
 from forerun.errors import ConfigError, UnknownNameError
+from forerun.files import read_text
+
+MOST_BYTES = 2**20
 
 
 def config_option() -> Option:
-    """The option; its file becomes what the other options fall back on."""
+    """The option; the other options fall back on its file."""
     return Option(
         "config",
         "Other",
@@ -35,14 +39,15 @@ def read_config(path: Path, command: click.Command) -> dict[str, Any]:
     """The values in a file, by parameter name, as text for the options to parse.
 
     Raises:
-        ConfigError: when it cannot be read or holds something else than options.
-        UnknownNameError: for a key that is no option of the command.
+        ConfigError: for a file that cannot be read or holds more than options.
+        UnknownNameError: for a key that the command has no option for.
     """
+    text = read_text(path, "config file", ConfigError, most_bytes=MOST_BYTES)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no config file {path}.") from None
-    except (OSError, ValueError) as error:
+        content = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"config file {path} cannot be read: nested too deep.") from None
+    except ValueError as error:
         raise ConfigError(f"config file {path} cannot be read: {error}.") from error
     options = {p.name: p for p in command.params if p.expose_value and p.name is not None}
     values = {}
@@ -57,13 +62,13 @@ def read_config(path: Path, command: click.Command) -> dict[str, Any]:
 
 
 def _as_text(value: Any, option: click.Parameter, where: str) -> str | list[str]:
-    """As a flag would have it, so that the file is not parsed more loosely than the command line."""
-    several = isinstance(option, click.Option) and option.multiple
+    """The text that a flag would have, so that a file is read as strictly as the command line."""
+    repeatable = isinstance(option, click.Option) and option.multiple
     if isinstance(value, dict):
         raise ConfigError(f"{where} is a table; keys and values are flat here.")
     items = [str(item) for item in value] if isinstance(value, list) else [str(value)]
-    if several:
+    if repeatable:
         return items
-    if isinstance(value, list) and not isinstance(option.type, (Names, TokenIds)):
-        raise ConfigError(f"{where} is a list; give one value.")
+    if isinstance(value, list) and not isinstance(option.type, Listed):
+        raise ConfigError(f"{where} is a list; give a single value.")
     return ",".join(items)

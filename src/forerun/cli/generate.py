@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from forerun.cli.asked import (
-    choose,
     in_steps,
-    longest_context,
+    open_checkpoint,
     sampling_params,
     set_threads,
     speculative_config,
 )
-from forerun.cli.combinations import settle
+from forerun.cli.combinations import check_prediction, settle
+from forerun.cli.derived import notes
 from forerun.cli.flags import generate_options
 from forerun.cli.options import Command
 from forerun.cli.prompt import read_prediction, read_prompt
@@ -26,8 +26,8 @@ from forerun.params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from forerun.bench.paired import Run
     from forerun.cli.report import Outcome, Round
+    from forerun.compare.paired import Run
     from forerun.core import Hints, Origin
     from forerun.engine.engine import Engine
     from forerun.engine.requests import TokenEvent
@@ -62,8 +62,14 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
     text = read_prompt(values["prompt"], values["prompt_file"])
     prediction = read_prediction(values["prediction_file"])
     params = sampling_params(values)
-    speculative = speculative_config(values) if values["speculative"] else None
-    engine, prompt_ids = _load(ctx, values, text, params, speculative)
+    quiet_libraries()
+    config, note = None, None
+    if values["speculative"]:
+        config, note = speculative_config(ctx, values, values["model"])
+        check_prediction(config, values["prediction_file"])
+    engine, prompt_ids = _load(values, text, params, config)
+    if note:
+        click.echo(f"forerun: {note}", err=True)
     from forerun.core import Hints
 
     hints = Hints(prediction=prediction)
@@ -74,36 +80,26 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
 
 
 def _load(
-    ctx: click.Context,
     values: dict[str, Any],
     text: str,
     params: SamplingParams,
-    speculative: SpeculativeConfig | None,
+    config: SpeculativeConfig | None,
 ) -> tuple[Engine, list[int]]:
     """The engine, with room for this request and no more, and the prompt's token ids."""
-    quiet_libraries()
-    from forerun.engine.load import load, locate
-    from forerun.models import load_tokenizer
+    from forerun.engine.load import load
 
     set_threads(values)
-    model, revision = values["model"], values["revision"]
-    config, note = (None, None) if speculative is None else choose(ctx, speculative, model)
-    # A directory that holds no model at all is told by its config, not by its tokenizer.
-    longest = longest_context(values)
-    tokenizer = load_tokenizer(locate(model), revision=revision)
-    prompt_ids = list(tokenizer.encode(text))
+    checkpoint = open_checkpoint(values)
+    prompt_ids = list(checkpoint.tokenizer.encode(text))
+    needed = min(_needed(len(prompt_ids), params), checkpoint.summary.max_context)
     engine = load(
-        model,
+        checkpoint,
         config or False,
-        revision=revision,
         dtype=values["dtype"],
         device=values["device"],
         backend=values["backend"],
-        max_context=values["max_context"] or min(_needed(len(prompt_ids), params), longest),
-        tokenizer=tokenizer,
+        max_context=values["max_context"] or needed,
     )
-    if note:
-        click.echo(f"forerun: {note}", err=True)
     return engine, prompt_ids
 
 
@@ -135,8 +131,8 @@ def _complete(
     hints: Hints,
     output: Output,
 ) -> int:
-    from forerun.bench.paired import Run
     from forerun.cli.report import Outcome, Round
+    from forerun.compare.paired import Run
 
     if values["speculative"]:
         run = Run(engine.stream(prompt_ids, params, hints=hints))
@@ -164,9 +160,9 @@ def _compare(
     hints: Hints,
     output: Output,
 ) -> int:
-    from forerun.bench.paired import compare
     from forerun.cli.report import Outcome
-    from forerun.engine.attribution import DEFECT
+    from forerun.compare.attribution import DEFECT
+    from forerun.compare.paired import compare
 
     started: list[Run] = []
 
@@ -176,7 +172,7 @@ def _compare(
         output.begin(label, run)
 
     try:
-        found = compare(
+        comparison = compare(
             engine, prompt_ids, params, values["compare_rounds"], hints=hints, begin=begin
         )
     except KeyboardInterrupt:
@@ -186,8 +182,9 @@ def _compare(
         output.finish(Outcome(values["model"], engine, shown))
         raise
     _explain(output)
-    output.finish(Outcome(values["model"], engine, found.shown.speculative, found))
-    return DEFECT_FOUND if found.difference and found.difference.explanation == DEFECT else 0
+    output.finish(Outcome(values["model"], engine, comparison.shown.speculative, comparison))
+    difference = comparison.difference
+    return DEFECT_FOUND if difference and difference.explanation == DEFECT else 0
 
 
 def _explain(output: Output) -> None:
@@ -196,4 +193,6 @@ def _explain(output: Output) -> None:
     output.legend(Origin)
 
 
-command = Command("generate", params=generate_options(), callback=generate, help=generate.__doc__)
+command = Command(
+    "generate", params=generate_options(), callback=generate, help=generate.__doc__, notes=notes
+)

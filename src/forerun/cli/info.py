@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import contextlib
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from forerun.cli.combinations import check_context
 from forerun.cli.flags import json_option, place_options
-from forerun.cli.options import Command, Name
+from forerun.cli.options import Command
+from forerun.cli.param_types import Name
 from forerun.cli.quiet import quiet_libraries
+from forerun.errors import CheckpointError
+from forerun.files import size_text
 
 if TYPE_CHECKING:
-    from forerun.models import ModelSummary, Storage
+    from forerun.models import Checkpoint, Placement, RunConfig
 
 # A context to count the caches' memory for, where the model has a longer one.
 USUAL_CONTEXT = 4096
@@ -26,15 +30,14 @@ class Memory:
     Args:
         context: tokens that the caches are counted for.
         needed: by everything together.
-        available: on the device now; None if it cannot be told.
-        fits: None if it cannot be told.
-        draft_counted: False where the draft model's config could not be had.
+        available: on the device now.
+        draft_counted: False where the draft model's config is not available.
     """
 
     context: int
     needed: int
-    available: int | None
-    fits: bool | None
+    available: int
+    fits: bool
     draft_counted: bool
 
 
@@ -64,37 +67,36 @@ def describe_model(
     max_context: int | None,
     **_: Any,
 ) -> dict[str, Any]:
-    """Everything that the command tells, as the object of `--json`."""
+    """Everything that the command says, as the object of `--json`."""
     from forerun.cli.machine import hardware, versions
     from forerun.cli.report import SCHEMA_VERSION
     from forerun.drafters import drafter_names
     from forerun.engine.config import SpeculativeConfig
-    from forerun.engine.load import locate
     from forerun.engine.pairs import choose
-    from forerun.models import describe, load_config, resolve_device, storage_of
+    from forerun.models import Checkpoint, Placement
 
-    config = load_config(locate(model), revision=revision)
-    place = resolve_device(device)
-    storage = storage_of(config, place, dtype, backend)
-    summary = describe(config, model)
+    placement = Placement(dtype, device, backend)
+    checkpoint = Checkpoint.open(model, revision)
+    run, summary = checkpoint.run_config(placement), checkpoint.summary
     check_context(max_context, summary.max_context, model)
     choice = choose(SpeculativeConfig(), model).config
     context = max_context or min(summary.max_context, USUAL_CONTEXT)
     return {
         "schema_version": SCHEMA_VERSION,
         "versions": versions(),
-        "hardware": hardware(place),
+        "hardware": hardware(run.device),
         "model": model,
-        **_of_summary(summary),
-        **_of_storage(summary, storage),
+        **_of_checkpoint(checkpoint),
+        **_of_run(checkpoint, run),
         "known_draft": choice.model,
         "default_method": choice.method,
         "methods": drafter_names(),
-        "memory": asdict(_memory(config, choice.model, storage, backend, place, context)),
+        "memory": asdict(_memory(checkpoint, choice.model, run, placement, context)),
     }
 
 
-def _of_summary(summary: ModelSummary) -> dict[str, Any]:
+def _of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    summary = checkpoint.summary
     return {
         "family": summary.family,
         "parameters": summary.parameters,
@@ -103,10 +105,11 @@ def _of_summary(summary: ModelSummary) -> dict[str, Any]:
         "vocab_size": summary.vocab_size,
         "num_layers": summary.num_layers,
         "hidden_size": summary.hidden_size,
+        "notes": list(checkpoint.notes),
     }
 
 
-def _of_storage(summary: ModelSummary, storage: Storage) -> dict[str, Any]:
+def _of_run(checkpoint: Checkpoint, run: RunConfig) -> dict[str, Any]:
     from forerun import _native
     from forerun.models import CpuModel, HFModel, Transformer
 
@@ -115,39 +118,31 @@ def _of_storage(summary: ModelSummary, storage: Storage) -> dict[str, Any]:
         "torch": Transformer.exactness,
         "transformers": HFModel.exactness,
     }
-    backend = storage.backend if summary.native else "transformers"
+    backend = run.backend if checkpoint.native else "transformers"
     return {
         "backend": backend,
         "kernels": _native.kernels.level() if _native.AVAILABLE else None,
         "kernels_missing": _native.REASON or None,
-        "dtype": storage.precision,
-        "cache_bytes_per_token": summary.cache_bytes_per_token(storage.cache_dtype),
+        "dtype": run.precision,
+        "cache_bytes_per_token": checkpoint.summary.cache_bytes_per_token(run.cache_dtype),
         "exactness": exactness[backend],
     }
 
 
 def _memory(
-    config: Any, draft: str | None, storage: Storage, backend: str, device: Any, context: int
+    checkpoint: Checkpoint, draft: str | None, run: RunConfig, placement: Placement, context: int
 ) -> Memory:
-    from forerun.engine.load import locate
-    from forerun.errors import CheckpointError
-    from forerun.models import available_bytes, draft_storage_of, load_config, memory_need
+    from forerun.engine.load import Pair
+    from forerun.models import Checkpoint, available_bytes
 
-    needs = {"target": (config, storage)}
+    pair = Pair(checkpoint, run)
     if draft is not None:
-        try:
-            draft_config = load_config(locate(draft))
-            kept = draft_storage_of(draft_config, device, storage, backend=backend)
-            needs["draft"] = (draft_config, kept)
-        except CheckpointError:
-            pass  # Not here and not to be had: said by `draft_counted`.
-    needed = sum(
-        memory_need(name, one, kept, rows=1, capacity=context).total
-        for name, (one, kept) in needs.items()
-    )
-    available = available_bytes(device)
-    fits = None if available is None else needed <= available
-    return Memory(context, needed, available, fits, draft is None or "draft" in needs)
+        # Where its config is not available, `draft_counted` says so.
+        with contextlib.suppress(CheckpointError):
+            pair = pair.with_draft(Checkpoint.open(draft), replace(placement, dtype="auto"))
+    needed = sum(need.total for need in pair.needs(1, context))
+    available, counted = available_bytes(run.device), pair.draft is not None or draft is None
+    return Memory(context, needed, available, needed <= available, counted)
 
 
 def _print(content: dict[str, Any]) -> None:
@@ -163,8 +158,10 @@ def _print(content: dict[str, Any]) -> None:
 
 
 def _rows(content: dict[str, Any]) -> dict[str, str]:
-    weights = ", ".join(f"{name} {_size(size)}" for name, size in content["weight_bytes"].items())
-    cache = _size(content["cache_bytes_per_token"])
+    weights = ", ".join(
+        f"{name} {size_text(size)}" for name, size in content["weight_bytes"].items()
+    )
+    cache = size_text(content["cache_bytes_per_token"])
     return {
         "model": content["model"],
         "family": content["family"],
@@ -178,6 +175,7 @@ def _rows(content: dict[str, Any]) -> dict[str, str]:
         "exactness": content["exactness"],
         "known draft": content["known_draft"] or "none; prompt lookup (ngram) needs none",
         "methods": ", ".join(content["methods"]),
+        **({"note": " ".join(content["notes"])} if content["notes"] else {}),
         "memory": _of_memory(Memory(**content["memory"]), content["hardware"]["device"]),
     }
 
@@ -194,21 +192,12 @@ def _of_backend(content: dict[str, Any]) -> str:
 
 
 def _of_memory(memory: Memory, device: str) -> str:
-    verdict = {True: "fits", False: "does not fit", None: "nobody knows whether it fits"}
-    available = "unknown" if memory.available is None else _size(memory.available)
+    verdict = "fits" if memory.fits else "does not fit"
     aside = "" if memory.draft_counted else ", the draft model not counted"
     return (
-        f"{verdict[memory.fits]}: {_size(memory.needed)} with {memory.context} tokens of context"
-        f"{aside}; {available} free on {device}"
+        f"{verdict}: {size_text(memory.needed)} with {memory.context} tokens of context"
+        f"{aside}; {size_text(memory.available)} free on {device}"
     )
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"
 
 
 command = Command(

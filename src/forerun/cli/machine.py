@@ -1,6 +1,6 @@
 """What a result was made with: versions and hardware.
 
-torch is loaded only where it is asked for: some commands do without it.
+Only functions that need torch load it: some commands do without.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the output depends on."""
+    """Versions of the packages that the output depends on."""
     import torch
     import transformers
 
@@ -44,12 +44,12 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def host() -> dict[str, Any]:
-    """The machine alone, for what runs no model."""
+    """The machine alone, for commands that run no model."""
     return {"cpu": cpu_name(), "cores": os.cpu_count()}
 
 
 def cpu_name() -> str:
-    """The processor's name as it gives it itself, as far as the system tells."""
+    """The processor's name, as far as the system knows it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")

@@ -1,20 +1,19 @@
 """`forerun`: finds the command, runs it, and turns what went wrong into one line and an exit code.
 
-Exit codes: 0 done, 1 a defect found, 2 wrong use, 130 interrupted, 141 nobody reads the output.
+Exit codes: 0 done, 1 a defect found, 2 wrong use, 130 interrupted, 141 the output was closed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
-import os
 import sys
 from typing import Any
 
 import click
 
 from forerun import __version__
+from forerun.cli import streams
 from forerun.errors import ForerunError
 
 COMMANDS = {
@@ -28,7 +27,7 @@ COMMANDS = {
 WRONG_USE = 2
 INTERRUPTED = 130
 # What a shell reports for a process that SIGPIPE ended.
-NOBODY_READS = 141
+OUTPUT_CLOSED = 141
 
 
 class Application(click.Group):
@@ -57,49 +56,45 @@ class Application(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
+            return super().invoke(ctx)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
-        except OSError as error:
-            if error.errno != errno.EPIPE:
-                raise
-            _discard_stdout()
-            raise click.exceptions.Exit(NOBODY_READS) from None
-        return result
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run, and exit with the code; the arguments are those of `click.Command.main`."""
         options["standalone_mode"] = False
         try:
             code = super().main(*args, **options)
+            sys.stdout.flush()
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             code = WRONG_USE
         except click.ClickException as error:
-            _say_error(error.format_message())
-            code = WRONG_USE
+            code = _refuse(error.format_message())
         except ForerunError as error:
-            _say_error(str(error))
-            code = WRONG_USE
+            code = _refuse(str(error))
         except click.Abort as abort:
             # click takes the end of any file for an interruption; here it is an error like others.
             if isinstance(abort.__cause__, EOFError):
                 raise abort.__cause__ from None
             code = INTERRUPTED
+        except (OSError, SystemExit):
+            # click and rich leave by themselves when the reader of the output does.
+            failure = streams.output_failure()
+            if failure is None:
+                raise
+            streams.discard_output()
+            number, text = failure
+            left = number == errno.EPIPE
+            code = OUTPUT_CLOSED if left else _refuse(f"standard output cannot be written: {text}.")
         sys.exit(code or 0)
 
 
-def _say_error(message: str) -> None:
+def _refuse(message: str) -> int:
+    """Say what is wrong, on one line, and return the exit code."""
     line = " ".join(part.strip() for part in message.splitlines() if part.strip())
     click.echo(f"forerun: error: {line}", err=True)
-
-
-def _discard_stdout() -> None:
-    """Send what is still buffered nowhere, so that the interpreter's exit does not complain."""
-    # A stream without a file has nothing to be flushed.
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return WRONG_USE
 
 
 application = Application(
@@ -112,6 +107,10 @@ application = click.version_option(__version__, message="%(prog)s %(version)s")(
 
 def main() -> None:
     """The entry point of the command `forerun`."""
+    try:
+        streams.prepare()
+    except ForerunError as error:
+        sys.exit(_refuse(str(error)))
     application.main(prog_name="forerun")
 
 

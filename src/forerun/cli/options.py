@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from itertools import groupby
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from forerun.errors import ConfigError
 
-# What other tools, or another of our commands, call an option of ours: the first that a command has.
+# Names of our options in other tools, or in another of our commands; the first that a command has counts.
 FOREIGN: dict[str, tuple[str, ...]] = {
     "alpha": ("acceptance",),
     "assistant-model": ("draft-model", "draft"),
@@ -51,8 +51,8 @@ class Option(click.Option):
     """An option with a heading for the help and a variable of its own.
 
     Args:
-        name: as in Python, with underscores; the flag and the variable are made of it.
-        section: the heading that it stands under.
+        name: as in Python, with underscores; flag and variable are made from it.
+        section: its heading in the help.
         off: whether a flag has a `--no-` form.
     """
 
@@ -69,15 +69,44 @@ class Option(click.Option):
         self.section = section
 
 
+class Note(NamedTuple):
+    """What the help says in a section beside its options."""
+
+    text: str
+    rows: Sequence[tuple[str, str]] = ()
+
+
 class Command(click.Command):
-    """A command whose help has headings and whose errors know other tools' options."""
+    """A command whose help has headings and whose errors know other tools' options.
+
+    Args:
+        notes: further help by section. Sections without options follow the first that has some.
+            Called only for the help.
+    """
+
+    def __init__(
+        self, *args: Any, notes: Callable[[], Mapping[str, Note]] = dict, **settings: Any
+    ) -> None:
+        super().__init__(*args, **settings)
+        self._notes = notes
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
-        for section, members in groupby(options, lambda o: getattr(o, "section", "Other")):
+        notes, rows = self._notes(), dict[str, list[tuple[str, str]]]()
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+            if record is None:
+                continue
+            section = getattr(option, "section", "Other")
+            if section in notes:
+                others = [title for title in notes if title not in rows]
+                rows.update({title: list(notes[title].rows) for title in others})
+            rows.setdefault(section, []).append(record)
+        for section, records in rows.items():
             with formatter.section(section):
-                records = [option.get_help_record(ctx) for option in members]
-                formatter.write_dl([record for record in records if record is not None])
+                if section in notes:
+                    formatter.write_text(notes[section].text)
+                if records:
+                    formatter.write_dl(records)
 
     def invoke(self, ctx: click.Context) -> Any:
         known = {str(option.envvar) for option in self.params if option.envvar}
@@ -86,7 +115,7 @@ class Command(click.Command):
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
                 if near:
                     click.echo(
-                        f"forerun: warning: nobody reads {name}; did you mean {near[0]}?", err=True
+                        f"forerun: warning: {name} is not used; did you mean {near[0]}?", err=True
                     )
         return super().invoke(ctx)
 
@@ -97,7 +126,7 @@ class Command(click.Command):
             name = error.option_name.lstrip("-").replace("_", "-")
             known = {option.name for option in self.params}
             candidates = FOREIGN.get(name, ())
-            ours = next((one for one in candidates if one.replace("-", "_") in known), None)
+            ours = next((flag for flag in candidates if flag.replace("-", "_") in known), None)
             if ours is None:
                 raise
             raise click.UsageError(
@@ -105,123 +134,30 @@ class Command(click.Command):
             ) from None
 
 
-class Whole(click.ParamType[str]):
-    """Text that is never split, also not where it comes from a variable."""
-
-    name = "text"
-
-    def split_envvar_value(self, rv: str) -> list[str]:
-        return [rv]
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            # Bytes of an argument that are no UTF-8 come as surrogates.
-            self.fail(f"it is not UTF-8 text (character {error.start}).", param, ctx)
-        return text
-
-
-class Name(Whole):
-    """Text that is not empty: what names a model, a method or a place."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not str(value):
-            self.fail("it is empty; give a value or leave the option out.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class FileName(click.ParamType[str]):
-    """A file's name, which need not be UTF-8, but not be empty."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not value:
-            self.fail("it is empty; name a file or leave the option out.", param, ctx)
-        return str(value)
-
-
-class Names(click.ParamType[tuple[str, ...]]):
-    """Names with commas between them."""
-
-    name = "names"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        names = value if isinstance(value, (tuple, list)) else str(value).split(",")
-        if not all(isinstance(name, str) and name.strip() for name in names):
-            self.fail(f"{value!r} is no list of names such as suffix,draft_model:4.", param, ctx)
-        return tuple(name.strip() for name in names)
-
-
-class TokenIds(click.ParamType[tuple[int, ...]]):
-    """Token ids with commas between them."""
-
-    name = "ids"
-    what = "token ids such as 11,42"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(int(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is no list of {self.what}.", param, ctx)
-
-
-class LayerNumbers(TokenIds):
-    """Numbers of layers with commas between them."""
-
-    name = "layers"
-    what = "layers such as 3,4,6"
-
-
-class TokenBias(click.ParamType[tuple[int, float]]):
-    """`ID=VALUE`."""
-
-    name = "id=value"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, float]:
-        if isinstance(value, tuple):
-            return value
-        token, _, bias = value.partition("=")
-        try:
-            return int(token), float(bias)
-        except ValueError:
-            self.fail(f"{value!r} is no bias such as 42=-1.5.", param, ctx)
-
-
 def given(ctx: click.Context, name: str) -> bool:
     """Whether an option has a value that is not its default."""
     return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
-def stronger(ctx: click.Context, one: str, other: str) -> str:
-    """Of two options that exclude each other and are both given, the name of the one that counts:
-    a flag before a variable before the file.
+def stronger(ctx: click.Context, name: str, other: str) -> str:
+    """The name that counts of two options that exclude each other and are both given: a flag beats a
+    variable, and a variable the file.
 
     Raises:
         ConfigError: when they come from the same place.
     """
-    first, second = ctx.get_parameter_source(one), ctx.get_parameter_source(other)
+    first, second = ctx.get_parameter_source(name), ctx.get_parameter_source(other)
     assert first is not None
     assert second is not None
     if first is second:
         raise ConfigError(
-            f"{flag_of(ctx, one)} and {flag_of(ctx, other)} exclude each other; leave one out."
+            f"{flag_of(ctx, name)} and {flag_of(ctx, other)} exclude each other; leave out either."
         )
-    return one if first < second else other
+    return name if first < second else other
 
 
 def flag_of(ctx: click.Context, name: str) -> str:
-    """An option as the user would write it, with its value in mind: `--no-speculative`."""
+    """An option as the user wrote it, such as `--no-speculative`."""
     option = next(param for param in ctx.command.params if param.name == name)
     negative = option.secondary_opts and ctx.params[name] is False
     return option.secondary_opts[0] if negative else option.opts[0]

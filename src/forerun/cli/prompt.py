@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from forerun.errors import PromptError
+from forerun.files import read_stdin, read_text
 
 
 def read_prompt(text: str | None, file: str | None) -> str:
@@ -16,45 +16,33 @@ def read_prompt(text: str | None, file: str | None) -> str:
         file: of `--prompt-file`; `-` is standard input, as is None where no text is given either.
 
     Raises:
-        PromptError: where there is none, or it is empty or no text.
+        PromptError: for a prompt that is missing, empty, too long or not text.
     """
     if text is None:
-        text = _read_file(Path(file)) if file not in (None, "-") else _read_stdin(file == "-")
+        if file is None or file == "-":
+            text = _read_stdin(asked_for=file == "-")
+        else:
+            text = read_text(file, "prompt file", PromptError)
     if not text:
         raise PromptError("the prompt is empty; give at least one character to go on from.")
     return text
 
 
 def read_prediction(file: str | None) -> str:
-    """The output that is expected; empty where no file names one.
+    """The output that is expected; empty without a file.
 
     Raises:
-        PromptError: where the file cannot be read, is empty or no text.
+        PromptError: for a file that cannot be read, is empty, too long or not text.
     """
     if file is None:
         return ""
-    text = _read_file(Path(file), "prediction file")
+    text = read_text(file, "prediction file", PromptError)
     if not text:
         raise PromptError(f"prediction file {file} is empty; leave it out.")
     return text
 
 
-def _read_file(path: Path, what: str = "prompt file") -> str:
-    try:
-        return _decode(path.read_bytes(), f"{what} {path}")
-    except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise PromptError(f"{what} {path} cannot be read: {reason}.") from error
-
-
 def _read_stdin(asked_for: bool) -> str:
     if sys.stdin is None or (sys.stdin.isatty() and not asked_for):
-        raise PromptError("there is no prompt; give --prompt, --prompt-file, or pipe one in.")
-    return _decode(sys.stdin.buffer.read(), "standard input")
-
-
-def _decode(content: bytes, where: str) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{where} is not UTF-8 text (byte {error.start}).") from error
+        raise PromptError("there is no prompt; give --prompt, --prompt-file, or pipe it in.")
+    return read_stdin(PromptError)

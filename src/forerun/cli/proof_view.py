@@ -1,4 +1,4 @@
-"""A proof for people: what each part found, on a terminal or in a pipe."""
+"""A proof for people: the result of each part, on a terminal or in a pipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forerun.proof.certificate import (
 
 def show(content: dict[str, Any]) -> None:
     """Print the object of `--json`."""
-    # Nothing is cut where it does not fit: a terminal wraps by itself, a pipe has no width.
+    # Long lines are not cut: terminals wrap them, and pipes have no width.
     console = Console(highlight=False, soft_wrap=True)
     if content["enumeration"] is not None:
         _show_enumeration(console, content["enumeration"])
@@ -37,11 +37,11 @@ def show(content: dict[str, Any]) -> None:
 def _show_enumeration(console: Console, part: dict[str, Any]) -> None:
     columns = ("rule", "cases", "sequences", "seeds", "largest deviation", "")
     table = _table("By enumeration", *columns)
-    for one in part["rules"]:
-        counts = (one["cases"], one["sequences"] - one["seeds"], one["seeds"])
-        deviation = number(one["largest_deviation"])
-        mark = _mark(one["passed"], one["level"] if one["level"] == "approximate" else "defect")
-        table.add_row(one["rule"], *(str(count) for count in counts), deviation, mark)
+    for rule in part["rules"]:
+        counts = (rule["cases"], rule["sequences"] - rule["seeds"], rule["seeds"])
+        deviation = number(rule["largest_deviation"])
+        mark = _mark(rule["passed"], rule["level"] if rule["level"] == "approximate" else "defect")
+        table.add_row(rule["rule"], *(str(count) for count in counts), deviation, mark)
     console.print(table)
     console.print(f"{enumerated(part)}\n", markup=False)
 
@@ -50,14 +50,14 @@ def _show_statistics(console: Console, part: dict[str, Any]) -> None:
     titles = ("By statistics", "Second look, at fresh outputs")
     for title, look in zip(titles, part["looks"], strict=False):
         table = _table(title, "test", "outcomes", "chi-square", "p", "p (Holm)", "")
-        for one in look["tests"]:
+        for test in look["tests"]:
             table.add_row(
-                one["name"],
-                str(one["count"]),
-                f"{one['statistic']:.1f} ({one['degrees']})",
-                number(one["p_value"]),
-                number(one["adjusted"]),
-                _mark(one["adjusted"] >= part["level"], "alarm"),
+                test["name"],
+                str(test["count"]),
+                f"{test['statistic']:.1f} ({test['degrees']})",
+                number(test["p_value"]),
+                number(test["adjusted"]),
+                _mark(test["adjusted"] >= part["level"], "alarm"),
             )
         console.print(table)
         console.print(

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun.cli.asked import (
-    choose,
     in_steps,
-    longest_context,
+    open_checkpoint,
     sampling_params,
     set_threads,
     speculative_config,
 )
 from forerun.cli.combinations import check_threads
+from forerun.cli.derived import notes
 from forerun.cli.options import Command
 from forerun.cli.prove_flags import prove_options
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.target_file import check_writable
-from forerun.errors import ConfigError
+from forerun.errors import CheckpointError, ConfigError
+from forerun.options import changes, schema_of
 from forerun.proof.effort import PARTS, Effort
 
 if TYPE_CHECKING:
@@ -43,16 +44,10 @@ def prove(ctx: click.Context, /, **values: Any) -> int:
     check_threads(values["threads"])
     if values["certificate"] is not None:
         check_writable("--certificate", values["certificate"])
-    # The seed is the proof's: it numbers the requests.
+    # --seed is that of the proof; its requests have their own.
     params = sampling_params({**values, "seed": None})
-    effort = Effort(
-        num_tokens=values["num_tokens"],
-        output_tokens=values["output_tokens"],
-        equality_prompts=values["equality_prompts"],
-        level=values["level"],
-        seed=values["seed"],
-        parts=values["part"] or PARTS,
-    )
+    asked = {name: values[name] for name in schema_of(Effort) if name in values}
+    effort = Effort(**asked, parts=values["part"] or PARTS)
     texts = _read_texts(values)
     engine, prompts = _load(ctx, values, texts, effort)
     proof = _prove(engine, prompts, params, effort)
@@ -61,11 +56,20 @@ def prove(ctx: click.Context, /, **values: Any) -> int:
 
 
 def _read_texts(values: dict[str, Any]) -> list[str]:
+    from forerun.models.zoo import is_zoo
     from forerun.proof.prompts import held_out_prompts, read_prompts
 
-    if values["prompts"] is None:
+    if values["prompts"] is not None:
+        return read_prompts(Path(values["prompts"]))
+    try:
         return held_out_prompts()
-    return read_prompts(Path(values["prompts"]))
+    except CheckpointError as error:
+        if is_zoo(values["model"]):
+            raise
+        raise ConfigError(
+            "there are no prompts: forerun's own are in the package forerun-zoo, which is not "
+            "installed; give a file with --prompts."
+        ) from error
 
 
 def _load(
@@ -73,33 +77,29 @@ def _load(
 ) -> tuple[Engine, list[list[int]]]:
     """The engine, with room for these prompts, and their token ids."""
     quiet_libraries()
-    from forerun.engine.load import load, locate
-    from forerun.models import load_tokenizer
+    from forerun.engine.load import load
     from forerun.proof.prompts import encode_prompts
 
     set_threads(values)
-    model, revision = values["model"], values["revision"]
-    config, note = choose(ctx, speculative_config(values), model)
-    longest = longest_context(values)
-    longest = min(values["max_context"] or longest, longest)
+    config, note = speculative_config(ctx, values, values["model"])
+    checkpoint = open_checkpoint(values)
+    longest = values["max_context"] or checkpoint.summary.max_context
     if effort.output_tokens >= longest:
         raise ConfigError(
-            f"--output-tokens is {effort.output_tokens}; the context is {longest} tokens."
+            f"--output-tokens is {effort.output_tokens}; the context is {longest} tokens; "
+            "give fewer."
         )
-    tokenizer = load_tokenizer(locate(model), revision=revision)
-    kept = min(values["prompt_tokens"], longest - effort.output_tokens)
-    prompts = encode_prompts(tokenizer, texts, kept)
+    most_tokens = min(values["prompt_tokens"], longest - effort.output_tokens)
+    prompts = encode_prompts(checkpoint.tokenizer, texts, most_tokens)
     needed = in_steps(max(len(prompt) for prompt in prompts) + effort.output_tokens)
     engine = load(
-        model,
+        checkpoint,
         config,
-        revision=revision,
         dtype=values["dtype"],
         device=values["device"],
         backend=values["backend"],
         max_batch_size=values["batch_size"],
         max_context=min(needed, longest),
-        tokenizer=tokenizer,
     )
     if note:
         click.echo(f"forerun: {note}", err=True)
@@ -129,12 +129,12 @@ def _prove(
     ) as bars:
         tasks: dict[str, Any] = {}
 
-        def tell(part: str, done: int, total: int) -> None:
+        def progress(part: str, done: int, total: int) -> None:
             if part not in tasks:
                 tasks[part] = bars.add_task(part, total=total)
             bars.update(tasks[part], completed=done, total=total)
 
-        return run(engine, prompts, params, effort, tell)
+        return run(engine, prompts, params, effort, progress)
 
 
 def _report(
@@ -184,15 +184,9 @@ def _settings(
     effort: Effort,
     num_prompts: int,
 ) -> dict[str, Any]:
-    """What has to be known to make the same proof again."""
-    from dataclasses import asdict, fields
+    """The settings that make the same proof again."""
+    from dataclasses import asdict
 
-    usual = type(params)()
-    changed = {
-        field.name: getattr(params, field.name)
-        for field in fields(params)
-        if getattr(params, field.name) != getattr(usual, field.name)
-    }
     return {
         "model": values["model"],
         "revision": values["revision"],
@@ -202,9 +196,9 @@ def _settings(
         "prompt_tokens": values["prompt_tokens"],
         "batch_size": values["batch_size"],
         "speculation": engine.config.as_dict(),
-        "sampling": changed,
+        "sampling": changes(params),
         "effort": asdict(effort),
     }
 
 
-command = Command("prove", params=prove_options(), callback=prove, help=prove.__doc__)
+command = Command("prove", params=prove_options(), callback=prove, help=prove.__doc__, notes=notes)

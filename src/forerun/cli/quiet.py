@@ -6,11 +6,11 @@ import os
 
 
 def quiet_libraries() -> None:
-    """Leave talking to us: one line an error, no advice of other libraries in between.
+    """Silence other libraries: an error is one line of forerun's, without their advice in between.
 
-    Must run before transformers is imported. What the user has set stays.
+    Must run before transformers is imported. Settings of the user stay.
     """
-    # What transformers logs as an error it raises too, and that comes to the user as one line.
+    # transformers also raises what it logs as an error, and the user sees that as one line.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not os.isatty(2):

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from forerun.bench.paired import Comparison, Run
 from forerun.cli.machine import hardware, versions
+from forerun.compare.paired import Comparison, Run
 from forerun.core import Draft, FinishReason, Origin, Verdict
 from forerun.engine.engine import Engine
 from forerun.engine.requests import TokenEvent, TokenLogprob
@@ -21,12 +21,12 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Round:
-    """What was drafted and what became of it.
+    """One round of a run: its draft and the verdict.
 
     Args:
-        draft: without its rows, which take more room than all else.
-        drawn: whether it had some.
-        verdict: as the rule gave it, less what came after the end.
+        draft: without its rows of probability, which are large.
+        drawn: whether it had any: its tokens were drawn, not determined by the text.
+        verdict: of the rule, cut at the end of the output.
     """
 
     draft: Draft
@@ -35,19 +35,19 @@ class Round:
 
     @classmethod
     def of(cls, draft: Draft, verdict: Verdict) -> Round:
-        return cls(Draft(draft.token_ids, draft.parents), draft.probs is not None, verdict)
+        return cls(Draft(draft.tree, draft.token_ids), draft.probs is not None, verdict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has come of the command, complete or interrupted.
+    """The outcome of the command, complete or interrupted.
 
     Args:
         model: as the user named it.
         engine: that ran it.
         run: the run whose text is shown.
-        comparison: with plain decoding, where it was asked for and came to its end.
-        rounds: all of the run, where they were asked for.
+        comparison: with plain decoding; None if not asked for, or interrupted.
+        rounds: of the run; None if not asked for.
     """
 
     model: str
@@ -62,16 +62,16 @@ class Outcome:
 
 
 class JsonOutput:
-    """Prints one object when all is done, and nothing before."""
+    """Prints one object at the end, and nothing before."""
 
     def legend(self, origins: Iterable[Origin]) -> None:
         """Nothing to explain."""
 
     def event(self, event: TokenEvent) -> None:
-        """Wait for the end."""
+        """Nothing is streamed."""
 
     def begin(self, label: str, run: Run) -> None:
-        """Say nothing of the progress."""
+        """No progress is shown."""
 
     def finish(self, outcome: Outcome) -> None:
         print_json(report(outcome))
@@ -83,7 +83,7 @@ def print_json(content: dict[str, Any]) -> None:
 
 
 def report(outcome: Outcome) -> dict[str, Any]:
-    """The object; `comparison` adds `plain`, `speedup` and what belongs to them."""
+    """The object; a comparison adds `plain`, `speedup` and their details."""
     engine, completion = outcome.engine, outcome.run.completion
     content = {
         "schema_version": SCHEMA_VERSION,
@@ -103,7 +103,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
     if completion.logprobs is not None:
         content["logprobs"] = [_of_logprob(entry) for entry in completion.logprobs]
     if outcome.rounds is not None:
-        content["rounds"] = [_of_round(one) for one in outcome.rounds]
+        content["rounds"] = [_of_round(entry) for entry in outcome.rounds]
     if outcome.comparison is not None:
         content |= _of_comparison(outcome.comparison)
     return content
@@ -125,12 +125,12 @@ def _of_run(run: Run) -> dict[str, Any]:
     }
 
 
-def _of_round(one: Round) -> dict[str, Any]:
-    draft, verdict = one.draft, one.verdict
+def _of_round(entry: Round) -> dict[str, Any]:
+    draft, verdict = entry.draft, entry.verdict
     return {
         "token_ids": list(draft.token_ids),
-        "parents": list(draft.parents),
-        "drawn": one.drawn,
+        "parents": list(draft.tree.parents),
+        "drawn": entry.drawn,
         "accepted": list(verdict.path)[: verdict.num_accepted],
         "emitted": list(verdict.token_ids),
     }

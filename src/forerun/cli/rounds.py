@@ -19,16 +19,16 @@ _ON_ONE_LINE = VISIBLE | {ord("\n"): 0x2424, ord("\t"): 0x2409}
 
 def show_rounds(console: Console, rounds: Sequence[Round], tokenizer: Tokenizer | None) -> None:
     """Draw all rounds of a run."""
-    for number, one in enumerate(rounds, start=1):
-        console.print(drawing_of(number, one.draft, one.verdict, tokenizer), highlight=False)
+    for number, entry in enumerate(rounds, start=1):
+        console.print(drawing_of(number, entry.draft, entry.verdict, tokenizer), highlight=False)
 
 
 def drawing_of(number: int, draft: Draft, verdict: Verdict, tokenizer: Tokenizer | None) -> Tree:
-    """One round: chains on one line, branches below each other, accepted nodes in their colour."""
+    """One round as a tree: a chain on one line, branches below each other, accepted nodes in colour."""
     accepted = set(verdict.path[: verdict.num_accepted])
     root = Tree(_heading(number, draft, verdict, tokenizer), guide_style="dim")
     children: dict[int, list[int]] = {}
-    for node, parent in enumerate(draft.parents):
+    for node, parent in enumerate(draft.tree.parents):
         children.setdefault(parent, []).append(node)
     open_branches = [(root, node) for node in reversed(children.get(-1, []))]
     while open_branches:
@@ -42,8 +42,8 @@ def drawing_of(number: int, draft: Draft, verdict: Verdict, tokenizer: Tokenizer
                 break
             line.append(" ")
             node = below[0]
-        grown = branch.add(line)
-        open_branches += [(grown, child) for child in reversed(below)]
+        chain = branch.add(line)
+        open_branches += [(chain, child) for child in reversed(below)]
     return root
 
 

@@ -1,18 +1,20 @@
-"""`forerun simulate`: what speculation gains, by formula, simulation and cost model."""
+"""`forerun simulate`: the gain of speculation by formula, simulation and cost model."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from forerun.cli.options import Command, flag_of, given, stronger
-from forerun.cli.simulation.modes import Mode, find_mode, refuse_without
-from forerun.cli.simulation.options import simulate_options
+from forerun.cli.simulate_flags import simulate_options
+from forerun.cli.simulate_modes import Mode, find_mode, refuse_without
+from forerun.cli.target_file import check_writable
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forerun.cli.simulation.result import Result
+    from forerun.simulation.report import Result
 
 
 @click.pass_context
@@ -24,20 +26,34 @@ def simulate(ctx: click.Context, /, **values: Any) -> None:
     """
     mode = find_mode(ctx, values)
     if values["plot"] is not None:
-        from forerun.cli.simulation.plot import check_plot
-
-        check_plot(values["plot"])
+        _check_plot(values["plot"])
     result = RUN[mode](ctx, values)
     if values["plot"] is not None:
-        from forerun.cli.simulation.plot import draw
+        from forerun.simulation.plot import draw
 
         draw(values["plot"], result.charts)
         click.echo(f"forerun: drawn to {values['plot']}", err=True)
     _print(mode, values["json"], result)
 
 
+def _check_plot(file: str) -> None:
+    """Check that a chart can be drawn and written, before anything is computed.
+
+    Raises:
+        ConfigError: without matplotlib, or for a file of another kind or that cannot be written.
+    """
+    from forerun.simulation.plot import FORMATS, format_of
+
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib; run: pip install 'forerun[plot]'.")
+    if format_of(file) not in FORMATS:
+        kinds = ", ".join(f".{kind}" for kind in FORMATS)
+        raise ConfigError(f"--plot is {file}; give a file name that ends in one of {kinds}.")
+    check_writable("--plot", file)
+
+
 def _print(mode: Mode, as_json: bool, result: Result) -> None:
-    from forerun.cli.simulation.output import report, show
+    from forerun.cli.simulation_view import report, show
 
     if as_json:
         import json
@@ -48,7 +64,7 @@ def _print(mode: Mode, as_json: bool, result: Result) -> None:
 
 
 def _sweep(ctx: click.Context, values: dict[str, Any]) -> Result:
-    from forerun.cli.simulation.sweep import Request, sweep
+    from forerun.simulation.sweep import Request, sweep
 
     simulated = values["rounds"] is not None or values["policy"] == "adaptive"
     refuse_without(ctx, "seed", "--rounds", simulated)
@@ -65,7 +81,7 @@ def _sweep(ctx: click.Context, values: dict[str, Any]) -> Result:
 
 
 def _agreement(_: click.Context, values: dict[str, Any]) -> Result:
-    from forerun.cli.simulation.agreement import ROUNDS, Request, sweep_agreement
+    from forerun.simulation.agreement_sweep import ROUNDS, Request, sweep_agreement
 
     rounds = values["rounds"] or ROUNDS
     return sweep_agreement(
@@ -74,7 +90,7 @@ def _agreement(_: click.Context, values: dict[str, Any]) -> Result:
 
 
 def _text(_: click.Context, values: dict[str, Any]) -> Result:
-    from forerun.cli.simulation.text import Request, read_text, simulate_text
+    from forerun.simulation.text import Request, read_text, simulate_text
 
     request = Request(
         values["text"],
@@ -91,8 +107,8 @@ def _text(_: click.Context, values: dict[str, Any]) -> Result:
 
 
 def _plan(ctx: click.Context, values: dict[str, Any]) -> Result:
-    from forerun.cli.simulation.hardware import Request, known_models
-    from forerun.cli.simulation.planning import plan
+    from forerun.simulation.hardware import Request, known_models
+    from forerun.simulation.planning import plan
 
     if values["target"] is None:
         raise ConfigError(
@@ -104,7 +120,7 @@ def _plan(ctx: click.Context, values: dict[str, Any]) -> Result:
 
 
 def _drafts(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
-    """A draft model, or what a drafted token costs; the stronger one where both are given."""
+    """A draft model, or the cost of a drafted token; the stronger source where both are given."""
     named, by_ratio = values["draft"] is not None, given(ctx, "cost_ratio")
     if named and by_ratio:
         named = stronger(ctx, "draft", "cost_ratio") == "draft"
@@ -112,7 +128,9 @@ def _drafts(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
     draft = values["draft"] if named else "none"
     refuse_without(ctx, "draft_dtype", "a --draft model", draft.lower() != "none")
     if by_ratio and len(values["cost_ratio"]) != 1:
-        raise ConfigError(f"{flag_of(ctx, 'cost_ratio')} is a list; give one for --hardware.")
+        raise ConfigError(
+            f"{flag_of(ctx, 'cost_ratio')} is a list; give one number with --hardware."
+        )
     return {"draft": draft, "cost_ratio": values["cost_ratio"][0] if by_ratio else None}
 
 

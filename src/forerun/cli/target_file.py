@@ -1,4 +1,4 @@
-"""Files that a command writes when all is computed: whether they can be written is known before."""
+"""Checks that a command can write its output file, before it computes anything."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from forerun.errors import ConfigError
 
 
 def check_writable(option: str, file: str) -> None:
-    """See that `files.atomic_path` will be able to make or replace a file.
+    """Check that `files.atomic_path` will be able to create or replace a file.
 
     Args:
-        option: what names the file, as the user writes it: `--plot`.
+        option: the flag that names the file, such as `--plot`.
 
     Raises:
-        ConfigError: for what is there and no file, a directory that is missing, or one that takes
-            no file of this name.
+        ConfigError: for something that exists and is not a file, a missing directory, or one that
+            accepts no file of this name.
     """
     path = Path(file)
     if "\0" in file:
-        raise ConfigError(f"{option} is {file!r}, which no file can be called; give another name.")
+        raise ConfigError(
+            f"{option} is {file!r}, which cannot be the name of a file; give another."
+        )
     try:
         if path.is_dir():
             raise ConfigError(f"{option} is {file}, a directory; give a file's name.")
@@ -28,7 +30,7 @@ def check_writable(option: str, file: str) -> None:
             raise ConfigError(f"{option} is {file}, a device or pipe; give a file's name.")
         if not path.parent.exists():
             raise ConfigError(
-                f"{option} is {file}, but there is no directory {path.parent}; make it first."
+                f"{option} is {file}, but there is no directory {path.parent}; create it first."
             )
         # Permissions alone do not tell: a file system may be read-only, a name too long.
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".part"):

@@ -13,21 +13,20 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from forerun.bench.paired import Comparison, Run
-from forerun.cli.interrupts import PIECE, held_back, wait_until_writable
 from forerun.cli.report import Outcome
 from forerun.cli.rounds import show_rounds
 from forerun.cli.styles import STYLES, VISIBLE
-from forerun.core import Origin
+from forerun.compare.paired import Comparison, Run
+from forerun.core import Origin, Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.requests import TokenEvent
-from forerun.stats import Stats
+from forerun.interrupts import PIECE, held_back, wait_until_writable
 
 _BAR_WIDTH = 20
 
 
 class PlainOutput:
-    """Text alone on standard output, in UTF-8; all talk on standard error."""
+    """Text alone on standard output, in UTF-8; everything else on standard error."""
 
     def __init__(self, stdout: IO[str] | None = None, stderr: Console | None = None) -> None:
         self.stdout = stdout or sys.stdout
@@ -39,32 +38,32 @@ class PlainOutput:
         """Plain text has no colours to explain."""
 
     def event(self, event: TokenEvent) -> None:
-        """Write what became certain with a token."""
+        """Write the text that a token completes."""
         if event.text:
             self.write(event.text, event.origin)
 
     def begin(self, label: str, run: Run) -> None:
-        """Show on one line what a comparison is at; no thread draws it while runs are timed."""
+        """Show the progress of a comparison on one line; no thread redraws it while runs are timed."""
         if self.stderr.is_terminal:
             self.stderr.file.write(f"\r\x1b[2Kcomparing: {label}")
             self.stderr.file.flush()
             self._status_shown = True
 
     def clear_status(self) -> None:
-        """Take away the line that `begin` has shown."""
+        """Clear the line that `begin` has shown."""
         if self._status_shown:
             self.stderr.file.write("\r\x1b[2K")
             self.stderr.file.flush()
             self._status_shown = False
 
     def finish(self, outcome: Outcome) -> None:
-        """Write what is left, one newline, and the statistics."""
+        """Write the rest of the text, one newline, and the statistics."""
         self.clear_status()
         completion = outcome.run.completion
         if not self._written and outcome.comparison is not None:
             for event in outcome.run.events:
                 self.event(event)
-        # An interruption falls between tokens that were made and tokens that were handed out.
+        # After an interruption some tokens of the text may not have been streamed.
         rest = completion.text[self._written :]
         self.write(rest + "\n", Origin.PLAIN)
         if outcome.rounds is not None:
@@ -72,7 +71,7 @@ class PlainOutput:
         self.stderr.print(summary(outcome))
 
     def write(self, text: str, origin: Origin) -> None:
-        """Text as it is; an interruption neither loses any nor brings it twice."""
+        """Write text as it is; an interruption neither loses nor repeats any of it."""
         for start in range(0, len(text), PIECE):
             piece = text[start : start + PIECE]
             wait_until_writable(self.stdout)
@@ -93,13 +92,13 @@ class TerminalOutput(PlainOutput):
         super().__init__(self.console.file, stderr)
 
     def legend(self, origins: Iterable[Origin]) -> None:
-        """Say which colour is which."""
+        """Explain the colours."""
         self.clear_status()
         entries = [Text(f"■ {origin}", STYLES[origin]) for origin in origins]
         self.stderr.print(Text("  ").join(entries))
 
     def _put(self, text: str, origin: Origin) -> None:
-        # With its colour, as a segment, which rich neither wraps nor measures.
+        # rich neither wraps nor measures a segment.
         segment = Segment(text.translate(VISIBLE), Style.parse(STYLES[origin]))
         self.console.print(Segments([segment]), crop=False, soft_wrap=True)
 
@@ -174,12 +173,12 @@ def _add_comparison(table: Table, comparison: Comparison) -> None:
     )
     answers = {True: "yes", False: "no", None: "not comparable: drawn without a shared seed"}
     table.add_row("same tokens as plain", answers[comparison.identical])
-    found = comparison.difference
-    if found is not None:
+    difference = comparison.difference
+    if difference is not None:
         table.add_row(
             "first difference",
-            f"token {found.index}: {found.text!r} against {found.plain_text!r}; "
-            f"logit margin {found.margin:.2g}: {found.explanation}",
+            f"token {difference.index}: {difference.text!r} against {difference.plain_text!r}; "
+            f"logit margin {difference.margin:.2g}: {difference.explanation}",
         )
 
 

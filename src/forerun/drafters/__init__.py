@@ -1,17 +1,22 @@
-"""Ways to propose tokens: one file a method, one line here."""
+"""Ways to propose tokens: one file a method, one line here.
+
+Importing them loads neither torch nor NumPy: the command line derives flags and help from them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from forerun import registry
-from forerun.drafters.cascade import DEFAULT_MEMBERS, CascadeDrafter, parse_member
+from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
+from forerun.options import pick
 
 GROUP = "forerun.drafters"
 
@@ -36,37 +41,21 @@ def find_drafter(name: str) -> Any:
 
     Raises:
         UnknownNameError: listing the methods.
+        ConfigError: for a class of another package that cannot be loaded, or declares no options.
     """
-    return registry.find("method", name, DRAFTERS, GROUP)
+    return registry.find_with_options("method", name, DRAFTERS, GROUP)
 
 
-def members_of(method: str, cascade: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The methods that take part in a method: itself alone, but for a cascade.
+def drafters_of(method: str, values: Mapping[str, Any]) -> list[Any]:
+    """The classes that take part in a method: its own, and those of the methods that it drafts with.
+
+    Args:
+        values: options by name, some of which may say which methods those are.
 
     Raises:
         UnknownNameError: as `find_drafter`.
+        ConfigError: for an invalid option.
     """
-    if method != "cascade":
-        return (method,)
-    return tuple(parse_member(entry)[0] for entry in cascade or DEFAULT_MEMBERS)
-
-
-def needs_draft_model(method: str, cascade: tuple[str, ...] | None = None) -> bool:
-    """Whether a method, or one of a cascade, drafts with a second model."""
-    return any(find_drafter(name).needs_draft_model for name in members_of(method, cascade))
-
-
-def options_read(method: str, cascade: tuple[str, ...] | None = None) -> frozenset[str]:
-    """The speculative options that a method reads, of those that not all methods do."""
-    names = {method, *members_of(method, cascade)}
-    return frozenset().union(*(find_drafter(name).options for name in names))
-
-
-def reads_predictions(method: str, cascade: tuple[str, ...] | None = None) -> bool:
-    """Whether a method, or one of a cascade, drafts from the predictions of requests."""
-    return any(find_drafter(name).reads_predictions for name in members_of(method, cascade))
-
-
-def all_options() -> frozenset[str]:
-    """The options that some of our methods read and others do not."""
-    return frozenset().union(*(one.options for one in DRAFTERS.values()))
+    own = find_drafter(method)
+    members = own.member_methods(pick(own.options, values))
+    return [own, *map(find_drafter, members)]

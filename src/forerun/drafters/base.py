@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Several
-from typing import Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from forerun.contracts import Cache, DrafterSetup
-from forerun.core import Draft, Drawing, Exactness, ForwardOutput, Plan, Sequence, Verdict
-from forerun.randomness import Randomness
+from forerun.core import Draft, Drawing, Exactness, ForwardOutput, Plan, Request, Verdict
+from forerun.options import NoOptions
+
+if TYPE_CHECKING:
+    from forerun.randomness import Randomness
 
 
 class BaseDrafter(ABC):
-    """A drafter of point masses, from any vocabulary, for any number of sequences, that keeps
+    """A drafter of point masses, from any vocabulary, for any number of requests, that keeps
     nothing. It implements `forerun.contracts.Drafter` but for the proposals."""
 
     name: str
     exactness = Exactness.DISTRIBUTIONAL
-    drawings: frozenset[Drawing] = frozenset({Drawing.TOP})
+    drawings: frozenset[Drawing] = frozenset({Drawing.GREEDY})
     draws_trees = False
     takes_trees = False
     needs_draft_model = False
@@ -26,7 +29,12 @@ class BaseDrafter(ABC):
     hidden_layers: tuple[int, ...] = ()
     vocab_size: int | None = None
     rows: int | None = None
-    options: frozenset[str] = frozenset()
+    options: type[Any] = NoOptions
+
+    @classmethod
+    def member_methods(cls, options: Any) -> tuple[str, ...]:  # noqa: ARG003
+        """It drafts alone."""
+        return ()
 
     @classmethod
     @abstractmethod
@@ -35,25 +43,28 @@ class BaseDrafter(ABC):
 
     @abstractmethod
     def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        """One draft a sequence."""
+        """One draft a request."""
 
     def attach(self, cache: Cache) -> None:
         """The target's cache is of no use to it."""
 
     def observe(
         self,
-        sequences: Several[Sequence],
-        drafts: Several[Draft],
-        verdicts: Several[Verdict],
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
         output: ForwardOutput,
     ) -> None:
         """Nothing to learn."""
 
-    def confidence(self, sequence: Sequence) -> float:
+    def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
+        """Nothing to learn."""
+
+    def confidence(self, request: Request) -> float:
         """It always has something to propose."""
         return 1.0
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, request: Request) -> None:
         """Nothing to forget."""

@@ -1,17 +1,19 @@
-"""Several drafters in order: the first that is confident enough proposes, the last one otherwise.
+"""Drafters in order: the first that is confident enough proposes, otherwise the last.
 
-Which one it is follows from the committed tokens alone, before anything is drawn, so whatever it
-draws then is judged like any other draft. Free drafters with little to say come first (suffixes of
-the text itself), a model that always has an answer comes last.
+The choice follows from the committed tokens alone, before anything is drawn, so what is drawn then is
+verified like any other draft. Free drafters with little to say come first (suffixes of the text
+itself), a model that always has an answer comes last.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Self
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import AfterValidator, Field
 
 from forerun.contracts import Cache, Drafter, DrafterSetup
 from forerun.core import (
@@ -21,18 +23,18 @@ from forerun.core import (
     Exactness,
     ForwardOutput,
     Plan,
-    Sequence,
-    TreePlan,
+    Request,
     Verdict,
 )
 from forerun.drafters.base import BaseDrafter
-from forerun.errors import ConfigError
-from forerun.randomness import Randomness
-from forerun.trees.plans import cut
+from forerun.errors import ConfigError, UnknownNameError
+from forerun.options import Text, options
+
+if TYPE_CHECKING:
+    from forerun.randomness import Randomness
 
 # Tokens along a path at most.
 LONGEST = 64
-DEFAULT_MEMBERS = ("suffix", "draft_model:4")
 
 
 def parse_member(entry: str) -> tuple[str, int | None]:
@@ -42,7 +44,7 @@ def parse_member(entry: str) -> tuple[str, int | None]:
         entry: `suffix`, or `draft_model:4`: what is looked up costs nothing, what a model drafts does.
 
     Raises:
-        ConfigError: for a length that is none.
+        ConfigError: for an invalid length.
     """
     name, colon, length = entry.partition(":")
     if not colon:
@@ -52,11 +54,53 @@ def parse_member(entry: str) -> tuple[str, int | None]:
     return name, int(length)
 
 
+def _known(entry: str) -> str:
+    from forerun.drafters import drafter_names  # Here, because that package imports this file.
+
+    name, _ = parse_member(entry)
+    others = [other for other in drafter_names() if other != CascadeDrafter.name]
+    if name not in others:
+        raise UnknownNameError("method of a cascade", name, others)
+    return entry
+
+
+@options
+class CascadeOptions:
+    """Which methods a cascade asks, and when it is content."""
+
+    cascade: tuple[Annotated[Text, AfterValidator(_known)], ...] = Field(
+        default=("suffix", "draft_model:4"),
+        description="Methods in the order in which they are asked, with the tokens that each may draft.",
+    )
+    cascade_confidence: float = Field(
+        default=0.4,
+        ge=0.0,
+        le=1.0,
+        description="The share of its draft that a method must expect to be accepted.",
+    )
+
+    def __post_init__(self) -> None:
+        _check_members([name for name, _ in self.entries])
+
+    @property
+    def entries(self) -> list[tuple[str, int | None]]:
+        """The methods with the tokens that they may draft along a path, None for any number."""
+        return [parse_member(entry) for entry in self.cascade]
+
+
+def _check_members(names: Sequence[str]) -> None:
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ConfigError(
+            f"a cascade of {', '.join(names) or 'nothing'} has nothing to choose from; "
+            "name two methods or more, each once."
+        )
+
+
 class CascadeDrafter(BaseDrafter):
     """Asks its members in turn how confident they are.
 
-    A member that runs layers of the target itself drafts for all sequences of a round or for none:
-    where others of a batch are drafted for by such a member, a sequence that is not decodes plainly.
+    A member that runs layers of the target itself drafts for all requests of a round or for none:
+    where others of a batch are drafted for by such a member, a request that is not decodes plainly.
 
     Args:
         members: from the first to be asked to the last, which is not asked.
@@ -64,65 +108,63 @@ class CascadeDrafter(BaseDrafter):
         lengths: tokens that each may draft along a path; None is as many as are planned.
 
     Raises:
-        ConfigError: for fewer than two members, or one that is there twice.
+        ConfigError: for fewer than two members, or a member that is there twice.
     """
 
     name = "cascade"
     takes_trees = True
-    options = frozenset({"cascade", "cascade_confidence"})
+    options = CascadeOptions
 
     def __init__(
         self,
-        members: Several[Drafter],
-        confidence: float = 0.4,
-        lengths: Several[int | None] | None = None,
+        members: Sequence[Drafter],
+        confidence: float = CascadeOptions.cascade_confidence,
+        lengths: Sequence[int | None] | None = None,
     ) -> None:
-        names = [member.name for member in members]
-        if len(names) < 2 or len(set(names)) < len(names):
-            raise ConfigError(
-                f"a cascade of {', '.join(names) or 'nothing'} has nothing to choose from; "
-                "name two methods or more, each once."
-            )
+        _check_members([member.name for member in members])
         runs_layers = [member for member in members if member.shared_layers]
         if len(runs_layers) > 1:
             raise ConfigError(
                 "a cascade takes one member that runs layers of the target; name one."
             )
         self.members, self.least = tuple(members), confidence
-        if any(one.exactness is Exactness.APPROXIMATE for one in members):
+        if any(member.exactness is Exactness.APPROXIMATE for member in members):
             self.exactness = Exactness.APPROXIMATE
         self.lengths = tuple(lengths or [None] * len(members))
         every: frozenset[Drawing] = frozenset()
-        self.drawings = reduce(frozenset.union, (one.drawings for one in members), every)
-        self.draws_trees = any(one.draws_trees for one in members)
-        self.reads_predictions = any(one.reads_predictions for one in members)
-        self.hidden_layers = tuple(sorted({n for one in members for n in one.hidden_layers}))
-        self.shared_layers = sum(one.shared_layers for one in members)
-        sizes = [one.vocab_size for one in members if one.vocab_size is not None]
+        self.drawings = reduce(frozenset.union, (member.drawings for member in members), every)
+        self.draws_trees = any(member.draws_trees for member in members)
+        self.reads_predictions = any(member.reads_predictions for member in members)
+        self.hidden_layers = tuple(sorted({n for member in members for n in member.hidden_layers}))
+        self.shared_layers = sum(member.shared_layers for member in members)
+        sizes = [m.vocab_size for m in members if m.vocab_size is not None]
         self.vocab_size = sizes[0] if sizes else None
-        self.rows = min((one.rows for one in members if one.rows is not None), default=None)
+        self.rows = min((m.rows for m in members if m.rows is not None), default=None)
+
+    @classmethod
+    def member_methods(cls, options: CascadeOptions) -> tuple[str, ...]:
+        return tuple(name for name, _ in options.entries)
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
         from forerun.drafters import find_drafter
 
-        entries = [parse_member(one) for one in setup.options["cascade"] or DEFAULT_MEMBERS]
-        members = [find_drafter(name).build(setup) for name, _ in entries]
-        lengths = [length for _, length in entries]
-        return cls(members, setup.options["cascade_confidence"], lengths)
+        own = setup.read(CascadeOptions)
+        members = [find_drafter(name).build(setup) for name, _ in own.entries]
+        return cls(members, own.cascade_confidence, [length for _, length in own.entries])
 
     def attach(self, cache: Cache) -> None:
         for member in self.members:
             member.attach(cache)
 
     def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
         asked: dict[int, list[int]] = defaultdict(list)
-        for index, (sequence, plan) in enumerate(zip(sequences, plans, strict=True)):
+        for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
             if plan.num_tokens:
-                asked[self._choice(sequence)].append(index)
-        drafts = [NO_DRAFT] * len(sequences)
+                asked[self._choice(request)].append(index)
+        drafts = [NO_DRAFT] * len(requests)
         for number, indices in asked.items():
             member = self.members[number]
             if member.shared_layers:
@@ -130,10 +172,10 @@ class CascadeDrafter(BaseDrafter):
                     self._fitted(plan, number) if index in indices else Plan(0)
                     for index, plan in enumerate(plans)
                 ]
-                return member.propose(sequences, fitted, randomness)
+                return member.propose(requests, fitted, randomness)
         for number, indices in asked.items():
             member = self.members[number]
-            some = [sequences[index] for index in indices]
+            some = [requests[index] for index in indices]
             fitted = [self._fitted(plans[index], number) for index in indices]
             for index, draft in zip(indices, member.propose(some, fitted, randomness), strict=True):
                 drafts[index] = draft
@@ -141,36 +183,40 @@ class CascadeDrafter(BaseDrafter):
 
     def observe(
         self,
-        sequences: Several[Sequence],
-        drafts: Several[Draft],
-        verdicts: Several[Verdict],
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
         output: ForwardOutput,
     ) -> None:
         for member in self.members:
-            member.observe(sequences, drafts, verdicts, output)
+            member.observe(requests, drafts, verdicts, output)
 
-    def confidence(self, sequence: Sequence) -> float:
-        return max(member.confidence(sequence) for member in self.members)
-
-    def release(self, sequence: Sequence) -> None:
+    def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
         for member in self.members:
-            member.release(sequence)
+            if member.hidden_layers:
+                member.observe_prefill(request, start, output)
 
-    def _choice(self, sequence: Sequence) -> int:
+    def confidence(self, request: Request) -> float:
+        return max(member.confidence(request) for member in self.members)
+
+    def release(self, request: Request) -> None:
+        for member in self.members:
+            member.release(request)
+
+    def _choice(self, request: Request) -> int:
         last = len(self.members) - 1
         for number, member in enumerate(self.members[:-1]):
-            if member.confidence(sequence) >= self.least:
+            if member.confidence(request) >= self.least:
                 return number
         return last
 
     def _fitted(self, plan: Plan, number: int) -> Plan:
         """The plan as a member can follow it."""
         member, length = self.members[number], self.lengths[number]
-        tree = plan.tree if member.takes_trees else None
-        if plan.drawing in member.drawings:
-            fitted = replace(plan, tree=tree)
-        else:
-            # What is not drawn needs no fixed shape.
-            tree = None if tree is None else TreePlan(tree.num_nodes)
-            fitted = Plan(plan.num_tokens, Drawing.TOP, tree)
-        return fitted if length is None else cut(fitted, length)
+        if not member.takes_trees:
+            plan = replace(plan, tree=None, num_nodes=None)
+        if plan.drawing not in member.drawings:
+            # What is not sampled needs no fixed shape.
+            num_nodes = plan.num_nodes if plan.tree is None else len(plan.tree)
+            plan = Plan(plan.num_tokens, Drawing.GREEDY, num_nodes=num_nodes)
+        return plan if length is None else plan.cut(length)

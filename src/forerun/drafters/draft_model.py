@@ -1,24 +1,47 @@
-"""A smaller model that runs ahead, level by level, batched over all sequences that draft."""
+"""A smaller model that runs ahead, level by level, batched over all requests that draft."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
-from typing import Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Self
 
-import torch
-import torch.nn.functional as functional
-from torch import Tensor
+from pydantic import Field
 
-from forerun.contracts import CausalLM, DrafterSetup
-from forerun.core import NO_DRAFT, Draft, Drawing, Plan, Sequence
+from forerun.contracts import (
+    CausalLM,
+    ChainRequest,
+    DrafterSetup,
+    DraftsChains,
+    drafts_chains,
+)
+from forerun.core import MOST_NODES, NO_DRAFT, Draft, Drawing, Plan, Request
 from forerun.drafters.base import BaseDrafter
-from forerun.drafters.draft_cache import DraftCache
-from forerun.drafters.retokenizer import Translation
-from forerun.models.cpu import ChainRequest, CpuModel
-from forerun.randomness import Randomness
-from forerun.trees import MOST_NODES
-from forerun.trees.growth import Growth, grow, start
-from forerun.trees.plans import cut
+from forerun.options import known, options
+
+# What needs torch is imported where it is used: options and help are read without it.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.drafters.model.retokenizer import Translation
+    from forerun.randomness import Randomness
+    from forerun.trees.growth import Growth
+
+
+def _precisions() -> tuple[str, ...]:
+    from forerun.models.placement import PRECISIONS
+
+    return ("auto", *PRECISIONS)
+
+
+@options
+class DraftModelOptions:
+    """How the draft model is kept; it is loaded so before the drafter is built."""
+
+    draft_dtype: Annotated[str, known("draft_dtype", _precisions)] = Field(
+        default="auto",
+        description="Precision of the draft model: auto (as stored, on the CPU kernels int8 or int4), fp32, "
+        "bf16, fp16, int8 or int4.",
+    )
 
 
 class DraftModelDrafter(BaseDrafter):
@@ -40,7 +63,7 @@ class DraftModelDrafter(BaseDrafter):
     drawings = frozenset(Drawing)
     takes_trees = True
     needs_draft_model = True
-    options = frozenset({"draft_sample_method", "draft_dtype"})
+    options = DraftModelOptions
 
     def __init__(
         self,
@@ -51,88 +74,94 @@ class DraftModelDrafter(BaseDrafter):
         translation: Translation | None = None,
         tree_slots: int = MOST_NODES,
     ) -> None:
+        from forerun.drafters.model.draft_cache import DraftCache
+
         self.model, self.translation = model, translation
         self.vocab_size = self._vocab_size = vocab_size or model.vocab_size
         self.rows = rows
         self.cache = DraftCache(model, rows, capacity, tree_slots)
-        self._chains: CpuModel | None = None
-        if isinstance(model, CpuModel) and translation is None:
+        self._chains: DraftsChains | None = None
+        if translation is None and drafts_chains(model):
             self._chains = model
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
-        model = setup.load_draft_model()
-        vocab_size = setup.target.vocab_size
-        slots = 0 if setup.options["tree"] is None else MOST_NODES
-        return cls(model, setup.rows, setup.capacity, vocab_size, setup.translation, slots)
+        return cls(
+            setup.load_draft_model(),
+            setup.rows,
+            setup.capacity,
+            setup.target.vocab_size,
+            setup.translation,
+            setup.tree_slots,
+        )
 
     def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        drafts = [NO_DRAFT] * len(sequences)
+        from forerun.trees.growth import start
+
+        drafts = [NO_DRAFT] * len(requests)
         texts = [
-            self._text(sequence) if plan.num_tokens else None
-            for sequence, plan in zip(sequences, plans, strict=True)
+            self._text(request) if plan.num_tokens else None
+            for request, plan in zip(requests, plans, strict=True)
         ]
         # Tokens along a path that the draft model's context allows.
         rooms = [0 if text is None else self.cache.capacity - len(text) for text in texts]
         drafting = [index for index, room in enumerate(rooms) if room > 0]
         if not drafting:
             return drafts
-        several = [sequences[index] for index in drafting]
-        fitting = [cut(plans[index], rooms[index]) for index in drafting]
+        chosen = [requests[index] for index in drafting]
+        fitting = [plans[index].cut(rooms[index]) for index in drafting]
         missing = [
-            self.cache.missing(
-                sequences[index].row, sequences[index].request_id, texts[index] or []
-            )
+            self.cache.missing(requests[index].row, requests[index].request_id, texts[index] or [])
             for index in drafting
         ]
-        if self._in_one_call(several, fitting, randomness):
-            found = self._chains_in_one_call(several, missing, fitting)
+        if self._in_one_call(chosen, fitting, randomness):
+            grown = self._chains_in_one_call(chosen, missing, fitting)
         else:
-            growths = [start(*one) for one in zip(several, fitting, strict=True)]
-            found = self._grow(growths, missing, randomness)
-        for index, draft in zip(drafting, found, strict=True):
+            growths = [start(*pair) for pair in zip(chosen, fitting, strict=True)]
+            grown = self._grow(growths, missing, randomness)
+        for index, draft in zip(drafting, grown, strict=True):
             drafts[index] = draft
         return drafts
 
-    def release(self, sequence: Sequence) -> None:
-        self.cache.release(sequence.row, sequence.request_id)
+    def release(self, request: Request) -> None:
+        self.cache.release(request.row, request.request_id)
         if self.translation is not None:
-            self.translation.retokenizer.release(sequence.request_id)
+            self.translation.retokenizer.release(request.request_id)
 
-    def _text(self, sequence: Sequence) -> list[int] | None:
-        """A sequence in the draft model's tokens; None where they cannot spell it (yet)."""
+    def _text(self, request: Request) -> list[int] | None:
+        """A request in the draft model's tokens; None where they cannot spell it (yet)."""
         if self.translation is None:
-            return sequence.token_ids
-        return self.translation.retokenizer.ids(sequence.request_id, sequence.token_ids)
+            return request.token_ids
+        return self.translation.retokenizer.ids(request.request_id, request.token_ids)
 
     def _in_one_call(
-        self, sequences: list[Sequence], plans: list[Plan], randomness: Randomness
+        self, requests: list[Request], plans: list[Plan], randomness: Randomness
     ) -> bool:
         """Whether nothing has to be asked between the steps: no penalties, no masks, no record of
         keys, and chains alone."""
         return (
             self._chains is not None
             and randomness.by_key_alone
-            and not any(sequence.params.adjusts for sequence in sequences)
-            and all(plan.tree is None for plan in plans)
+            and not any(request.params.adjusts for request in requests)
+            and all(plan.is_chain for plan in plans)
         )
 
     def _chains_in_one_call(
         self,
-        sequences: list[Sequence],
+        requests: list[Request],
         missing: list[list[int]],
         plans: list[Plan],
     ) -> list[Draft]:
         """Chains, all steps of all of them in one call of the model."""
         assert self._chains is not None
-        requests = [
-            ChainRequest(sequence.row, pending, plan.num_tokens, plan.drawing, sequence)
-            for sequence, pending, plan in zip(sequences, missing, plans, strict=True)
+        chains = [
+            ChainRequest(request.row, pending, plan.num_tokens, plan.drawing, request)
+            for request, pending, plan in zip(requests, missing, plans, strict=True)
         ]
-        drafts = self._chains.draft_chains(self.cache.cache, requests, self._vocab_size)
-        rows = [sequence.row for sequence in sequences]
+        drafts = self._chains.draft_chains(self.cache.cache, chains, self._vocab_size)
+        rows = [request.row for request in requests]
         self.cache.hold(rows, missing)
         for row, draft in zip(rows, drafts, strict=True):
             # The last token has been drawn and not run.
@@ -143,22 +172,27 @@ class DraftModelDrafter(BaseDrafter):
         self, growths: list[Growth], missing: list[list[int]], randomness: Randomness
     ) -> list[Draft]:
         """Trees of any kind, level by level."""
-        logits = self.cache.catch_up([one.sequence.row for one in growths], missing)
+        from forerun.trees.growth import grow
+
+        logits = self.cache.catch_up([growth.request.row for growth in growths], missing)
         growing = growths
         while True:
             grow(growing, self._over_target(logits), randomness)
-            growing = [one for one in growing if one.frontier]
+            growing = [growth for growth in growing if growth.frontier]
             if not growing:
-                return [one.finish() for one in growths]
-            rows = [one.sequence.row for one in growing]
-            tokens, parents = zip(*(one.run_frontier() for one in growing), strict=True)
+                return [growth.finish() for growth in growths]
+            rows = [growth.request.row for growth in growing]
+            tokens, parents = zip(*(growth.run_frontier() for growth in growing), strict=True)
             if self.translation is not None:
                 own = self.translation.shared.draft_id_of
-                tokens = tuple([own(token) for token in each] for each in tokens)
+                tokens = tuple([own(token) for token in row] for row in tokens)
             logits = self.cache.extend(rows, tokens, parents)
 
     def _over_target(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary."""
+        import torch
+        from torch.nn import functional
+
         if self.translation is not None:
             return self.translation.shared.to_target(logits)
         logits = logits[:, : self._vocab_size]

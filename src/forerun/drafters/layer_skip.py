@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from collections.abc import Sequence as Several
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
 from forerun.contracts import Cache, CausalLM, DrafterSetup
-from forerun.core import Draft, Drawing, Plan, Sequence
+from forerun.core import Batch, Draft, Drawing, Plan, Request, Tree
 from forerun.drafters.base import BaseDrafter
-from forerun.drafters.exit_adapter import ExitAdapter
 from forerun.errors import ConfigError
-from forerun.models.running import run_rows
-from forerun.models.zoo import zoo_path
-from forerun.randomness import Randomness
-from forerun.sampling import Prefix, draw_draft
+from forerun.options import Text, options
+
+# What needs torch is imported where it is used: options and help are read without it.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.drafters.exits.exit_adapter import ExitAdapter
+    from forerun.randomness import Randomness
 
 # Where the zoo's adapters accept most for what they cost.
 ZOO_EXIT = 1
@@ -72,7 +73,7 @@ class Route:
 class _Chain:
     """A draft in the making: the next token to run is the newest one."""
 
-    sequence: Sequence
+    request: Request
     plan: Plan
     room: int
     token_ids: list[int] = field(default_factory=list)
@@ -86,17 +87,39 @@ class _Chain:
 
     @property
     def newest(self) -> int:
-        return self.token_ids[-1] if self.token_ids else self.sequence.token_ids[-1]
-
-    @property
-    def position(self) -> int:
-        return len(self.sequence) - 1 + len(self.token_ids)
+        return self.token_ids[-1] if self.token_ids else self.request.token_ids[-1]
 
     def finish(self) -> Draft:
-        drawn = self.plan.drawing is Drawing.DRAW and self.rows
+        import torch
+
+        drawn = self.plan.drawing is Drawing.SAMPLED and self.rows
         parents = tuple(range(-1, len(self.token_ids) - 1))
         probs = torch.stack(self.rows) if drawn else None
-        return Draft(tuple(self.token_ids), parents, probs, torch.stack(self.states))
+        return Draft(Tree(parents), tuple(self.token_ids), probs, torch.stack(self.states))
+
+
+@options
+class LayerSkipOptions:
+    """Which layers of the target draft; by default the first quarter."""
+
+    exit_layer: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**31,
+        description="How many of the target's first layers draft; the rest is skipped.",
+    )
+    skip_layers: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] | None = Field(
+        default=None, description="Or the layers that drafting leaves out, e.g. 3,4,6."
+    )
+    exit_adapter: Text | None = Field(
+        default=None, description="A file that helps the target's head to read an early exit."
+    )
+
+    def __post_init__(self) -> None:
+        if self.exit_layer is not None and self.skip_layers is not None:
+            raise ConfigError(
+                "exit_layer and skip_layers both say which layers draft; give one of them."
+            )
 
 
 class LayerSkipDrafter(BaseDrafter):
@@ -121,7 +144,7 @@ class LayerSkipDrafter(BaseDrafter):
 
     name = "layer_skip"
     drawings = frozenset(Drawing)
-    options = frozenset({"exit_layer", "skip_layers", "exit_adapter", "draft_sample_method"})
+    options = LayerSkipOptions
 
     def __init__(
         self,
@@ -133,7 +156,7 @@ class LayerSkipDrafter(BaseDrafter):
         self.route = Route.around(skip_layers, target.num_layers)
         self.shared_layers = self.route.shared.stop
         self.vocab_size: int | None = target.vocab_size
-        self.adapter = None if adapter is None else adapter.reader(target)
+        self.adapter = None if adapter is None else adapter.module(target)
         if adapter is not None and not self._exits_at(adapter.exit_layer):
             raise ConfigError(
                 f"the exit adapter belongs after layer {adapter.exit_layer} and cannot be used "
@@ -145,23 +168,23 @@ class LayerSkipDrafter(BaseDrafter):
     @classmethod
     def build(cls, setup: DrafterSetup) -> LayerSkipDrafter:
         target = setup.target
-        skip_layers, adapter = _chosen(setup.options, target)
+        skip_layers, adapter = _chosen(setup.read(LayerSkipOptions), target)
         return cls(target, skip_layers, adapter)
 
     def attach(self, cache: Cache) -> None:
         self._cache = cache
 
     def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        """One chain a sequence, with the hidden states of all that was run, also where none is planned.
+        """One chain a request, with the hidden states of all that was run, also where none is planned.
 
         However it ends, the layers after the shared ones hold no more than what is committed.
         """
         assert self._cache is not None, "attach comes first"
         chains = [
-            _Chain(sequence, plan, min(plan.num_tokens, self._cache.capacity - len(sequence)))
-            for sequence, plan in zip(sequences, plans, strict=True)
+            _Chain(request, plan, min(plan.num_tokens, self._cache.capacity - len(request)))
+            for request, plan in zip(requests, plans, strict=True)
         ]
         try:
             # Its last token is run through the shared layers too, for the verification.
@@ -174,7 +197,7 @@ class LayerSkipDrafter(BaseDrafter):
                 if running:
                     running = _draw(running, self._finish(running, hidden), randomness)
         finally:
-            self._forget(sequences)
+            self._forget(requests)
         return [chain.finish() for chain in chains]
 
     def _exits_at(self, layer: int) -> bool:
@@ -193,7 +216,8 @@ class LayerSkipDrafter(BaseDrafter):
         for layers in self.route.rest:
             hidden, logits = self._run(chains, layers, hidden)
         if logits is None:
-            logits = self.target.head(hidden if self.adapter is None else self.adapter(hidden))
+            states = hidden if self.adapter is None else self.adapter(hidden)
+            logits = self.target.lm_head(self.target.final_norm(states))
         return logits[:, 0]
 
     def _run(
@@ -201,32 +225,33 @@ class LayerSkipDrafter(BaseDrafter):
     ) -> tuple[Tensor, Tensor | None]:
         """Append the newest tokens to some layers: their output, and logits after the last layer."""
         assert self._cache is not None
-        output = run_rows(
-            self.target,
+        batch = Batch.after(
             self._cache,
-            [chain.sequence.row for chain in chains],
+            [chain.request.row for chain in chains],
             [[chain.newest] for chain in chains],
-            positions=[[chain.position] for chain in chains],
-            hidden_layers=(layers.stop,),
             layers=layers,
             hidden_in=hidden_in,
+            hidden_layers=(layers.stop,),
         )
+        output = self.target.forward(batch, self._cache)
         return output.hidden[layers.stop], output.logits
 
-    def _forget(self, sequences: Several[Sequence]) -> None:
+    def _forget(self, requests: Sequence[Request]) -> None:
         """Give up what the layers after the shared ones have written."""
         if self._cache is None or not self.route.rest:
             return
         later = range(self.shared_layers, self.target.num_layers)
-        for sequence in sequences:
-            self._cache.trim(sequence.row, len(sequence) - 1, later)
+        for request in requests:
+            self._cache.trim(request.row, len(request) - 1, later)
 
 
 def _draw(chains: list[_Chain], logits: Tensor, randomness: Randomness) -> list[_Chain]:
-    """Draw the next token of each chain; those that have got one."""
+    """Draw the next token of each chain; returns the chains that have got one."""
+    from forerun.sampling import Prefix, draw_draft
+
     tokens, probs = draw_draft(
         logits,
-        [Prefix(chain.sequence, tuple(chain.token_ids)) for chain in chains],
+        [Prefix(chain.request, tuple(chain.token_ids)) for chain in chains],
         [chain.plan.drawing for chain in chains],
         [len(chain.token_ids) for chain in chains],
         randomness,
@@ -234,12 +259,12 @@ def _draw(chains: list[_Chain], logits: Tensor, randomness: Randomness) -> list[
     longer = []
     for chain, token, row in zip(chains, tokens, probs, strict=True):
         # Nothing comes after a stop token, nor where a mask lets nothing follow.
-        chain.ended = token is None or token in chain.sequence.stop_token_ids
+        chain.ended = token is None or token in chain.request.stop_token_ids
         if token is None:
             continue
         chain.token_ids.append(token)
         longer.append(chain)
-        if chain.plan.drawing is Drawing.DRAW:
+        if chain.plan.drawing is Drawing.SAMPLED:
             chain.rows.append(row)
     return longer
 
@@ -251,7 +276,9 @@ def exit_at(layer: int, num_layers: int) -> range:
         ConfigError: for an exit that is not inside the target.
     """
     if num_layers < 2:
-        raise ConfigError("the target has one layer, of which none can be left out.")
+        raise ConfigError(
+            "the target has a single layer, which cannot be left out; use another method."
+        )
     if not 1 <= layer < num_layers:
         raise ConfigError(
             f"exit_layer is {layer} and the target has {num_layers} layers; "
@@ -262,31 +289,29 @@ def exit_at(layer: int, num_layers: int) -> range:
 
 def zoo_adapter(exit_layer: int) -> Path:
     """Where the zoo's adapter of an exit lies, if it has one."""
+    from forerun.models.zoo import zoo_path
+
     return zoo_path().parent / "exit_adapter" / f"exit-{exit_layer}.safetensors"
 
 
-def _chosen(
-    options: Mapping[str, Any], target: CausalLM
-) -> tuple[Collection[int], ExitAdapter | None]:
+def _chosen(own: LayerSkipOptions, target: CausalLM) -> tuple[Collection[int], ExitAdapter | None]:
     """The layers to skip and the adapter that the options name.
 
     Raises:
-        ConfigError: for options that exclude each other.
         CheckpointError: for an adapter that cannot be read.
     """
-    exit_layer, skip_layers = options.get("exit_layer"), options.get("skip_layers")
-    path = options.get("exit_adapter")
-    if skip_layers is not None:
-        if exit_layer is not None:
-            raise ConfigError(
-                "exit_layer and skip_layers both say which layers draft; give one of them."
-            )
-        return tuple(skip_layers), None if path is None else ExitAdapter.load(path)
-    adapter = None if path is None else ExitAdapter.load(path)
+    from forerun.drafters.exits.exit_adapter import ExitAdapter
+
+    adapter = None if own.exit_adapter is None else ExitAdapter.load(own.exit_adapter)
+    if own.skip_layers is not None:
+        return own.skip_layers, adapter
+    exit_layer = own.exit_layer
     if exit_layer is None:
         # A quarter of the layers, unless an adapter was trained for another exit.
         early = ZOO_EXIT if target.name == "zoo" else max(1, target.num_layers // 4)
-        exit_layer = early if adapter is None else adapter.fit(target).exit_layer
+        if adapter is not None:
+            adapter.check(target)
+        exit_layer = early if adapter is None else adapter.exit_layer
     skipped = exit_at(exit_layer, target.num_layers)
     if adapter is None and target.name == "zoo" and zoo_adapter(exit_layer).is_file():
         adapter = ExitAdapter.load(zoo_adapter(exit_layer))
@@ -300,6 +325,6 @@ def _probe(target: CausalLM) -> None:
         ForerunError: the target's own, saying what it lacks.
     """
     cache = target.new_cache(1, 1)
-    first = range(1)
-    output = run_rows(target, cache, [0], [[0]], positions=[[0]], hidden_layers=(1,), layers=first)
-    target.head(output.hidden[1])
+    batch = Batch.after(cache, [0], [[0]], layers=range(1), hidden_layers=(1,))
+    hidden = target.forward(batch, cache).hidden[1]
+    target.lm_head(target.final_norm(hidden))

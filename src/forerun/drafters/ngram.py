@@ -6,15 +6,20 @@ Saxena, "Prompt Lookup Decoding", 2023; the longest match first, the latest of e
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence as Several
-from typing import Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field
 
 from forerun.contracts import DrafterSetup
-from forerun.core import NO_DRAFT, Draft, Plan, Sequence
+from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import BaseDrafter
 from forerun.errors import ConfigError
-from forerun.randomness import Randomness
+from forerun.options import options
 from forerun.trees.host import grow_on_host
+
+if TYPE_CHECKING:
+    from forerun.randomness import Randomness
 
 # Places that a tree goes on from.
 MOST_PLACES = 8
@@ -31,7 +36,7 @@ CONFIDENCES_OF_LARGEST = (0.0, 0.48, 0.7, 0.78, 0.81)
 
 
 class _Index:
-    """Where each n-gram of a sequence was seen, grown as the sequence grows."""
+    """Where each n-gram of a request was seen, grown as the request grows."""
 
     def __init__(self, sizes: range) -> None:
         self.sizes = sizes
@@ -65,82 +70,101 @@ class _Index:
 
     def matches(self, token_ids: list[int]) -> list[tuple[int, float]]:
         """Places where the text may go on, longer endings first, then later ones, with weights."""
-        found: dict[int, float] = {}
+        places: dict[int, float] = {}
         weight = 1.0
         for size in reversed(self.sizes):
             place = self.follows.get(tuple(token_ids[-size:]), 0) if size < len(token_ids) else 0
-            while place and len(found) < MOST_PLACES:
-                found.setdefault(place, weight)
+            while place and len(places) < MOST_PLACES:
+                places.setdefault(place, weight)
                 place = self.earlier[size][place]
             weight /= LONGER
-        return list(found.items())
+        return list(places.items())
+
+
+@options
+class NgramOptions:
+    """The options of prompt lookup."""
+
+    prompt_lookup_min: int = Field(
+        default=2, ge=1, le=2**31, description="Shortest n-gram to look up."
+    )
+    prompt_lookup_max: int = Field(
+        default=4, ge=1, le=2**31, description="Longest n-gram to look up."
+    )
+
+    def __post_init__(self) -> None:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max "
+                f"{self.prompt_lookup_max}; give 1 <= min <= max."
+            )
 
 
 class NgramDrafter(BaseDrafter):
-    """Drafts chains and trees from the sequence itself: no model, no memory to speak of.
+    """Drafts chains and trees from the request itself: no model, no memory to speak of.
 
     Args:
         prompt_lookup_min, prompt_lookup_max: the n-gram sizes to look for.
 
     Raises:
-        ConfigError: unless 1 <= min <= max.
+        ConfigError: for sizes that `NgramOptions` refuses.
     """
 
     name = "ngram"
     takes_trees = True
-    options = frozenset({"prompt_lookup_min", "prompt_lookup_max"})
+    options = NgramOptions
 
-    def __init__(self, prompt_lookup_min: int = 2, prompt_lookup_max: int = 4) -> None:
-        if not 1 <= prompt_lookup_min <= prompt_lookup_max:
-            raise ConfigError(
-                f"prompt_lookup_min is {prompt_lookup_min} and prompt_lookup_max "
-                f"{prompt_lookup_max}; give 1 <= min <= max."
-            )
-        self.sizes = range(prompt_lookup_min, prompt_lookup_max + 1)
+    def __init__(
+        self,
+        prompt_lookup_min: int = NgramOptions.prompt_lookup_min,
+        prompt_lookup_max: int = NgramOptions.prompt_lookup_max,
+    ) -> None:
+        sizes = NgramOptions(prompt_lookup_min, prompt_lookup_max)
+        self.sizes = range(sizes.prompt_lookup_min, sizes.prompt_lookup_max + 1)
         self._indexes: dict[int, _Index] = {}
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
-        options = setup.options
-        return cls(options["prompt_lookup_min"], options["prompt_lookup_max"])
+        sizes = setup.read(NgramOptions)
+        return cls(sizes.prompt_lookup_min, sizes.prompt_lookup_max)
 
     def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        return [self._draft(*pair) for pair in zip(sequences, plans, strict=True)]
+        return [self._draft(*pair) for pair in zip(requests, plans, strict=True)]
 
-    def confidence(self, sequence: Sequence) -> float:
+    def confidence(self, request: Request) -> float:
         """By the size of the n-gram alone."""
-        _, size = self._index_of(sequence).match(sequence.token_ids)
+        _, size = self._index_of(request).match(request.token_ids)
         shares = CONFIDENCES_OF_LARGEST if size == self.sizes[-1] else CONFIDENCES
         return shares[min(size, len(shares) - 1)]
 
-    def release(self, sequence: Sequence) -> None:
-        self._indexes.pop(sequence.request_id, None)
+    def release(self, request: Request) -> None:
+        self._indexes.pop(request.request_id, None)
 
-    def _index_of(self, sequence: Sequence) -> _Index:
-        index = self._indexes.get(sequence.request_id)
+    def _index_of(self, request: Request) -> _Index:
+        index = self._indexes.get(request.request_id)
         if index is None:
-            index = self._indexes[sequence.request_id] = _Index(self.sizes)
-        index.update(sequence.token_ids)
+            index = self._indexes[request.request_id] = _Index(self.sizes)
+        index.update(request.token_ids)
         return index
 
-    def _draft(self, sequence: Sequence, plan: Plan) -> Draft:
+    def _draft(self, request: Request, plan: Plan) -> Draft:
         if plan.num_tokens == 0:
             return NO_DRAFT
-        index = self._index_of(sequence)
-        if plan.tree is None:
-            return _copy(sequence, index.match(sequence.token_ids)[0], plan.num_tokens)
-        places = index.matches(sequence.token_ids)
+        index = self._index_of(request)
+        if plan.is_chain:
+            return _copy(request, index.match(request.token_ids)[0], plan.num_tokens)
+        places = index.matches(request.token_ids)
         if not places:
             return NO_DRAFT
-        trie = _Trie(sequence.token_ids)
-        return grow_on_host(sequence, plan, (0, places), trie.children)
+        trie = _Trie(request.token_ids)
+        return grow_on_host(request, plan, (0, places), trie.children)
 
 
 class _Trie:
-    """What follows several places of a text, merged where they agree. A state is how far it has gone,
-    and the places with their weights."""
+    """What follows some places of a text, merged where they agree. A state is how far it has gone, and
+    the places with their weights."""
 
     def __init__(self, token_ids: list[int]) -> None:
         self._token_ids = token_ids
@@ -157,13 +181,13 @@ class _Trie:
             return [(tokens[0], AGREED, (step + 1, places))]
         parted: dict[int, list[tuple[int, float]]] = {}
         weights: dict[int, float] = {}
-        for token, one in zip(tokens, places, strict=True):
+        for token, weighted in zip(tokens, places, strict=True):
             if token in parted:
-                parted[token].append(one)
-                weights[token] += one[1]
+                parted[token].append(weighted)
+                weights[token] += weighted[1]
             else:
-                parted[token] = [one]
-                weights[token] = one[1]
+                parted[token] = [weighted]
+                weights[token] = weighted[1]
         total = sum(weights.values()) / AGREED
         return [
             (token, weights[token] / total, (step + 1, parted[token]))
@@ -174,13 +198,13 @@ class _Trie:
 _State = tuple[int, list[tuple[int, float]]]
 
 
-def _copy(sequence: Sequence, start: int, count: int) -> Draft:
+def _copy(request: Request, start: int, count: int) -> Draft:
     """The tokens from a place on; nothing if that is 0."""
     if not start:
         return NO_DRAFT
     # A copy that runs into the end of the text goes on with its own beginning: a period.
-    period = len(sequence) - start
-    copied = [sequence.token_ids[start + step % period] for step in range(count)]
+    period = len(request) - start
+    copied = [request.token_ids[start + step % period] for step in range(count)]
     # Nothing comes after a stop token.
-    stops = (at + 1 for at, token in enumerate(copied) if token in sequence.stop_token_ids)
+    stops = (at + 1 for at, token in enumerate(copied) if token in request.stop_token_ids)
     return Draft.chain(copied[: next(stops, count)])

@@ -7,16 +7,17 @@ after a difference it is looked up there again, near the place where the two par
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from math import inf, log2
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from forerun.contracts import DrafterSetup
-from forerun.core import NO_DRAFT, Draft, Plan, Sequence
+from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import BaseDrafter
-from forerun.randomness import Randomness
 from forerun.trees.host import grow_on_host
-from forerun.trees.plans import cut
+
+if TYPE_CHECKING:
+    from forerun.randomness import Randomness
 
 # Tokens in a row that show that a place is the right one.
 CERTAIN = 8
@@ -46,7 +47,7 @@ class Alignment:
         prediction: token ids.
     """
 
-    def __init__(self, prediction: Several[int]) -> None:
+    def __init__(self, prediction: Sequence[int]) -> None:
         self.prediction = prediction
         self.num_followed = 0
         self.place = 0
@@ -131,49 +132,49 @@ class PredictionDrafter(BaseDrafter):
         return cls()
 
     def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        return [self._draft(*pair) for pair in zip(sequences, plans, strict=True)]
+        return [self._draft(*pair) for pair in zip(requests, plans, strict=True)]
 
-    def confidence(self, sequence: Sequence) -> float:
+    def confidence(self, request: Request) -> float:
         """By how many tokens in a row were as predicted."""
-        found = self._follow(sequence)
+        found = self._follow(request)
         if found is None or found.place >= len(found.prediction):
             return 0.0
         return CONFIDENCES[min(found.matched, CERTAIN)]
 
-    def release(self, sequence: Sequence) -> None:
-        self._alignments.pop(sequence.request_id, None)
+    def release(self, request: Request) -> None:
+        self._alignments.pop(request.request_id, None)
 
-    def _follow(self, sequence: Sequence) -> Alignment | None:
-        prediction = sequence.hints.prediction
+    def _follow(self, request: Request) -> Alignment | None:
+        prediction = request.hints.prediction
         if not prediction:
             return None
-        assert not isinstance(prediction, str), "a sequence has token ids"
-        found = self._alignments.get(sequence.request_id)
+        assert not isinstance(prediction, str), "a request has token ids"
+        found = self._alignments.get(request.request_id)
         if found is None:
-            found = self._alignments[sequence.request_id] = Alignment(list(prediction))
-        found.follow(sequence.token_ids, sequence.num_prompt_tokens)
+            found = self._alignments[request.request_id] = Alignment(list(prediction))
+        found.follow(request.token_ids, request.num_prompt_tokens)
         return found
 
-    def _draft(self, sequence: Sequence, plan: Plan) -> Draft:
-        found = self._follow(sequence) if plan.num_tokens else None
+    def _draft(self, request: Request, plan: Plan) -> Draft:
+        found = self._follow(request) if plan.num_tokens else None
         if found is None or not found.matched:
             return NO_DRAFT
         depth = plan.num_tokens
         if found.matched < CERTAIN:
             depth = min(depth, TOKENS_PER_MATCHED * (found.matched + 1))
         places = [(found.place, 1.0)]
-        if plan.tree is not None:
+        if not plan.is_chain:
             places += [(place, 2.0**-worse) for place, worse in found.others]
         trie = _Trie(found.prediction)
-        return grow_on_host(sequence, cut(plan, depth), tuple(places), trie.children)
+        return grow_on_host(request, plan.cut(depth), tuple(places), trie.children)
 
 
 class _Trie:
     """What follows several places of a prediction, merged where they agree."""
 
-    def __init__(self, prediction: Several[int]) -> None:
+    def __init__(self, prediction: Sequence[int]) -> None:
         self._prediction = prediction
 
     def children(self, places: Places) -> list[tuple[int, float, Places]]:

@@ -6,20 +6,23 @@ into the text itself, and where asked to into earlier outputs and a given corpus
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Several
-from pathlib import Path
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field
 
 from forerun.contracts import DrafterSetup
-from forerun.core import NO_DRAFT, Draft, Plan, Sequence
+from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import BaseDrafter
-from forerun.drafters.suffix_automaton import Match, SuffixAutomaton
-from forerun.drafters.suffix_store import SuffixStore
+from forerun.drafters.lookup.automaton import Match, SuffixAutomaton
+from forerun.drafters.lookup.store import SuffixStore
 from forerun.errors import ConfigError
-from forerun.randomness import Randomness
+from forerun.files import read_text
+from forerun.options import Text, options
 from forerun.trees.host import grow_on_host
-from forerun.trees.plans import cut
+
+if TYPE_CHECKING:
+    from forerun.randomness import Randomness
 
 # Tokens drafted for each token of the match.
 TOKENS_PER_MATCHED = 3
@@ -28,7 +31,7 @@ TOKENS_PER_MATCHED = 3
 MOST_CORPUS_TOKENS = 1_000_000
 # What an automaton takes at most: two states of 36 bytes, their arrays' reserve included, and one
 # dict of 232 with the numbers in it, as at most one state a token has more than one transition. Python
-# source takes 122 (`forerun.bench.drafter_cost`); a de Bruijn sequence of 131,000 bits, in which no
+# source takes 122 (`benchmarks.drafter_cost`); a de Bruijn request of 131,000 bits, in which no
 # ending ever comes twice, 339.
 BYTES_PER_TOKEN = 400
 # Of a corpus, on average; a file that is larger than that many tokens can be is not even read.
@@ -55,7 +58,7 @@ class _Known:
         if others != self._others:
             self._others = others
             known = {id(match.automaton): match for match in self.matches}
-            self.matches = [known.get(id(one)) or Match(one, token_ids) for one in others]
+            self.matches = [known.get(id(other)) or Match(other, token_ids) for other in others]
 
     def longest(self) -> tuple[SuffixAutomaton, int, int]:
         """The longest match: where, its state and its length; the text's own where lengths tie."""
@@ -67,6 +70,21 @@ class _Known:
             if length > best[2]:
                 best = (match.automaton, state, length)
         return best
+
+
+@options
+class SuffixOptions:
+    """What the suffix method looks into beside the text itself."""
+
+    suffix_corpus: Text | None = Field(
+        default=None, description="A UTF-8 text file to draft from as well."
+    )
+    suffix_store_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=2**31,
+        description="Tokens of earlier output to keep for each namespace; above 0 it bounds the corpus too.",
+    )
 
 
 class SuffixDrafter(BaseDrafter):
@@ -82,9 +100,9 @@ class SuffixDrafter(BaseDrafter):
 
     name = "suffix"
     takes_trees = True
-    options = frozenset({"suffix_corpus", "suffix_store_tokens"})
+    options = SuffixOptions
 
-    def __init__(self, store_tokens: int = 0, corpus: Several[int] = ()) -> None:
+    def __init__(self, store_tokens: int = 0, corpus: Sequence[int] = ()) -> None:
         self.store = SuffixStore(store_tokens)
         self._corpora: tuple[SuffixAutomaton, ...] = ()
         if corpus:
@@ -97,48 +115,48 @@ class SuffixDrafter(BaseDrafter):
         """Make one for an engine.
 
         Raises:
-            ConfigError: for a corpus that is missing, empty, no UTF-8 text or longer than allowed, or
+            ConfigError: for a corpus that is missing, empty, not UTF-8 text or longer than allowed, or
                 without a tokenizer.
         """
-        path, store_tokens = setup.options["suffix_corpus"], setup.options["suffix_store_tokens"]
-        if path is None:
-            return cls(store_tokens)
-        return cls(
-            store_tokens, read_corpus(path, setup.encode, store_tokens or MOST_CORPUS_TOKENS)
-        )
+        own = setup.read(SuffixOptions)
+        if own.suffix_corpus is None:
+            return cls(own.suffix_store_tokens)
+        most_tokens = own.suffix_store_tokens or MOST_CORPUS_TOKENS
+        corpus = read_corpus(own.suffix_corpus, setup.encode, most_tokens)
+        return cls(own.suffix_store_tokens, corpus)
 
     def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        return [self._draft(*pair) for pair in zip(sequences, plans, strict=True)]
+        return [self._draft(*pair) for pair in zip(requests, plans, strict=True)]
 
-    def confidence(self, sequence: Sequence) -> float:
+    def confidence(self, request: Request) -> float:
         """By the length of the match alone."""
-        _, _, length = self._update(sequence).longest()
+        _, _, length = self._update(request).longest()
         return next(share for least, share in reversed(CONFIDENCES) if length >= least)
 
-    def release(self, sequence: Sequence) -> None:
-        self._known.pop(sequence.request_id, None)
-        if sequence.speculative:
-            self.store.add(sequence.hints.namespace, sequence.output_ids)
+    def release(self, request: Request) -> None:
+        self._known.pop(request.request_id, None)
+        if request.speculative:
+            self.store.add(request.hints.namespace, request.output_ids)
 
-    def _draft(self, sequence: Sequence, plan: Plan) -> Draft:
+    def _draft(self, request: Request, plan: Plan) -> Draft:
         if plan.num_tokens < 1:
             return NO_DRAFT
-        automaton, state, length = self._update(sequence).longest()
+        automaton, state, length = self._update(request).longest()
         if not length:
             return NO_DRAFT
         depth = min(plan.num_tokens, TOKENS_PER_MATCHED * length)
-        if plan.tree is None:
-            return Draft.chain(automaton.chain(state, depth, sequence.stop_token_ids))
-        return grow_on_host(sequence, cut(plan, depth), state, automaton.children)
+        if plan.is_chain:
+            return Draft.chain(automaton.chain(state, depth, request.stop_token_ids))
+        return grow_on_host(request, plan.cut(depth), state, automaton.children)
 
-    def _update(self, sequence: Sequence) -> _Known:
-        known = self._known.get(sequence.request_id)
+    def _update(self, request: Request) -> _Known:
+        known = self._known.get(request.request_id)
         if known is None:
-            known = self._known[sequence.request_id] = _Known()
-        others = (*self.store.automata(sequence.hints.namespace), *self._corpora)
-        known.update(sequence.token_ids, others)
+            known = self._known[request.request_id] = _Known()
+        others = (*self.store.automata(request.hints.namespace), *self._corpora)
+        known.update(request.token_ids, others)
         return known
 
 
@@ -148,27 +166,18 @@ def read_corpus(
     """The token ids of a text file.
 
     Raises:
-        ConfigError: for one that is missing, empty, no UTF-8 or longer than `most_tokens`, or where
-            there is no tokenizer.
+        ConfigError: for a file that is missing, empty, not UTF-8 or longer than `most_tokens`, or
+            without a tokenizer.
     """
     if encode is None:
         raise ConfigError("suffix_corpus is a text and needs a tokenizer; use forerun.load.")
-    try:
-        size = Path(path).stat().st_size
-        if size > most_tokens * MOST_BYTES_PER_TOKEN:
-            raise ConfigError(
-                f"suffix_corpus {path} has {size} bytes, more than {most_tokens} tokens can hold; "
-                "shorten it, or raise suffix_store_tokens."
-            )
-        text = Path(path).read_text("utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"suffix_corpus {path} cannot be read: {error.strerror}; give a text file."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"suffix_corpus {path} is no UTF-8 text (byte {error.start}); convert it to UTF-8."
-        ) from error
+    text = read_text(
+        path,
+        "suffix_corpus",
+        ConfigError,
+        most_bytes=most_tokens * MOST_BYTES_PER_TOKEN,
+        remedy="shorten it, or raise suffix_store_tokens",
+    )
     token_ids = encode(text)
     if not token_ids:
         raise ConfigError(f"suffix_corpus {path} is empty; give a text to draft from.")

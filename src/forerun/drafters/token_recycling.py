@@ -7,23 +7,27 @@ node, accepted or not, in one row a token, and the rows make a tree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Self
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from typing import TYPE_CHECKING, Self
 
 from forerun.contracts import DrafterSetup
-from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Sequence, TreePlan, Verdict
+from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Request, Tree, Verdict
 from forerun.drafters.base import BaseDrafter
-from forerun.drafters.namespaces import Namespaces
+from forerun.drafters.lookup.namespaces import Namespaces
 from forerun.params import SamplingParams
-from forerun.randomness import Randomness
 from forerun.trees.host import grow_on_host
+
+# What needs torch or NumPy is imported where it is used: the help is read without them.
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from forerun.randomness import Randomness
+
+    Matrix = NDArray[np.int32]
 
 # Next tokens kept for each token: 4 bytes each, so 32 bytes a token of the vocabulary.
 NEXT_TOKENS = 8
@@ -38,7 +42,6 @@ CONFIDENCE = 0.33
 # faster over 150,000 columns, and no gain over few.
 _BLOCK, _LEAST_BLOCKS = 64, 128
 
-Matrix = NDArray[np.int32]
 Child = tuple[int, float, int]
 
 
@@ -57,6 +60,8 @@ class TokenRecyclingDrafter(BaseDrafter):
     takes_trees = True
 
     def __init__(self, vocab_size: int, rows: int = 1) -> None:
+        import numpy as np
+
         self.vocab_size = vocab_size
         shape = (vocab_size, min(NEXT_TOKENS, vocab_size))
         self._matrices: Namespaces[Matrix] = Namespaces(
@@ -68,36 +73,36 @@ class TokenRecyclingDrafter(BaseDrafter):
         return cls(setup.target.vocab_size, setup.rows)
 
     def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        return [self._draft(*pair) for pair in zip(sequences, plans, strict=True)]
+        return [self._draft(*pair) for pair in zip(requests, plans, strict=True)]
 
-    def confidence(self, sequence: Sequence) -> float:
+    def confidence(self, request: Request) -> float:
         """What is usual, where the newest token has been met before."""
-        matrix = self._matrices.get(sequence.hints.namespace)
-        return CONFIDENCE if matrix is not None and matrix[sequence.token_ids[-1], 0] >= 0 else 0.0
+        matrix = self._matrices.get(request.hints.namespace)
+        return CONFIDENCE if matrix is not None and matrix[request.token_ids[-1], 0] >= 0 else 0.0
 
     def observe(
         self,
-        sequences: Several[Sequence],
-        drafts: Several[Draft],
-        verdicts: Several[Verdict],
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
         output: ForwardOutput,
     ) -> None:
         """Renew the rows of the newest token and of all nodes."""
         if output.logits is None:
             return
-        rounds = zip(sequences, drafts, verdicts, output.logits, strict=True)
-        for sequence, draft, verdict, logits in rounds:
-            # The logits of a sequence that failed may be what it failed for.
-            if verdict.token_ids and sequence.speculative:
-                tokens = [sequence.token_ids[-1 - len(verdict.token_ids)], *draft.token_ids]
+        rounds = zip(requests, drafts, verdicts, output.logits, strict=True)
+        for request, draft, verdict, logits in rounds:
+            # The logits of a request that failed may be what it failed for.
+            if verdict.token_ids and request.speculative:
+                tokens = [request.token_ids[-1 - len(verdict.token_ids)], *draft.token_ids]
                 top = likeliest(logits[: len(tokens)], NEXT_TOKENS)
-                matrix = self._matrices.get_or_make(sequence.hints.namespace)
+                matrix = self._matrices.get_or_make(request.hints.namespace)
                 matrix[tokens] = top.cpu().numpy()
 
-    def _draft(self, sequence: Sequence, plan: Plan) -> Draft:
-        matrix = self._matrices.get(sequence.hints.namespace)
+    def _draft(self, request: Request, plan: Plan) -> Draft:
+        matrix = self._matrices.get(request.hints.namespace)
         if matrix is None:
             return NO_DRAFT
         known: dict[int, list[Child]] = {}
@@ -111,24 +116,25 @@ class TokenRecyclingDrafter(BaseDrafter):
                 children = known[token] = list(zip(filled, RANK_SHARES, filled, strict=False))
             return children
 
-        if plan.tree is not None and plan.tree.parents is None:
-            plan = replace(plan, tree=_static_tree(plan.tree.num_nodes, plan.num_tokens))
-        return grow_on_host(sequence, plan, sequence.token_ids[-1], expand)
+        if plan.num_nodes is not None:
+            plan = replace(plan, tree=_static_tree(plan.num_nodes, plan.num_tokens), num_nodes=None)
+        return grow_on_host(request, plan, request.token_ids[-1], expand)
 
 
 @lru_cache(maxsize=256)
-def _static_tree(num_nodes: int, num_tokens: int) -> TreePlan:
+def _static_tree(num_nodes: int, num_tokens: int) -> Tree:
     """The nodes of the largest products of shares: the same for every token, as in the paper, so that
     only nodes with children are looked up."""
-    nothing = Sequence(0, [0], 1, SamplingParams(), seed=0)
+    nothing = Request(0, [0], 1, SamplingParams(), seed=0)
     children = [(rank, share, 0) for rank, share in enumerate(RANK_SHARES)]
-    plan = Plan(num_tokens, tree=TreePlan(num_nodes))
-    tree = grow_on_host(nothing, plan, 0, lambda _: children)
-    return TreePlan(len(tree), tree.parents)
+    plan = Plan(num_tokens, num_nodes=num_nodes)
+    return grow_on_host(nothing, plan, 0, lambda _: children).tree
 
 
 def likeliest(logits: Tensor, count: int) -> Tensor:
     """The ids of the largest logits of each row, [n, V] -> [n, min(count, V)], the largest first."""
+    import torch
+
     size = logits.shape[1]
     whole = size - size % _BLOCK
     if whole < _LEAST_BLOCKS * _BLOCK:

@@ -2,11 +2,89 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import Field
+
 from forerun.contracts import CausalLM, Drafter
-from forerun.core import Drawing
+from forerun.core import Drawing, Tree
 from forerun.engine.config import SpeculativeConfig
-from forerun.errors import ConfigError, IncompatibleDraftError
-from forerun.trees import TreeShape
+from forerun.errors import ConfigError, IncompatibleDraftError, shown
+from forerun.options import options
+from forerun.params import TokenId
+
+# More rows than any machine has memory for.
+MOST_ROWS = 2**16
+# What each part of an engine must be able to do, and what to give in its place.
+_PARTS = {
+    "target": (("new_cache", "forward"), "a model from forerun.models.load_model"),
+    "drafter": (("propose", "observe", "release"), "a drafter, or leave it out"),
+    "tokenizer": (("encode", "decode"), "a tokenizer of transformers, or leave it out"),
+    "randomness": (("uniform", "gumbel"), "a forerun.randomness.Randomness, or leave it out"),
+}
+
+
+@options
+class EngineSettings:
+    """How large an engine is, and when its texts end."""
+
+    max_batch_size: int = Field(
+        default=1, ge=1, le=MOST_ROWS, description="Requests that run at once; more wait."
+    )
+    max_context: int | None = Field(
+        default=None, ge=2, description="Tokens of prompt and output at most; the target's own."
+    )
+    eos_token_ids: tuple[TokenId, ...] = Field(default=(), description="Tokens that end a text.")
+    prefix_reuse: bool = Field(
+        default=True,
+        description="A prompt that begins like an earlier request's text runs only the rest.",
+    )
+
+
+def check_part(name: str, part: Any) -> None:
+    """Refuse a part of an engine that lacks what it must be able to do.
+
+    Raises:
+        ConfigError: naming the part and what it lacks.
+    """
+    needed, allowed = _PARTS[name]
+    lacking = [method for method in needed if not callable(getattr(part, method, None))]
+    if lacking:
+        raise ConfigError(f"{name} is {shown(part)}, which has no {lacking[0]}; give {allowed}.")
+
+
+def check_engine(
+    target: CausalLM,
+    drafter: Drafter | None,
+    config: SpeculativeConfig,
+    settings: EngineSettings,
+) -> None:
+    """Refuse what an engine cannot be built from.
+
+    Raises:
+        ConfigError, IncompatibleDraftError: naming its parts.
+    """
+    check_part("target", target)
+    if not isinstance(config, SpeculativeConfig):
+        raise ConfigError(f"config is {shown(config)}; it must be a SpeculativeConfig or None.")
+    if settings.max_context is not None and settings.max_context > target.max_context:
+        raise ConfigError(
+            f"max_context is {settings.max_context}; {target.name} takes 2 to {target.max_context} "
+            "tokens."
+        )
+    if config.waiting:
+        raise ConfigError(
+            f"the options {', '.join(config.waiting)} are those of a method, and the config names none; "
+            "use forerun.load, or hand them to the drafter."
+        )
+    if drafter is not None:
+        check_part("drafter", drafter)
+        check_drafter(drafter, target, config, settings.max_batch_size)
+    elif config.method is not None:
+        raise ConfigError(
+            f"the config asks for method {config.method!r} and no drafter was given; "
+            "use forerun.load, or hand in the drafter."
+        )
 
 
 def check_drafter(
@@ -19,8 +97,8 @@ def check_drafter(
         IncompatibleDraftError: where the vocabularies differ.
     """
     rule = config.rejection_sample_method
-    draws = Drawing.DRAW in drafter.drawings and config.draft_sample_method != "greedy"
-    if rule in ("block", "traversal") and Drawing.DRAW not in drafter.drawings:
+    draws = Drawing.SAMPLED in drafter.drawings and config.draft_sample_method != "greedy"
+    if rule in ("block", "traversal") and Drawing.SAMPLED not in drafter.drawings:
         raise ConfigError(
             f"{drafter.name} proposes point masses, which {rule} verification cannot take; "
             "use rejection_sample_method 'token' or 'auto'."
@@ -55,18 +133,18 @@ def check_drafter(
         )
     if drafter.rows is not None and drafter.rows < max_batch_size:
         raise ConfigError(
-            f"{drafter.name} was built for {drafter.rows} sequences at once and the engine runs "
+            f"{drafter.name} was built for {drafter.rows} requests at once and the engine runs "
             f"{max_batch_size}; build it with as many rows."
         )
 
 
-def check_depth(tree: TreeShape | str | None, config: SpeculativeConfig) -> None:
+def check_depth(tree: Tree | str | None, config: SpeculativeConfig) -> None:
     """Refuse a tree of which the lower part would never be drafted.
 
     Raises:
         ConfigError: with both numbers.
     """
-    if isinstance(tree, TreeShape) and tree.depth > config.num_speculative_tokens:
+    if isinstance(tree, Tree) and tree.depth > config.num_speculative_tokens:
         raise ConfigError(
             f"the tree is {tree.depth} deep and num_speculative_tokens is "
             f"{config.num_speculative_tokens}; raise that to {tree.depth}, or cut the tree."

@@ -1,114 +1,107 @@
-"""How to speculate: one flat dataclass, with the field's names."""
+"""How to speculate: the fields that all methods share, and the method's own options."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields, is_dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeVar
 
-from forerun.checks import (
-    Check,
-    normalize,
-    number,
-    one_of,
-    optional,
-    refuse_unknown,
-    several,
-    switch,
-    text,
-    whole,
-)
-from forerun.errors import ConfigError
-from forerun.theory.adaptive import AdaptiveLength
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-if TYPE_CHECKING:
-    from forerun.trees.shapes import TreeShape
+from forerun.core import MOST_NODES, Drawing, Tree
+from forerun.drafters import drafter_names, drafters_of, find_drafter
+from forerun.errors import ConfigError, UnknownNameError
+from forerun.options import Text, changes, check, from_mapping, known, options, pick
+from forerun.policies import find_policy, make_policy, policy_names
 
-DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
+T = TypeVar("T")
+DraftSampling = Literal["auto", "greedy", "probabilistic"]
 
 
-@dataclass(frozen=True)
+def _rules() -> list[str]:
+    from forerun.verification import rule_names  # Here, because the rules load torch.
+
+    return rule_names()
+
+
+def _tree(value: Any) -> str | Tree | None:
+    """A file or `auto` as text; a list becomes a tree."""
+    from forerun.trees.shapes import parse_tree
+
+    if isinstance(value, str):
+        return check("tree", value, Text)  # type: ignore[no-any-return]
+    return None if value is None else parse_tree(value)
+
+
+def _by_name(value: Any) -> Any:
+    """Options as a mapping, also where they come as the dataclass of a method, or several."""
+    parts = value if isinstance(value, tuple) else (value,)
+    if not all(is_dataclass(part) and not isinstance(part, type) for part in parts):
+        return value
+    return {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
+
+
+@options
 class SpeculativeConfig:
     """How to speculate.
 
-    Args:
-        method: the drafter. None lets `forerun.load` pick one; an `Engine` without a drafter
-            decodes plainly.
-        model: the draft model, a directory or a hub id, for methods that need one.
-        revision: its revision on the hub.
-        num_speculative_tokens: tokens to draft a round along any path, 1 to 64; under the adaptive
-            policy those of the first rounds, 2 to 10.
-        tree: None drafts chains, `auto` the best tree of `num_tree_nodes`; or a fixed shape: a file,
-            a list of parents or of paths, a `TreeShape`.
-        num_tree_nodes: nodes of an automatic tree at most, 1 to 128.
-        prompt_lookup_min, prompt_lookup_max: n-gram sizes of the `ngram` method.
-        rejection_sample_method: the verification rule; `auto` takes coupled for requests with a
-            seed, token for point masses, block for drawn chains, traversal for drawn trees.
-        draft_sample_method: how a draft model picks tokens: `probabilistic` draws as the request
-            would, `greedy` takes its most likely token, `auto` leaves it to the rule.
-        policy: how the length changes from round to round.
-        monitor: stop speculating where it does not pay, and probe again later.
-        draft_dtype: precision of the draft model; `auto` is as stored, on the CPU kernels int8 or int4.
-        suffix_corpus: a text file that the `suffix` method drafts from as well.
-        suffix_store_tokens: tokens of earlier outputs that it keeps to draft from, in each namespace;
-            0 keeps none. Any other number bounds the corpus as well.
-        exit_layer: layers of the target that draft in the `layer_skip` method; the rest is skipped.
-        skip_layers: or which layers drafting leaves out.
-        exit_adapter: a file that helps the target's head to read what comes out early.
-        cascade: the methods of the `cascade` method, the first that is confident enough proposes;
-            `draft_model:4` drafts four tokens at most. None is suffix, then draft_model:4.
-        cascade_confidence: how confident that is: the share of its draft that it expects to be
-            accepted.
+    `method=None` lets `forerun.load` pick a drafter; an `Engine` without a drafter decodes plainly.
 
     Raises:
-        ConfigError: for a value of a wrong type or out of range, or a combination that cannot be exact.
+        ConfigError: for a value of a wrong type or out of range, an option that the method does not
+            have, or a combination that cannot be exact.
     """
 
-    method: str | None = None
-    model: str | None = None
-    revision: str | None = None
-    num_speculative_tokens: int = 4
-    tree: str | TreeShape | None = None
-    num_tree_nodes: int = 16
-    prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 4
-    rejection_sample_method: str = "auto"
-    draft_sample_method: str = "auto"
-    policy: str = "fixed"
-    monitor: bool = True
-    draft_dtype: str = "auto"
-    suffix_corpus: str | None = None
-    suffix_store_tokens: int = 0
-    exit_layer: int | None = None
-    skip_layers: tuple[int, ...] | None = None
-    exit_adapter: str | None = None
-    cascade: tuple[str, ...] | None = None
-    cascade_confidence: float = 0.4
+    method: Annotated[str | None, known("method", drafter_names)] = Field(
+        default=None,
+        description="The drafter, such as draft_model, suffix or cascade. Left out, one is picked.",
+    )
+    model: Text | None = Field(
+        default=None, description="The draft model, a directory or a hub id."
+    )
+    revision: Text | None = Field(default=None, description="Its revision on the hub.")
+    num_speculative_tokens: int = Field(
+        default=4, ge=1, le=64, description="Tokens to draft a round, along any path."
+    )
+    tree: Annotated[
+        str | Tree | None,
+        PlainValidator(_tree),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]}),
+    ] = Field(default=None, description="Draft trees: auto, or a JSON file with a fixed shape.")
+    num_tree_nodes: int = Field(
+        default=16, ge=1, le=MOST_NODES, description="Nodes of an automatic tree at most."
+    )
+    rejection_sample_method: Annotated[str, known("rejection_sample_method", _rules)] = Field(
+        default="auto",
+        description="The verification rule: auto, token, block, traversal, coupled, or typical "
+        "(approximate).",
+    )
+    draft_sample_method: DraftSampling = Field(
+        default="auto",
+        description="How a draft model picks tokens: probabilistic draws as the request would, greedy takes "
+        "the most likely one, auto leaves it to the rule.",
+    )
+    policy: Annotated[str, known("policy", policy_names)] = Field(
+        default="fixed", description="How the length of drafts changes: fixed or adaptive."
+    )
+    monitor: bool = Field(
+        default=True, description="Stop drafting where it does not pay, and probe again later."
+    )
+    options: Annotated[Mapping[str, Any], BeforeValidator(_by_name)] = Field(
+        default_factory=dict,
+        description="Options of the method, of the methods that it drafts with, and of the policy, by name.",
+    )
 
     def __post_init__(self) -> None:
-        normalize(self, _checks())
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise ConfigError(
-                f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max "
-                f"{self.prompt_lookup_max}; give 1 <= min <= max."
-            )
+        object.__setattr__(self, "options", self._settled())
+        # A policy refuses lengths that it cannot start with.
+        make_policy(self.policy, self.num_speculative_tokens, values=self.options)
         if self.num_tree_nodes != type(self).num_tree_nodes and self.tree != "auto":
             raise ConfigError(
-                f"num_tree_nodes is {self.num_tree_nodes}, which tree 'auto' alone reads; "
+                f"num_tree_nodes is {self.num_tree_nodes}, which only tree 'auto' reads; "
                 "leave it out, or give that tree."
-            )
-        members = {one.partition(":")[0] for one in self.cascade or ()}
-        if self.cascade is not None and len(members) < max(2, len(self.cascade)):
-            raise ConfigError(
-                f"a cascade of {', '.join(self.cascade) or 'nothing'} has nothing to choose from; "
-                "name two methods or more, each once."
-            )
-        shortest, longest = AdaptiveLength.shortest, AdaptiveLength.longest
-        adaptive = self.policy == "adaptive"
-        if adaptive and not shortest <= self.num_speculative_tokens <= longest:
-            raise ConfigError(
-                f"num_speculative_tokens is {self.num_speculative_tokens}; under policy 'adaptive' "
-                f"it must lie in [{shortest}, {longest}], or use policy 'fixed'."
             )
         rule = self.rejection_sample_method
         if self.draft_sample_method == "greedy" and rule in ("block", "traversal"):
@@ -116,67 +109,103 @@ class SpeculativeConfig:
                 f"{rule} verification needs drawn drafts, greedy drafts are point masses; "
                 "use rejection_sample_method 'token' or draft_sample_method 'auto'."
             )
+        if self.draft_sample_method != "auto" and self.method is not None and not self.draws:
+            raise ConfigError(
+                f"draft_sample_method is {self.draft_sample_method!r}, and method {self.method!r} does "
+                "not draw its drafts; leave it out, or use method 'draft_model'."
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
-        """Make one from a mapping; an unknown key is an error that lists the known ones."""
-        refuse_unknown("speculative option", values, cls)
-        return cls(**values)
+        """Make one from a flat mapping, a method's options among the common fields.
+
+        Raises:
+            ConfigError: for anything but a mapping, and as the class does.
+            UnknownNameError: for an unknown key, listing the known ones.
+        """
+        common = {field.name for field in fields(cls)}
+        if not isinstance(values, Mapping) or "options" in values:
+            return from_mapping(cls, values)
+        own = {str(name): value for name, value in values.items() if name not in common}
+        try:
+            shared = {name: value for name, value in values.items() if name in common}
+            return cls(**shared, options=own)
+        except UnknownNameError as error:
+            if error.name not in own:
+                raise
+            known_names = {*error.known, *common} - {"options"}
+            raise UnknownNameError(error.kind, error.name, known_names) from None
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """All that is known of how to speculate, flat, as `from_dict` takes it."""
+        common = {name: value for name, value in asdict(self).items() if name != "options"}
+        own = [asdict(self.read(kind)) for kind in self._kinds]
+        return {**common, **self.options, **{name: part[name] for part in own for name in part}}
+
+    def read(self, kind: type[T]) -> T:
+        """The options of a class that a method or a policy declares."""
+        return pick(kind, self.options)
+
+    @cached_property
+    def drafters(self) -> tuple[Any, ...]:
+        """The classes that take part in the method; none where it is open."""
+        return () if self.method is None else tuple(drafters_of(self.method, self.options))
+
+    @property
+    def waiting(self) -> list[str]:
+        """The options that wait for a method that is still open."""
+        declared = {field.name for kind in self._kinds for field in fields(kind)}
+        return sorted(self.options.keys() - declared)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the method can draw its drafts."""
+        return any(Drawing.SAMPLED in drafter.drawings for drafter in self.drafters)
+
+    @property
+    def _kinds(self) -> list[type[Any]]:
+        """The classes whose options count here."""
+        return [*(drafter.options for drafter in self.drafters), find_policy(self.policy).options]
+
+    def _settled(self) -> dict[str, Any]:
+        """The options that are not at their defaults, checked by their classes; those of a method that
+        is still open as they are.
+
+        Raises:
+            ConfigError: for an option of another method or policy.
+            UnknownNameError: for an option that does not exist.
+        """
+        kinds = self._kinds
+        declared = {field.name for kind in kinds for field in fields(kind)}
+        others = {name: value for name, value in self.options.items() if name not in declared}
+        if others:
+            self._refuse_unread(others, declared)
+        settled = [changes(self.read(kind)) for kind in kinds]
+        return others | {name: part[name] for part in settled for name in part}
+
+    def _refuse_unread(self, names: Iterable[str], declared: set[str]) -> None:
+        by_method = _declared_by("method", drafter_names(), find_drafter)
+        by_policy = _declared_by("policy", policy_names(), find_policy)
+        for name in names:
+            owners = [*by_method.get(name, ()), *by_policy.get(name, ())]
+            if not owners:
+                allowed = declared if self.method is not None else {*declared, *by_method}
+                raise UnknownNameError("speculative option", name, allowed)
+            if self.method is not None or name not in by_method:
+                raise ConfigError(
+                    f"{name} is not read by method {self.method!r} with policy {self.policy!r}, whose "
+                    f"options are {', '.join(sorted(declared)) or 'none'}; leave it out, or use "
+                    f"{' or '.join(owners)}."
+                )
 
 
-def _checks() -> dict[str, Check]:
-    # Imported here because they import torch, and the options alone should be quick to have.
-    from forerun.drafters import drafter_names
-    from forerun.models.placement import PRECISIONS
-    from forerun.policies import policy_names
-    from forerun.trees.shapes import MOST_NODES
-    from forerun.verification import rule_names
-
-    return {
-        "method": optional(one_of(drafter_names())),
-        "model": optional(text),
-        "revision": optional(text),
-        "num_speculative_tokens": whole(1, 64),
-        "tree": optional(_tree),
-        "num_tree_nodes": whole(1, MOST_NODES),
-        "prompt_lookup_min": whole(1, 2**31),
-        "prompt_lookup_max": whole(1, 2**31),
-        "rejection_sample_method": one_of(rule_names()),
-        "draft_sample_method": one_of(DRAFT_SAMPLE_METHODS),
-        "policy": one_of(policy_names()),
-        "monitor": switch,
-        "draft_dtype": one_of(("auto", *PRECISIONS)),
-        "suffix_corpus": optional(text),
-        "suffix_store_tokens": whole(0, 2**31),
-        "exit_layer": optional(whole(1, 2**31)),
-        "skip_layers": optional(several(whole(0, 2**31))),
-        "exit_adapter": optional(text),
-        "cascade": optional(several(_member(set(drafter_names()) - {"cascade"}))),
-        "cascade_confidence": number(0.0, 1.0),
-    }
-
-
-def _member(known: Iterable[str]) -> Check:
-    """A method's name, with or without a length of its own."""
-    from forerun.drafters.cascade import parse_member
-
-    def check(name: str, value: Any) -> str:
-        entry: str = text(name, value)
-        one_of(known)(name, parse_member(entry)[0])
-        return entry
-
-    return check
-
-
-def _tree(name: str, value: Any) -> Any:
-    """A file or `auto` as text; a list becomes a shape."""
-    from forerun.trees.shapes import TreeShape
-
-    if isinstance(value, TreeShape):
-        return value
-    if isinstance(value, (list, tuple, Mapping)):
-        return TreeShape.of(value)
-    return text(name, value)
+def _declared_by(
+    kind: str, names: Iterable[str], find: Callable[[str], Any]
+) -> dict[str, list[str]]:
+    """Who declares each option; a package that cannot be loaded declares none."""
+    owners: dict[str, list[str]] = {}
+    for name in names:
+        with suppress(ConfigError):
+            for field in fields(find(name).options):
+                owners.setdefault(field.name, []).append(f"{kind} {name!r}")
+    return owners

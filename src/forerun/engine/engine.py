@@ -1,37 +1,39 @@
-"""The engine: admits requests, runs rounds over all that are running, hands out what came of them."""
+"""The engine's front door: requests go in, tokens and completions come out."""
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
-from forerun.core import NO_HINTS, Drawing, Exactness, FinishReason, Hints, Plan
-from forerun.engine.compatibility import check_depth, check_drafter
+from forerun.core import MOST_NODES, NO_HINTS, Exactness, FinishReason, Hints, Stats
+from forerun.engine.compatibility import EngineSettings, check_depth, check_engine, check_part
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.intake import Intake, Prompt
+from forerun.engine.intake import Intake, Prompt, listed, repeated
 from forerun.engine.plain import stream_plain
 from forerun.engine.requests import Completion, Running, TokenEvent
-from forerun.engine.step import OnRound, Parts, run_round
+from forerun.engine.round import OnRound, Parts, run_round
+from forerun.engine.scheduler import Scheduler
 from forerun.engine.stream import Stream
 from forerun.engine.text import Tokenizer
-from forerun.errors import ConfigError, PromptError
-from forerun.models.running import prefill
+from forerun.errors import ConfigError, PromptError, shown
 from forerun.params import SamplingParams
 from forerun.policies import make_policy
 from forerun.randomness import Randomness, fresh_seed
-from forerun.stats import Stats
-from forerun.trees import MOST_NODES
-from forerun.trees.plans import load_tree, plan_tree
-from forerun.verification import AUTO, drawing_for
+from forerun.trees.plans import resolve_tree
+from forerun.verification import AUTO
 
 DEFAULT_PARAMS = SamplingParams()
 
 
 class Engine:
     """Generates text with a target model and, where given, a drafter: exactly the target's own.
+
+    Threads may share an engine: each of its calls waits for the others' rounds. A hook or a drafter
+    that calls the engine in which it runs is refused. After an exception or an interruption the engine
+    goes on as if the round that it stopped had not begun.
 
     Args:
         target: the model whose text it is.
@@ -41,6 +43,7 @@ class Engine:
         eos_token_ids: tokens that end a text.
         max_batch_size: requests that run at once; more wait.
         max_context: prompt and output tokens of a request at most; None means the target's own.
+        prefix_reuse: whether a prompt that begins like an earlier request's text runs only the rest.
         randomness: the source of random numbers; tests hand in one that keeps a record.
 
     Raises:
@@ -57,55 +60,59 @@ class Engine:
         eos_token_ids: Iterable[int] = (),
         max_batch_size: int = 1,
         max_context: int | None = None,
+        prefix_reuse: bool = True,
         randomness: Randomness | None = None,
     ) -> None:
-        self.config = config or SpeculativeConfig()
-        if max_batch_size < 1:
-            raise ConfigError(f"max_batch_size is {max_batch_size}; it must be at least 1.")
-        context = target.max_context if max_context is None else max_context
-        if not 2 <= context <= target.max_context:
-            raise ConfigError(
-                f"max_context is {max_context}; {target.name} takes 2 to {target.max_context} tokens."
-            )
-        if drafter is not None:
-            check_drafter(drafter, target, self.config, max_batch_size)
-        elif self.config.method is not None:
-            raise ConfigError(
-                f"the config asks for method {self.config.method!r} and no drafter was given; "
-                "use forerun.load, or hand in the drafter."
-            )
+        settings = EngineSettings(
+            max_batch_size,
+            max_context,
+            eos_token_ids,  # type: ignore[arg-type]  # any collection becomes a tuple
+            prefix_reuse,
+        )
+        self.config = SpeculativeConfig() if config is None else config
+        check_engine(target, drafter, self.config, settings)
+        for name, part in (("tokenizer", tokenizer), ("randomness", randomness)):
+            if part is not None:
+                check_part(name, part)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
-        self.eos_token_ids = frozenset(eos_token_ids)
-        self.max_context, self.max_batch_size = context, max_batch_size
+        self.eos_token_ids = frozenset(settings.eos_token_ids)
+        self.max_context = settings.max_context or target.max_context
+        self.max_batch_size = settings.max_batch_size
         self.rules: dict[str, Verifier] = {}
         """Rules in use by name; one that is put here is used in place of the table's."""
         self.policy: Policy | None = None
         if drafter is not None:
             self.policy = make_policy(
-                self.config.policy, self.config.num_speculative_tokens, self.config.monitor
+                self.config.policy,
+                self.config.num_speculative_tokens,
+                self.config.monitor,
+                self.config.options,
             )
-        self._tree = load_tree(self.config.tree)
-        check_depth(self._tree, self.config)
+        tree = resolve_tree(self.config.tree)
+        check_depth(tree, self.config)
         # A chain never reaches past the context.
-        trees = drafter is not None and (drafter.draws_trees or self._tree is not None)
-        tree_slots = MOST_NODES if trees else 0
+        trees = drafter is not None and (drafter.draws_trees or tree is not None)
+        capacity = self.max_context + (MOST_NODES if trees else 0)
         self._parts = Parts(
-            target=target,
-            cache=target.new_cache(max_batch_size, context + tree_slots),
-            randomness=randomness or Randomness(),
-            rule=self.config.rejection_sample_method,
-            drafter=drafter,
-            policy=self.policy,
-            rules=self.rules,
+            target,
+            target.new_cache(self.max_batch_size, capacity),
+            randomness or Randomness(),
+            self.config.rejection_sample_method,
+            drafter,
+            self.policy,
+            tree,
+            self.config.num_tree_nodes,
+            self.config.draft_sample_method == "greedy",
+            self.rules,
         )
         if drafter is not None:
             drafter.attach(self._parts.cache)
-        self._free_rows = list(range(max_batch_size))
-        self._intake = Intake(target, tokenizer, self.eos_token_ids, context)
-        self._waiting: deque[Running] = deque()
-        self._running: dict[int, Running] = {}
+        self._scheduler = Scheduler(self._parts, self.max_batch_size, settings.prefix_reuse)
+        self._intake = Intake(target, tokenizer, self.eos_token_ids, self.max_context)
         self._added: dict[int, Running] = {}
-        self._past = Stats()
+        self._handed_out: dict[int, int] = {}
+        self._lock, self._owner = threading.Lock(), 0
+        self._round_seconds = 0.0
 
     def add(
         self,
@@ -117,16 +124,17 @@ class Engine:
     ) -> int:
         """Queue a request and return its id; it starts when a row is free.
 
-        Its tokens come out of `step`; `completion` hands out what it came to, once, and forgets it.
+        Its tokens come out of `step`; `completion` hands out its result, once, and forgets it.
 
         Raises:
             PromptError: for an empty prompt or one that leaves no room for a token.
             ConfigError: for token ids outside the vocabulary, or stop strings without a tokenizer.
         """
-        one = self._intake.take(prompt, params, speculative, hints)
-        self._waiting.append(one)
-        self._added[one.sequence.request_id] = one
-        return one.sequence.request_id
+        with self._alone():
+            running = self._intake.take(prompt, params, speculative, hints)
+            self._added[running.request.request_id] = running
+            self._scheduler.waiting.append(running)
+        return running.request.request_id
 
     def step(self) -> list[TokenEvent]:
         """Run one round over all that can run; the new tokens of all requests made with `add`.
@@ -135,7 +143,18 @@ class Engine:
         ERROR, and its completion carries the error.
         """
         self._round()
-        return [event for one in self._added.values() for event in one.hand_out()]
+        events, counts, before = [], {}, self._handed_out
+        for number, running in list(self._added.items()):
+            fresh = running.events(before.get(number, 0))
+            events += fresh
+            counts[number] = before.get(number, 0) + len(fresh)
+        try:
+            self._handed_out = counts
+            return events
+        except BaseException:
+            # Interrupted before the caller has them.
+            self._handed_out = before
+            raise
 
     def generate(
         self,
@@ -150,30 +169,24 @@ class Engine:
         Raises:
             ForerunError: for a bad prompt before anything runs; an error in a request ends all.
         """
-        if isinstance(prompts, str):
-            raise PromptError("generate takes a list of prompts; put this one into a list.")
-        several = list(prompts)
-        each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
-        told = [hints] * len(several) if isinstance(hints, Hints) else list(hints)
-        if len(each) != len(several) or len(told) != len(several):
-            raise ConfigError(
-                f"{len(several)} prompts but {len(each)} sets of parameters, {len(told)} of hints."
-            )
-        requests = [
-            self._intake.take(prompt, one, speculative, hint)
-            for prompt, one, hint in zip(several, each, told, strict=True)
-        ]
-        self._waiting.extend(requests)
+        all_prompts = listed(prompts, "prompts", PromptError)
+        all_params = repeated(params, SamplingParams, len(all_prompts), "sets of parameters")
+        all_hints = repeated(hints, Hints, len(all_prompts), "hints")
+        with self._alone():
+            requests = [
+                self._intake.take(prompt, own, speculative, hint)
+                for prompt, own, hint in zip(all_prompts, all_params, all_hints, strict=True)
+            ]
+            self._scheduler.waiting.extend(requests)
         try:
-            while not all(one.finished for one in requests):
+            while not all(running.finished for running in requests):
                 self._round()
-                for one in requests:
-                    if one.error is not None:
-                        raise one.error
+                for running in requests:
+                    if running.progress.error is not None:
+                        raise running.progress.error
         finally:
-            for one in requests:
-                self._cancel(one)
-        return [one.completion() for one in requests]
+            self._cancel(requests)
+        return [running.completion() for running in requests]
 
     def stream(
         self,
@@ -187,8 +200,9 @@ class Engine:
 
         It is queued when the first token is asked for; leaving the loop early cancels it.
         """
-        one = self._intake.take(prompt, params, speculative, hints)
-        return Stream(one.sequence.request_id, self._follow(one), one.completion)
+        with self._alone():
+            running = self._intake.take(prompt, params, speculative, hints)
+        return Stream(running.request.request_id, self._follow(running), running.completion)
 
     def stream_plain(self, prompt: Prompt, params: SamplingParams = DEFAULT_PARAMS) -> Stream:
         """The same by the plain loop, without drafter or rounds: the baseline to compare with.
@@ -196,36 +210,50 @@ class Engine:
         Raises:
             ConfigError: when the first token is asked for and no row is free.
         """
-        one = self._intake.take(prompt, params, speculative=False)
-        return Stream(one.sequence.request_id, self._decode_plain(one), one.completion)
+        with self._alone():
+            running = self._intake.take(prompt, params, speculative=False)
+        return Stream(running.request.request_id, self._decode_plain(running), running.completion)
 
     def completion(self, request_id: int) -> Completion:
-        """What a request made with `add` has come to; one that has ended is handed out once.
+        """The result so far of a request made with `add`; one that has ended is handed out once.
 
         Raises:
             ConfigError: for a request that is not known, or no longer.
         """
-        if request_id not in self._added:
-            raise ConfigError(f"there is no request {request_id}; each is handed out once.")
-        one = self._added[request_id]
-        if one.finished:
+        if not isinstance(request_id, int) or request_id not in self._added:
+            raise ConfigError(f"there is no request {shown(request_id)}; each is handed out once.")
+        running = self._added[request_id]
+        if running.finished:
             del self._added[request_id]
-        return one.completion()
+        return running.completion()
 
     def cancel(self, request_id: int) -> bool:
         """End a request that waits or runs and free its row; False if it has ended already."""
-        for one in (*self._waiting, *self._running.values()):
-            if one.sequence.request_id == request_id:
-                self._cancel(one)
-                return True
-        return False
+        running = self._scheduler.find(request_id)
+        if running is None:
+            return False
+        self._cancel([running])
+        return True
 
     def use_seeds(self, source: Callable[[], int] = fresh_seed) -> None:
-        """Have requests without a seed take it from `source`, so that a run can be repeated."""
+        """Have requests without a seed take it from `source`, so that a run can be repeated.
+
+        Raises:
+            ConfigError: for a source that is not a function.
+        """
+        if not callable(source):
+            raise ConfigError(f"source is {shown(source)}; it must be a function that gives seeds.")
         self._intake.next_seed = source
 
     def watch_rounds(self, see: OnRound | None) -> None:
-        """Have `see` told, in every round from now on, what was drafted and what became of it."""
+        """Show `see`, in every round from now on, what was drafted and the verdict. Nothing is
+        committed before it returns: a round in which it raises is run again.
+
+        Raises:
+            ConfigError: for a hook that is not a function.
+        """
+        if see is not None and not callable(see):
+            raise ConfigError(f"see is {shown(see)}; it must be a function or None.")
         self._parts.on_round = see
 
     @contextmanager
@@ -235,143 +263,105 @@ class Engine:
         Raises:
             ConfigError: while requests wait or run.
         """
-        if self.has_work or len(self._free_rows) < self.max_batch_size:
-            raise ConfigError("the cache is in use; finish or cancel the requests first.")
-        try:
-            yield self._parts.cache
-        finally:
-            for row in range(self.max_batch_size):
-                self._parts.cache.trim(row, 0)
+        with self._alone():
+            if self._scheduler.has_work:
+                raise ConfigError("the cache is in use; finish or cancel the requests first.")
+            self._scheduler.forget()
+            try:
+                yield self._parts.cache
+            finally:
+                self._scheduler.forget()
 
     @property
     def exactness(self) -> Exactness:
-        """What comes out, beside plain decoding: what the target promises, unless the drafter or the
-        rule that was named changes the distribution."""
+        """What the output is, beside plain decoding: what the target promises, unless the drafter or
+        the rule that was named changes the distribution."""
         methods: list[Exactness] = []
         if self.drafter is not None:
             methods.append(self.drafter.exactness)
             if self.config.rejection_sample_method != AUTO:
-                methods.append(
-                    self._parts.rule_named(self.config.rejection_sample_method).exactness
-                )
+                rule = self._parts.rule_named(self.config.rejection_sample_method)
+                methods.append(rule.exactness)
         return Exactness.APPROXIMATE if Exactness.APPROXIMATE in methods else self.target.exactness
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return self._scheduler.has_work
 
     @property
     def stats(self) -> Stats:
         """Counters of all requests of this engine, running ones included."""
-        return Stats.total([self._past, *(one.stats for one in self._running.values())])
+        running = (running.stats for running in self._scheduler.admitted)
+        return Stats.total([self._scheduler.past, *running])
 
     def _round(self) -> None:
-        self._admit()
-        running = list(self._running.values())
-        if not running:
-            return
-        try:
-            run_round(self._parts, running, self._plan(running))
-        finally:
-            for one in running:
-                # Whatever stopped the round, the caches must not hold its draft.
-                self._parts.cache.trim(one.sequence.row, len(one.sequence) - 1)
-                if one.finished:
-                    self._end(one)
-
-    def _admit(self) -> None:
-        while self._waiting and self._free_rows:
-            one = self._waiting[0]
-            one.sequence.row = self._free_rows.pop(0)
-            started = perf_counter()
+        with self._alone():
+            scheduler = self._scheduler
             try:
-                # The last prompt token runs with the first draft, in the first round.
-                prompt = one.sequence.token_ids[:-1]
-                prefill(self.target, self._parts.cache, one.sequence.row, prompt)
-            except Exception as error:
-                one.fail(error)
-            except BaseException:
-                self._give_back(one.sequence.row)
-                raise
-            self._waiting.popleft()
-            one.stats.prefill_seconds += perf_counter() - started
-            if one.finished:
-                self._end(one)
-            else:
-                self._running[one.sequence.row] = one
+                scheduler.settle()
+                scheduler.admit()
+                scheduler.prefill(self._round_seconds)
+                ready = scheduler.ready()
+                if ready:
+                    started = perf_counter()
+                    run_round(self._parts, ready)
+                    self._round_seconds = perf_counter() - started
+            finally:
+                # Whatever stopped it: requests, rows and the cache hold what is committed.
+                scheduler.settle()
 
-    def _follow(self, one: Running) -> Iterator[TokenEvent]:
-        self._waiting.append(one)
+    def _follow(self, running: Running) -> Iterator[TokenEvent]:
+        with self._alone():
+            self._scheduler.waiting.append(running)
         seen = 0
         try:
-            # Rounds that someone else ran may have brought tokens, the last ones too.
-            while (events := one.events(seen)) or not one.finished:
+            # Rounds that another thread ran may have brought tokens, the last ones too.
+            while (events := running.events(seen)) or not running.finished:
                 seen += len(events)
                 yield from events
-                if not one.finished:
+                if not running.finished:
                     self._round()
         finally:
-            self._cancel(one)
-        if one.error is not None:
-            raise one.error
+            self._cancel([running])
+        if running.progress.error is not None:
+            raise running.progress.error
 
-    def _decode_plain(self, one: Running) -> Iterator[TokenEvent]:
-        if not self._free_rows:
-            raise ConfigError("all rows are taken; finish or cancel a request first.")
-        # It takes a row, but no part in the rounds.
-        one.sequence.row = self._free_rows.pop(0)
+    def _decode_plain(self, running: Running) -> Iterator[TokenEvent]:
+        """Its row takes no part in the rounds; each token is decoded alone."""
         parts = self._parts
+        with self._alone():
+            self._scheduler.take_row(running)
         try:
-            yield from stream_plain(self.target, parts.cache, one, parts.randomness)
+            events = stream_plain(self.target, parts.cache, running, parts.randomness)
+            while not running.finished:
+                with self._alone():
+                    event = next(events)
+                yield event
         finally:
-            if not one.finished:
-                one.sequence.finish_reason = FinishReason.CANCELLED
-            self._end(one)
+            self._cancel([running])
 
-    def _cancel(self, one: Running) -> None:
-        if one.finished:
-            return
-        one.sequence.finish_reason = FinishReason.CANCELLED
-        if one in self._waiting:
-            self._waiting.remove(one)
-        else:
-            self._end(one)
+    def _cancel(self, requests: Iterable[Running]) -> None:
+        with self._alone():
+            for running in requests:
+                if not running.finished:
+                    running.finish(FinishReason.CANCELLED)
+            self._scheduler.settle()
 
-    def _end(self, one: Running) -> None:
-        sequence = one.sequence
-        self._running.pop(sequence.row, None)
-        if self.drafter is not None and self.policy is not None:
-            self.drafter.release(sequence)
-            self.policy.release(sequence)
-        self._give_back(sequence.row)
-        self._past = Stats.total([self._past, one.stats])
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait for the calls of other threads.
 
-    def _give_back(self, row: int) -> None:
-        self._parts.cache.trim(row, 0)
-        self._free_rows = sorted([*self._free_rows, row])
-
-    def _plan(self, running: list[Running]) -> list[Plan]:
-        """The policy's plans, cut to what can still be emitted, with the tree and the way to draw."""
-        if self.policy is None or self.drafter is None:
-            return [Plan(0)] * len(running)
-        plans = self.policy.plan([one.sequence for one in running])
-        return [
-            plan_tree(
-                self._tree, self.config.num_tree_nodes, self._room(one, plan), self._drawing(one)
+        Raises:
+            ConfigError: for a hook or a drafter that calls the engine in which it runs.
+        """
+        if self._owner == threading.get_ident() and self._lock.locked():
+            raise ConfigError(
+                "the engine is in the middle of a round: a hook or a drafter that it calls cannot "
+                "call it; do that when the round has ended."
             )
-            for one, plan in zip(running, plans, strict=True)
-        ]
-
-    @staticmethod
-    def _room(one: Running, plan: Plan) -> int:
-        if not one.sequence.speculative:
-            return 0
-        # Every round emits one token beyond the draft; more than the limit would be thrown away.
-        return min(plan.num_tokens, one.token_limit - one.sequence.num_output_tokens - 1)
-
-    def _drawing(self, one: Running) -> Drawing:
-        assert self.drafter is not None
-        if self.config.draft_sample_method == "greedy":
-            return Drawing.TOP
-        wanted = drawing_for(self.config.rejection_sample_method, one.sequence)
-        return wanted if wanted in self.drafter.drawings else Drawing.TOP
+        with self._lock:
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = 0

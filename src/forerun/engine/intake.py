@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from forerun.contracts import CausalLM
-from forerun.core import NO_HINTS, Hints, Sequence
+from forerun.core import NO_HINTS, Hints, Request, Stats
 from forerun.engine.requests import Running
 from forerun.engine.text import TextStream, Tokenizer
-from forerun.errors import ConfigError, PromptError
+from forerun.errors import ConfigError, ForerunError, PromptError, shown
+from forerun.options import check
 from forerun.params import SamplingParams
 from forerun.randomness import fresh_seed
 from forerun.sampling import check_token_ids
-from forerun.stats import Stats
 
 Prompt = str | Iterable[int]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -44,10 +48,13 @@ class Intake:
         """Make a request.
 
         Raises:
-            PromptError: for an empty prompt, one that leaves no room for a token, or no token ids.
-            ConfigError: for token ids outside the vocabulary, stop strings without a tokenizer, or
-                hints that are none.
+            PromptError: for an empty or invalid prompt, or one that leaves no room for a token.
+            ConfigError: for parameters or hints of a wrong type, token ids outside the vocabulary, or
+                stop strings without a tokenizer.
         """
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(f"params are {shown(params)}; they must be SamplingParams.")
+        speculative = check("speculative", speculative, bool)
         token_ids = self._encode(prompt)
         if not token_ids:
             raise PromptError("the prompt is empty; give at least one token to go on from.")
@@ -60,7 +67,7 @@ class Intake:
         if params.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; use stop_token_ids instead.")
         ends: frozenset[int] = frozenset() if params.ignore_eos else self.eos_token_ids
-        sequence = Sequence(
+        request = Request(
             request_id=self.next_id,
             token_ids=token_ids,
             num_prompt_tokens=len(token_ids),
@@ -73,7 +80,7 @@ class Intake:
         self.next_id += 1
         room = self.max_context - len(token_ids)
         return Running(
-            sequence=sequence,
+            request=request,
             token_limit=min(params.max_tokens or room, room),
             stream=TextStream(self.tokenizer, params.stop),
             stats=Stats(prompt_tokens=len(token_ids)),
@@ -114,3 +121,31 @@ class Intake:
                     f"the {what} holds token id {token}; this model's ids are 0 to {size - 1}."
                 )
         return token_ids
+
+
+def repeated(value: T | Iterable[T], kind: type[T], count: int, what: str) -> list[T]:
+    """A value for each of `count` prompts: one for all of them, or as many as there are.
+
+    Raises:
+        ConfigError: for another number, or values of another type.
+    """
+    values = [value] * count if isinstance(value, kind) else listed(value, what)
+    wrong = [other for other in values if not isinstance(other, kind)]
+    if wrong:
+        raise ConfigError(f"{what} are {kind.__name__}, not {type(wrong[0]).__name__}.")
+    if len(values) != count:
+        raise ConfigError(f"there are {count} prompts but {len(values)} {what}; give one for each.")
+    return values
+
+
+def listed(value: Any, what: str, error: type[ForerunError] = ConfigError) -> list[Any]:
+    """The entries of a collection.
+
+    Raises:
+        ForerunError: of the kind `error`, for text and for what is not a collection.
+    """
+    # A 0-d array is iterable until it is asked.
+    with suppress(TypeError):
+        if not isinstance(value, str):
+            return list(value)
+    raise error(f"{what} are {shown(value)}; put them into a list.")

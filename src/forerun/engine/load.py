@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from forerun.contracts import CausalLM, Drafter, DrafterSetup
+from forerun.contracts import CausalLM, DrafterSetup
+from forerun.core import MOST_NODES
 from forerun.drafters import find_drafter
-from forerun.drafters.retokenizer import Translation
+from forerun.drafters.draft_model import DraftModelOptions
+from forerun.drafters.model.retokenizer import Translation
+from forerun.engine.compatibility import EngineSettings, check_part
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.engine.pairs import choose, refuse_unread
-from forerun.errors import ConfigError
-from forerun.models import Storage, load_config, load_model, load_tokenizer, native
-from forerun.models.loading import eos_token_ids
-from forerun.models.memory import check_memory, describe, draft_storage_of, storage_of
-from forerun.models.zoo import is_zoo, zoo_path
-from forerun.trees import MOST_NODES
+from forerun.engine.pairs import choose
+from forerun.errors import ConfigError, shown
+from forerun.models.checkpoint import Checkpoint
+from forerun.models.memory import MemoryNeed, check_memory, memory_need
+from forerun.models.placement import Placement, RunConfig
+from forerun.options import Text, check
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ DEFAULT_CONTEXT = 4096
 
 
 def load(
-    model: str = "zoo",
+    model: str | os.PathLike[str] | Checkpoint = "zoo",
     speculative: SpeculativeConfig | bool = True,
     *,
     revision: str | None = None,
@@ -44,7 +44,8 @@ def load(
     """Load a model, and a drafter for it, into an engine.
 
     Args:
-        model: a checkpoint directory, a hub id, or `zoo`, the small model that comes with forerun.
+        model: `zoo`, the small model that comes with forerun, a checkpoint's directory, a hub id, or
+            a `Checkpoint` that is open already.
         speculative: how to speculate; True picks the known draft model or prompt lookup, False
             decodes plainly.
         revision: branch, tag or commit on the hub.
@@ -54,125 +55,145 @@ def load(
         max_batch_size: requests that run at once.
         max_context: prompt and output tokens of a request at most; by default the model's own
             context, 4096 tokens at most.
-        tokenizer: the model's own, from `load_tokenizer`, where it was needed before.
+        tokenizer: instead of the checkpoint's own.
 
     Raises:
         ForerunError: one of its kinds, saying what is wrong and what to do.
     """
-    config = _chosen(speculative, model)
-    target = Checkpoint.of(model, revision)
-    draft = None if config is None else _draft_of(config, target)
-    context = _context(target, max_context)
+    placement = Placement(dtype, device, backend)
+    settings = EngineSettings(max_batch_size=max_batch_size, max_context=max_context)
+    if tokenizer is not None:
+        check_part("tokenizer", tokenizer)
+    revision = check("revision", revision, Text | None)
+    config = _chosen(speculative, _name_of(model))
+    target = _open(model, revision)
+    pair = Pair(target, target.run_config(placement))
+    if config is not None and config.model is not None:
+        draft = Checkpoint.open(config.model, config.revision)
+        pair = pair.with_draft(
+            draft, replace(placement, dtype=config.read(DraftModelOptions).draft_dtype)
+        )
+    rows, context = settings.max_batch_size, _context(target, settings.max_context)
     # A chain never reaches past the context.
     tree_slots = 0 if config is None or config.tree is None else MOST_NODES
-    check_memory(
-        target.config,
-        draft and draft.config,
-        dtype=dtype,
-        draft_dtype="auto" if config is None else config.draft_dtype,
-        device=device,
-        backend=backend,
-        rows=max_batch_size,
-        capacity=context + tree_slots,
-    )
-    tokenizer = tokenizer or target.tokenizer()
-    translation = None if draft is None else translation_for(tokenizer, target, draft)
-    loaded = target.load(dtype, device, backend)
-    kept = storage_of(target.config, loaded.device, dtype, backend)
-    pair = Pair(draft, kept, backend, tokenizer, translation)
+    check_memory(pair.needs(rows, context + tree_slots), pair.run.device)
+    tokenizer = target.tokenizer if tokenizer is None else tokenizer
+    translation = pair.translation(tokenizer)
+    loaded = target.load(pair.run)
+    drafter = None
+    if config is not None:
+        assert config.method is not None, "a choice has a method"
+        setup = DrafterSetup(
+            loaded,
+            rows,
+            context,
+            config.options,
+            pair.load_draft,
+            encode=partial(tokenizer.encode, add_special_tokens=False),
+            tree_slots=tree_slots,
+            translation=translation,
+        )
+        drafter = find_drafter(config.method).build(setup)
     return Engine(
         loaded,
-        None if config is None else pair.drafter(config, loaded, max_batch_size, context),
+        drafter,
         config,
         tokenizer=tokenizer,
-        eos_token_ids=eos_token_ids(target.path, revision=revision),
-        max_batch_size=max_batch_size,
+        eos_token_ids=target.eos_token_ids,
+        max_batch_size=rows,
         max_context=context,
     )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its draft model if it has one, and how both will run."""
+
+    target: Checkpoint
+    run: RunConfig
+    draft: Checkpoint | None = None
+    draft_run: RunConfig | None = None
+
+    def with_draft(self, draft: Checkpoint, placement: Placement) -> Pair:
+        """The same target with a draft model that is to run in a placement, but on its device.
+
+        Raises:
+            ConfigError: for the target itself, or a precision that device or backend lack.
+        """
+        if draft.is_same(self.target):
+            raise ConfigError(
+                f"the draft model is the target {self.target.name} itself: every token would be "
+                "accepted, at twice the work of plain decoding; choose a smaller draft, or method "
+                "'ngram'."
+            )
+        return replace(self, draft=draft, draft_run=draft.draft_run_config(placement, self.run))
+
+    def needs(self, rows: int, capacity: int) -> list[MemoryNeed]:
+        """Memory for the models and their caches, of so many rows and slots a row."""
+        needs = [memory_need("target", self.target.summary, self.run, rows=rows, capacity=capacity)]
+        if self.draft is not None and self.draft_run is not None:
+            summary = self.draft.summary
+            needs.append(
+                memory_need("draft", summary, self.draft_run, rows=rows, capacity=capacity)
+            )
+        return needs
+
+    def translation(self, tokenizer: Any) -> Translation | None:
+        """What a draft of another vocabulary needs; None for the target's own.
+
+        Raises:
+            IncompatibleDraftError: where the two share too little.
+        """
+        if self.draft is None or tokenizer.get_vocab() == self.draft.tokenizer.get_vocab():
+            return None
+        sizes = (self.target.summary.vocab_size, self.draft.summary.vocab_size)
+        found = Translation.of(tokenizer, self.draft.tokenizer, self.draft.name, *sizes)
+        logger.warning(
+            "%s has another vocabulary than %s: it proposes the %d tokens that both have",
+            self.draft.name,
+            self.target.name,
+            len(found.shared.target_ids),
+        )
+        return found
+
+    def load_draft(self) -> CausalLM:
+        """Load the draft model."""
+        assert self.draft is not None
+        assert self.draft_run is not None
+        return self.draft.load(self.draft_run)
+
+
+def _open(model: str | os.PathLike[str] | Checkpoint, revision: str | None) -> Checkpoint:
+    if not isinstance(model, Checkpoint):
+        return Checkpoint.open(model, revision)
+    if revision is not None:
+        raise ConfigError(
+            f"revision {revision!r} comes too late for a checkpoint that is open; give it to "
+            "Checkpoint.open."
+        )
+    return model
+
+
+def _name_of(model: str | os.PathLike[str] | Checkpoint) -> str:
+    name: str = model.name if isinstance(model, Checkpoint) else check("model", model, Text)
+    return name
 
 
 def _chosen(speculative: SpeculativeConfig | bool, model: str) -> SpeculativeConfig | None:
     if speculative is False:
         return None
+    if speculative is not True and not isinstance(speculative, SpeculativeConfig):
+        raise ConfigError(
+            f"speculative is {shown(speculative)}; it must be a SpeculativeConfig, True or False."
+        )
     choice = choose(SpeculativeConfig() if speculative is True else speculative, model)
-    refuse_unread(choice.config)
     if choice.note:
         logger.warning("%s", choice.note)
     return choice.config
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model by name: where it is and how to read its parts."""
-
-    name: str
-    path: str | Path
-    revision: str | None
-    config: Any
-
-    @classmethod
-    def of(cls, name: str, revision: str | None) -> Checkpoint:
-        path = locate(name)
-        return cls(name, path, revision, load_config(path, revision=revision))
-
-    def tokenizer(self) -> Any:
-        return load_tokenizer(self.path, revision=self.revision)
-
-    def load(self, dtype: str, device: str, backend: str) -> CausalLM:
-        return load_model(
-            self.path,
-            revision=self.revision,
-            dtype=dtype,
-            device=device,
-            backend=backend,
-            name=self.name,
-        )
-
-    def is_same(self, other: Checkpoint) -> bool:
-        if Path(self.path).is_dir() and Path(other.path).is_dir():
-            return Path(self.path).resolve() == Path(other.path).resolve()
-        return (str(self.path), self.revision) == (str(other.path), other.revision)
-
-
-def locate(name: str) -> str | Path:
-    """A directory for the zoo's models; any other name as it is."""
-    return zoo_path(name) if is_zoo(name) else name
-
-
-def translation_for(tokenizer: Any, target: Checkpoint, draft: Checkpoint) -> Translation | None:
-    """What a draft of another vocabulary needs; None for the target's own.
-
-    Raises:
-        IncompatibleDraftError: where the two share too little.
-    """
-    theirs = draft.tokenizer()
-    if tokenizer.get_vocab() == theirs.get_vocab():
-        return None
-    sizes = (describe(one.config).vocab_size for one in (target, draft))
-    found = Translation.of(tokenizer, theirs, draft.name, *sizes)
-    logger.warning(
-        "%s has another vocabulary than %s: it proposes the %d tokens that both have",
-        draft.name,
-        target.name,
-        len(found.shared.target_ids),
-    )
-    return found
-
-
-def _draft_of(config: SpeculativeConfig, target: Checkpoint) -> Checkpoint | None:
-    if config.model is None:
-        return None
-    draft = Checkpoint.of(config.model, config.revision)
-    if draft.is_same(target):
-        raise ConfigError(
-            f"the draft model is the target {target.name} itself: every token would be accepted, at "
-            "twice the work of plain decoding; choose a smaller draft, or method 'ngram'."
-        )
-    return draft
-
-
 def _context(target: Checkpoint, max_context: int | None) -> int:
-    longest = describe(target.config).max_context
+    longest = target.summary.max_context
     if max_context is None:
         return min(DEFAULT_CONTEXT, longest)
     if not 2 <= max_context <= longest:
@@ -180,41 +201,3 @@ def _context(target: Checkpoint, max_context: int | None) -> int:
             f"max_context is {max_context}; {target.name} takes 2 to {longest} tokens."
         )
     return max_context
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A draft model for a target: how the target is kept says how the draft will be."""
-
-    draft: Checkpoint | None
-    target: Storage
-    backend: str
-    tokenizer: Any = None
-    translation: Translation | None = None
-
-    def load_draft(self, dtype: str, device: torch.device) -> CausalLM:
-        assert self.draft is not None
-        kept = draft_storage_of(self.draft.config, device, self.target, dtype, self.backend)
-        # Elsewhere than on the kernels `auto` is for the checkpoint to say.
-        precision = kept.precision if kept.backend == "kernels" else dtype
-        backend = kept.backend if native(self.draft.config) else self.backend
-        return self.draft.load(precision, str(device), backend)
-
-    def drafter(
-        self, config: SpeculativeConfig, target: CausalLM, rows: int, capacity: int
-    ) -> Drafter:
-        def load_draft_model() -> CausalLM:
-            return self.load_draft(config.draft_dtype, target.device)
-
-        assert config.method is not None
-        setup = DrafterSetup(
-            target,
-            rows,
-            capacity,
-            config.as_dict(),
-            load_draft_model,
-            encode=partial(self.tokenizer.encode, add_special_tokens=False),
-            translation=self.translation,
-        )
-        drafter: Drafter = find_drafter(config.method).build(setup)
-        return drafter

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from forerun.drafters import all_options, needs_draft_model, options_read
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
 
@@ -37,10 +35,21 @@ KNOWN_DRAFTS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A complete config, and one sentence on what was chosen, if anything had to be."""
+    """A complete config, and a sentence on what was chosen, where the config left it open."""
 
     config: SpeculativeConfig
     note: str | None = None
+
+
+def default_method(model: str | None, target: str) -> str:
+    """The method where none is named: a draft model, named or known, or else prompt lookup.
+
+    Args:
+        model: the draft model, if one is named.
+        target: as the user named it.
+    """
+    known = model is not None or target.rstrip("/") in KNOWN_DRAFTS
+    return "draft_model" if known else "ngram"
 
 
 def choose(config: SpeculativeConfig, target: str) -> Choice:
@@ -51,64 +60,27 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
         target: the target as the user named it.
 
     Raises:
-        ConfigError: for a method that needs a draft model where none is known.
+        ConfigError: for a method that needs a draft model where none is known, and for options that the
+            method does not have.
     """
-    needs_model = config.method is None or needs_draft_model(config.method, config.cascade)
+    method = config.method or default_method(config.model, target)
+    settled = replace(config, method=method)
+    needs_model = any(drafter.needs_draft_model for drafter in settled.drafters)
     if config.model is not None and not needs_model:
         raise ConfigError(
-            f"method {config.method!r} takes no draft model; leave the draft model out "
+            f"method {method!r} takes no draft model; leave the draft model out "
             "or use method 'draft_model'."
         )
     if config.revision is not None and config.model is None:
         raise ConfigError(
             f"the draft revision {config.revision!r} belongs to no draft model; name the model too."
         )
-    if config.model is not None:
-        return Choice(replace(config, method=config.method or "draft_model"))
-    known = KNOWN_DRAFTS.get(target.rstrip("/"))
-    if needs_model and known is not None:
-        note = None if target == "zoo" else f"drafting with {known}, the known draft for {target}"
-        return Choice(replace(config, method=config.method or "draft_model", model=known), note)
-    if config.method is None:
+    if config.model is not None or not needs_model:
+        picked = config.method is None and not needs_model
         note = f"no draft model is known for {target}: drafting by prompt lookup (ngram)"
-        config = replace(config, method="ngram")
-        _refuse_draft_dtype(config)
-        return Choice(config, note)
-    if needs_model:
+        return Choice(settled, note if picked else None)
+    known = KNOWN_DRAFTS.get(target.rstrip("/"))
+    if known is None:
         raise ConfigError(f"no draft model is known for {target}; name one, or use method 'ngram'.")
-    _refuse_draft_dtype(config)
-    return Choice(config)
-
-
-def refuse_unread(config: SpeculativeConfig) -> None:
-    """Refuse options that the method does not read.
-
-    Raises:
-        ConfigError: naming the option and the method.
-    """
-    assert config.method is not None
-    defaults = {field.name: field.default for field in fields(config)}
-    for name in sorted(all_options() - options_read(config.method, config.cascade)):
-        if getattr(config, name) != defaults[name]:
-            raise ConfigError(
-                f"{name} is {getattr(config, name)!r}, which method {config.method!r} does not read; "
-                "leave it out."
-            )
-
-
-def without_unread(config: SpeculativeConfig) -> SpeculativeConfig:
-    """The config with the defaults of what its method does not read."""
-    assert config.method is not None
-    unread = all_options() - options_read(config.method, config.cascade)
-    defaults: dict[str, Any] = {
-        field.name: field.default for field in fields(config) if field.name in unread
-    }
-    return replace(config, **defaults)
-
-
-def _refuse_draft_dtype(config: SpeculativeConfig) -> None:
-    if config.draft_dtype != "auto":
-        raise ConfigError(
-            f"draft_dtype {config.draft_dtype!r} is for a draft model, and method "
-            f"{config.method!r} has none; leave it out or name a draft model."
-        )
+    note = f"drafting with {known}, the known draft for {target}"
+    return Choice(replace(settled, model=known), None if target == "zoo" else note)

@@ -10,36 +10,43 @@ from collections.abc import Iterator
 from time import perf_counter
 
 from forerun.contracts import Cache, CausalLM
-from forerun.core import Origin, Verdict
-from forerun.engine.requests import Running, TokenEvent, token_logprobs
-from forerun.models.running import prefill, run_rows
+from forerun.core import Batch, Origin, Verdict
+from forerun.engine.requests import Running, TokenEvent, TokenLogprob, token_logprobs
+from forerun.models.running import prefill
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, draw_plain, log_probs, warp
 
 
 def stream_plain(
-    target: CausalLM, cache: Cache, one: Running, randomness: Randomness
+    target: CausalLM, cache: Cache, running: Running, randomness: Randomness
 ) -> Iterator[TokenEvent]:
-    """Decode one request token by token; `one` holds what was generated so far."""
-    sequence, params = one.sequence, one.sequence.params
+    """Decode one request token by token; `running` holds what was generated so far."""
+    request = running.request
     started = perf_counter()
-    prefill(target, cache, sequence.row, sequence.token_ids[:-1])
-    one.stats.prefill_seconds += perf_counter() - started
-    while sequence.finish_reason is None:
+    prefill(target, cache, request.row, request.token_ids[:-1])
+    running.stats.prefill_seconds += perf_counter() - started
+    while not running.finished:
         started = perf_counter()
-        newest = [sequence.token_ids[-1]]
-        logits = run_rows(target, cache, [sequence.row], [newest], logits_for="last").logits
-        assert logits is not None
-        prefix = Prefix(sequence)
-        probs = warp(logits[:, 0], [prefix])
-        token = draw_plain(probs, prefix, randomness)
-        if params.logprobs is not None:
-            rows = log_probs(logits[:, 0], probs, params.logprobs_mode)
-            one.logprobs += token_logprobs(rows, (token,), params.logprobs)
-        one.cut(Verdict((), (token,), (Origin.PLAIN,)))
-        sequence.extend([token])
-        one.origins.append(Origin.PLAIN)
-        one.stats.num_plain_rounds += 1
-        one.stats.num_emitted_tokens += 1
-        one.stats.seconds += perf_counter() - started
-        yield from one.hand_out()
+        token, logprobs = _next_token(target, cache, running, randomness)
+        running.commit(running.outcome(Verdict((), (token,), (Origin.PLAIN,))), logprobs)
+        running.stats.num_plain_rounds += 1
+        running.stats.num_emitted_tokens += 1
+        running.stats.seconds += perf_counter() - started
+        yield from running.events(running.num_output_tokens - 1)
+
+
+def _next_token(
+    target: CausalLM, cache: Cache, running: Running, randomness: Randomness
+) -> tuple[int, list[TokenLogprob]]:
+    """The token after a request's newest one, and its log probability if it is wanted."""
+    request, params = running.request, running.request.params
+    batch = Batch.after(cache, [request.row], [request.token_ids[-1:]], logits_for="last")
+    logits = target.forward(batch, cache).logits
+    assert logits is not None
+    prefix = Prefix(request)
+    probs = warp(logits[:, 0], [prefix])
+    token = draw_plain(probs, prefix, randomness)
+    if params.logprobs is None:
+        return token, []
+    values = log_probs(logits[:, 0], probs, params.logprobs_mode)
+    return token, token_logprobs(values, (token,), params.logprobs)

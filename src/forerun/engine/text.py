@@ -1,13 +1,18 @@
-"""From tokens to text, as they come: incomplete UTF-8 is held back, stop strings are found."""
+"""From tokens to text, as they come: incomplete characters are held back, stop strings are found.
+
+Whatever the tokens are, the text is what the tokenizer makes of all of them at once, cut at a stop
+string. `tokenizers.decoders.DecodeStream` does not promise that: where a tokenizer spells characters in
+byte tokens (Llama 2), it releases bytes that later ones can turn into replacement characters, and then
+fails; and it cannot be flushed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-# A character has at most four bytes; a token that ends in more broken ones will not be mended.
-_HELD_BACK_AT_MOST = 4
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer(Protocol):
@@ -16,82 +21,146 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
 
-    def decode(self, token_ids: Several[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of token ids."""
+
+
+@dataclass(frozen=True)
+class TextState:
+    """How far a text has come; a value, so that a round can be tried and thrown away.
+
+    Args:
+        text: what is certain, up to the stop string.
+        released: characters of `text` that a `Preview` has shown.
+        context: the tokens decoded last; some tokenizers merge spaces across tokens.
+        known: characters of what `context` alone decodes to.
+        held: tokens after those, whose text could still change.
+        stopped: whether a stop string is complete.
+    """
+
+    text: str = ""
+    released: int = 0
+    context: tuple[int, ...] = ()
+    known: int = 0
+    held: tuple[int, ...] = ()
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What some more tokens would do to a text.
+
+    Args:
+        texts: what each token makes certain; as many as there were tokens, fewer where a stop
+            string is complete before the last.
+        state: to be committed with the tokens.
+    """
+
+    texts: tuple[str, ...]
+    state: TextState
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last token of `texts` completes a stop string."""
+        return self.state.stopped
 
 
 class TextStream:
     """The text of one request, token by token.
+
+    `preview` changes nothing; assigning its `state` to the stream's own commits it.
 
     Args:
         tokenizer: None makes no text.
         stop: strings at which the text ends; they are not part of it.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, stop: Several[str] = ()) -> None:
-        self.tokenizer, self.stop = tokenizer, tuple(stop)
-        self._to_text = None if tokenizer is None else _plain_decode(tokenizer)
-        self.text = ""
-        self.stopped = False
-        self._token_ids: list[int] = []
-        self._decoded_from = 0
-        self._decoded_to = 0
-        self._released = 0
+    def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str] = ()) -> None:
+        self.state = TextState()
+        self._stop = tuple(stop)
+        self._longest_stop = max(map(len, self._stop), default=0)
+        self._decode = None if tokenizer is None else _shortest_decode(tokenizer)
+        self._is_byte = _byte_test(tokenizer)
 
-    def push(self, token_id: int) -> bool:
-        """Take in a token; whether a stop string is now complete."""
-        if self.tokenizer is None:
-            return False
-        self._token_ids.append(token_id)
-        self._decode(flush=False)
-        if not self.stopped and self.stop:
-            self._find_stop()
-        return self.stopped
+    @property
+    def text(self) -> str:
+        """What all committed tokens decode to, up to the stop string."""
+        state = self.state
+        if state.stopped or self._decode is None:
+            return state.text
+        return state.text + self._decode(state.context + state.held)[state.known :]
 
-    def release(self, finished: bool = False) -> str:
-        """The text that has become certain since the last call. What could still turn out to be
-        the beginning of a stop string or of a character stays back until `finished`."""
-        if self.tokenizer is None:
-            return ""
-        if finished and not self.stopped:
-            self._decode(flush=True)
-        end = len(self.text) - (0 if finished or self.stopped else self._open_stop())
-        text = self.text[self._released : max(end, self._released)]
-        self._released += len(text)
-        return text
+    def preview(self, token_ids: Sequence[int], final: bool = False) -> Preview:
+        """What these tokens would make certain after those that are committed.
 
-    def _decode(self, flush: bool) -> None:
-        """Decode what is new, with the tokens before it: some tokenizers merge spaces across."""
-        assert self._to_text is not None
-        known = self._to_text(self._token_ids[self._decoded_from : self._decoded_to])
-        text = self._to_text(self._token_ids[self._decoded_from :])
-        held = len(self._token_ids) - self._decoded_to
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and held < _HELD_BACK_AT_MOST and not flush:
-            return
-        self.text += text[len(known) :]
-        self._decoded_from, self._decoded_to = self._decoded_to, len(self._token_ids)
+        What could turn out to be the beginning of a stop string or of a character stays back.
 
-    def _find_stop(self) -> None:
-        longest = max(map(len, self.stop))
-        start = max(0, self._released - longest)
-        found = [at for at in (self.text.find(stop, start) for stop in self.stop) if at >= 0]
-        if found:
-            self.text = self.text[: min(found)]
-            self.stopped = True
+        Args:
+            token_ids: the next tokens.
+            final: whether the text ends with the last of them, so that nothing stays back there.
+        """
+        if self._decode is None:
+            return Preview(("",) * len(token_ids), self.state)
+        text, released, stopped = self.state.text, self.state.released, False
+        context, known, held = self.state.context, self.state.known, self.state.held
+        texts: list[str] = []
+        for count, token_id in enumerate(token_ids, start=1):
+            last = final and count == len(token_ids)
+            held += (token_id,)
+            new = self._decode(context + held)[known:]
+            stop = self._find_stop(text, new if last else new.rstrip(_REPLACEMENT))
+            if stop is not None:
+                text, held, stopped = (text + new)[:stop], (), True
+            elif last or (new and new[-1] != _REPLACEMENT and self._ends_bytes(held)):
+                text, context, known, held = text + new, held, len(self._decode(held)), ()
+            end = len(text) - (0 if stopped or last else self._open_stop(text))
+            texts.append(text[released:end])
+            released = max(released, end)
+            if stopped:
+                break
+        return Preview(tuple(texts), TextState(text, released, context, known, held, stopped))
 
-    def _open_stop(self) -> int:
+    def _ends_bytes(self, held: tuple[int, ...]) -> bool:
+        """Whether the last token is none of a run of byte tokens: the tokenizer reads a run as a
+        whole, special tokens in it apart, and its next byte can break all of it."""
+        assert self._decode is not None
+        alone = len(held) == 1
+        return not self._is_byte(held[-1]) and (alone or bool(self._decode(held[-1:])))
+
+    def _find_stop(self, text: str, new: str) -> int | None:
+        """Where the first stop string begins that `new` completes."""
+        if not self._stop:
+            return None
+        start = max(0, len(text) - self._longest_stop + 1)
+        tail = text[start:] + new
+        places = [tail.index(stop) for stop in self._stop if stop in tail]
+        return start + min(places) if places else None
+
+    def _open_stop(self, text: str) -> int:
         """How many of the last characters could begin a stop string."""
-        longest = max(map(len, self.stop), default=0)
-        for count in range(min(longest - 1, len(self.text)), 0, -1):
-            if any(stop.startswith(self.text[-count:]) for stop in self.stop):
+        for count in range(min(self._longest_stop - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-count:]) for stop in self._stop):
                 return count
         return 0
 
 
-def _plain_decode(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
+def _shortest_decode(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
     """Token ids to text without special tokens, by the shortest way: for a token at a time, what
     transformers does around its fast tokenizers takes ten times as long as they do."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None or getattr(tokenizer, "clean_up_tokenization_spaces", True):
-        return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+        return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
     return lambda ids: str(fast.decode(ids, skip_special_tokens=True))
+
+
+def _byte_test(tokenizer: Tokenizer | None) -> Callable[[int], bool]:
+    """Whether a token is one byte of a character that the vocabulary lacks, such as `<0xE6>`."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        return lambda _: False
+
+    def is_byte(token_id: int) -> bool:
+        name = fast.id_to_token(token_id)
+        return name is not None and len(name) == 6 and name.startswith("<0x")
+
+    return is_byte

@@ -1,5 +1,14 @@
 """Caches of keys and values that can be rolled back."""
 
-from forerun.kv_cache.static import Appending, CacheView, StaticCache
+from forerun.kv_cache.fit import check_length, check_path, check_row, held_before, layers_to_trim
+from forerun.kv_cache.static import Appending, StaticCache
 
-__all__ = ["Appending", "CacheView", "StaticCache"]
+__all__ = [
+    "Appending",
+    "StaticCache",
+    "check_length",
+    "check_path",
+    "check_row",
+    "held_before",
+    "layers_to_trim",
+]

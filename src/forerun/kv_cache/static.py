@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from forerun.core import Batch
 from forerun.errors import CacheError
+from forerun.kv_cache.fit import check_length, check_path, check_row, held_before, layers_to_trim
 
 
 class StaticCache:
@@ -18,16 +19,17 @@ class StaticCache:
         num_layers: layers of the model.
         rows: rows of the batch.
         kv_heads: heads that keys and values have.
-        capacity: slots a row, in tokens.
+        capacity: tokens a row.
         head_dim: size of one head.
         dtype: of keys and values.
         device: where they lie.
 
     Attributes:
-        keys, values: one tensor [rows, kv_heads, capacity, head_dim] a layer.
+        keys, values: one tensor [rows, kv_heads, capacity, head_dim] a layer; a row's i-th token
+            lies in slot i.
         positions: the position of each slot's token, int64 [rows, capacity]; a sliding window over
             the nodes of a tree needs it, as slots and positions differ there.
-        lengths: filled slots, `lengths[layer][row]`.
+        lengths: tokens held, `lengths[layer][row]`.
     """
 
     def __init__(
@@ -41,10 +43,7 @@ class StaticCache:
         device: torch.device,
     ) -> None:
         if rows < 1 or capacity < 1:
-            raise CacheError(
-                f"a cache of {rows} rows with {capacity} slots holds nothing; "
-                "ask for at least 1 of each."
-            )
+            raise CacheError.no_room(rows, capacity)
         shape = (rows, kv_heads, capacity, head_dim)
         # Zeros, not empty memory: a masked slot weighs nothing, but nothing times NaN is NaN.
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
@@ -55,7 +54,7 @@ class StaticCache:
 
     @property
     def capacity(self) -> int:
-        """Slots a row, in tokens."""
+        """Tokens a row."""
         return self._capacity
 
     @property
@@ -68,52 +67,57 @@ class StaticCache:
         """Bytes of all keys, values and positions."""
         return sum(t.nbytes for t in (*self.keys, *self.values, self.positions))
 
-    def length(self, row: int) -> int:
-        """Filled slots of `row` in its shortest layer."""
-        return min(lengths[row] for lengths in self.lengths)
-
-    def view(self, rows: Sequence[int]) -> CacheView:
-        """The cache as a batch of these rows.
+    def length(self, row: int, layer: int | None = None) -> int:
+        """Tokens of `row` in `layer`; in its shortest layer if None.
 
         Raises:
-            CacheError: for no rows, or a row that does not exist or is named twice.
+            CacheError: for a row that does not exist.
         """
-        known = all(0 <= row < self.rows for row in rows)
-        if not rows or not known or len(set(rows)) != len(rows):
-            raise CacheError(
-                f"rows {list(rows)} are no batch of this cache; "
-                f"name rows 0 to {self.rows - 1}, once each."
-            )
-        return CacheView(self, tuple(rows))
+        check_row(row, self.rows)
+        if layer is not None:
+            return self.lengths[layer][row]
+        return min(lengths[row] for lengths in self.lengths)
 
-    def keep(self, row: int, start: int, slots: Sequence[int]) -> None:
-        """Of the slots from `start` on, keep only `start + slots[i]`, moved to `start + i`.
+    def append(self, batch: Batch, positions: Tensor, layers: range) -> Appending:
+        """Make room for new tokens in `layers`, which then write keys and values one after another.
+
+        Args:
+            batch: the tokens.
+            positions: those of the batch on the cache's device, [B, n], -1 for padding.
+            layers: the layers that will be written.
+
+        Raises:
+            CacheError: for a row that does not exist, is full, whose layers hold different numbers
+                of tokens, or whose positions leave some out.
+        """
+        appending = Appending(self, batch, held_before(batch, self, layers), positions)
+        appending.write_positions()
+        return appending
+
+    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
+        """Of the tokens of `row` after the first `length`, keep those at `path`, in their order.
 
         A layer that does not hold all of them yet keeps those that it holds.
 
         Raises:
-            CacheError: unless `slots` ascend and the longest layer holds them.
+            CacheError: for a row that does not exist, and unless `path` ascends and the longest
+                layer holds it.
         """
-        longest = max(lengths[row] for lengths in self.lengths)
-        ascending = all(low < high for low, high in zip((-1, *slots), slots, strict=False))
-        if not ascending or start < 0 or (slots and start + slots[-1] >= longest):
-            raise CacheError(
-                f"cannot keep slots {list(slots)} from {start} on in row {row}: "
-                f"they must ascend from 0 and lie below {longest}, the slots filled."
-            )
-        still = next((i for i, slot in enumerate(slots) if slot != i), len(slots))
-        moved = torch.tensor(slots[still:], dtype=torch.int64, device=self.positions.device) + start
+        check_row(row, self.rows)
+        check_path(row, length, path, max(lengths[row] for lengths in self.lengths))
+        still = next((i for i, token in enumerate(path) if token != i), len(path))
+        moved = torch.tensor(path[still:], dtype=torch.int64, device=self.positions.device) + length
         if len(moved):
-            self._move(self.positions[row], start + still, moved)
+            self._move(self.positions[row], length + still, moved)
         for layer, lengths in enumerate(self.lengths):
-            if lengths[row] <= start:
+            if lengths[row] <= length:
                 continue
-            held = sum(start + slot < lengths[row] for slot in slots)
+            held = sum(length + token < lengths[row] for token in path)
             if held > still:
                 source = moved[: held - still]
-                self._move(self.keys[layer][row], start + still, source)
-                self._move(self.values[layer][row], start + still, source)
-            lengths[row] = start + held
+                self._move(self.keys[layer][row], length + still, source)
+                self._move(self.values[layer][row], length + still, source)
+            lengths[row] = length + held
 
     @staticmethod
     def _move(slots: Tensor, start: int, source: Tensor) -> None:
@@ -123,121 +127,66 @@ class StaticCache:
         slots.narrow(dim, start, len(source)).copy_(slots.index_select(dim, source))
 
     def trim(self, row: int, length: int, layers: range | None = None) -> None:
-        """Forget all slots of `row` from `length` on, in `layers` alone unless None.
+        """Forget the tokens of `row` after the first `length`, in `layers` alone unless None.
 
         Raises:
-            CacheError: for a negative length, or layers that the cache does not have.
+            CacheError: for a row or layers that do not exist, or a negative length.
         """
-        if length < 0:
-            raise CacheError(f"cannot trim row {row} to {length} slots; 0 empties it.")
-        layers = range(len(self.lengths)) if layers is None else layers
-        if layers and not 0 <= min(layers) <= max(layers) < len(self.lengths):
-            raise CacheError(f"cannot trim {layers} of a cache of {len(self.lengths)} layers.")
-        for layer in layers:
+        check_row(row, self.rows)
+        check_length(row, length)
+        for layer in layers_to_trim(layers, len(self.lengths)):
             self.lengths[layer][row] = min(self.lengths[layer][row], length)
 
 
-@dataclass(frozen=True)
-class CacheView:
-    """Some rows of a cache, seen as a batch."""
-
-    cache: StaticCache
-    rows: tuple[int, ...]
-
-    def append(self, positions: Tensor, layers: range) -> Appending:
-        """Reserve slots for new tokens in `layers`, which then write keys and values one by one.
-
-        Args:
-            positions: [B, n]; -1 marks padding at the end of a row, which gets no slot.
-            layers: the layers that will be written.
-
-        Raises:
-            CacheError: when a row would overflow, or its layers differ in length.
-        """
-        host = positions.tolist()
-        if len(host) != len(self.rows):
-            raise CacheError(
-                f"{len(host)} rows of tokens were run on a view of {len(self.rows)} rows."
-            )
-        counts = tuple(sum(position >= 0 for position in row) for row in host)
-        starts = tuple(self.cache.lengths[layers.start][row] for row in self.rows)
-        for row, start, count in zip(self.rows, starts, counts, strict=True):
-            self._check(row, start, count, layers)
-        appending = Appending(self.cache, self.rows, starts, counts, positions, host)
-        appending.write_positions()
-        return appending
-
-    def _check(self, row: int, start: int, count: int, layers: range) -> None:
-        held = {self.cache.lengths[layer][row] for layer in layers}
-        if len(held) > 1:
-            raise CacheError(
-                f"layers {layers.start} to {layers.stop - 1} hold {min(held)} to {max(held)} "
-                f"tokens of row {row}; trim the row or run the layers that lag behind first."
-            )
-        if start + count > self.cache.capacity:
-            raise CacheError(
-                f"row {row} holds {start} tokens and cannot take {count} more: its capacity is "
-                f"{self.cache.capacity}; make the cache larger or trim the row."
-            )
-
-
 class Appending:
-    """The place of one forward pass in the cache.
+    """Where the new tokens of one forward pass lie in the cache.
+
+    Args:
+        cache: that they are appended to.
+        batch: the tokens.
+        starts: tokens held before, by row of the batch.
+        positions: of the new tokens on the device, [B, n], -1 for padding.
 
     Attributes:
-        starts: filled slots before it, by row of the batch.
-        counts: new tokens that are no padding, by row of the batch.
-        positions: of the new tokens, [B, n], -1 for padding.
-        host_positions: the same as lists.
-        even: whether all rows start at the same slot and none has padding.
-        total: slots that the longest row fills afterwards, at least 1.
+        even: whether all rows start at the same slot and have the same number of tokens.
+        total: slots that the longest row fills afterwards.
     """
 
     def __init__(
-        self,
-        cache: StaticCache,
-        rows: tuple[int, ...],
-        starts: tuple[int, ...],
-        counts: tuple[int, ...],
-        positions: Tensor,
-        host_positions: list[list[int]],
+        self, cache: StaticCache, batch: Batch, starts: tuple[int, ...], positions: Tensor
     ) -> None:
-        self._cache, self._rows = cache, rows
-        self.starts, self.counts = starts, counts
-        self.positions, self.host_positions = positions, host_positions
-        self.even = len(set(starts)) == 1 and set(counts) == {positions.shape[1]}
-        self.total = max(1, *(s + c for s, c in zip(starts, counts, strict=True)))
-        adjacent = rows == tuple(range(rows[0], rows[-1] + 1))
-        device = positions.device
+        self._cache, self.batch = cache, batch
+        self.starts, self.positions = starts, positions
+        self.even = batch.even and len(set(starts)) == 1
+        self.total = max(s + count for s, count in zip(starts, batch.counts, strict=True))
+        rows = tuple(batch.rows)
+        adjacent = rows == tuple(range(rows[0], rows[0] + len(rows)))
         # A range of rows is read and written in place; other rows have to be gathered.
-        self._index: slice | Tensor = slice(rows[0], rows[-1] + 1)
+        self._index: slice | Tensor = slice(rows[0], rows[0] + len(rows))
         if not adjacent:
-            self._index = torch.tensor(rows, device=device)
-        self._scatter = None if adjacent and self.even else self._targets(device)
+            self._index = torch.tensor(rows, device=positions.device)
+        self._scatter = None if adjacent and self.even else self._targets()
 
-    def _targets(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """For each token that is no padding: its flat index in the batch, its row and its slot."""
-        width = self.positions.shape[1]
+    def _targets(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For each token that is not padding: its flat index in the batch, its row and its slot."""
         flat: list[int] = []
         rows: list[int] = []
         slots: list[int] = []
+        batch = self.batch
         for b, (row, start, count) in enumerate(
-            zip(self._rows, self.starts, self.counts, strict=True)
+            zip(batch.rows, self.starts, batch.counts, strict=True)
         ):
-            flat.extend(range(b * width, b * width + count))
+            flat.extend(range(b * batch.width, b * batch.width + count))
             rows.extend([row] * count)
             slots.extend(range(start, start + count))
-        return (
-            torch.tensor(flat, dtype=torch.int64, device=device),
-            torch.tensor(rows, dtype=torch.int64, device=device),
-            torch.tensor(slots, dtype=torch.int64, device=device),
-        )
+        targets = torch.tensor([flat, rows, slots], device=self.positions.device)
+        return targets[0], targets[1], targets[2]
 
     def write_positions(self) -> None:
         """Note the positions of the new slots."""
         if self._scatter is None:
-            start, width = self.starts[0], self.positions.shape[1]
-            self._cache.positions[self._index, start : start + width] = self.positions
+            start = self.starts[0]
+            self._cache.positions[self._index, start : start + self.batch.width] = self.positions
         else:
             flat, rows, slots = self._scatter
             self._cache.positions[rows, slots] = self.positions.flatten()[flat]
@@ -251,7 +200,7 @@ class Appending:
             else:
                 flat, rows, slots = self._scatter
                 store[rows, :, slots] = new.transpose(1, 2).flatten(0, 1)[flat]
-        for row, start, count in zip(self._rows, self.starts, self.counts, strict=True):
+        for row, start, count in zip(self.batch.rows, self.starts, self.batch.counts, strict=True):
             self._cache.lengths[layer][row] = start + count
 
     def read(self, layer: int, first: int = 0) -> tuple[Tensor, Tensor]:

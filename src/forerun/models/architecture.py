@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.errors import CheckpointError
+from forerun.errors import CheckpointError, shown
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -76,15 +76,41 @@ def read_architecture(config: Any) -> Architecture:
     """The shape that a config of transformers describes; `native(config)` must hold.
 
     Raises:
-        CheckpointError: for numbers that fit no model.
+        CheckpointError: for numbers that contradict each other.
     """
-    shape = _read_gpt2(config) if config.model_type == "gpt2" else _read_llama_like(config)
+    gpt2 = config.model_type == "gpt2"
+    shape = _read_gpt2(config) if gpt2 else _read_llama_like(config)
     if shape.num_heads % shape.num_kv_heads:
         raise CheckpointError(
-            f"config.json: num_attention_heads is {shape.num_heads}; it must be a multiple of "
+            f"num_attention_heads is {shape.num_heads}; it must be a multiple of "
             f"num_key_value_heads, {shape.num_kv_heads}."
         )
+    if gpt2 and shape.hidden_size % shape.num_heads:
+        raise CheckpointError(
+            f"n_embd is {shape.hidden_size}; it must be a multiple of n_head, {shape.num_heads}."
+        )
+    if not gpt2 and shape.head_dim % 2:
+        raise CheckpointError(
+            f"head_dim is {shape.head_dim}; it must be even, so that pairs of numbers are rotated."
+        )
     return shape
+
+
+def sliding_window(config: Any) -> int | None:
+    """How many tokens back the sliding layers of a config of transformers see; None where it has none.
+
+    Raises:
+        CheckpointError: for a number that is no window: libraries disagree on what 0 would mean.
+    """
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if window is None or (kinds and "sliding_attention" not in kinds):
+        return None
+    if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 2**30:
+        raise CheckpointError(
+            f"sliding_window is {shown(window)}; it must be an integer from 1 to 2**30, or null."
+        )
+    return window
 
 
 def _read_gpt2(config: Any) -> Architecture:
@@ -137,11 +163,9 @@ def _read_llama_like(config: Any) -> Architecture:
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:
-    window: int | None = getattr(config, "sliding_window", None)
     layers: int = config.num_hidden_layers
-    if config.model_type == "llama" or window is None:
+    if config.model_type == "llama":
         return (None,) * layers
-    if config.model_type == "mistral":
-        return (window,) * layers
-    kinds = config.layer_types
+    window = sliding_window(config)
+    kinds = ["sliding_attention"] * layers if config.model_type == "mistral" else config.layer_types
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -1,4 +1,4 @@
-"""What every decoder shares: who sees whom, and attention over the cache."""
+"""What every decoder shares: which token sees which, and attention over the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forerun.kv_cache import Appending
 
 
 @dataclass(frozen=True)
-class Sight:
+class Visibility:
     """Which slots the new tokens of a forward pass see.
 
     Attributes:
@@ -26,56 +26,57 @@ class Sight:
     causal: bool
 
 
-def sight(
-    appending: Appending, tree_mask: Tensor | None, window: int | None, dtype: torch.dtype
-) -> Sight:
-    """Work out who sees whom.
+def visibility(appending: Appending, window: int | None, dtype: torch.dtype) -> Visibility:
+    """Which slots the tokens of a batch see.
 
     Args:
-        appending: the new tokens' place in the cache.
-        tree_mask: bool [B, n, m] over each row's last m - n slots and its new tokens; None: causal.
+        appending: where the new tokens lie in the cache.
         window: a token at position i sees positions above i - window only; None: no limit.
         dtype: of the additive mask.
     """
-    places = (place for row in appending.host_positions for place in row if place >= 0)
-    lowest = min(places, default=0)
+    batch = appending.batch
     # A slot's position never exceeds its index, so these slots are out of every token's window.
-    first = 0 if window is None else max(0, lowest + 1 - window)
-    width = appending.positions.shape[1]
-    if tree_mask is None:
-        if width == 1 and appending.even:
-            return Sight(first, None, False)
+    first = 0 if window is None else max(0, min(map(min, batch.positions)) + 1 - window)
+    if batch.tree_mask is None:
+        if batch.width == 1 and appending.even:
+            return Visibility(first, None, False)
         fits = window is None or appending.total <= window
-        if max(appending.starts) == 0 and appending.total == width and fits:
-            return Sight(0, None, True)
-    visible = _visible(appending, tree_mask, first)
+        if max(appending.starts) == 0 and appending.total == batch.width and fits:
+            return Visibility(0, None, True)
+    visible = _visible(appending, first)
     if window is not None:
         slots = appending.slot_positions(first)
         visible &= slots[:, None, :] > (appending.positions - window)[:, :, None]
-    # Padding is thrown away later, but a row that sees nothing would make NaN of it.
-    visible[:, :, 0] |= appending.positions < 0
+    if not batch.even:
+        # Padding is thrown away later, but a row that sees nothing would make NaN of it.
+        visible[:, :, 0] |= appending.positions < 0
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return Sight(first, mask.masked_fill_(~visible, -torch.inf)[:, None], False)
+    return Visibility(first, mask.masked_fill_(~visible, -torch.inf)[:, None], False)
 
 
-def _visible(appending: Appending, tree_mask: Tensor | None, first: int) -> Tensor:
+def _visible(appending: Appending, first: int) -> Tensor:
     """Bool [B, n, total - first]: which slots each new token sees, windows aside."""
-    device = appending.positions.device
-    width = appending.positions.shape[1]
+    batch, device = appending.batch, appending.positions.device
     slots = torch.arange(first, appending.total, device=device)
-    starts = torch.tensor(appending.starts, device=device)[:, None]
-    if tree_mask is None:
-        own = starts + torch.arange(width, device=device)
-        return slots <= own[:, :, None]
+    bounds = [
+        appending.starts,
+        [s + n for s, n in zip(appending.starts, batch.counts, strict=True)],
+    ]
+    starts, ends = torch.tensor(bounds, device=device)[:, :, None]
+    if batch.tree_mask is None:
+        own = starts + torch.arange(batch.width, device=device)
+        causal: Tensor = slots <= own[:, :, None]
+        return causal
+    tree_mask = torch.from_numpy(batch.tree_mask).to(device)
     columns = tree_mask.shape[-1]
-    ends = starts + torch.tensor(appending.counts, device=device)[:, None]
-    column = slots[None, :] - (starts - (columns - width))
-    index = column.clamp(0, columns - 1)[:, None, :].expand(-1, width, -1)
-    inside = tree_mask.to(device).gather(2, index)
-    return torch.where(column[:, None, :] < 0, True, inside) & (slots < ends)[:, None, :]
+    column = slots[None, :] - (starts - (columns - batch.width))
+    index = column.clamp(0, columns - 1)[:, None, :].expand(-1, batch.width, -1)
+    inside = tree_mask.gather(2, index)
+    visible: Tensor = torch.where(column[:, None, :] < 0, True, inside) & (slots < ends)[:, None, :]
+    return visible
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Sight, scale: float) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Visibility, scale: float) -> Tensor:
     """Attention of query [B, heads, n, d] over keys, values [B, kv_heads, m, d].
 
     Returns:

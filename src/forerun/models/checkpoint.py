@@ -1,213 +1,195 @@
-"""Reading published tensors, from files or from memory, and checking them against a layout."""
+"""A checkpoint, resolved once: everything that forerun knows about a model before it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from forerun.errors import CheckpointError
-from forerun.models.hub import read_json
-from forerun.models.layouts import Layout, Published
+from forerun.contracts import CausalLM
+from forerun.errors import UnsupportedModelError
+from forerun.interrupts import never_lost
+from forerun.models.architecture import Architecture, native, read_architecture
+from forerun.models.build import build
+from forerun.models.config import read_config, read_end_tokens
+from forerun.models.hf import load_adapter
+from forerun.models.hub import Location, locate
+from forerun.models.layouts import layout_of
+from forerun.models.memory import ModelSummary, describe, describe_architecture, kernel_bytes
+from forerun.models.placement import Placement, RunConfig, draft_precision, resolve
+from forerun.models.sources import SafetensorsSource, Source, has_weights, with_own_head
+from forerun.models.tokenizer import read_tokenizer
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model by name, with its parts, each read when it is first asked for.
 
-class Source(Protocol):
-    """Where published tensors come from."""
+    Attributes:
+        name: as the user named it; messages and reports call the model so.
+        location: where its files lie.
+        config: of transformers, checked.
+    """
 
     name: str
+    location: Location
+    config: Any
 
-    def keys(self) -> list[str]:
-        """All keys that are there."""
+    @classmethod
+    @never_lost()
+    def open(cls, name: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
+        """Find a checkpoint and read its config; nothing of its weights.
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor, without reading it."""
+        Args:
+            name: `zoo` or `zoo-draft`, a directory, or a hub id such as `Qwen/Qwen3-0.6B`.
+            revision: branch, tag or commit on the hub.
 
-    def read(self, key: str) -> Tensor:
-        """The tensor, on the CPU if it comes from a file."""
+        Raises:
+            CheckpointError: for missing, broken or inconsistent files.
+            UnsupportedModelError: for a model type that transformers does not know.
+            ConfigError: for the revision of a directory, which has none.
+        """
+        location = locate(name, revision)
+        return cls(os.fspath(name), location, read_config(location.directory))
 
-    def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
-        """A part of it along one of its first two dimensions; what was read before may be forgotten."""
+    @property
+    def directory(self) -> Path:
+        """Where its files lie."""
+        return self.location.directory
 
+    @property
+    def native(self) -> bool:
+        """Whether one of our own decoders runs it; if not, transformers does."""
+        return native(self.config)
 
-class TensorSource:
-    """Tensors in memory, such as a `state_dict`."""
+    @cached_property
+    def architecture(self) -> Architecture:
+        """Its shape, with a head of its own where the weights, if they are there, have one.
 
-    def __init__(self, tensors: Mapping[str, Tensor], name: str) -> None:
-        self.name, self._tensors = name, tensors
-
-    def keys(self) -> list[str]:
-        """All keys that are there."""
-        return list(self._tensors)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
-        return tuple(self._tensors[key].shape)
-
-    def read(self, key: str) -> Tensor:
-        """The tensor itself."""
-        return self._tensors[key].detach()
-
-    def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
-        """A part of it, on the CPU."""
-        return self.read(key).narrow(dim, start, stop - start).cpu()
-
-
-class SafetensorsSource:
-    """The safetensors files of a directory: one, or several with an index.
-
-    Args:
-        directory: of the checkpoint.
-
-    Raises:
-        CheckpointError: when files are missing or broken, or only pickled weights are there.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.name = str(directory)
-        self._files: dict[Path, Any] = {}
-        self._where = self._index(directory)
-
-    def _index(self, directory: Path) -> dict[str, Path]:
-        if (directory / INDEX).is_file():
-            weight_map = read_json(directory / INDEX).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise CheckpointError(f"{directory / INDEX} has no weight_map; download it again.")
-            where = {key: directory / str(file) for key, file in weight_map.items()}
-            for file in sorted(set(where.values())):
-                present = set(self._open(file).keys())
-                lost = [key for key, at in where.items() if at == file and key not in present]
-                if lost:
-                    raise CheckpointError(
-                        f"{file} lacks {lost[0]}, which {INDEX} places there; download both again."
-                    )
-            return where
-        if (directory / SINGLE).is_file():
-            return dict.fromkeys(self._open(directory / SINGLE).keys(), directory / SINGLE)
-        raise CheckpointError(_no_weights(directory))
-
-    def _open(self, file: Path) -> Any:
-        if file not in self._files:
-            try:
-                # The type stubs do not know safe_open as a function.
-                self._files[file] = safe_open(str(file), framework="pt", device="cpu")
-            except FileNotFoundError:
-                raise CheckpointError(
-                    f"{file.name} is missing in {file.parent}; {INDEX} names it: download it."
-                ) from None
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(_broken(file, error)) from error
-        return self._files[file]
-
-    def keys(self) -> list[str]:
-        """All keys that are there."""
-        return list(self._where)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor, from the file's header."""
-        return tuple(self._open(self._where[key]).get_slice(key).get_shape())
-
-    def read(self, key: str) -> Tensor:
-        """The tensor, on the CPU; only its own bytes are read."""
-        file = self._where[key]
-        try:
-            tensor: Tensor = self._open(file).get_tensor(key)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(_broken(file, error)) from error
-        return tensor
-
-    def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
-        """A part of it. The file is opened for this alone: as long as it is, all pages that were read
-        count as memory of the process."""
-        file = self._where[key]
-        try:
-            with safe_open(str(file), framework="pt", device="cpu") as opened:
-                whole = opened.get_slice(key)
-                part: Tensor = whole[start:stop] if dim == 0 else whole[:, start:stop]
-                return part.clone()
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(_broken(file, error)) from error
-
-
-def _broken(file: Path, error: Exception) -> str:
-    return f"{file} is corrupt or cut off ({str(error).splitlines()[0]}); download it again."
-
-
-def _no_weights(directory: Path) -> str:
-    pickled = sorted(p.name for end in ("*.bin", "*.pt", "*.pth") for p in directory.glob(end))
-    if pickled:
-        return (
-            f"{directory} holds only pickled weights ({pickled[0]}), which can run code when read; "
-            "save the model again with transformers' save_pretrained, which writes safetensors."
-        )
-    return f"{directory} holds no weights; it must have {SINGLE} or {INDEX} with its files."
-
-
-def read_weights(
-    source: Source, layout: Layout, dtype: torch.dtype, device: torch.device
-) -> dict[str, Tensor]:
-    """Our tensors by name, from published ones that are all checked before any is read.
-
-    Raises:
-        CheckpointError: for missing, unexpected or misshapen tensors, naming the first.
-    """
-    found = match_keys(source, layout)
-
-    def read(part: Published) -> Tensor:
-        return source.read(found[part.key])
-
-    return layout.fuse(read, dtype, device)
-
-
-def match_keys(source: Source, layout: Layout) -> dict[str, str]:
-    """The source's keys by published key, after all of them and their shapes have been checked.
-
-    Raises:
-        CheckpointError: for missing, unexpected or misshapen tensors, naming the first.
-    """
-    expected = layout.published()
-    found: dict[str, str] = {}
-    unexpected = []
-    for key in source.keys():  # noqa: SIM118, a source is no mapping
-        published = key if key in expected else layout.prefix + key
-        if published in expected:
-            found[published] = key
-        elif not layout.ignored.fullmatch(key):
-            unexpected.append(key)
-    _check_keys(source, expected, found, unexpected)
-    for published, key in found.items():
-        if source.shape(key) != expected[published]:
-            raise CheckpointError(
-                f"{source.name}: {key} has shape {list(source.shape(key))}, but config.json asks "
-                f"for {list(expected[published])}; config and weights are not of one model."
+        Raises:
+            UnsupportedModelError: for a model that transformers runs.
+            CheckpointError: for weights that cannot be read.
+        """
+        if not self.native:
+            raise UnsupportedModelError(
+                f"{self.name} ({self.config.model_type}) runs through transformers alone."
             )
-    return found
+        shape = read_architecture(self.config)
+        here = shape.tied and has_weights(self.directory)
+        return with_own_head(shape, self.source()) if here else shape
 
+    @cached_property
+    def summary(self) -> ModelSummary:
+        """Its sizes.
 
-def _check_keys(
-    source: Source,
-    expected: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, str],
-    unexpected: list[str],
-) -> None:
-    missing = [key for key in expected if key not in found]
-    if missing:
-        shape = list(expected[missing[0]])
-        raise CheckpointError(
-            f"{source.name} lacks {missing[0]} of shape {shape}{_more(missing)}; "
-            "the checkpoint is incomplete or config.json is of another model."
-        )
-    if unexpected:
-        raise CheckpointError(
-            f"{source.name} holds {unexpected[0]}{_more(unexpected)}, which config.json has no "
-            "place for; config and weights are not of one model."
-        )
+        Raises:
+            UnsupportedModelError: for an architecture that cannot be run speculatively.
+            CheckpointError: for a config of which no model can be made.
+        """
+        if self.native:
+            return describe_architecture(self.architecture)
+        return describe(self.config, self.name)
 
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end a text.
 
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+        Raises:
+            CheckpointError: when they are not tokens.
+        """
+        return read_end_tokens(self.directory, self.config)
+
+    @cached_property
+    @never_lost()
+    def tokenizer(self) -> Any:
+        """Its tokenizer, of transformers.
+
+        Raises:
+            CheckpointError: when its files are missing or broken.
+        """
+        return read_tokenizer(self.directory, self.config)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about how its files are read, a sentence each."""
+        if self.native and self.config.tie_word_embeddings and not self.architecture.tied:
+            return (
+                "config.json ties the output head to the embedding, but the weights hold another "
+                "head, which is used.",
+            )
+        return ()
+
+    def source(self) -> Source:
+        """Its weights, of which nothing is read yet.
+
+        Raises:
+            CheckpointError: when they are missing or broken.
+        """
+        return SafetensorsSource(self.directory)
+
+    def run_config(self, placement: Placement) -> RunConfig:
+        """How it will run.
+
+        Raises:
+            ConfigError: for a precision that device or backend lack.
+        """
+        return resolve(placement, self._stored_dtype(), ours=self.native)
+
+    def draft_run_config(self, placement: Placement, target: RunConfig) -> RunConfig:
+        """How it will run as the draft model of a target: on the same device, in `auto` also on the
+        same backend, and on the kernels quantized.
+
+        Raises:
+            ConfigError: for a precision that device or backend lack.
+        """
+        placement = replace(placement, device=str(target.device))
+        if placement.dtype != "auto" or not self.native:
+            return self.run_config(placement)
+        run = self.run_config(replace(placement, backend=target.backend))
+        if run.backend != "kernels":
+            return run
+        read = kernel_bytes(layout_of(self.architecture), "int8", read=True)
+        return replace(run, precision=draft_precision(read))
+
+    @never_lost()
+    def load(self, run: RunConfig) -> CausalLM:
+        """Load the model.
+
+        Raises:
+            CheckpointError: for missing, corrupt or inconsistent weights.
+            UnsupportedModelError: for an architecture that cannot be run speculatively.
+            MemoryLimitError: when there is no memory for the weights.
+        """
+        if self.native:
+            self._refuse_quantized()
+        location = self.location.with_weights()
+        # What the weights say about the model is not known before they are here.
+        complete = self if location == self.location else replace(self, location=location)
+        if not self.native:
+            return load_adapter(complete.directory, self.config, run.dtype, run.device, self.name)
+        return build(complete.architecture, complete.source(), run, self.name)
+
+    def is_same(self, other: Checkpoint) -> bool:
+        """Whether the other is the same checkpoint, by whatever name."""
+        return self.directory.resolve() == other.directory.resolve()
+
+    def _stored_dtype(self) -> torch.dtype | None:
+        """Of the weights, as the config says, or the weights themselves where they are here."""
+        if self.config.dtype is not None or not has_weights(self.directory):
+            known = self.config.dtype
+            return known if isinstance(known, torch.dtype) else None
+        source = self.source()
+        return source.slice(source.keys()[0], 0, 0, 1).dtype
+
+    def _refuse_quantized(self) -> None:
+        settings = getattr(self.config, "quantization_config", None)
+        if settings is not None:
+            method = settings.get("quant_method") if isinstance(settings, dict) else settings
+            raise UnsupportedModelError(
+                f"{self.name} is quantized ({method}), which is not read; "
+                "load the original checkpoint."
+            )

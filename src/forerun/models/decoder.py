@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from forerun.contracts import AttentionShape
 from forerun.models.architecture import ACTIVATIONS, Architecture
-from forerun.models.rope import RotaryTable, rotate
+from forerun.models.rope import RotaryTable, frequencies, rotate
 from forerun.models.transformer import Step, Transformer
 
 
@@ -58,11 +59,9 @@ class Decoder(Transformer):
         super().__init__(shape, weights, name)
         self.layers = [DecoderLayer.of(weights, index) for index in range(shape.num_layers)]
         self.norm = weights["norm.weight"]
-        self.rotary = RotaryTable(shape.config, shape.head_dim, self.dtype, self.device)
+        rotary = frequencies(shape.config, shape.head_dim)
+        self.rotary = RotaryTable(*rotary, self.dtype, self.device)
         self.activation = ACTIVATIONS[shape.activation]
-
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        return functional.embedding(token_ids, self.weights["embedding.weight"])
 
     def rotation(self, positions: Tensor, furthest: int) -> tuple[Tensor, Tensor]:
         return self.rotary.at(positions, furthest)
@@ -76,23 +75,41 @@ class Decoder(Transformer):
         return hidden + functional.linear(self.activation(gate) * up, layer.down, layer.down_bias)
 
     def _attention(self, index: int, normed: Tensor, step: Step) -> Tensor:
-        layer, shape = self.layers[index], self.shape
-        batch, width, _ = normed.shape
+        layer = self.layers[index]
         fused = functional.linear(normed, layer.qkv, layer.qkv_bias)
-        heads = fused.view(batch, width, -1, shape.head_dim)
-        sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-        query, key, value = torch.split(heads, sizes, dim=2)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query = rms_norm(query, layer.q_norm, shape.norm_eps)
-            key = rms_norm(key, layer.k_norm, shape.norm_eps)
-        assert step.rotation is not None, "a rotary decoder always has a rotation"
-        query = rotate(query.transpose(1, 2), step.rotation)
-        key = rotate(key.transpose(1, 2), step.rotation)
-        mixed = self.attention(index, step, query, key, value.transpose(1, 2))
+        norms = (layer.q_norm, layer.k_norm)
+        query, key, value = queries_keys_values(fused, self.shape, norms, step.rotation)
+        mixed = self.attention(index, step, query, key, value)
         return functional.linear(mixed, layer.output, layer.output_bias)
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden, self.norm, self.shape.norm_eps)
+
+
+def queries_keys_values(
+    fused: Tensor,
+    shape: Architecture | AttentionShape,
+    norms: tuple[Tensor | None, Tensor | None],
+    rotation: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split what `qkv` gives, [B, n, rows], into heads [B, heads, n, head_dim], queries and keys
+    normed and rotated.
+
+    Args:
+        norms: [head_dim] of queries and of keys, where there are any.
+        rotation: cosines and sines [B, 1, n, head_dim] of a rotary embedding, if there is one.
+    """
+    heads = fused.view(*fused.shape[:2], -1, shape.head_dim)
+    sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+    query, key, value = torch.split(heads, sizes, dim=2)
+    query_norm, key_norm = norms
+    if query_norm is not None and key_norm is not None:
+        query = rms_norm(query, query_norm, shape.norm_eps)
+        key = rms_norm(key, key_norm, shape.norm_eps)
+    query, key = query.transpose(1, 2), key.transpose(1, 2)
+    if rotation is not None:
+        query, key = rotate(query, rotation), rotate(key, rotation)
+    return query, key, value.transpose(1, 2)
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:

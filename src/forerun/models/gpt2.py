@@ -24,9 +24,9 @@ class GPT2(Transformer):
         found = self.weights.items()
         return {key.removeprefix(prefix): t for key, t in found if key.startswith(prefix)}
 
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        places = functional.embedding(positions.clamp(min=0), self.weights["positions.weight"])
-        return functional.embedding(token_ids, self.weights["embedding.weight"]) + places
+    def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        learned = functional.embedding(positions.clamp(min=0), self.weights["positions.weight"])
+        return self.embed(token_ids) + learned
 
     def layer(self, index: int, hidden: Tensor, step: Step) -> Tensor:
         layer, shape = self.layers[index], self.shape

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.contracts import LogitsFor
-from forerun.core import Exactness, ForwardOutput
-from forerun.errors import CacheError, CheckpointError, UnsupportedModelError
-from forerun.models.hf_cache import HFCache, HFCacheView
-from forerun.models.hf_head import Head, find_head
+from forerun.contracts import Ability
+from forerun.core import Batch, Exactness, ForwardOutput, Tree
+from forerun.errors import CacheError, CheckpointError, ConfigError, UnsupportedModelError
+from forerun.kv_cache import held_before
+from forerun.models.hf_cache import HFCache
+from forerun.models.hf_head import Part, find_head
 from forerun.models.placement import dtype_name
 
 _OPEN_MASKS = frozenset({"full_attention", "sliding_attention"})
@@ -24,7 +24,7 @@ class HFModel:
     """A model of transformers; implements `forerun.contracts.CausalLM` row by row.
 
     Trees run under an explicit attention mask. Partial layers and the hidden states above the
-    last layer are not to be had from transformers and are refused.
+    last layer are not available from transformers and are refused.
 
     Args:
         model: of transformers, ready on its device.
@@ -35,6 +35,7 @@ class HFModel:
     """
 
     exactness = Exactness.DISTRIBUTIONAL
+    abilities: frozenset[Ability] = frozenset()
 
     def __init__(self, model: Any, name: str) -> None:
         config = model.config.get_text_config()
@@ -47,109 +48,106 @@ class HFModel:
         self.device, self.dtype = model.device, model.dtype
         self.precision = dtype_name(self.dtype)
         self._windows = _windows(config)
-        self._head: Head | None = None
+        self._head: tuple[Part, Part] | None = None
         self._crops_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._probe()
 
     def new_cache(self, rows: int, capacity: int) -> HFCache:
-        """An empty cache of `rows` rows with `capacity` slots each; memory is taken as it fills."""
+        """An empty cache of `rows` rows of `capacity` tokens each; memory is taken as it fills."""
         return HFCache(rows, capacity)
 
     @torch.no_grad()
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: HFCacheView,
-        tree_mask: Tensor | None = None,
-        hidden_layers: Sequence[int] = (),
-        logits_for: LogitsFor = "all",
-        layers: range | None = None,
-        hidden_in: Tensor | None = None,
-    ) -> ForwardOutput:
+    def forward(self, batch: Batch, cache: HFCache) -> ForwardOutput:
         """Run new tokens and append their keys and values, as `forerun.contracts.CausalLM` says.
 
         Raises:
-            CacheError: when a row is full or a position lies beyond the context.
+            CacheError: for a batch that contradicts the cache, a full row, or a position beyond the
+                context.
             UnsupportedModelError: for `layers`, `hidden_in`, or hidden states above the last layer.
         """
-        self._refuse_partial(hidden_layers, layers, hidden_in)
-        batch, width = token_ids.shape
-        if batch != len(cache.rows):
-            raise CacheError(
-                f"{batch} rows of tokens were run on a view of {len(cache.rows)} rows."
-            )
+        self._refuse_partial(batch)
+        if batch.furthest >= self.max_context:
+            raise CacheError.beyond_context(batch.furthest, self.max_context)
+        held_before(batch, cache, range(self.num_layers))
+        shape = (len(batch), batch.width)
         hidden = {
-            layer: torch.zeros(batch, width, self.hidden_size, dtype=self.dtype, device=self.device)
-            for layer in hidden_layers
+            layer: torch.zeros(*shape, self.hidden_size, dtype=self.dtype, device=self.device)
+            for layer in batch.hidden_layers
         }
         logits: Tensor | None = None
-        if logits_for != "none":
-            rows = width if logits_for == "all" else 1
-            logits = torch.zeros(batch, rows, self.vocab_size, dtype=self.dtype, device=self.device)
-        for b, row in enumerate(cache.rows):
-            places = [place for place in positions[b].tolist() if place >= 0]
-            if not places:
-                continue
-            mask = None if tree_mask is None else tree_mask[b]
-            row_tokens = token_ids[b : b + 1, : len(places)]
-            out = self._run(row_tokens, places, cache.cache, row, mask, bool(hidden), logits_for)
+        if batch.logits_for != "none":
+            rows = batch.width if batch.logits_for == "all" else 1
+            shape = (len(batch), rows)
+            logits = torch.zeros(*shape, self.vocab_size, dtype=self.dtype, device=self.device)
+        for index, count in enumerate(batch.counts):
+            out = self._run(batch, index, cache)
             for layer, states in hidden.items():
-                states[b, : len(places)] = out.hidden_states[layer][0]
+                states[index, :count] = out.hidden_states[layer][0]
             if logits is not None:
-                made = out.logits[0, -1:] if logits_for == "last" else out.logits[0]
-                logits[b, : len(made)] = made
+                made = out.logits[0, -1:] if batch.logits_for == "last" else out.logits[0]
+                logits[index, : len(made)] = made
         return ForwardOutput(logits, hidden)
 
     @torch.no_grad()
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits [B, n, V] of hidden states [B, n, hidden_size], as `forerun.contracts.CausalLM` says.
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The embeddings [B, n, hidden_size] of token ids [B, n], without those of positions.
+
+        Raises:
+            ConfigError: when the model embeds in another width than its layers have.
+        """
+        table = self.model.get_input_embeddings()
+        if getattr(table, "embedding_dim", self.hidden_size) != self.hidden_size:
+            raise ConfigError(
+                f"{self.name} embeds tokens in {table.embedding_dim} dimensions and its layers have "
+                f"{self.hidden_size}; use a method that does not enter its layers."
+            )
+        embedded: Tensor = table(token_ids)
+        return embedded
+
+    @torch.no_grad()
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """The norm before the output head, on [B, n, hidden_size].
 
         Raises:
             ConfigError: when the model's final norm and head cannot be told apart from the rest.
         """
-        self._head = self._head or find_head(self.model, self.name)
-        return self._head(hidden)
+        return self._find_head()[0](hidden)
 
-    def _run(
-        self,
-        token_ids: Tensor,
-        places: list[int],
-        cache: HFCache,
-        row: int,
-        tree_mask: Tensor | None,
-        with_hidden: bool,
-        logits_for: LogitsFor,
-    ) -> Any:
+    @torch.no_grad()
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, V] of hidden states [B, n, hidden_size] behind the final norm.
+
+        Raises:
+            ConfigError: when the model's final norm and head cannot be told apart from the rest.
+        """
+        return self._find_head()[1](hidden)
+
+    def _find_head(self) -> tuple[Part, Part]:
+        self._head = self._head or find_head(self.model, self.name)
+        return self._head
+
+    def _run(self, batch: Batch, index: int, cache: HFCache) -> Any:
         """One row, without padding, through the model of transformers."""
-        if max(places) >= self.max_context:
-            raise CacheError(
-                f"position {max(places)} lies beyond the context of {self.name}, "
-                f"{self.max_context} tokens; end the text or draft less far."
-            )
-        cache.reserve(row, places)
-        mask = (
-            None if tree_mask is None else self._masks(cache.positions[row], len(places), tree_mask)
-        )
-        extra = {"logits_to_keep": 1} if self._crops_logits and logits_for != "all" else {}
+        row, positions = batch.rows[index], batch.positions[index]
+        tree = None if batch.trees is None else batch.trees[index]
+        cache.positions[row].extend(positions)
+        mask = None if tree is None else self._masks(cache.positions[row], len(positions), tree)
+        last = self._crops_logits and batch.logits_for != "all"
         return self.model(
-            input_ids=token_ids,
-            position_ids=torch.tensor([places], device=self.device),
+            input_ids=torch.tensor([batch.token_ids[index]], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
             attention_mask=mask,
             past_key_values=cache.caches[row],
             use_cache=True,
-            output_hidden_states=with_hidden,
-            **extra,
+            output_hidden_states=bool(batch.hidden_layers),
+            **({"logits_to_keep": 1} if last else {}),
         )
 
-    def _masks(self, positions: list[int], count: int, tree_mask: Tensor) -> Any:
+    def _masks(self, positions: list[int], count: int, tree: Tree) -> Any:
         """Additive masks [1, 1, count, total] of a tree, one for each kind of layer."""
-        total, width, columns = len(positions), *tree_mask.shape
+        total = len(positions)
         visible = torch.ones(count, total, dtype=torch.bool, device=self.device)
-        # The mask's columns begin width new tokens and columns - width slots before the new end.
-        first = total - count - (columns - width)
-        inside = tree_mask[:count, max(-first, 0) : columns - (width - count)]
-        visible[:, max(first, 0) :] = inside.to(self.device)
+        visible[:, total - len(tree) :] = torch.from_numpy(tree.mask[-count:]).to(self.device)
         places = torch.tensor(positions, device=self.device)
         masks = {}
         for kind, window in self._windows.items():
@@ -160,15 +158,14 @@ class HFModel:
             masks[kind] = mask.masked_fill_(~seen, torch.finfo(self.dtype).min)[None, None]
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _refuse_partial(
-        self, hidden_layers: Sequence[int], layers: range | None, hidden_in: Tensor | None
-    ) -> None:
-        if hidden_in is not None or (layers is not None and layers != range(self.num_layers)):
+    def _refuse_partial(self, batch: Batch) -> None:
+        some = batch.layers is not None and batch.layers != range(self.num_layers)
+        if batch.hidden_in is not None or some:
             raise UnsupportedModelError(
                 f"{self.name} runs on transformers, which cannot run some of the layers; use a "
                 "method that drafts with a model of its own."
             )
-        absent = [layer for layer in hidden_layers if not 0 <= layer < self.num_layers]
+        absent = [layer for layer in batch.hidden_layers if not 0 <= layer < self.num_layers]
         if absent:
             raise UnsupportedModelError(
                 f"{self.name} runs on transformers, which shows the hidden states 0 to "
@@ -179,11 +176,11 @@ class HFModel:
         """Run two siblings and see that neither the cache nor the second one notices the first."""
         cache = self.new_cache(2, 4)
         first, left, right = (token % self.vocab_size for token in (1, 2, 3))
-        tree = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]], dtype=torch.bool)
-        ids, line = torch.tensor([[first, left, right]]), torch.tensor([[first, right]])
-        places = torch.tensor([[0, 1, 1]], device=self.device)
-        branched = self.forward(ids.to(self.device), places, cache.view([0]), tree)
-        plain = self.forward(line.to(self.device), places[:, :2], cache.view([1]))
+        tree = Tree((-1, 0, 0))
+        branched = self.forward(
+            Batch.after(cache, [0], [[first, left, right]], trees=[tree]), cache
+        )
+        plain = self.forward(Batch.after(cache, [1], [[first, right]]), cache)
         assert branched.logits is not None, "logits were asked for"
         assert plain.logits is not None, "logits were asked for"
         held = [len(c.layers) and c.get_seq_length() for c in cache.caches]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from forerun.errors import CacheError
+from forerun.kv_cache import check_length, check_path, check_row
 
 
 class HFCache:
@@ -19,15 +19,12 @@ class HFCache:
 
     Args:
         rows: rows of the batch.
-        capacity: slots a row, in tokens.
+        capacity: tokens a row.
     """
 
     def __init__(self, rows: int, capacity: int) -> None:
         if rows < 1 or capacity < 1:
-            raise CacheError(
-                f"a cache of {rows} rows with {capacity} slots holds nothing; "
-                "ask for at least 1 of each."
-            )
+            raise CacheError.no_room(rows, capacity)
         from transformers import DynamicCache
 
         # Without a config every layer is a full one, whatever the model's windows.
@@ -36,8 +33,13 @@ class HFCache:
         self._capacity = capacity
 
     @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return len(self.caches)
+
+    @property
     def capacity(self) -> int:
-        """Slots a row, in tokens."""
+        """Tokens a row."""
         return self._capacity
 
     @property
@@ -46,66 +48,37 @@ class HFCache:
         layers = [layer for cache in self.caches for layer in cache.layers if layer.is_initialized]
         return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in layers)
 
-    def length(self, row: int) -> int:
-        """Filled slots of `row`."""
+    def length(self, row: int, layer: int | None = None) -> int:
+        """Tokens of `row`; all layers hold the same.
+
+        Raises:
+            CacheError: for a row that does not exist.
+        """
+        check_row(row, self.rows)
         return len(self.positions[row])
 
-    def view(self, rows: Sequence[int]) -> HFCacheView:
-        """The cache as a batch of these rows.
+    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
+        """Of the tokens of `row` after the first `length`, keep those at `path`, in their order.
 
         Raises:
-            CacheError: for no rows, or a row that does not exist or is named twice.
+            CacheError: for a row that does not exist, and unless `path` ascends and the row holds it.
         """
-        known = range(len(self.caches))
-        if not rows or not set(rows) <= set(known) or len(set(rows)) != len(rows):
-            raise CacheError(
-                f"rows {list(rows)} are no batch of this cache; "
-                f"name rows 0 to {known.stop - 1}, once each."
-            )
-        return HFCacheView(self, tuple(rows))
-
-    def reserve(self, row: int, positions: Sequence[int]) -> None:
-        """Note the positions of tokens that are about to be run.
-
-        Raises:
-            CacheError: when the row would overflow.
-        """
-        held = self.length(row)
-        if held + len(positions) > self.capacity:
-            raise CacheError(
-                f"row {row} holds {held} tokens and cannot take {len(positions)} more: its "
-                f"capacity is {self.capacity}; make the cache larger or trim the row."
-            )
-        self.positions[row].extend(positions)
-
-    def keep(self, row: int, start: int, slots: Sequence[int]) -> None:
-        """Of the slots from `start` on, keep only `start + slots[i]`, moved to `start + i`.
-
-        Raises:
-            CacheError: unless `slots` ascend and the row holds them.
-        """
-        held = self.length(row)
-        ascending = all(low < high for low, high in zip((-1, *slots), slots, strict=False))
-        if not ascending or not 0 <= start <= held or (slots and start + slots[-1] >= held):
-            raise CacheError(
-                f"cannot keep slots {list(slots)} from {start} on in row {row}: "
-                f"they must ascend from 0 and lie below {held}, the slots filled."
-            )
-        self._select(row, [*range(start), *(start + slot for slot in slots)])
+        check_path(row, length, path, self.length(row))
+        self._select(row, [*range(length), *(length + token for token in path)])
 
     def trim(self, row: int, length: int, layers: range | None = None) -> None:
-        """Forget all slots of `row` from `length` on, in `layers` alone unless None.
+        """Forget the tokens of `row` after the first `length`.
 
         Raises:
-            CacheError: for a negative length, or for layers: all of them have one length.
+            CacheError: for a row that does not exist, a negative length, or for layers: all of them
+                hold the same tokens.
         """
         if layers is not None:
             raise CacheError(
                 f"a cache of transformers is trimmed as a whole, not in {layers} alone; "
                 "give no layers."
             )
-        if length < 0:
-            raise CacheError(f"cannot trim row {row} to {length} slots; 0 empties it.")
+        check_length(row, length)
         self._select(row, range(min(length, self.length(row))))
 
     def _select(self, row: int, slots: Sequence[int]) -> None:
@@ -121,11 +94,3 @@ class HFCache:
                 index = torch.tensor(slots, device=layer.keys.device)
                 layer.keys = layer.keys.index_select(-2, index)
                 layer.values = layer.values.index_select(-2, index)
-
-
-@dataclass(frozen=True)
-class HFCacheView:
-    """Some rows of an `HFCache`, seen as a batch."""
-
-    cache: HFCache
-    rows: tuple[int, ...]

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from forerun.errors import ConfigError
 
-Head = Callable[[Tensor], Tensor]
-"""From hidden states [B, n, hidden_size] to logits [B, n, V]."""
+Part = Callable[[Tensor], Tensor]
 
 _NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 
 
 @torch.no_grad()
-def find_head(model: Any, name: str) -> Head:
-    """Head after final norm, if together they give the logits of a forward pass exactly.
+def find_head(model: Any, name: str) -> tuple[Part, Part]:
+    """The final norm and the output head, if one after the other they give the logits of a forward
+    pass exactly.
 
     Some models scale or cap their logits, or put something between the two; those show here.
 
@@ -39,7 +39,7 @@ def find_head(model: Any, name: str) -> Head:
         finally:
             hook.remove()
         if len(seen) == 1 and torch.equal(output(norms[0](seen[0])), logits):
-            return lambda hidden: output(norms[0](hidden))
+            return norms[0], output
     raise ConfigError(
         f"{name} runs on transformers and has no output head that can be run alone; "
         "use a method that drafts with a model of its own."

@@ -1,59 +1,109 @@
-"""From what a user names, a directory or a hub id, to a directory with the files."""
+"""From what a user names, a zoo model, a directory or a hub id, to a directory with the files."""
 
 from __future__ import annotations
 
-import json
+import os
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from forerun.errors import CheckpointError, ConfigError
+from forerun.files import printable
+from forerun.models.zoo import is_zoo, zoo_path
+from forerun.options import Text, check
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+_WEIGHTS = ("*.safetensors",)
 # Copies of the weights in other formats would double the download.
 _COPIES = ("*/*", "consolidated*")
 
 
-def resolve(path_or_hub_id: str | Path, revision: str | None = None, *, weights: bool) -> Path:
-    """The directory of a checkpoint, downloaded from the hub unless it is one already.
+@dataclass(frozen=True)
+class Location:
+    """Where a checkpoint lies.
+
+    Attributes:
+        directory: with its files.
+        hub_id: of a model on the hub; None for a directory of the user's own.
+        revision: on the hub: the commit that was downloaded, where it is known.
+    """
+
+    directory: Path
+    hub_id: str | None = None
+    revision: str | None = None
+
+    def with_weights(self) -> Location:
+        """The same checkpoint with its weights, which are downloaded where they are not here yet.
+
+        Raises:
+            CheckpointError: when the hub does not deliver.
+        """
+        if self.hub_id is None:
+            return self
+        found = _download(self.hub_id, self.revision, (*_SMALL_FILES, *_WEIGHTS))
+        return replace(self, directory=found)
+
+
+def locate(name: str | os.PathLike[str], revision: str | None = None) -> Location:
+    """Find a checkpoint; of one on the hub everything but the weights is downloaded.
 
     Args:
-        path_or_hub_id: a directory, or an id such as `Qwen/Qwen3-0.6B`.
+        name: `zoo` or `zoo-draft`, a directory, or an id such as `Qwen/Qwen3-0.6B`.
         revision: branch, tag or commit on the hub.
-        weights: whether the weights are needed too, or only config and tokenizer.
 
     Raises:
         CheckpointError: when there is no such directory, or the hub does not deliver.
         ConfigError: for the revision of a directory, which has none.
     """
-    path = Path(path_or_hub_id).expanduser()
-    if path.is_dir():
-        if revision is not None:
-            raise ConfigError(
-                f"revision {revision!r} is for a model on the hub, and {path} is a directory; "
-                "leave the revision out."
-            )
-        return path
-    if path.exists():
-        raise CheckpointError(f"{path} is a file; give the directory that holds config.json.")
-    name = str(path_or_hub_id)
-    if not _HUB_ID.fullmatch(name) or name.startswith("."):
+    path = zoo_path(str(name)) if is_zoo(name) else _expand(Path(check("model", name, Text)))
+    kind = _kind(path)
+    if kind == "directory" and revision is not None:
+        raise ConfigError(
+            f"revision {revision!r} is for a model on the hub, and {printable(path)} is a "
+            "directory; leave the revision out."
+        )
+    if kind == "directory":
+        return Location(path)
+    if kind == "file":
         raise CheckpointError(
-            f"there is no directory {name}; "
+            f"{printable(path)} is a file; give the directory that holds config.json."
+        )
+    if not _HUB_ID.fullmatch(str(name)) or str(name).startswith("."):
+        raise CheckpointError(
+            f"there is no directory {printable(name)}; "
             "give a checkpoint's directory or a hub id such as Qwen/Qwen3-0.6B."
         )
-    return _download(name, revision, weights)
+    directory = _download(str(name), revision, _SMALL_FILES)
+    # A branch may move between two downloads.
+    commit = directory.name if _COMMIT.fullmatch(directory.name) else revision
+    return Location(directory, str(name), commit)
 
 
-def _download(name: str, revision: str | None, weights: bool) -> Path:
+def _expand(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{printable(path)} names the home of a user who does not exist here."
+        ) from error
+
+
+def _kind(path: Path) -> str:
+    try:
+        return "directory" if path.is_dir() else "file" if path.exists() else "nothing"
+    except (OSError, ValueError):  # A name that is too long or holds a null byte.
+        return "nothing"
+
+
+def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError
 
-    patterns = [*_SMALL_FILES, "*.safetensors"] if weights else list(_SMALL_FILES)
     try:
         found = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=patterns, ignore_patterns=list(_COPIES)
+            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_COPIES)
         )
     except (HFValidationError, OSError) as error:
         raise CheckpointError(_advice(name, revision, error)) from error
@@ -80,24 +130,3 @@ def _advice(name: str, revision: str | None, error: Exception) -> str:
         )
     first = (str(error).splitlines() or [type(error).__name__])[0]
     return f"{name} could not be downloaded: {first}; try again or give a directory."
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        CheckpointError: when it is missing or holds no JSON object.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.parent} has no {path.name}; give the directory of a complete checkpoint."
-        ) from None
-    except (ValueError, OSError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as JSON ({error}); download it again."
-        ) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds no JSON object; download it again.")
-    return content

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
+from forerun.core import Batch
 from forerun.errors import ConfigError
 
 
-def check_layers(
-    model: Any, layers: range | None, hidden_layers: Sequence[int], hidden_in: Tensor | None
-) -> range:
-    """The layers to run, all where None.
+def layers_to_run(model: Any, batch: Batch) -> range:
+    """The layers that a batch runs, all where it names none.
 
     Raises:
-        ConfigError: for layers that the model does not have or that are not run.
+        ConfigError: for layers that the model does not have, hidden states of layers that are not
+            run, or hidden states to enter with that are missing or of another shape.
     """
-    layers = range(model.num_layers) if layers is None else layers
+    layers = range(model.num_layers) if batch.layers is None else batch.layers
     inside = 0 <= layers.start < layers.stop <= model.num_layers
     if not inside or layers.step != 1:
         raise ConfigError(
-            f"{layers} are no layers of {model.name}, which has {model.num_layers}; "
-            "give a range of them in steps of 1."
+            f"{model.name} cannot run {layers}; it has {model.num_layers} layers: give a range of "
+            "them in steps of 1."
         )
-    if layers.start > 0 and hidden_in is None:
+    if batch.hidden_in is None:
+        if layers.start > 0:
+            raise ConfigError(
+                f"layers from {layers.start} on need hidden_in, the output of the ones below."
+            )
+    elif batch.hidden_in.shape != (len(batch), batch.width, model.hidden_size):
         raise ConfigError(
-            f"layers from {layers.start} on need hidden_in, the output of the ones below."
+            f"hidden_in has the shape {list(batch.hidden_in.shape)}; {model.name} needs "
+            f"{[len(batch), batch.width, model.hidden_size]}."
         )
-    absent = [layer for layer in hidden_layers if not layers.start <= layer <= layers.stop]
+    absent = [layer for layer in batch.hidden_layers if not layers.start <= layer <= layers.stop]
     if absent:
         raise ConfigError(
             f"hidden_layers {absent} are not run; {model.name} was asked for the hidden states "

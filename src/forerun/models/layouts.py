@@ -12,6 +12,9 @@ from torch import Tensor
 from forerun.errors import UnsupportedModelError
 from forerun.models.architecture import Architecture
 
+HEAD = "lm_head.weight"
+"""The published key of the output head, in every family."""
+
 
 @dataclass(frozen=True)
 class Published:
@@ -55,6 +58,11 @@ class Layout:
     tensors: tuple[Fused, ...]
     prefix: str
     ignored: re.Pattern[str]
+
+    @property
+    def embedding(self) -> str:
+        """The published key of the token embedding."""
+        return next(t for t in self.tensors if t.name == "embedding.weight").parts[0].key
 
     def published(self) -> dict[str, tuple[int, ...]]:
         """Shapes by published key."""
@@ -192,11 +200,10 @@ def _gpt2(shape: Architecture) -> Layout:
 
 def _with_head(shape: Architecture, tensors: list[Fused], prefix: str, ignored: str) -> Layout:
     """Close a layout: a tied head is the embedding, and its published copy is ignored."""
-    head = "lm_head.weight"
     if shape.tied:
-        ignored = rf"{ignored}|{re.escape(head)}"
+        ignored = rf"{ignored}|{re.escape(HEAD)}"
     else:
-        table = Published(head, (shape.vocab_size, shape.hidden_size))
+        table = Published(HEAD, (shape.vocab_size, shape.hidden_size))
         tensors.append(Fused("head.weight", (table,)))
     return Layout(tuple(tensors), prefix, re.compile(ignored))
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from forerun.errors import MemoryLimitError
-from forerun.models.architecture import native, read_architecture
+from forerun.errors import CheckpointError, MemoryLimitError
+from forerun.files import size_text
+from forerun.models.architecture import Architecture, native, read_architecture
+from forerun.models.config import one_line
 from forerun.models.hf import max_context, refuse_unsupported
 from forerun.models.layouts import Layout, layout_of
-from forerun.models.placement import (
-    DTYPES,
-    QUANTIZED,
-    Storage,
-    draft_precision,
-    resolve_device,
-    resolve_storage,
-)
+from forerun.models.placement import DTYPES, QUANTIZED, RunConfig
 
 
 @dataclass(frozen=True)
@@ -70,44 +64,53 @@ def describe(config: Any, name: str = "the model") -> ModelSummary:
     """Sizes of the model that a config of transformers describes, without loading it.
 
     Args:
-        config: of transformers.
         name: how messages call the model.
 
     Raises:
         UnsupportedModelError: for an architecture that cannot be run speculatively.
+        CheckpointError: for a config of which transformers cannot make a model.
     """
+    if native(config):
+        return describe_architecture(read_architecture(config))
+    refuse_unsupported(config, name)
     text = config.get_text_config()
-    ours = native(config)
-    if ours:
-        shape = read_architecture(config)
-        parameters = layout_of(shape).num_parameters()
-        heads, size, context = shape.num_kv_heads, shape.head_dim, shape.max_context
-    else:
-        refuse_unsupported(config, name)
-        parameters = _count_on_meta(config)
-        attention_heads = text.num_attention_heads
-        heads = getattr(text, "num_key_value_heads", None) or attention_heads
-        size = getattr(text, "head_dim", None) or text.hidden_size // attention_heads
-        context = max_context(text, name)
+    attention_heads = text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // attention_heads
+    parameters = _count_on_meta(config, name)
     return ModelSummary(
         family=config.model_type,
-        native=ours,
+        native=False,
         parameters=parameters,
-        weight_bytes=_weight_bytes(config, parameters, ours),
+        weight_bytes=_torch_bytes(parameters),
         cache_values_per_token=2 * text.num_hidden_layers * heads * size,
-        max_context=context,
+        max_context=max_context(text, name),
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
     )
 
 
-def _weight_bytes(config: Any, parameters: int, ours: bool) -> dict[str, int]:
-    sizes = {name: parameters * dtype.itemsize for name, dtype in DTYPES.items()}
-    if ours:
-        layout = layout_of(read_architecture(config))
-        sizes |= {name: int(kernel_bytes(layout, name)) for name in QUANTIZED}
-    return sizes
+def describe_architecture(shape: Architecture) -> ModelSummary:
+    """The same of a model that one of our own decoders runs."""
+    layout = layout_of(shape)
+    parameters = layout.num_parameters()
+    quantized = {name: int(kernel_bytes(layout, name)) for name in QUANTIZED}
+    return ModelSummary(
+        family=shape.family,
+        native=True,
+        parameters=parameters,
+        weight_bytes=_torch_bytes(parameters) | quantized,
+        cache_values_per_token=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim,
+        max_context=shape.max_context,
+        vocab_size=shape.vocab_size,
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+    )
+
+
+def _torch_bytes(parameters: int) -> dict[str, int]:
+    return {name: parameters * dtype.itemsize for name, dtype in DTYPES.items()}
 
 
 def kernel_bytes(layout: Layout, precision: str, *, read: bool = False) -> float:
@@ -134,125 +137,53 @@ def kernel_bytes(layout: Layout, precision: str, *, read: bool = False) -> float
     return total
 
 
-def _count_on_meta(config: Any) -> int:
+def _count_on_meta(config: Any, name: str) -> int:
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        # A model of transformers raises whatever the first layer that it cannot make raises.
+        raise CheckpointError(
+            f"transformers cannot make {name} of its config.json ({one_line(error)}); "
+            "download it again."
+        ) from error
     return sum(int(parameter.numel()) for parameter in model.parameters())
 
 
 def memory_need(
-    name: str, config: Any, storage: Storage, *, rows: int, capacity: int
+    name: str, summary: ModelSummary, run: RunConfig, *, rows: int, capacity: int
 ) -> MemoryNeed:
     """Bytes that a model and its cache, rows times capacity slots, will take."""
-    summary = describe(config, name)
     return MemoryNeed(
         name,
-        summary.weight_bytes[storage.precision],
-        rows * capacity * summary.cache_bytes_per_token(storage.cache_dtype),
+        summary.weight_bytes[run.precision],
+        rows * capacity * summary.cache_bytes_per_token(run.cache_dtype),
     )
 
 
-def storage_of(
-    config: Any, device: torch.device, dtype: str = "auto", backend: str = "auto"
-) -> Storage:
-    """How the model of a config will be kept, and what runs it.
-
-    Args:
-        config: of transformers.
-        device, dtype, backend: as `load_model` takes them.
-
-    Raises:
-        ConfigError: for a dtype or backend that does not exist or is not there.
-    """
-    return resolve_storage(dtype, config.dtype, device, ours=native(config), backend=backend)
-
-
-def draft_storage_of(
-    config: Any, device: torch.device, target: Storage, dtype: str = "auto", backend: str = "auto"
-) -> Storage:
-    """The same for a draft model. `auto` runs it on what the target runs on, and quantizes it on
-    the kernels.
-
-    Raises:
-        ConfigError: for a dtype or backend that does not exist or is not there.
-    """
-    if dtype != "auto" or not native(config):
-        return storage_of(config, device, dtype, backend)
-    storage = storage_of(config, device, dtype, target.backend)
-    if storage.backend == "kernels":
-        read = kernel_bytes(layout_of(read_architecture(config)), "int8", read=True)
-        return Storage(draft_precision(read), "kernels")
-    return storage
-
-
-def available_bytes(device: torch.device) -> int | None:
-    """Memory that can be taken on a device now, in bytes; None if it cannot be told."""
+def available_bytes(device: torch.device) -> int:
+    """Memory that can be taken on a device now, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # Not Linux: ask the C library below.
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None
+    return int(psutil.virtual_memory().available)
 
 
-def check_memory(
-    target: Any,
-    draft: Any = None,
-    *,
-    dtype: str = "auto",
-    draft_dtype: str = "auto",
-    device: str = "auto",
-    backend: str = "auto",
-    rows: int,
-    capacity: int,
-) -> None:
-    """See that a target, its draft model and their caches fit on a device together.
-
-    Args:
-        target: a config of transformers.
-        draft: the draft model's; None for a drafter without one.
-        dtype, draft_dtype, device, backend: names, as `load_model` takes them.
-        rows: rows of the caches.
-        capacity: slots a row, in tokens.
-
-    Raises:
-        MemoryLimitError: with the numbers, and what to change.
-        ConfigError: for a dtype or device that does not exist or is not there.
-    """
-    place = resolve_device(device)
-    kept = storage_of(target, place, dtype, backend)
-    needs = [memory_need("target", target, kept, rows=rows, capacity=capacity)]
-    if draft is not None:
-        kept = draft_storage_of(draft, place, kept, draft_dtype, backend)
-        needs.append(memory_need("draft", draft, kept, rows=rows, capacity=capacity))
-    refuse_excess(needs, available_bytes(place), place)
-
-
-def refuse_excess(needs: Sequence[MemoryNeed], available: int | None, device: torch.device) -> None:
-    """Raise if the needs exceed the bytes available; None means that nobody knows.
+def check_memory(needs: Sequence[MemoryNeed], device: torch.device) -> None:
+    """See that models and their caches fit on a device together.
 
     Raises:
         MemoryLimitError: with the numbers, and what to change.
     """
-    total = sum(need.total for need in needs)
-    if available is None or total <= available:
+    total, available = sum(need.total for need in needs), available_bytes(device)
+    if total <= available:
         return
     parts = ", ".join(
-        f"{need.name} {_gib(need.weight_bytes)} + cache {_gib(need.cache_bytes)}" for need in needs
+        f"{need.name} {size_text(need.weight_bytes)} + cache {size_text(need.cache_bytes)}"
+        for need in needs
     )
     raise MemoryLimitError(
-        f"{_gib(total)} are needed on {device} but {_gib(available)} are free ({parts}); use a "
-        "smaller dtype, context, batch or draft."
+        f"{size_text(total)} are needed on {device} but {size_text(available)} are free "
+        f"({parts}); use a smaller dtype, context, batch or draft."
     )
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator, Field
 
 from forerun import _native
 from forerun.errors import ConfigError, UnknownNameError
+from forerun.options import known, options
 
 DTYPES = {
     "fp16": torch.float16,
@@ -24,17 +27,69 @@ BACKENDS = ("auto", "kernels", "torch")
 KERNEL_PRECISIONS = ("fp32", "bf16", "int8", "int4")
 
 
+def resolve_device(name: str = "auto") -> torch.device:
+    """The device of a name: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`, the fastest that is there.
+
+    Raises:
+        UnknownNameError: for a name that does not exist.
+        ConfigError: for a device that this machine or this build of torch lacks.
+    """
+    if name == "auto":
+        best = "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device("cuda" if torch.cuda.is_available() else best)
+    kind, colon, index = name.partition(":")
+    numbered = kind in ("cuda", "mps") and index.isascii() and index.isdecimal()
+    if kind not in DEVICES or (colon and not numbered):
+        raise UnknownNameError("device", name, DEVICES)
+    if kind == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(index[:9] or 0) >= count:
+            raise ConfigError(
+                f"device {name!r} is not there: torch {torch.__version__} sees {count} CUDA "
+                "devices; use 'auto' or 'cpu'."
+            )
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device 'mps' is not there: it needs macOS on Apple silicon; use 'cpu'.")
+    return torch.device(name)
+
+
+def _there(name: str) -> str:
+    resolve_device(name)
+    return name
+
+
+@options
+class Placement:
+    """How a model is asked to run."""
+
+    dtype: Annotated[str, known("dtype", lambda: ("auto", *PRECISIONS))] = Field(
+        default="auto",
+        description="Precision: auto (as stored), fp32, bf16, fp16, or on the CPU kernels int8 or "
+        "int4.",
+    )
+    device: Annotated[str, AfterValidator(_there)] = Field(
+        default="auto", description="auto (the fastest that is there), cpu, cuda, cuda:1 or mps."
+    )
+    backend: Annotated[str, known("backend", lambda: BACKENDS)] = Field(
+        default="auto",
+        description="kernels (forerun's own, on the CPU), torch, or auto: the kernels where they can "
+        "run the model.",
+    )
+
+
 @dataclass(frozen=True)
-class Storage:
-    """How a model is kept, and what runs it.
+class RunConfig:
+    """How a model does run.
 
     Args:
         precision: of its weights, one of PRECISIONS.
-        backend: `kernels`, our own for the CPU, or `torch`.
+        backend: `kernels` or `torch`.
+        device: where.
     """
 
     precision: str
     backend: str
+    device: torch.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,75 +102,38 @@ class Storage:
         return self.dtype
 
 
-def resolve_device(name: str = "auto") -> torch.device:
-    """The device of a name: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`, the fastest that is there.
+def resolve(placement: Placement, stored: torch.dtype | None, *, ours: bool = True) -> RunConfig:
+    """How a model will run that is asked for in a placement.
+
+    Args:
+        stored: the checkpoint's dtype, which `auto` keeps; None counts as float32. On the CPU `auto`
+            makes float32 of float16, which is slow there.
+        ours: whether one of our own decoders runs the model.
 
     Raises:
-        UnknownNameError: for a name that is none.
-        ConfigError: for a device that this machine or this build of torch lacks.
+        ConfigError: for a precision that device or backend lack.
     """
-    if name == "auto":
-        best = "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device("cuda" if torch.cuda.is_available() else best)
-    kind, _, index = name.partition(":")
-    if kind not in DEVICES or (index and not (kind in ("cuda", "mps") and index.isdigit())):
-        raise UnknownNameError("device", name, DEVICES)
-    if kind == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if int(index or 0) >= count:
-            raise ConfigError(
-                f"device {name!r} is not there: torch {torch.__version__} sees {count} CUDA "
-                "devices; use 'auto' or 'cpu'."
-            )
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("device 'mps' is not there: it needs macOS on Apple silicon; use 'cpu'.")
-    return torch.device(name)
+    device = resolve_device(placement.device)
+    if device.type == "mps" and placement.dtype == "fp64":
+        raise ConfigError("dtype 'fp64' does not exist on 'mps'; use 'fp32' or the device 'cpu'.")
+    auto = placement.dtype == "auto"
+    precision = _stored_precision(stored, device) if auto else placement.dtype
+    obstacle = _kernel_obstacle(precision, device, ours)
+    wanted = placement.backend == "kernels" or precision in QUANTIZED or _native_is_fast()
+    if obstacle is None and placement.backend != "torch" and wanted:
+        return RunConfig(precision, "kernels", device)
+    if placement.backend == "kernels" or precision in QUANTIZED:
+        raise ConfigError(
+            f"dtype {precision!r} is not available on the kernels: "
+            f"{obstacle or 'the backend is torch'}; "
+            "use dtype 'bf16' or 'fp32' with the backend 'auto'."
+        )
+    return RunConfig(precision, "torch", device)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The short name of a dtype."""
-    return next((name for name, one in DTYPES.items() if one is dtype), str(dtype))
-
-
-def resolve_storage(
-    name: str,
-    stored: torch.dtype | None,
-    device: torch.device,
-    *,
-    ours: bool = True,
-    backend: str = "auto",
-) -> Storage:
-    """How to keep and run a model that is asked for in a precision, or in `auto`: as stored.
-
-    Args:
-        name: of the precision.
-        stored: the checkpoint's dtype; None counts as float32.
-        device: on the CPU, `auto` makes float32 of float16, which is slow there.
-        ours: whether one of our own decoders runs the model.
-        backend: one of BACKENDS; `auto` takes the kernels where they can run the model.
-
-    Raises:
-        UnknownNameError: for a name that is none.
-        ConfigError: for a precision that device or backend lack.
-    """
-    if backend not in BACKENDS:
-        raise UnknownNameError("backend", backend, BACKENDS)
-    if name not in ("auto", *PRECISIONS):
-        raise UnknownNameError("dtype", name, ("auto", *PRECISIONS))
-    if device.type == "mps" and name == "fp64":
-        raise ConfigError("dtype 'fp64' does not exist on 'mps'; use 'fp32' or the device 'cpu'.")
-    precision = name if name != "auto" else _stored_precision(stored, device)
-    why_not = _why_not_kernels(precision, device, ours)
-    wanted = backend == "kernels" or precision in QUANTIZED or _native_is_fast()
-    if why_not is None and backend != "torch" and wanted:
-        return Storage(precision, "kernels")
-    if backend == "kernels" or precision in QUANTIZED:
-        reason = why_not or "the backend 'torch' was asked for"
-        raise ConfigError(
-            f"dtype {precision!r} on backend {'kernels'!r} is not to be had: {reason}; "
-            "use dtype 'bf16' or 'fp32' with the backend 'auto'."
-        )
-    return Storage(precision, "torch")
+    return next((name for name, known in DTYPES.items() if known is dtype), str(dtype))
 
 
 def _stored_precision(stored: torch.dtype | None, device: torch.device) -> str:
@@ -129,7 +147,7 @@ def _native_is_fast() -> bool:
     return _native.AVAILABLE and _native.kernels.level() != "portable"
 
 
-def _why_not_kernels(precision: str, device: torch.device, ours: bool) -> str | None:
+def _kernel_obstacle(precision: str, device: torch.device, ours: bool) -> str | None:
     """Why the compiled kernels cannot run a model; None if they can."""
     if device.type != "cpu":
         return f"they run on the CPU, not on {device.type!r}"
@@ -143,14 +161,14 @@ def _why_not_kernels(precision: str, device: torch.device, ours: bool) -> str | 
 
 
 def draft_precision(int8_bytes: float) -> str:
-    """What `auto` means for a draft on the kernels that reads so many bytes a token in int8: int8
-    where they stay in half of the last-level cache, which the target's weights stream through; else
-    int4, the least to read."""
+    """What `auto` means for a draft on the kernels: int8 where the bytes that it reads for a token in
+    int8 stay in half of the last-level cache, which the target's weights stream through; else int4,
+    the least to read."""
     return "int8" if int8_bytes <= last_level_cache() / 2 else "int4"
 
 
 def last_level_cache() -> int:
-    """Bytes of the processor's largest cache; 16 MiB where the system does not tell."""
+    """Bytes of the processor's largest cache; 16 MiB where the system does not say."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
     sizes = [16 * 2**20]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):

@@ -16,17 +16,22 @@ class RotaryTable:
     Computed in float32 and rounded once, as transformers does, so that both agree in any dtype.
 
     Args:
-        config: a config of transformers with `rope_parameters`.
-        head_dim: size of one head.
+        inverse_frequencies: [head_dim / 2], in float32.
+        scale: a factor on cosines and sines.
         dtype, device: of the table.
     """
 
     def __init__(
-        self, config: Any, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        inverse_frequencies: Tensor,
+        scale: float,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self._frequencies, self._scale = frequencies(config, head_dim)
+        self._frequencies, self._scale = inverse_frequencies, scale
         self._dtype, self._device = dtype, device
-        self._cos = self._sin = torch.empty(0, head_dim, dtype=dtype, device=device)
+        shape = (0, 2 * len(inverse_frequencies))
+        self._cos = self._sin = torch.empty(shape, dtype=dtype, device=device)
 
     def at(self, positions: Tensor, furthest: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, 1, n, head_dim] of positions [B, n], none beyond `furthest`."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.contracts import LogitsFor
-from forerun.core import Exactness, ForwardOutput
+from forerun.contracts import Ability
+from forerun.core import Batch, Exactness, ForwardOutput
 from forerun.errors import CacheError
-from forerun.kv_cache import Appending, CacheView, StaticCache
+from forerun.kv_cache import Appending, StaticCache
 from forerun.models.architecture import Architecture
-from forerun.models.attention import Sight, attend, sight
-from forerun.models.layers import check_layers
+from forerun.models.attention import Visibility, attend, visibility
+from forerun.models.layers import layers_to_run
 from forerun.models.placement import dtype_name
 
 
@@ -25,13 +26,13 @@ class Step:
     """What all layers of one forward pass share.
 
     Attributes:
-        appending: the new tokens' place in the cache.
-        sights: who sees whom, by sliding window.
+        appending: where the new tokens lie in the cache.
+        visible: which slots they see, by sliding window.
         rotation: cosines and sines [B, 1, n, head_dim] of the rotary embedding, if there is one.
     """
 
     appending: Appending
-    sights: dict[int | None, Sight]
+    visible: dict[int | None, Visibility]
     rotation: tuple[Tensor, Tensor] | None
 
 
@@ -45,6 +46,7 @@ class Transformer(ABC):
     """
 
     exactness = Exactness.DISTRIBUTIONAL
+    abilities: frozenset[Ability] = frozenset()
 
     def __init__(self, shape: Architecture, weights: Mapping[str, Tensor], name: str) -> None:
         self.shape, self.weights, self.name = shape, weights, name
@@ -56,89 +58,83 @@ class Transformer(ABC):
         self.head_weight = embedding if shape.tied else weights["head.weight"]
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
-        """An empty cache of `rows` rows with `capacity` slots each."""
+        """An empty cache of `rows` rows of `capacity` tokens each."""
         shape = self.shape
         sizes = (shape.num_kv_heads, capacity, shape.head_dim)
         return StaticCache(self.num_layers, rows, *sizes, self.dtype, self.device)
 
     @torch.no_grad()
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: CacheView,
-        tree_mask: Tensor | None = None,
-        hidden_layers: Sequence[int] = (),
-        logits_for: LogitsFor = "all",
-        layers: range | None = None,
-        hidden_in: Tensor | None = None,
-    ) -> ForwardOutput:
+    def forward(self, batch: Batch, cache: StaticCache) -> ForwardOutput:
         """Run new tokens and append their keys and values, as `forerun.contracts.CausalLM` says.
 
         Raises:
-            CacheError: when a row is full, its layers differ in length, or a position lies
-                beyond the context.
+            CacheError: for a batch that contradicts the cache, a full row, or a position beyond the
+                context.
             ConfigError: for layers that the model does not have or that are not run.
         """
-        layers = check_layers(self, layers, hidden_layers, hidden_in)
-        appending = cache.append(positions, layers)
-        step = self._step(appending, tree_mask, layers)
-        hidden = self.embed(token_ids, positions) if hidden_in is None else hidden_in
-        wanted = {layers.start: hidden} if layers.start in hidden_layers else {}
+        layers = layers_to_run(self, batch)
+        if batch.furthest >= self.max_context:
+            raise CacheError.beyond_context(batch.furthest, self.max_context)
+        inputs = np.stack((batch.padded(batch.token_ids, 0), batch.padded(batch.positions, -1)))
+        token_ids, positions = torch.from_numpy(inputs).to(self.device)
+        step = self._step(cache.append(batch, positions, layers), layers)
+        hidden = batch.hidden_in
+        if hidden is None:
+            hidden = self.enter(token_ids, positions)
+        states = {layers.start: hidden} if layers.start in batch.hidden_layers else {}
         for index in layers:
             hidden = self.layer(index, hidden, step)
-            if index + 1 in hidden_layers:
-                wanted[index + 1] = hidden
+            if index + 1 in batch.hidden_layers:
+                states[index + 1] = hidden
         logits = None
-        if layers.stop == self.num_layers and logits_for != "none":
-            logits = self.head(hidden if logits_for == "all" else _last(hidden, appending))
-        return ForwardOutput(logits, wanted)
+        if layers.stop == self.num_layers and batch.logits_for != "none":
+            wanted = hidden if batch.logits_for == "all" else _last(hidden, batch)
+            logits = self.lm_head(self.final_norm(wanted))
+        return ForwardOutput(logits, states)
 
-    def _step(self, appending: Appending, tree_mask: Tensor | None, layers: range) -> Step:
-        furthest = max(max(row) for row in appending.host_positions)
-        if furthest >= self.max_context:
-            raise CacheError(
-                f"position {furthest} lies beyond the context of {self.name}, "
-                f"{self.max_context} tokens; end the text or draft less far."
-            )
+    def _step(self, appending: Appending, layers: range) -> Step:
         windows = {self.shape.windows[layer] for layer in layers}
-        sights = {window: sight(appending, tree_mask, window, self.dtype) for window in windows}
-        return Step(appending, sights, self.rotation(appending.positions, furthest))
+        visible = {window: visibility(appending, window, self.dtype) for window in windows}
+        rotation = self.rotation(appending.positions, appending.batch.furthest)
+        return Step(appending, visible, rotation)
 
     def attention(
         self, index: int, step: Step, query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
         """Store key and value [B, kv_heads, n, d], attend with query [B, heads, n, d]."""
-        seen = step.sights[self.shape.windows[index]]
+        visible = step.visible[self.shape.windows[index]]
         step.appending.write(index, key, value)
-        keys, values = step.appending.read(index, seen.first)
-        return attend(query, keys, values, seen, self.shape.head_dim**-0.5)
+        keys, values = step.appending.read(index, visible.first)
+        return attend(query, keys, values, visible, self.shape.head_dim**-0.5)
 
     def rotation(self, positions: Tensor, furthest: int) -> tuple[Tensor, Tensor] | None:
         """The rotary embedding's factors for `positions`, of which `furthest` is the largest."""
         return None
 
-    @abstractmethod
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The embeddings [B, n, hidden_size] of token ids [B, n], without those of positions."""
+        return functional.embedding(token_ids, self.weights["embedding.weight"])
+
+    def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Hidden states [B, n, hidden_size] below the first layer."""
+        return self.embed(token_ids)
 
     @abstractmethod
     def layer(self, index: int, hidden: Tensor, step: Step) -> Tensor:
         """Run one layer on hidden states [B, n, hidden_size]."""
 
-    @torch.no_grad()
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits [B, n, V] of hidden states [B, n, hidden_size]: final norm, then the output head."""
-        return functional.linear(self.final_norm(hidden), self.head_weight)
-
     @abstractmethod
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """What stands between the last layer and the head, on [B, n, hidden_size]."""
+        """What stands between the last layer and the output head, on [B, n, hidden_size]."""
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, V] of hidden states [B, n, hidden_size] behind the final norm."""
+        return functional.linear(hidden, self.head_weight)
 
 
-def _last(hidden: Tensor, appending: Appending) -> Tensor:
-    """The hidden states [B, 1, hidden_size] of each row's last token that is no padding."""
-    if appending.even:
+def _last(hidden: Tensor, batch: Batch) -> Tensor:
+    """The hidden states [B, 1, hidden_size] of each row's last token that is not padding."""
+    if batch.even:
         return hidden[:, -1:]
-    last = torch.tensor([max(count, 1) - 1 for count in appending.counts], device=hidden.device)
+    last = torch.tensor([count - 1 for count in batch.counts], device=hidden.device)
     return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[-1]))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib.resources
 from pathlib import Path
+from typing import Any
 
 from forerun.errors import CheckpointError
 
 ZOO_MODELS = {"zoo": "target", "zoo-draft": "draft"}
 
 
-def is_zoo(name: str | Path) -> bool:
-    """Whether `name` is one of the zoo's models rather than a path or a hub id."""
-    return str(name) in ZOO_MODELS
+def is_zoo(name: Any) -> bool:
+    """Whether `name` is one of the zoo's models rather than a path or a hub id; a `Path` never is."""
+    return isinstance(name, str) and name in ZOO_MODELS
 
 
 def zoo_path(name: str = "zoo") -> Path:

@@ -1,11 +1,17 @@
-"""How far to speculate, or not at all: decided from the past alone."""
+"""How far to speculate, or not at all: decided from the past alone.
+
+A policy's class declares its `options` and is made from `num_speculative_tokens` and these.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from forerun import registry
 from forerun.contracts import Policy
+from forerun.options import pick
 from forerun.policies.adaptive import AdaptivePolicy
 from forerun.policies.fixed import FixedPolicy
 from forerun.policies.monitor import Monitor
@@ -19,15 +25,35 @@ POLICIES: dict[str, Any] = {
 
 
 def policy_names() -> list[str]:
-    """All names that `make_policy` knows."""
+    """All names that `find_policy` knows."""
     return registry.names(POLICIES, GROUP)
 
 
-def make_policy(name: str, num_speculative_tokens: int, monitored: bool = True) -> Policy:
-    """The policy called `name`, watched by a monitor unless that is switched off.
+def find_policy(name: str) -> Any:
+    """The class of the policy `name`.
 
     Raises:
         UnknownNameError: listing the policies.
+        ConfigError: for a class of another package that cannot be loaded, or declares no options.
     """
-    policy: Policy = registry.find("policy", name, POLICIES, GROUP)(num_speculative_tokens)
+    return registry.find_with_options("policy", name, POLICIES, GROUP)
+
+
+def make_policy(
+    name: str,
+    num_speculative_tokens: int,
+    monitored: bool = True,
+    values: Mapping[str, Any] = MappingProxyType({}),
+) -> Policy:
+    """The policy called `name`, watched by a monitor unless that is switched off.
+
+    Args:
+        values: options by name, its own among others.
+
+    Raises:
+        UnknownNameError: listing the policies.
+        ConfigError: for a length that the policy does not allow.
+    """
+    kind = find_policy(name)
+    policy: Policy = kind(num_speculative_tokens, pick(kind.options, values))
     return Monitor(policy) if monitored else policy

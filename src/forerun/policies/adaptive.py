@@ -1,43 +1,56 @@
-"""A length for each sequence that follows its own acceptance."""
+"""A length for each request that follows its own acceptance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 
-from forerun.core import Draft, Plan, Sequence, Verdict
-from forerun.theory.adaptive import AdaptiveLength
+from forerun.core import Draft, Plan, Request, Verdict
+from forerun.errors import ConfigError
+from forerun.theory.adaptive import AdaptiveLength, AdaptiveLimits
 
 
 class AdaptivePolicy:
-    """Grow and shrink each sequence's length by `theory.adaptive.AdaptiveLength`.
+    """Grow and shrink each request's length by `theory.adaptive.AdaptiveLength`.
 
     Args:
-        num_speculative_tokens: the length that a sequence starts with, within the rule's limits.
+        num_speculative_tokens: the length that a request starts with.
+        limits: the rule's.
+
+    Raises:
+        ConfigError: for a length outside the limits.
     """
 
     name = "adaptive"
+    options = AdaptiveLimits
 
-    def __init__(self, num_speculative_tokens: int) -> None:
-        self.num_speculative_tokens = num_speculative_tokens
+    def __init__(self, num_speculative_tokens: int, limits: AdaptiveLimits | None = None) -> None:
+        limits = limits or AdaptiveLimits()
+        shortest, longest = limits.shortest_draft, limits.longest_draft
+        if not shortest <= num_speculative_tokens <= longest:
+            raise ConfigError(
+                f"num_speculative_tokens is {num_speculative_tokens}; under policy 'adaptive' "
+                f"it must lie in [{shortest}, {longest}], or use policy 'fixed'."
+            )
+        self.num_speculative_tokens, self.limits = num_speculative_tokens, limits
         self._lengths: dict[int, AdaptiveLength] = {}
 
-    def plan(self, sequences: Several[Sequence]) -> list[Plan]:
-        return [Plan(self._length_of(sequence).length) for sequence in sequences]
+    def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        return [Plan(self._length_of(request).length) for request in requests]
 
     def observe(
         self,
-        sequences: Several[Sequence],
-        drafts: Several[Draft],
-        verdicts: Several[Verdict],
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
         seconds: float,
     ) -> None:
-        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
+        for request, draft, verdict in zip(requests, drafts, verdicts, strict=True):
             if len(draft):
-                self._length_of(sequence).observe(max(draft.depths) + 1, verdict.num_accepted)
+                self._length_of(request).observe(draft.tree.depth, verdict.num_accepted)
 
-    def release(self, sequence: Sequence) -> None:
-        self._lengths.pop(sequence.request_id, None)
+    def release(self, request: Request) -> None:
+        self._lengths.pop(request.request_id, None)
 
-    def _length_of(self, sequence: Sequence) -> AdaptiveLength:
-        start = AdaptiveLength(self.num_speculative_tokens)
-        return self._lengths.setdefault(sequence.request_id, start)
+    def _length_of(self, request: Request) -> AdaptiveLength:
+        start = AdaptiveLength(self.num_speculative_tokens, self.limits)
+        return self._lengths.setdefault(request.request_id, start)

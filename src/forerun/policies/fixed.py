@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 
-from forerun.core import Draft, Plan, Sequence, Verdict
+from forerun.core import Draft, Plan, Request, Verdict
+from forerun.options import NoOptions
 
 
 class FixedPolicy:
     """Draft `num_speculative_tokens` in every round."""
 
     name = "fixed"
+    options = NoOptions
 
-    def __init__(self, num_speculative_tokens: int) -> None:
+    def __init__(self, num_speculative_tokens: int, options: NoOptions | None = None) -> None:
         self.num_speculative_tokens = num_speculative_tokens
 
-    def plan(self, sequences: Several[Sequence]) -> list[Plan]:
-        return [Plan(self.num_speculative_tokens) for _ in sequences]
+    def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        return [Plan(self.num_speculative_tokens) for _ in requests]
 
     def observe(
         self,
-        sequences: Several[Sequence],
-        drafts: Several[Draft],
-        verdicts: Several[Verdict],
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
         seconds: float,
     ) -> None:
         """A fixed length learns nothing."""
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, request: Request) -> None:
         """There is nothing to forget."""

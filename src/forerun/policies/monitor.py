@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
 from forerun.contracts import Policy
-from forerun.core import Draft, Plan, Sequence, Verdict
+from forerun.core import Draft, Plan, Request, Verdict
 
 # Below this share of the longest path four drafted tokens do not pay where a drafting round takes 2.2
 # plain ones: a careful guess for the first decision, before plain rounds of this run have been timed.
@@ -28,7 +28,7 @@ class _Drafted(NamedTuple):
 
 @dataclass
 class _Watch:
-    """What the monitor knows of one sequence."""
+    """What the monitor knows of one request."""
 
     recent: deque[_Drafted]
     pause: int
@@ -37,17 +37,15 @@ class _Watch:
 
 @dataclass
 class _RoundTimes:
-    """Seconds a round for one batch size, and the mean of tokens drafted over its sequences, of which
-    some may draft nothing.
+    """Seconds a round for a batch size, and the mean of drafted tokens over all its requests.
 
-    Medians: a round in which somebody's prompt went through the draft model says nothing about
-    the next one.
+    Medians: a round in which a prompt went through the draft model says nothing about the next.
     """
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=15))
     drafting: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=15))
 
-    def observe(self, drafts: Several[Draft], seconds: float) -> None:
+    def observe(self, drafts: Sequence[Draft], seconds: float) -> None:
         drafted = [len(draft) for draft in drafts]
         if not any(drafted):
             self.plain.append(seconds)
@@ -61,7 +59,7 @@ class _RoundTimes:
 
     def break_even(self) -> float | None:
         """The acceptance at which a drafting round is worth its time: as many accepted tokens as
-        the plain rounds that it takes longer, over the tokens drafted. None while nobody knows."""
+        the plain rounds that it takes longer, over the tokens drafted. None before both are timed."""
         if not self.plain or not self.drafting:
             return None
         drafting = median(seconds for seconds, _ in self.drafting)
@@ -70,9 +68,9 @@ class _RoundTimes:
 
 
 class Monitor:
-    """Wraps a policy and plans plain rounds for sequences whose drafts are not worth their time.
+    """Wraps a policy and plans plain rounds for requests whose drafts are not worth their time.
 
-    After `min_rounds` drafting rounds, a sequence whose acceptance over its last `min_rounds` lies
+    After `min_rounds` drafting rounds, a request whose acceptance over its last `min_rounds` lies
     below break-even decodes plainly for `pause` rounds, then probes for a few rounds; each failed
     probe doubles the pause. Break-even follows from the measured times of both kinds of round, for
     the batch size at hand; a few plain rounds are run early on to have them.
@@ -106,43 +104,43 @@ class Monitor:
         fixed = self.fixed_break_even
         return self._times_of(batch_size).break_even() if fixed is None else fixed
 
-    def plan(self, sequences: Several[Sequence]) -> list[Plan]:
-        if self.fixed_break_even is None and self._times_of(len(sequences)).wants_plain:
-            return [Plan(0)] * len(sequences)
-        plans = self.policy.plan(sequences)
+    def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        if self.fixed_break_even is None and self._times_of(len(requests)).wants_plain:
+            return [Plan(0)] * len(requests)
+        plans = self.policy.plan(requests)
         return [
-            Plan(0) if self._watch_of(sequence).paused_for else plan
-            for sequence, plan in zip(sequences, plans, strict=True)
+            Plan(0) if self._watch_of(request).paused_for else plan
+            for request, plan in zip(requests, plans, strict=True)
         ]
 
     def observe(
         self,
-        sequences: Several[Sequence],
-        drafts: Several[Draft],
-        verdicts: Several[Verdict],
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
         seconds: float,
     ) -> None:
-        self.policy.observe(sequences, drafts, verdicts, seconds)
-        self._times_of(len(sequences)).observe(drafts, seconds)
-        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
-            watch = self._watch_of(sequence)
+        self.policy.observe(requests, drafts, verdicts, seconds)
+        self._times_of(len(requests)).observe(drafts, seconds)
+        for request, draft, verdict in zip(requests, drafts, verdicts, strict=True):
+            watch = self._watch_of(request)
             if watch.paused_for:
                 watch.paused_for -= 1
             elif len(draft):
-                drafted = _Drafted(len(draft), max(draft.depths) + 1, verdict.num_accepted)
+                drafted = _Drafted(len(draft), draft.tree.depth, verdict.num_accepted)
                 watch.recent.append(drafted)
-                self._judge(watch, self.break_even(len(sequences)))
+                self._judge(watch, self.break_even(len(requests)))
 
-    def release(self, sequence: Sequence) -> None:
-        self.policy.release(sequence)
-        self._watches.pop(sequence.request_id, None)
+    def release(self, request: Request) -> None:
+        self.policy.release(request)
+        self._watches.pop(request.request_id, None)
 
     def _judge(self, watch: _Watch, break_even: float | None) -> None:
         if len(watch.recent) < (watch.recent.maxlen or 0):
             return
-        # A tree has many nodes on a level, of which one at most is accepted.
-        drafted = sum(one.depth if break_even is None else one.nodes for one in watch.recent)
-        accepted = sum(one.accepted for one in watch.recent)
+        # A tree has many nodes on a level, of which at most one is accepted.
+        drafted = sum(draft.depth if break_even is None else draft.nodes for draft in watch.recent)
+        accepted = sum(draft.accepted for draft in watch.recent)
         if accepted / drafted >= (FIRST_BREAK_EVEN if break_even is None else break_even):
             if watch.recent.maxlen != self.min_rounds:  # a probe that went well
                 watch.recent = deque(watch.recent, maxlen=self.min_rounds)
@@ -155,6 +153,6 @@ class Monitor:
     def _times_of(self, batch_size: int) -> _RoundTimes:
         return self._times.setdefault(batch_size, _RoundTimes())
 
-    def _watch_of(self, sequence: Sequence) -> _Watch:
+    def _watch_of(self, request: Request) -> _Watch:
         fresh = _Watch(deque(maxlen=self.min_rounds), self.pause)
-        return self._watches.setdefault(sequence.request_id, fresh)
+        return self._watches.setdefault(request.request_id, fresh)

@@ -1,4 +1,4 @@
-"""A proof as a Markdown document: what was run, with what, and what came of it."""
+"""A proof as a Markdown document: settings, versions and results."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ def _enumeration(part: dict[str, Any] | None) -> Iterator[str]:
         ("rule", "cases", "sequences", "seeds", "largest deviation", "passed"),
         (
             (
-                one["rule"],
-                str(one["cases"]),
-                str(one["sequences"] - one["seeds"]),
-                str(one["seeds"]),
-                number(one["largest_deviation"]),
-                "yes" if one["passed"] else "no",
+                rule["rule"],
+                str(rule["cases"]),
+                str(rule["sequences"] - rule["seeds"]),
+                str(rule["seeds"]),
+                number(rule["largest_deviation"]),
+                "yes" if rule["passed"] else "no",
             )
-            for one in part["rules"]
+            for rule in part["rules"]
         ),
     )
 
 
 def enumerated(part: dict[str, Any]) -> str:
-    """What the enumeration has covered, in one sentence."""
+    """The scope of the enumeration, in one sentence."""
     return (
         f"{part['cases']} cases on small vocabularies: every outcome of every draft, whole sequences "
-        f"against the target's own law; a rule that draws by noise, seed by seed against plain "
+        f"against the target's own distribution; rules that draw by noise, seed by seed against plain "
         f"decoding. Largest deviation {number(part['largest_deviation'])}, allowed {part['bound']:.0e}."
     )
 
@@ -100,14 +100,14 @@ def _statistics(part: dict[str, Any] | None) -> Iterator[str]:
             ("test", "outcomes", "chi-square", "degrees", "p", "p (Holm)"),
             (
                 (
-                    one["name"],
-                    str(one["count"]),
-                    f"{one['statistic']:.2f}",
-                    str(one["degrees"]),
-                    number(one["p_value"]),
-                    number(one["adjusted"]),
+                    test["name"],
+                    str(test["count"]),
+                    f"{test['statistic']:.2f}",
+                    str(test["degrees"]),
+                    number(test["p_value"]),
+                    number(test["adjusted"]),
                 )
-                for one in look["tests"]
+                for test in look["tests"]
             ),
         )
         yield ""
@@ -117,12 +117,12 @@ def _statistics(part: dict[str, Any] | None) -> Iterator[str]:
 
 
 def rows(look: dict[str, Any]) -> str:
-    """What else was looked at, in one sentence."""
+    """Impossible tokens and differences of rows, in one sentence."""
     allowed = look["row_tolerance"]
     bound = (
         "edges of top-k, top-p or min-p may move"
         if allowed is None
-        else (f"rounding explains {number(allowed)}")
+        else f"rounding explains {number(allowed)}"
     )
     return (
         f"Tokens that the target excludes: {look['impossible']}. Largest difference between the rows "
@@ -131,17 +131,17 @@ def rows(look: dict[str, Any]) -> str:
 
 
 def limits(look: dict[str, Any]) -> Iterator[str]:
-    """What would have been caught, a line a family."""
-    for one in look["limits"]:
+    """The detection limits, a line per family."""
+    for limit in look["limits"]:
         yield (
-            f"- {one['family']} ({one['meaning']}): a total variation of "
-            f"{one['total_variation']:.4f} would have been caught with probability {one['power']}, "
-            f"by the test '{one['test']}'."
+            f"- {limit['family']} ({limit['meaning']}): a total variation of "
+            f"{limit['total_variation']:.4f} would have been detected with probability "
+            f"{limit['power']}, by the test '{limit['test']}'."
         )
 
 
 def alarms(look: dict[str, Any], level: float) -> str:
-    """What the look found, in one sentence."""
+    """The alarms of a look, in one sentence."""
     if look["alarms"]:
         return f"Alarms at level {level}: {', '.join(look['alarms'])}."
     return f"No alarm at level {level}."
@@ -172,19 +172,19 @@ def _equality(part: dict[str, Any] | None) -> Iterator[str]:
 
 
 def differences(mode: dict[str, Any]) -> Iterator[str]:
-    """The first difference after each prompt that has one, a line each."""
-    for one in mode["differences"]:
-        found = one["difference"]
+    """The first difference after each prompt that has one, a line per prompt."""
+    for entry in mode["differences"]:
+        first = entry["difference"]
         yield (
-            f"- {mode['name']}, prompt {one['prompt'] + 1}: token {found['index'] + 1} is "
-            f"{found['token_id']} instead of {found['plain_token_id']}, {_gap(found['gap'])}, where "
-            f"rounding explains {number(found['tolerance'])}: {found['explanation']} (the two largest "
-            f"logits are {number(found['margin'])} apart)."
+            f"- {mode['name']}, prompt {entry['prompt'] + 1}: token {first['index'] + 1} is "
+            f"{first['token_id']} instead of {first['plain_token_id']}, {_gap(first['gap'])}, where "
+            f"rounding explains {number(first['tolerance'])}: {first['explanation']} (the two largest "
+            f"logits are {number(first['margin'])} apart)."
         )
 
 
 def number(value: float | None) -> str:
-    """A figure with three digits; what is not finite came as None."""
+    """A figure with three digits; None stands for values that are not finite."""
     return "not finite" if value is None else f"{value:.3g}"
 
 

@@ -1,55 +1,48 @@
-"""How hard a proof tries."""
+"""How much work a proof does."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
-from forerun.checks import Check, normalize, number, several, text, whole
+from pydantic import Field
+
 from forerun.errors import ConfigError
+from forerun.options import known, options
 
 PARTS = ("enumeration", "statistics", "equality")
-# Of the command line: outputs at once, and the tokens that are kept of a prompt.
+Part = Annotated[str, known("part", lambda: PARTS)]
+# Of the command line: outputs at once, and the tokens that are used of a prompt.
 DEFAULT_BATCH = 32
 DEFAULT_PROMPT_TOKENS = 64
 
 
-@dataclass(frozen=True)
+@options
 class Effort:
-    """How hard to try.
-
-    Args:
-        num_tokens: emitted tokens that the statistics test, at least.
-        output_tokens: of every output.
-        equality_prompts: prompts that are decoded with and without speculation.
-        level: probability of a false alarm of each look of the statistics.
-        seed: of everything.
-        parts: which to run.
+    """How much work a proof does.
 
     Raises:
-        ConfigError: for what cannot be done.
+        ConfigError: for a value out of range, or without parts.
     """
 
-    num_tokens: int = 20_000
-    output_tokens: int = 128
-    equality_prompts: int = 8
-    level: float = 0.01
-    seed: int = 0
-    parts: tuple[str, ...] = PARTS
+    num_tokens: int = Field(
+        default=20_000,
+        ge=1,
+        le=2**40,
+        description="Tokens for the statistics, at least; four times as many halve the detection limit.",
+    )
+    output_tokens: int = Field(default=128, ge=2, le=2**31, description="Length of every output.")
+    equality_prompts: int = Field(
+        default=8, ge=1, le=2**31, description="Prompts to decode with and without speculation."
+    )
+    level: float = Field(
+        default=0.01,
+        gt=0.0,
+        lt=1.0,
+        description="Probability of a false alarm of the statistics, before a second look.",
+    )
+    seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1, description="Of everything.")
+    parts: tuple[Part, ...] = Field(default=PARTS, description="Which parts to run.")
 
     def __post_init__(self) -> None:
-        normalize(self, _CHECKS)
-        if self.level >= 1.0:
-            raise ConfigError(f"level is {self.level}; give a probability between 0 and 1.")
-        unknown = [part for part in self.parts if part not in PARTS]
-        if unknown or not self.parts:
-            raise ConfigError(f"parts are {self.parts}; give some of {', '.join(PARTS)}.")
-
-
-_CHECKS: dict[str, Check] = {
-    "num_tokens": whole(1, 2**40),
-    "output_tokens": whole(2, 2**31),
-    "equality_prompts": whole(1, 2**31),
-    "level": number(0.0, 1.0, above=True),
-    "seed": whole(-(2**63), 2**63 - 1),
-    "parts": several(text),
-}
+        if not self.parts:
+            raise ConfigError(f"parts are empty; give some of {', '.join(PARTS)}.")

@@ -8,9 +8,9 @@ from itertools import chain
 from time import perf_counter
 
 from forerun.contracts import Verifier
-from forerun.core import Exactness, Sequence
+from forerun.core import Exactness, Request
 from forerun.params import SamplingParams
-from forerun.testing.laws import WarpedRows, depth_of, drawn_drafts
+from forerun.testing.enumeration import WarpedRows, depth_of, drawn_drafts
 from forerun.testing.toy import ToyModel
 from forerun.testing.verifier_check import (
     BOUND,
@@ -26,31 +26,31 @@ _PROMPT = [1, 2, 0]
 
 @dataclass(frozen=True)
 class RuleEnumeration:
-    """A rule, enumerated.
+    """The enumeration of a rule.
 
     Args:
         rule: its name.
-        level: what it promises. Enumeration shows by how much an approximate rule misses.
-        found: what its enumeration came to.
+        level: that it promises. Of an approximate rule the enumeration shows the deviation.
+        result: of the enumeration.
     """
 
     rule: str
     level: Exactness
-    found: Enumeration
+    result: Enumeration
 
     @property
     def passed(self) -> bool:
-        return self.found.cases > 0 and self.found.largest_deviation <= BOUND
+        return self.result.cases > 0 and self.result.largest_deviation <= BOUND
 
 
 @dataclass(frozen=True)
 class Enumerations:
-    """What the enumeration of some rules came to.
+    """The enumerations of some rules.
 
     Args:
-        rules: one by one.
+        rules: the result of each.
         bound: the largest deviation of a probability that rounding explains in float64.
-        seconds: it took.
+        seconds: of all of it.
     """
 
     rules: tuple[RuleEnumeration, ...]
@@ -59,15 +59,15 @@ class Enumerations:
 
     @property
     def passed(self) -> bool:
-        return all(one.passed for one in self.rules)
+        return all(rule.passed for rule in self.rules)
 
     @property
     def largest_deviation(self) -> float:
-        return max(one.found.largest_deviation for one in self.rules)
+        return max(rule.result.largest_deviation for rule in self.rules)
 
     @property
     def cases(self) -> int:
-        return sum(one.found.cases for one in self.rules)
+        return sum(rule.result.cases for rule in self.rules)
 
 
 def by_enumeration(rules: Iterable[Verifier], params: SamplingParams) -> Enumerations:
@@ -75,23 +75,23 @@ def by_enumeration(rules: Iterable[Verifier], params: SamplingParams) -> Enumera
 
     Args:
         rules: to be enumerated.
-        params: of the user; what names tokens outside the small vocabularies is left out.
+        params: of the user, without references to tokens outside the small vocabularies.
     """
     started = perf_counter()
-    found = []
+    results = []
     for rule in rules:
         cases = chain(default_cases(), sampler_cases(params))
-        found.append(RuleEnumeration(rule.name, rule.exactness, enumerate_rule(rule, cases)))
-    return Enumerations(tuple(found), BOUND, perf_counter() - started)
+        results.append(RuleEnumeration(rule.name, rule.exactness, enumerate_rule(rule, cases)))
+    return Enumerations(tuple(results), BOUND, perf_counter() - started)
 
 
 def sampler_cases(params: SamplingParams) -> Iterator[Case]:
-    """Drafts drawn from rows of the sampler that ships, against a target warped by it."""
+    """Drafts drawn from rows of the shipped sampler, against a target that it warps."""
     for vocab_size in (3, 4):
         own = small(params, vocab_size)
-        sequence = Sequence(0, list(_PROMPT), len(_PROMPT) - 1, own, seed=0)
-        target = WarpedRows(ToyModel(vocab_size, sharpness=1.0), sequence)
-        draft = WarpedRows(ToyModel(vocab_size, sharpness=1.0, noise=0.8), sequence)
+        request = Request(0, list(_PROMPT), len(_PROMPT) - 1, own, seed=0)
+        target = WarpedRows(ToyModel(vocab_size, sharpness=1.0), request)
+        draft = WarpedRows(ToyModel(vocab_size, sharpness=1.0, noise=0.8), request)
         for shape in _SHAPES:
             drafts = tuple(drawn_drafts(draft, shape))
             # A sharp sampler may leave too few tokens for a tree.
@@ -100,7 +100,7 @@ def sampler_cases(params: SamplingParams) -> Iterator[Case]:
 
 
 def small(params: SamplingParams, vocab_size: int) -> SamplingParams:
-    """The same parameters without what names tokens outside a small vocabulary."""
+    """The same parameters without references to tokens outside a small vocabulary."""
     allowed = None
     if params.allowed_token_ids is not None:
         allowed = tuple(token for token in params.allowed_token_ids if token < vocab_size) or None
@@ -111,7 +111,7 @@ def small(params: SamplingParams, vocab_size: int) -> SamplingParams:
         params,
         allowed_token_ids=allowed,
         banned_token_ids=banned,
-        logit_bias={one: bias for one, bias in params.logit_bias.items() if one < vocab_size},
+        logit_bias={token: bias for token, bias in params.logit_bias.items() if token < vocab_size},
         mask=None,
         seed=None,
     )

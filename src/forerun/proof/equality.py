@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from forerun.compare.attribution import DEFECT, Difference, first_difference
 from forerun.core import NO_HINTS, Exactness, Hints
-from forerun.engine.attribution import DEFECT, Difference, first_difference
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
+from forerun.proof.setting import Setting
 
 # Under these a seed gives plain decoding's tokens; under others it only makes a run repeatable.
 SEEDED_RULES = ("auto", "coupled")
@@ -37,10 +37,10 @@ class Mode:
 
     Args:
         name: `greedy` or `seeded`.
-        prompts: compared.
-        tokens: of plain decoding, over all of them.
+        prompts: number of prompts.
+        tokens: of plain decoding, over all prompts.
         differences: of the outputs that are not identical.
-        strict: whether the backend promises bitwise equality, so that no difference is excused.
+        strict: whether the backend promises bitwise equality, so that every difference is a defect.
     """
 
     name: str
@@ -55,16 +55,17 @@ class Mode:
 
     @property
     def defects(self) -> int:
-        return sum(self.strict or one.difference.explanation == DEFECT for one in self.differences)
+        explanations = [entry.difference.explanation for entry in self.differences]
+        return sum(self.strict or explanation == DEFECT for explanation in explanations)
 
 
 @dataclass(frozen=True)
 class Equality:
-    """What the comparison came to.
+    """The result of the comparison.
 
     Args:
-        modes: greedy and, where seeds are promised anything, seeded.
-        seconds: it took.
+        modes: greedy, and seeded where the rule promises plain decoding's tokens for a seed.
+        seconds: of the comparison.
     """
 
     modes: tuple[Mode, ...]
@@ -72,18 +73,15 @@ class Equality:
 
     @property
     def passed(self) -> bool:
-        """No defect; on a bitwise backend that is no difference at all."""
+        """Whether there is no defect; on a bitwise backend, no difference at all."""
         return not any(mode.defects for mode in self.modes)
 
 
 def by_equality(
     engine: Engine,
-    prompts: Several[list[int]],
-    params: SamplingParams,
-    output_tokens: int,
-    seed: int,
+    prompts: Sequence[list[int]],
+    setting: Setting,
     progress: Progress | None = None,
-    hints: Several[Hints] | None = None,
 ) -> Equality:
     """Decode every prompt with and without speculation: greedily, and with a seed where the engine's
     rule promises plain decoding's tokens for it.
@@ -91,49 +89,54 @@ def by_equality(
     Args:
         engine: with a drafter.
         prompts: token ids.
-        params: how tokens are drawn; seeds and lengths are set here.
-        output_tokens: of each output at most.
-        seed: of the first prompt, one more for each after it.
-        progress: told how many outputs are done, of how many.
-        hints: of each prompt.
+        setting: how to draw; the first prompt has its seed, every further prompt the next one.
+        progress: called with the number of outputs done, and of all.
     """
-    told = hints or [NO_HINTS] * len(prompts)
     started = perf_counter()
-    base = replace(params, max_tokens=output_tokens, logprobs=None, stop=(), stop_token_ids=())
-    each = [replace(base, seed=seed % 2**62 + index) for index in range(len(prompts))]
-    runs = [("greedy", [replace(one, temperature=0.0) for one in each])]
-    if not params.greedy and engine.config.rejection_sample_method in SEEDED_RULES:
-        runs.append(("seeded", each))
+    base = replace(
+        setting.params,
+        max_tokens=setting.output_tokens,
+        logprobs=None,
+        stop=(),
+        stop_token_ids=(),
+    )
+    seeded = [replace(base, seed=setting.seed % 2**62 + index) for index in range(len(prompts))]
+    runs = {"greedy": [replace(params, temperature=0.0) for params in seeded]}
+    if not base.greedy and engine.config.rejection_sample_method in SEEDED_RULES:
+        runs["seeded"] = seeded
+    done, total = 0, len(runs) * len(prompts)
     modes = []
-    for done, (name, several) in enumerate(runs):
-
-        def tell(count: int, done: int = done) -> None:
+    for name, params in runs.items():
+        entries = []
+        for entry in _compare(engine, prompts, params, setting.hints):
+            entries.append(entry)
+            done += 1
             if progress is not None:
-                progress(done * len(prompts) + count, len(runs) * len(prompts))
-
-        modes.append(_compare(name, engine, prompts, several, told, tell))
+                progress(done, total)
+        tokens = sum(count for count, _ in entries)
+        differences = [
+            PromptDifference(index, difference)
+            for index, (_, difference) in enumerate(entries)
+            if difference is not None
+        ]
+        strict = engine.target.exactness is Exactness.BITWISE
+        modes.append(Mode(name, len(prompts), tokens, tuple(differences), strict))
     return Equality(tuple(modes), perf_counter() - started)
 
 
 def _compare(
-    name: str,
     engine: Engine,
-    prompts: Several[list[int]],
-    each: list[SamplingParams],
-    hints: Several[Hints],
-    tell: Callable[[int], None],
-) -> Mode:
-    ours = engine.generate(prompts, each, hints=hints)
-    differences = []
-    tokens = 0
-    for index, (prompt, params, completion) in enumerate(zip(prompts, each, ours, strict=True)):
+    prompts: Sequence[list[int]],
+    all_params: list[SamplingParams],
+    hints: Sequence[Hints],
+) -> Iterator[tuple[int, Difference | None]]:
+    """Of each prompt, the number of tokens of plain decoding and the first difference from it."""
+    completions = engine.generate(prompts, all_params, hints=hints or [NO_HINTS] * len(prompts))
+    for prompt, params, completion in zip(prompts, all_params, completions, strict=True):
         plain = [event.token_id for event in engine.stream_plain(prompt, params)]
-        tokens += len(plain)
-        found = first_difference(
-            engine.target, engine.tokenizer, prompt, completion.token_ids, plain, params
+        yield (
+            len(plain),
+            first_difference(
+                engine.target, engine.tokenizer, prompt, completion.token_ids, plain, params
+            ),
         )
-        if found is not None:
-            differences.append(PromptDifference(index, found))
-        tell(index + 1)
-    strict = engine.target.exactness is Exactness.BITWISE
-    return Mode(name, len(prompts), tokens, tuple(differences), strict)

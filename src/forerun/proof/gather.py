@@ -1,10 +1,9 @@
-"""Outputs under a rule, batch by batch, every token of them fed to the tests."""
+"""Outputs under a rule, batch by batch, and tests of every token of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -12,13 +11,13 @@ from itertools import count
 import numpy as np
 from torch import Tensor
 
-from forerun.core import NO_HINTS, Sequence
-from forerun.engine.attribution import could_be_drawn, tolerance
+from forerun.compare.attribution import could_be_drawn, tolerance
+from forerun.core import NO_HINTS, Request
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
 from forerun.params import SamplingParams
-from forerun.proof.battery import Battery, SampledRows
-from forerun.proof.recorder import Places, Recorder, places_of
+from forerun.proof.recorder import Masses, Recorder, masses_of
+from forerun.proof.score_tests import SampledRows, ScoreTests
 from forerun.proof.setting import Setting
 from forerun.proof.teacher import teacher_forced
 from forerun.theory.goodness_of_fit import Floats, Ints, mass_before
@@ -28,25 +27,25 @@ from forerun.verification import AUTO, RULES, make_rule
 _FAR_APART = 0x9E3779B97F4A7C15
 
 Progress = Callable[[int, int], None]
-"""Told how many tokens are done, of how many."""
+"""Called with the number of tokens done, and of all."""
 
 
 @dataclass
 class Tally:
-    """What outputs have come to so far.
+    """Results over all outputs so far.
 
     Args:
-        tests: fed with everything.
-        rows: some of the target's rows.
-        starts: some pairs of rows, target's and draft's, at the start of rounds.
-        num_tokens, num_outputs: taken in.
-        impossible: tokens that the target's row excludes, also if it is rounded.
+        tests: of all tokens.
+        rows: a sample of the target's rows.
+        starts: a sample of the rows of target and draft at the start of rounds.
+        num_tokens, num_outputs: tested so far.
+        impossible: tokens that the target's row excludes, even if it is rounded.
         row_difference: the largest between the row that verified a token and the teacher-forced one.
         row_tolerance: the largest that rounding explains.
         used: names of the rules that verified drafts.
     """
 
-    tests: Battery
+    tests: ScoreTests
     rows: SampledRows
     starts: SampledRows
     num_tokens: int = 0
@@ -59,12 +58,12 @@ class Tally:
     @classmethod
     def empty(cls, groups: Ints, seed: int) -> Tally:
         random = np.random.default_rng([0x666F72, seed % 2**64])
-        return cls(Battery(random, groups), SampledRows(random), SampledRows(random))
+        return cls(ScoreTests(random, groups), SampledRows(random), SampledRows(random))
 
 
 def gather(
     engine: Engine,
-    prompts: Several[list[int]],
+    prompts: Sequence[list[int]],
     setting: Setting,
     groups: Ints,
     progress: Progress | None,
@@ -76,9 +75,9 @@ def gather(
         prompts: token ids, used in turn.
         setting: what to draw.
         groups: the group of each token, [V].
-        progress: told of the tokens.
+        progress: called after each batch.
     """
-    told = setting.hints or [NO_HINTS] * len(prompts)
+    hints = setting.hints or [NO_HINTS] * len(prompts)
     tally = Tally.empty(groups, setting.seed)
     needed = math.ceil(setting.num_tokens / setting.output_tokens)
     params = replace(
@@ -88,52 +87,52 @@ def gather(
         stop=(),
         stop_token_ids=(),
         logprobs=None,
-        # Given here, it would select the coupled rule.
+        # A seed would select the coupled rule.
         seed=None,
     )
     # Neighbouring seeds of proofs must not share the seeds of their requests.
     seeds = count(setting.seed * _FAR_APART)
-    with _watched(engine, tally) as places:
+    with _watched(engine, tally) as masses:
         engine.use_seeds(lambda: next(seeds) % 2**63)
         for start in range(0, needed, engine.max_batch_size):
             numbers = range(start, min(start + engine.max_batch_size, needed))
             batch = [prompts[number % len(prompts)] for number in numbers]
-            hinted = [told[number % len(prompts)] for number in numbers]
+            hinted = [hints[number % len(prompts)] for number in numbers]
             completions = engine.generate(batch, params, hints=hinted)
-            _take_in(engine, completions, params, places, tally)
-            places.clear()
+            _test_outputs(engine, completions, params, masses, tally)
+            masses.clear()
             if progress is not None:
                 progress(min(tally.num_tokens, setting.num_tokens), setting.num_tokens)
     return tally
 
 
 @contextmanager
-def _watched(engine: Engine, tally: Tally) -> Iterator[Places]:
-    """Have every rule watched that the engine may take while the block runs."""
-    kept = dict(engine.rules)
-    places: Places = {}
+def _watched(engine: Engine, tally: Tally) -> Iterator[Masses]:
+    """Put a recorder around every rule that the engine may use while the block runs."""
+    own = dict(engine.rules)
+    masses: Masses = {}
     named = engine.config.rejection_sample_method
-    for name in {*RULES, *kept, *([named] if named != AUTO else [])}:
-        watched = kept.get(name) or make_rule(name)
-        engine.rules[name] = Recorder(watched, tally.tests, tally.starts, places, tally.used)
+    for name in {*RULES, *own, *([named] if named != AUTO else [])}:
+        rule = own.get(name) or make_rule(name)
+        engine.rules[name] = Recorder(rule, tally.tests, tally.starts, masses, tally.used)
     try:
-        yield places
+        yield masses
     finally:
         engine.use_seeds()
         engine.rules.clear()
-        engine.rules.update(kept)
+        engine.rules.update(own)
 
 
-def _take_in(
+def _test_outputs(
     engine: Engine,
     completions: list[Completion],
     params: SamplingParams,
-    places: Places,
+    masses: Masses,
     tally: Tally,
 ) -> None:
     """Run finished outputs through the target and test their tokens."""
-    sequences = [
-        Sequence(
+    requests = [
+        Request(
             request_id=completion.request_id,
             token_ids=[*completion.prompt_ids, *completion.token_ids],
             num_prompt_tokens=len(completion.prompt_ids),
@@ -143,43 +142,43 @@ def _take_in(
         )
         for row, completion in enumerate(completions)
     ]
-    transforms: list[list[Floats]] = [[] for _ in sequences]
+    transforms: list[list[Floats]] = [[] for _ in requests]
     with engine.idle_cache() as cache:
-        for index, start, logits, probs in teacher_forced(engine.target, cache, sequences):
-            sequence = sequences[index]
+        for index, start, logits, probs in teacher_forced(engine.target, cache, requests):
+            request = requests[index]
             rows = probs.cpu().double().numpy()
             rows /= rows.sum(-1, keepdims=True)
-            chosen = np.array(sequence.output_ids[start : start + len(rows)])
+            chosen = np.array(request.output_ids[start : start + len(rows)])
             transforms[index].append(_test(rows, chosen, tally))
-            verified = places_of(places, sequence, start, len(rows))
+            verified = masses_of(masses, request, start, len(rows))
             difference = np.abs(verified - np.stack(mass_before(rows, chosen), 1)).max()
             tally.row_difference = max(tally.row_difference, float(difference))
-            allowed = tolerance(logits.flatten(), engine.target.dtype, sequence.params)
+            allowed = tolerance(logits.flatten(), engine.target.dtype, request.params)
             tally.row_tolerance = max(tally.row_tolerance, allowed)
-            tally.impossible += _impossible(engine, sequence, start, logits, rows, chosen)
+            tally.impossible += _impossible(engine, request, start, logits, rows, chosen)
     for parts in transforms:
         by_id, by_rank = np.concatenate(parts, 1)
-        tally.tests.pairs("emitted, consecutive by id", by_id[:-1], by_id[1:])
-        tally.tests.pairs("emitted, consecutive by rank", by_rank[:-1], by_rank[1:])
-    tally.num_outputs += len(sequences)
-    tally.num_tokens += sum(sequence.num_output_tokens for sequence in sequences)
+        tally.tests.add_pairs("emitted, consecutive by id", by_id[:-1], by_id[1:])
+        tally.tests.add_pairs("emitted, consecutive by rank", by_rank[:-1], by_rank[1:])
+    tally.num_outputs += len(requests)
+    tally.num_tokens += sum(request.num_output_tokens for request in requests)
 
 
 def _test(rows: Floats, chosen: Ints, tally: Tally) -> Floats:
-    """Feed the tests of the emitted tokens; their places by id and by rank, [2, N]."""
-    by_id = tally.tests.place("emitted, by id", rows, chosen)
-    by_rank = tally.tests.place("emitted, by rank", rows, chosen, -rows)
-    tally.tests.group("emitted, by group", rows, chosen)
+    """Test emitted tokens; returns their transforms by id and by rank, [2, N]."""
+    by_id = tally.tests.add("emitted, by id", rows, chosen)
+    by_rank = tally.tests.add("emitted, by rank", rows, chosen, -rows)
+    tally.tests.add_groups("emitted, by group", rows, chosen)
     for row in rows:
         tally.rows.offer(row)
     return np.stack([by_id, by_rank])
 
 
 def _impossible(
-    engine: Engine, sequence: Sequence, start: int, logits: Tensor, rows: Floats, chosen: Ints
+    engine: Engine, request: Request, start: int, logits: Tensor, rows: Floats, chosen: Ints
 ) -> int:
-    """How many tokens have no probability in their rows, and would have none if they were rounded."""
-    prompt = sequence.token_ids[: sequence.num_prompt_tokens]
+    """The number of tokens with probability 0 in their rows, even if the rows are rounded."""
+    prompt = request.token_ids[: request.num_prompt_tokens]
     count = 0
     for index in np.flatnonzero(rows[np.arange(len(rows)), chosen] == 0.0).tolist():
         count += not could_be_drawn(
@@ -187,7 +186,7 @@ def _impossible(
             logits[index].cpu(),
             engine.target.dtype,
             prompt,
-            sequence.output_ids[: start + index],
-            sequence.params,
+            request.output_ids[: start + index],
+            request.params,
         )
     return count

@@ -1,4 +1,4 @@
-"""What the statistics would have caught: the smallest total variation by family of alternatives."""
+"""Detection limits of the statistics: the smallest total variation by family of alternatives."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from scipy import optimize
 
-from forerun.proof.battery import Battery, SampledRows
+from forerun.proof.score_tests import SampledRows, ScoreTests
 from forerun.theory.alternatives import drawn_to, favoured, mean_total_variation, sharpened
-from forerun.theory.goodness_of_fit import Floats, bisect, mean_smooth_scores, power
+from forerun.theory.goodness_of_fit import Floats, mean_smooth_scores, power
 
 POWER = 0.9
-# Further off a family is no longer in proportion to its strength; such a limit is not stated.
+# Larger deviations are not proportional to the strength of a family; such limits are not stated.
 _LARGEST = 0.25
 
 FAMILIES = {
@@ -25,14 +26,14 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Limit:
-    """The smallest deviation that would have been caught.
+    """The smallest deviation of a family that would have been detected.
 
     Args:
         family: its name.
-        meaning: what it stands for.
-        test: the test that would have caught it.
-        total_variation: averaged over the tokens that the test is about.
-        power: with which probability, over both looks.
+        meaning: which defects it models.
+        test: that would have detected it.
+        total_variation: averaged over the tokens of the test.
+        power: the probability of detection, over both looks.
     """
 
     family: str
@@ -43,28 +44,28 @@ class Limit:
 
 
 def limits(
-    tests: Battery, rows: SampledRows, starts: SampledRows, level: float, second_look: int
+    tests: ScoreTests, rows: SampledRows, starts: SampledRows, level: float, second_look: int
 ) -> Iterator[Limit]:
-    """The limit of each family. A single test of the family counts, at Holm's first and strictest
-    step, so the power is a lower bound.
+    """The limit of each family. Only one test per family counts, at Holm's first and strictest step,
+    so the power is a lower bound.
 
     Args:
-        tests: that were made.
-        rows: some of the target's rows.
-        starts: some pairs of rows of target and draft at the start of rounds.
+        tests: of the run.
+        rows: a sample of the target's rows.
+        starts: a sample of the rows of target and draft at the start of rounds.
         level: of each look.
-        second_look: how many times the outcomes of the first look the second one has.
+        second_look: outcomes of the second look over those of the first.
     """
-    found = {}
+    rates = {}
     if rows.rows:
         (p,) = rows.stacked()
-        found["temperature"] = _by_rank(tests, p)
-        found["token group"] = _by_group(tests, p)
+        rates["temperature"] = _by_rank(tests, p)
+        rates["token group"] = _by_group(tests, p)
     if starts.rows:
-        found["towards the draft"] = _by_draft(tests, *starts.stacked())
+        rates["towards the draft"] = _by_draft(tests, *starts.stacked())
     for family, meaning in FAMILIES.items():
-        name, rate = found.get(family, ("", 0.0))
-        # A rate of zero: the rows leave nothing to move, or there are too few of them.
+        name, rate = rates.get(family, ("", 0.0))
+        # A rate of zero: the rows cannot deviate in this way, or there are too few of them.
         if not rate > 0:
             continue
         test = tests.by_name[name]
@@ -74,16 +75,16 @@ def limits(
             yield Limit(family, meaning, name, distance)
 
 
-def _by_rank(tests: Battery, rows: Floats) -> tuple[str, float]:
-    """The test that sees a temperature, and the noncentrality that an outcome adds per squared
-    total variation."""
+def _by_rank(tests: ScoreTests, rows: Floats) -> tuple[str, float]:
+    """The test that detects another temperature, and the noncentrality per outcome and squared total
+    variation."""
     name = "emitted, by rank"
     others = sharpened(rows)
     mean = mean_smooth_scores(rows, others, -rows)
     return name, _rate(tests.by_name[name].noncentrality(mean), mean_total_variation(rows, others))
 
 
-def _by_draft(tests: Battery, rows: Floats, draft_rows: Floats) -> tuple[str, float]:
+def _by_draft(tests: ScoreTests, rows: Floats, draft_rows: Floats) -> tuple[str, float]:
     name = "round start, by draft"
     others = drawn_to(rows, draft_rows)
     ratio = np.divide(draft_rows, rows, out=np.zeros_like(rows), where=rows > 0)
@@ -91,7 +92,7 @@ def _by_draft(tests: Battery, rows: Floats, draft_rows: Floats) -> tuple[str, fl
     return name, _rate(tests.by_name[name].noncentrality(mean), mean_total_variation(rows, others))
 
 
-def _by_group(tests: Battery, rows: Floats) -> tuple[str, float]:
+def _by_group(tests: ScoreTests, rows: Floats) -> tuple[str, float]:
     name = "emitted, by group"
     rates = []
     member = np.eye(int(tests.groups.max()) + 1)[tests.groups]
@@ -111,10 +112,9 @@ def _rate(noncentrality: float, distance: float) -> float:
 @lru_cache
 def _needed(degrees: int, level: float, second_look: int) -> float:
     """The noncentrality of the first look with which both looks reject with probability POWER."""
-    return bisect(
-        lambda value: (
-            power(value, degrees, level) * power(second_look * value, degrees, level) - POWER
-        ),
-        0.0,
-        4000.0,
-    )
+
+    def excess(value: float) -> float:
+        first, second = (power(at, degrees, level) for at in (value, second_look * value))
+        return first * second - POWER
+
+    return float(optimize.brentq(excess, 0.0, 4000.0))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import PromptError
+from forerun.files import parse_json, read_text
 from forerun.models.zoo import zoo_path
 
-# Where question sets keep their text; of a list of turns the first.
+# The keys of question sets for their text; of a list of turns the first is used.
 _KEYS = ("prompt", "turns", "question", "text")
 
 
@@ -21,13 +21,7 @@ def read_prompts(path: Path) -> list[str]:
     Raises:
         PromptError: naming the file, the line and what is wrong with it.
     """
-    try:
-        lines = path.read_bytes().decode("utf-8").splitlines()
-    except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise PromptError(f"prompts file {path} cannot be read: {reason}.") from error
-    except UnicodeDecodeError as error:
-        raise PromptError(f"prompts file {path} is not UTF-8 text (byte {error.start}).") from error
+    lines = read_text(path, "prompts file", PromptError).splitlines()
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if path.suffix == ".jsonl":
         prompts = [_of_json(line, f"{path}, line {number}") for number, line in numbered]
@@ -48,7 +42,7 @@ def held_out_prompts() -> list[str]:
 
 
 def encode_prompts(
-    tokenizer: Any, prompts: Several[str], most_tokens: int | None
+    tokenizer: Any, prompts: Sequence[str], most_tokens: int | None
 ) -> list[list[int]]:
     """Token ids; of long prompts the last `most_tokens`.
 
@@ -63,14 +57,11 @@ def encode_prompts(
 
 
 def _of_json(line: str, where: str) -> str:
-    try:
-        content = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise PromptError(f"{where} is not JSON ({error.msg}).") from error
-    found = content if isinstance(content, str) else None
+    content = parse_json(line, where, PromptError)
+    prompt = content if isinstance(content, str) else None
     if isinstance(content, dict):
-        found = next((content[key] for key in _KEYS if key in content), None)
-        found = found[0] if isinstance(found, list) and found else found
-    if not isinstance(found, str) or not found:
+        prompt = next((content[key] for key in _KEYS if key in content), None)
+        prompt = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    if not isinstance(prompt, str) or not prompt:
         raise PromptError(f"{where} holds no prompt; give one under any of {', '.join(_KEYS)}.")
-    return found
+    return prompt

@@ -1,10 +1,9 @@
-"""A proof: what was asked, what each part came to, and whether all of it holds."""
+"""A proof: its parts, their results, and whether all of them passed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -26,19 +25,19 @@ GREEDY_NOTE = "greedy output leaves nothing to chance: equality compares every t
 _LEVELS = (Exactness.BITWISE, Exactness.DISTRIBUTIONAL, Exactness.APPROXIMATE)
 
 Progress = Callable[[str, int, int], None]
-"""Told the part that runs, how much of it is done, and of how much."""
+"""Called with the name of a part, the amount of it that is done, and the whole amount."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What a proof came to; a part that did not run is None.
+    """The result of a proof; a part that did not run is None.
 
     Args:
-        level: what target, drafter and rule promise together, the weakest of them.
+        level: the weakest promise of target, drafter and rule.
         rule: as the engine's config names it.
         enumeration, statistics, equality: the parts.
-        notes: why a part did not run, or what else there is to say.
-        seconds: it took.
+        notes: sentences about parts that did not run.
+        seconds: of all of it.
     """
 
     level: Exactness
@@ -51,7 +50,7 @@ class Proof:
 
     @property
     def passed(self) -> bool:
-        """No part found a defect, and nothing approximate took part."""
+        """Whether no part found a defect, and neither rule nor drafter is approximate."""
         parts = (self.enumeration, self.statistics, self.equality)
         ran = [part for part in parts if part is not None]
         sound = bool(ran) and all(part.passed for part in ran)
@@ -80,7 +79,7 @@ class Proof:
 
 def prove(
     engine: Engine,
-    prompts: Several[list[int]],
+    prompts: Sequence[list[int]],
     params: SamplingParams,
     effort: Effort | None = None,
     progress: Progress | None = None,
@@ -88,11 +87,11 @@ def prove(
     """Prove, as far as it can be proven, that an engine emits the target's own distribution.
 
     Args:
-        engine: with a drafter; it is watched as it is, whatever rules it takes.
+        engine: with a drafter; it is observed as it is, with any rule that it uses.
         prompts: token ids; each must leave room for an output in the engine's context.
         params: how tokens are drawn.
-        effort: how hard to try.
-        progress: told of each part as it runs.
+        effort: how much work to do.
+        progress: called as each part runs.
 
     Raises:
         ConfigError: for an engine without a drafter, or without room.
@@ -105,27 +104,21 @@ def prove(
     _check_room(engine, prompts, effort)
     rule = engine.config.rejection_sample_method
     hints = predictions(engine, prompts, params, effort)
+    setting = Setting(
+        params, effort.num_tokens, effort.output_tokens, effort.level, effort.seed, hints
+    )
     statistics = enumeration = equality = None
     if "statistics" in effort.parts and not params.greedy:
-        setting = Setting(
-            params, effort.num_tokens, effort.output_tokens, effort.level, effort.seed, hints
-        )
         statistics = by_statistics(engine, prompts, setting, _of_part("statistics", progress))
     if "enumeration" in effort.parts:
         enumeration = by_enumeration(_rules_to_enumerate(engine), params)
     if "equality" in effort.parts:
-        equality = by_equality(
-            engine,
-            prompts[: effort.equality_prompts],
-            params,
-            effort.output_tokens,
-            effort.seed,
-            _of_part("equality", progress),
-            hints[: effort.equality_prompts],
-        )
+        count = effort.equality_prompts
+        few = replace(setting, hints=hints[:count])
+        equality = by_equality(engine, prompts[:count], few, _of_part("equality", progress))
     promises = [engine.target.exactness, engine.drafter.exactness]
     if rule != AUTO:
-        promises.append(_own_rule(engine).exactness)
+        promises.append(_rule_named(engine, rule).exactness)
     return Proof(
         level=max(promises, key=_LEVELS.index),
         rule=rule,
@@ -138,10 +131,10 @@ def prove(
 
 
 def predictions(
-    engine: Engine, prompts: Several[list[int]], params: SamplingParams, effort: Effort
+    engine: Engine, prompts: Sequence[list[int]], params: SamplingParams, effort: Effort
 ) -> tuple[Hints, ...]:
-    """What a drafter that reads predictions is given: plain greedy outputs, for the prompts that the
-    first look comes by. Nothing for others."""
+    """Predictions for a drafter that reads them: plain greedy outputs of the prompts that the first
+    look uses. Empty for other drafters."""
     if engine.drafter is None or not engine.drafter.reads_predictions:
         return ()
     greedy = replace(
@@ -155,20 +148,19 @@ def predictions(
     return (*hints, *[NO_HINTS] * (len(prompts) - len(hints)))
 
 
-def _own_rule(engine: Engine) -> Verifier:
-    name = engine.config.rejection_sample_method
+def _rule_named(engine: Engine, name: str) -> Verifier:
     return engine.rules.get(name) or make_rule(name)
 
 
 def _rules_to_enumerate(engine: Engine) -> list[Verifier]:
-    """All rules that the engine may take: `auto` takes several, a rule for drawn drafts leaves plain
+    """All rules that the engine may use: `auto` uses several, a rule for drawn drafts leaves plain
     rounds and point masses to the token rule."""
     names = [engine.config.rejection_sample_method]
     if names == [AUTO]:
         names = ["token", *FOR_DRAWN, "coupled"]
     elif names[0] in FOR_DRAWN:
         names.append("token")
-    return [engine.rules.get(name) or make_rule(name) for name in names]
+    return [_rule_named(engine, name) for name in names]
 
 
 def _notes(effort: Effort, params: SamplingParams, rule: str) -> Iterator[str]:
@@ -185,7 +177,7 @@ def _check_parts(effort: Effort, params: SamplingParams) -> None:
         raise ConfigError(f"the statistics have nothing to do: {GREEDY_NOTE}")
 
 
-def _check_room(engine: Engine, prompts: Several[list[int]], effort: Effort) -> None:
+def _check_room(engine: Engine, prompts: Sequence[list[int]], effort: Effort) -> None:
     if not prompts:
         raise ConfigError("a proof needs prompts; give at least one.")
     longest = max(len(prompt) for prompt in prompts)
@@ -211,17 +203,17 @@ def _of_enumeration(part: Enumerations) -> dict[str, Any]:
         "seconds": part.seconds,
         "rules": [
             {
-                "rule": one.rule,
-                "level": one.level,
-                "passed": one.passed,
-                "cases": one.found.cases,
-                "sequences": one.found.sequences,
-                "seeds": one.found.seeds,
-                "largest_deviation": _finite(one.found.largest_deviation),
-                "worst_case": one.found.worst,
-                "kinds": list(one.found.kinds),
+                "rule": rule.rule,
+                "level": rule.level,
+                "passed": rule.passed,
+                "cases": rule.result.cases,
+                "sequences": rule.result.sequences,
+                "seeds": rule.result.seeds,
+                "largest_deviation": _finite(rule.result.largest_deviation),
+                "worst_case": rule.result.worst,
+                "kinds": list(rule.result.kinds),
             }
-            for one in part.rules
+            for rule in part.rules
         ],
     }
 

@@ -1,4 +1,4 @@
-"""What the statistics draw and how much of it."""
+"""How a proof draws outputs, and how many."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from forerun.params import SamplingParams
 
 @dataclass(frozen=True)
 class Setting:
-    """What to test and how much of it.
+    """How outputs are drawn, and how many.
 
     Args:
-        params: how tokens are drawn; seeds, stops and lengths are set here.
+        params: of the sampler; the proof sets seeds, stops and lengths itself.
         num_tokens: emitted tokens to test, at least.
-        output_tokens: of every output.
-        level: probability of a false alarm over all tests together, for each look.
-        seed: of everything: equal settings give equal results, the monitor apart, which goes by
-            measured times.
-        hints: of each prompt; none if empty.
+        output_tokens: length of every output.
+        level: probability of a false alarm over all tests of a look together.
+        seed: of everything: equal settings give equal results, except for the monitor, which
+            depends on measured times.
+        hints: of each prompt; empty for no hints.
     """
 
     params: SamplingParams

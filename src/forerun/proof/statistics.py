@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
 
 from forerun.engine.engine import Engine
-from forerun.proof.battery import QUESTIONS, assign_groups
 from forerun.proof.gather import Progress, Tally, gather
 from forerun.proof.power import Limit, limits
+from forerun.proof.score_tests import QUESTIONS, assign_groups
 from forerun.proof.setting import Setting
 from forerun.theory.goodness_of_fit import Ints, holm
 
 # The second look at an alarm takes as many times the tokens of the first.
 SECOND_LOOK = 2
-# Offset of the seeds of the second look, so that no output comes twice.
+# Offset of the seeds of the second look, so that its outputs are new.
 _FRESH = 2**40
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One test.
+    """The result of a test.
 
     Args:
         name: of the test.
-        question: what it asks.
-        count: outcomes that went in.
-        statistic, degrees: the chi-square.
+        question: what it checks.
+        count: number of outcomes.
+        statistic, degrees: of chi-square.
         p_value, adjusted: before and after Holm's correction over all tests of the look.
     """
 
@@ -49,14 +49,14 @@ class Look:
     Args:
         tests: in the order of QUESTIONS.
         num_tokens: emitted tokens tested.
-        num_outputs: they come from.
+        num_outputs: number of outputs.
         rules: that verified drafts.
-        impossible: tokens that the target's row excludes, also if it is rounded.
-        largest_row_difference: between the row that verified a token and the teacher-forced one,
-            as the difference of the probability of what comes before the token or of its own.
+        impossible: tokens that the target's row excludes, even if it is rounded.
+        largest_row_difference: between the row that verified a token and the teacher-forced one, in
+            the probability of all tokens before the emitted one, or of that token.
         row_tolerance: the difference that rounding explains; None where top-k, top-p or min-p
             have an edge that rounding moves.
-        limits: what would have been caught.
+        limits: of detection.
         seconds: of the look.
     """
 
@@ -71,24 +71,24 @@ class Look:
     seconds: float
 
     def alarms(self, level: float) -> list[str]:
-        """What speaks against exactness; empty if nothing does."""
-        found = [test.name for test in self.tests if test.adjusted < level]
+        """The names of what speaks against exactness."""
+        names = [test.name for test in self.tests if test.adjusted < level]
         if self.impossible:
-            found.append("impossible tokens")
+            names.append("impossible tokens")
         if self.row_tolerance is not None and self.largest_row_difference > self.row_tolerance:
-            found.append("rows")
-        return found
+            names.append("rows")
+        return names
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the statistics came to.
+    """The result of the statistics.
 
     Args:
-        passed: whether no alarm stood a second look.
+        passed: whether there was no alarm, or none in the second look.
         level: of each look.
         first: the first look.
-        second: a look at fresh outputs, more of them, where the first raised an alarm.
+        second: a look at new outputs, after an alarm of the first.
     """
 
     passed: bool
@@ -98,29 +98,29 @@ class Statistics:
 
     @property
     def detection_limit(self) -> float | None:
-        """The largest total variation of any family that could have gone unseen (see `Limit`)."""
+        """The largest of the limits (see `Limit`)."""
         return max((limit.total_variation for limit in self.first.limits), default=None)
 
 
 def by_statistics(
     engine: Engine,
-    prompts: Several[list[int]],
+    prompts: Sequence[list[int]],
     setting: Setting,
     progress: Progress | None = None,
 ) -> Statistics:
     """Draw outputs and test every token.
 
-    An alarm of the first look, which one in 1 / level exact methods raises, is a defect if a look at
-    fresh and more outputs raises one too.
+    An exact method raises an alarm in the first look with probability `level`. An alarm is a defect
+    if a second look, at more and new outputs, raises one too.
 
     Args:
-        engine: with a drafter; requests are given no seed, which under `auto` would select the
-            coupled rule.
+        engine: with a drafter; requests have no seed, which under `auto` would select the coupled
+            rule.
         prompts: token ids, used in turn.
-        setting: what to do.
-        progress: told how many tokens are done, of how many.
+        setting: how to draw.
+        progress: called with the number of tokens done, and of all.
     """
-    # The same groups in both looks: what the first has seen the second must be able to see.
+    # The second look must be able to confirm the first, so both have the same groups.
     random = np.random.default_rng([0x677270, setting.seed % 2**64])
     groups = assign_groups(engine.target.vocab_size, random)
     first = _look(engine, prompts, setting, groups, progress)
@@ -135,7 +135,7 @@ def by_statistics(
 
 def _look(
     engine: Engine,
-    prompts: Several[list[int]],
+    prompts: Sequence[list[int]],
     setting: Setting,
     groups: Ints,
     progress: Progress | None,
@@ -146,7 +146,7 @@ def _look(
 
 
 def _result(tally: Tally, setting: Setting, seconds: float) -> Look:
-    # A test in which too little could have come out otherwise says nothing.
+    # A test of rank 0 has outcomes that vary too little.
     tests = [
         tally.tests.by_name[name]
         for name in QUESTIONS
@@ -164,9 +164,9 @@ def _result(tally: Tally, setting: Setting, seconds: float) -> Look:
                 test.statistic,
                 test.rank,
                 test.p_value,
-                one,
+                corrected,
             )
-            for test, one in zip(tests, adjusted, strict=True)
+            for test, corrected in zip(tests, adjusted, strict=True)
         ),
         num_tokens=tally.num_tokens,
         num_outputs=tally.num_outputs,

@@ -1,23 +1,38 @@
 """The only place where logits become probabilities and probabilities become tokens."""
 
 from forerun.adjustments import Prefix
-from forerun.sampling.draws import couple, draw, draw_coupled, draw_plain
+from forerun.sampling.draws import (
+    couple,
+    coupled_tensor,
+    draw,
+    draw_coupled,
+    draw_plain,
+    draw_tensor,
+)
 from forerun.sampling.proposals import Children, draw_draft, draw_siblings, most_likely
-from forerun.sampling.warping import check_token_ids, log_probs, prefixes_of, warp, warp_draft
+from forerun.sampling.warping import (
+    adjusted,
+    check_token_ids,
+    log_probs,
+    warp,
+    warp_unchecked,
+)
 
 __all__ = [
     "Children",
     "Prefix",
+    "adjusted",
     "check_token_ids",
     "couple",
+    "coupled_tensor",
     "draw",
     "draw_coupled",
     "draw_draft",
     "draw_plain",
     "draw_siblings",
+    "draw_tensor",
     "log_probs",
     "most_likely",
-    "prefixes_of",
     "warp",
-    "warp_draft",
+    "warp_unchecked",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,10 +12,19 @@ from forerun.adjustments import Prefix
 from forerun.randomness import Purpose, Randomness
 
 
-def draw(probs: Tensor, uniforms: Several[float]) -> list[int]:
+def draw(probs: Tensor, uniforms: Sequence[float]) -> list[int]:
     """One token a row of `probs` [N, V]: the inverse of the cumulative distribution at `uniforms`."""
+    return native.draw(probs, uniforms) if native.takes(probs) else _drawn(probs, uniforms).tolist()
+
+
+def draw_tensor(probs: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """The same, left on the device of `probs`, int64 [N]."""
     if native.takes(probs):
-        return native.draw(probs, uniforms)
+        return torch.tensor(native.draw(probs, uniforms))
+    return _drawn(probs, uniforms)
+
+
+def _drawn(probs: Tensor, uniforms: Sequence[float]) -> Tensor:
     # MPS has no float64; everywhere else the sum of a long float32 row would round visibly.
     wide = probs if probs.device.type == "mps" else probs.double()
     cumulative = wide.cumsum(-1)
@@ -24,33 +33,53 @@ def draw(probs: Tensor, uniforms: Several[float]) -> list[int]:
     chosen = torch.searchsorted(cumulative, points, right=True)
     # Where rounding carries a point up to the total, the last token with probability stands.
     last = torch.searchsorted(cumulative, total)
-    return torch.minimum(chosen, last).flatten().tolist()
+    return torch.minimum(chosen, last).flatten()
 
 
 def couple(probs: Tensor, noise: Tensor) -> list[int]:
     """One token a row: argmax(log prob + Gumbel noise), both [N, V]; distributed as `probs`."""
-    if native.takes(probs):
-        return native.couple(probs, noise)
-    return (probs.to(noise.dtype).log() + noise.to(probs.device)).argmax(-1).tolist()
+    return native.couple(probs, noise) if native.takes(probs) else _coupled(probs, noise).tolist()
+
+
+def _coupled(probs: Tensor, noise: Tensor) -> Tensor:
+    return (probs.to(noise.dtype).log() + noise.to(probs.device)).argmax(-1)
 
 
 def draw_plain(probs: Tensor, prefix: Prefix, randomness: Randomness) -> int:
     """Plain decoding: a token from one row [1, V], coupled if the request has a seed."""
     if prefix.params.seed is not None or prefix.params.greedy:
         return draw_coupled(probs, [prefix], randomness)[0]
-    uniform = randomness.uniform(prefix.sequence.seed, prefix.position, Purpose.EMIT)
+    uniform = randomness.uniform(prefix.request.seed, prefix.position, Purpose.EMIT)
     return draw(probs, [uniform])[0]
 
 
-def draw_coupled(probs: Tensor, prefixes: Several[Prefix], randomness: Randomness) -> list[int]:
+def draw_coupled(probs: Tensor, prefixes: Sequence[Prefix], randomness: Randomness) -> list[int]:
     """One token a row, with the noise that every other draw for the same position uses."""
     if all(prefix.params.greedy for prefix in prefixes):
         return top(probs)
-    keys = [(prefix.sequence.seed, prefix.position) for prefix in prefixes]
     if native.takes(probs) and randomness.by_key_alone:
-        return native.couple_keys(probs, keys)
+        return native.couple_keys(probs, [_key(prefix) for prefix in prefixes])
+    return couple(probs, _noise(probs, prefixes, randomness))
+
+
+def coupled_tensor(probs: Tensor, prefixes: Sequence[Prefix], randomness: Randomness) -> Tensor:
+    """The same, left on the device of `probs`, int64 [N]."""
+    if native.takes(probs):
+        return torch.tensor(draw_coupled(probs, prefixes, randomness))
+    if all(prefix.params.greedy for prefix in prefixes):
+        return probs.argmax(-1)
+    return _coupled(probs, _noise(probs, prefixes, randomness))
+
+
+def _key(prefix: Prefix) -> tuple[int, int]:
+    return prefix.request.seed, prefix.position
+
+
+def _noise(probs: Tensor, prefixes: Sequence[Prefix], randomness: Randomness) -> Tensor:
+    """The noise of each row's position, [N, V]."""
+    keys = [_key(prefix) for prefix in prefixes]
     noise = {key: randomness.gumbel(*key, probs.shape[-1], probs.device) for key in set(keys)}
-    return couple(probs, torch.stack([noise[key] for key in keys]))
+    return torch.stack([noise[key] for key in keys])
 
 
 def top(probs: Tensor) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +18,9 @@ from forerun.sampling.warping import warp_for_drafts
 
 def draw_draft(
     logits: Tensor,
-    prefixes: Several[Prefix],
-    drawings: Several[Drawing],
-    nodes: Several[int],
+    prefixes: Sequence[Prefix],
+    drawings: Sequence[Drawing],
+    nodes: Sequence[int],
     randomness: Randomness,
 ) -> tuple[list[int | None], Tensor]:
     """Draw one drafted token a row and return it with the rows that it was drawn from.
@@ -67,7 +67,7 @@ class Children:
     rows: Tensor | None = None
 
 
-def most_likely(logits: Tensor, prefixes: Several[Prefix], count: int) -> list[Children]:
+def most_likely(logits: Tensor, prefixes: Sequence[Prefix], count: int) -> list[Children]:
     """The `count` most probable tokens after each prefix, the most probable first.
 
     They are point masses. What the sampler excludes is left out: the target would never take it.
@@ -84,9 +84,9 @@ def most_likely(logits: Tensor, prefixes: Several[Prefix], count: int) -> list[C
 
 def draw_siblings(
     logits: Tensor,
-    prefixes: Several[Prefix],
+    prefixes: Sequence[Prefix],
     drawing: Drawing,
-    nodes: Several[Several[int]],
+    nodes: Sequence[Sequence[int]],
     randomness: Randomness,
     *,
     replacement: bool = False,
@@ -102,13 +102,13 @@ def draw_siblings(
         randomness: the engine's.
         replacement: whether a drawn child may repeat its siblings' tokens. Others never do.
     """
-    if drawing is Drawing.TOP:
+    if drawing is Drawing.GREEDY:
         found = most_likely(logits, prefixes, max(map(len, nodes), default=0))
         return [_first(one, len(each)) for one, each in zip(found, nodes, strict=True)]
     probs, dead = warp_for_drafts(logits, prefixes)
     if dead:
         nodes = [() if row in dead else each for row, each in enumerate(nodes)]
-    if drawing is Drawing.DRAW and native.takes(probs) and randomness.by_key_alone:
+    if drawing is Drawing.SAMPLED and native.takes(probs) and randomness.by_key_alone:
         return _in_one_call(probs, prefixes, nodes, replacement)
     return [
         _one_by_one(probs[row : row + 1], prefix, drawing, each, randomness, replacement)
@@ -122,9 +122,9 @@ def _first(children: Children, count: int) -> Children:
 
 
 def _in_one_call(
-    probs: Tensor, prefixes: Several[Prefix], nodes: Several[Several[int]], replacement: bool
+    probs: Tensor, prefixes: Sequence[Prefix], nodes: Sequence[Sequence[int]], replacement: bool
 ) -> list[Children]:
-    keys = [(prefix.sequence.seed, len(prefix.sequence)) for prefix in prefixes]
+    keys = [(prefix.request.seed, len(prefix.request)) for prefix in prefixes]
     tokens, rows = native.draw_siblings(probs, keys, nodes, replacement)
     shares = torch.split(rows, [len(each) for each in tokens])
     return [Children(each, rows=share) for each, share in zip(tokens, shares, strict=True)]
@@ -134,7 +134,7 @@ def _one_by_one(
     row: Tensor,
     prefix: Prefix,
     drawing: Drawing,
-    nodes: Several[int],
+    nodes: Sequence[int],
     randomness: Randomness,
     replacement: bool,
 ) -> Children:
@@ -152,22 +152,22 @@ def _one_by_one(
         if total <= 0:
             break
         row = row / total
-    drawn = drawing is Drawing.DRAW and rows
+    drawn = drawing is Drawing.SAMPLED and rows
     return Children(tokens, rows=torch.stack(rows) if drawn else None)
 
 
 def _pick(
     probs: Tensor,
-    prefixes: Several[Prefix],
+    prefixes: Sequence[Prefix],
     drawing: Drawing,
-    nodes: Several[int],
+    nodes: Sequence[int],
     randomness: Randomness,
 ) -> list[int]:
     """A token a row, drawn, taken from the top, or coupled."""
-    if drawing is Drawing.TOP:
+    if drawing is Drawing.GREEDY:
         return top(probs)
-    if drawing is Drawing.COUPLE:
+    if drawing is Drawing.COUPLED:
         return draw_coupled(probs, prefixes, randomness)
-    keys = [(prefix.sequence.seed, len(prefix.sequence), Purpose.DRAFT) for prefix in prefixes]
+    keys = [(prefix.request.seed, len(prefix.request), Purpose.DRAFT) for prefix in prefixes]
     pairs = zip(keys, nodes, strict=True)
     return draw(probs, [randomness.uniform(*key, node) for key, node in pairs])

@@ -6,31 +6,30 @@ The plain loop, the target's rows and the drafters' rows all go through here, in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from forerun._native import rows as native
 from forerun.adjustments import History, Prefix, adjust
-from forerun.core import Draft, Sequence
 from forerun.errors import ConfigError, DistributionError
-from forerun.params import SamplingParams
+from forerun.params import SamplingParams, Warp
 
 BROKEN = "the model is broken: a row of its logits holds NaN or inf."
+EMPTY = (
+    "a row of logits is all -inf: its mask, bias or bans leave no token possible; "
+    "let a mask always allow at least one."
+)
+# What a row of scores is: a distribution, one without a possible token, or not numbers.
+_FINE, _EMPTY, _BROKEN = 0, 1, 2
 # What ranks the tokens of greedy requests, whose own rows are one-hot. The target's most likely
 # token is the draft's more often than the draft gives it probability: among 0.4, 0.6 and 1.0 the
 # middle one made the best trees on held-out text.
-_FOR_RANKING = SamplingParams(temperature=0.5)
+_FOR_RANKING = Warp(temperature=0.5)
 
 
-def prefixes_of(sequence: Sequence, draft: Draft) -> list[Prefix]:
-    """The prefixes of the n + 1 target rows of a draft: the committed tokens, then each node."""
-    nodes = range(-1, len(draft))
-    return [Prefix(sequence, tuple(draft.tokens_to(node))) for node in nodes]
-
-
-def warp(logits: Tensor, prefixes: Several[Prefix]) -> Tensor:
+def warp(logits: Tensor, prefixes: Sequence[Prefix]) -> Tensor:
     """Probabilities [N, V] from logits [N, V], each row as the parameters of its prefix ask.
 
     Float64 logits stay float64, all others become float32. Greedy rows are one-hot.
@@ -38,37 +37,36 @@ def warp(logits: Tensor, prefixes: Several[Prefix]) -> Tensor:
     Raises:
         DistributionError: for a row that is NaN or infinite, or that leaves no token possible.
     """
-    probs, dead = _warp(logits, prefixes, lenient=False)
-    if dead:
-        raise DistributionError(
-            "a row of logits is all -inf: its mask, bias or bans leave no token possible; "
-            "let a mask always allow at least one."
-        )
+    probs, flags = _warp(logits, prefixes, lenient=False)
+    if flags is not None and bool(flags.any()):
+        raise DistributionError(BROKEN if bool((flags == _BROKEN).any()) else EMPTY)
     return probs
 
 
-def warp_draft(logits: Tensor, sequence: Sequence, draft: Draft) -> Tensor:
-    """The n + 1 target rows of a draft: after the committed tokens, then after each node.
+def warp_unchecked(logits: Tensor, prefixes: Sequence[Prefix]) -> tuple[Tensor, Tensor]:
+    """The same without waiting for a device, and which rows are not distributions, bool [N]; those
+    are uniform, so that they can be computed with."""
+    probs, flags = _warp(logits, prefixes, lenient=False)
+    if flags is None:
+        return probs, torch.zeros(len(probs), dtype=torch.bool, device=probs.device)
+    broken = flags != _FINE
+    return probs.masked_fill(broken[:, None], 1 / probs.shape[-1]), broken
 
-    A mask hook is asked about those prefixes alone that plain decoding could reach: not about one
-    that holds a token which the rows before exclude, and not about what follows a stop token. Rows
-    of other prefixes are never followed to an emitted token; they repeat their parent's.
+
+def adjusted(logits: Tensor, prefixes: Sequence[Prefix], *, lenient: bool = False) -> Tensor:
+    """Logits [N, V] after penalties, bias, bans and masks, in the dtype of the probabilities.
+
+    Args:
+        lenient: a mask hook that fails allows nothing, rather than to raise.
     """
-    if not sequence.params.adjusts:
-        # Only penalties, biases and masks look at what stands before a row.
-        return warp(logits, [Prefix(sequence)] * (len(draft) + 1))
-    prefixes = prefixes_of(sequence, draft)
-    if sequence.params.mask is None:
-        return warp(logits, prefixes)
-    rows = [warp(logits[:1], prefixes[:1])]
-    reached = [True]
-    for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
-        before = rows[parent + 1]
-        possible = token not in sequence.stop_token_ids and bool(before[0, token] > 0)
-        reached.append(reached[parent + 1] and possible)
-        at = slice(node + 1, node + 2)
-        rows.append(warp(logits[at], prefixes[at]) if reached[-1] else before)
-    return torch.cat(rows)
+    scores = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
+    if not any(prefix.params.adjusts for prefix in prefixes):
+        return scores
+    scores = scores.clone()
+    histories: dict[int, History] = {}
+    for row, prefix in zip(scores, prefixes, strict=True):
+        adjust(row, prefix, histories, lenient)
+    return scores
 
 
 def log_probs(logits: Tensor, probs: Tensor, mode: str) -> Tensor:
@@ -93,85 +91,89 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
 
 
 def warp_for_drafts(
-    logits: Tensor, prefixes: Several[Prefix], *, ranking: bool = False
+    logits: Tensor, prefixes: Sequence[Prefix], *, ranking: bool = False
 ) -> tuple[Tensor, frozenset[int]]:
     """As `warp`, with which rows leave no token possible instead of an error for them; those hold no
     distribution. A drafter asks about prefixes that the target may never reach, so a mask hook that
-    fails is taken for one that allows nothing there.
+    fails counts as one that allows nothing there.
 
     Args:
         ranking: give greedy requests softer rows in place of one-hot ones, which rank all tokens but
             the first alike.
     """
-    return _warp(logits, prefixes, lenient=True, ranking=ranking)
+    probs, flags = _warp(logits, prefixes, lenient=True, ranking=ranking)
+    if flags is None:
+        return probs, frozenset()
+    on_host = flags.tolist()
+    if _BROKEN in on_host:
+        raise DistributionError(BROKEN)
+    return probs, frozenset(row for row, flag in enumerate(on_host) if flag)
 
 
 def _warp(
-    logits: Tensor, prefixes: Several[Prefix], *, lenient: bool, ranking: bool = False
-) -> tuple[Tensor, frozenset[int]]:
-    """The probabilities, and which rows leave no token possible; those hold no distribution."""
-    scores = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
+    logits: Tensor, prefixes: Sequence[Prefix], *, lenient: bool, ranking: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The probabilities, and a flag a row; None where all rows are known to be fine."""
     first = prefixes[0].params
     same = all(prefix.params is first for prefix in prefixes)
-    if first.adjusts if same else any(prefix.params.adjusts for prefix in prefixes):
-        scores = scores.clone()
-        histories: dict[int, History] = {}
-        for row, prefix in zip(scores, prefixes, strict=True):
-            adjust(row, prefix, histories, lenient)
+    if same and not first.adjusts:
+        scores = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
+    else:
+        scores = adjusted(logits, prefixes, lenient=lenient)
     if same:
-        return _distributions(scores, _shaped_by(first, ranking))
-    probs, dead = torch.empty_like(scores), frozenset[int]()
+        return _distributions(scores, _settings(first, ranking))
+    probs = torch.empty_like(scores)
+    flags = torch.zeros(len(scores), dtype=torch.int8, device=scores.device)
     for rows in _group(prefixes):
-        params = _shaped_by(prefixes[rows[0]].params, ranking)
-        probs[rows], nowhere = _distributions(scores[rows], params)
-        dead |= {rows[index] for index in nowhere}
-    return probs, dead
+        settings = _settings(prefixes[rows[0]].params, ranking)
+        probs[rows], some = _distributions(scores[rows], settings)
+        if some is not None:
+            flags[rows] = some
+    return probs, flags
 
 
-def _shaped_by(params: SamplingParams, ranking: bool) -> SamplingParams:
-    return _FOR_RANKING if ranking and params.greedy else params
+def _settings(params: SamplingParams, ranking: bool) -> Warp:
+    return _FOR_RANKING if ranking and params.greedy else params.warp
 
 
-def _distributions(scores: Tensor, params: SamplingParams) -> tuple[Tensor, frozenset[int]]:
-    """The probabilities of scores [N, V] under one set of parameters, and which rows are all -inf."""
+def _distributions(scores: Tensor, settings: Warp) -> tuple[Tensor, Tensor | None]:
+    """The probabilities of scores [N, V] under the same settings, and a flag a row."""
     if native.takes(scores):
-        shape = (params.temperature, params.top_k, params.top_p, params.min_p)
-        probs, dead, broken = native.warp(scores, *shape)
-        if broken:
-            raise DistributionError(BROKEN)
-        return probs, frozenset(dead)
+        probs, empty_rows, broken_rows = native.warp(scores, *settings)
+        if not empty_rows and not broken_rows:
+            return probs, None
+        flags = torch.zeros(len(scores), dtype=torch.int8)
+        flags[empty_rows], flags[broken_rows] = _EMPTY, _BROKEN
+        return probs, flags
     largest = scores.amax(dim=-1, keepdim=True)
-    if torch.isfinite(largest).all():
-        return _shape(scores - largest, params), frozenset()
-    empty = largest == -torch.inf
-    if not (torch.isfinite(largest) | empty).all():
-        raise DistributionError(BROKEN)
-    scores = scores.masked_fill(empty, 0.0) - largest.masked_fill(empty, 0.0)
-    return _shape(scores, params), frozenset(empty.flatten().nonzero().flatten().tolist())
+    empty, fine = largest == -torch.inf, torch.isfinite(largest)
+    flags = torch.where(fine, _FINE, torch.where(empty, _EMPTY, _BROKEN)).to(torch.int8)
+    # Rows that are not distributions become ones that can be computed with; their flag tells.
+    scores = scores.masked_fill(~fine, 0.0) - largest.masked_fill(~fine, 0.0)
+    return _shape(scores, settings), flags.flatten()
 
 
-def _group(prefixes: Several[Prefix]) -> list[list[int]]:
-    """Rows whose distributions take the same shape, together."""
-    groups: dict[tuple[float, int, float, float], list[int]] = defaultdict(list)
+def _group(prefixes: Sequence[Prefix]) -> list[list[int]]:
+    """Rows that are warped alike, together."""
+    groups: dict[Warp, list[int]] = defaultdict(list)
     for row, prefix in enumerate(prefixes):
-        params = prefix.params
-        groups[params.temperature, params.top_k, params.top_p, params.min_p].append(row)
+        groups[prefix.params.warp].append(row)
     return list(groups.values())
 
 
-def _shape(scores: Tensor, params: SamplingParams) -> Tensor:
+def _shape(scores: Tensor, settings: Warp) -> Tensor:
     """Temperature, top-k, top-p, min-p on scores [N, V] whose largest is 0 in every row."""
-    if params.greedy:
+    if settings.greedy:
         return torch.zeros_like(scores).scatter_(1, scores.argmax(-1, keepdim=True), 1.0)
-    scores = scores / params.temperature
-    if 0 < params.top_k < scores.shape[-1]:
-        smallest = scores.topk(params.top_k, dim=-1).values[:, -1:]
+    scores = scores / settings.temperature
+    if 0 < settings.top_k < scores.shape[-1]:
+        smallest = scores.topk(settings.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < smallest, -torch.inf)
     probs = scores.softmax(-1)
-    if params.top_p < 1.0:
-        probs = _nucleus(probs, params.top_p)
-    if params.min_p > 0.0:
-        probs = probs.masked_fill(probs < params.min_p * probs.amax(-1, keepdim=True), 0.0)
+    if settings.top_p < 1.0:
+        probs = _nucleus(probs, settings.top_p)
+    if settings.min_p > 0.0:
+        probs = probs.masked_fill(probs < settings.min_p * probs.amax(-1, keepdim=True), 0.0)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
 

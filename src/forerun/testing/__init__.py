@@ -2,13 +2,11 @@
 
 from forerun.testing.drafter_check import check_drafter
 from forerun.testing.drafters import TreeDrafter
-from forerun.testing.layered import LayeredToyModel
 from forerun.testing.toy import ToyCache, ToyModel
 from forerun.testing.verifier_check import Enumeration, check_verifier
 
 __all__ = [
     "Enumeration",
-    "LayeredToyModel",
     "ToyCache",
     "ToyModel",
     "TreeDrafter",

@@ -1,16 +1,16 @@
-"""`check_drafter`: a drafter proven by enumeration, in one line of anybody's test suite."""
+"""`check_drafter`: a drafter proven by enumeration, in one line of a test suite."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from collections.abc import Sequence as Several
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from forerun.contracts import Drafter
-from forerun.core import NO_HINTS, Draft, Drawing, Hints, Plan, Sequence
+from forerun.core import NO_HINTS, Draft, Drawing, Hints, Plan, Request, Tree
 from forerun.engine.compatibility import check_drafter as check_compatible
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -18,11 +18,10 @@ from forerun.errors import ConfigError, ExactnessError
 from forerun.models.running import prefill
 from forerun.params import SamplingParams
 from forerun.randomness import Key, Purpose, Randomness
-from forerun.testing.laws import WarpedRows, by_decision, depth_of
+from forerun.testing.enumeration import WarpedRows, by_decision, depth_of
 from forerun.testing.outcomes import outcomes
 from forerun.testing.toy import ToyModel
 from forerun.testing.verifier_check import BOUND, Case, Enumeration, compare
-from forerun.trees import TreeShape
 from forerun.trees.plans import AUTO, plan_tree
 from forerun.verification.block import BlockRule
 from forerun.verification.decision import DecisionRule
@@ -35,11 +34,11 @@ SAMPLERS = (
     SamplingParams(top_p=0.8, presence_penalty=0.5, repetition_penalty=1.3),
 )
 PROMPTS = ((1, 2, 0, 1, 2, 0, 1), (2, 1))
-# Whole sequences that an enumeration may go over.
+# Whole sequences of an enumeration at most.
 _MOST_SEQUENCES = 4096
 _SUM_TOLERANCE = 1e-6
-_SHAPE = TreeShape((-1, -1, 0))
-# What a drafter has, by the contract.
+_SHAPE = Tree((-1, -1, 0))
+# The attributes of a drafter, by the contract.
 _DECLARED = (
     *("name", "exactness", "drawings", "draws_trees", "takes_trees"),
     *("reads_predictions", "shared_layers"),
@@ -53,34 +52,32 @@ def check_drafter(
     target: ToyModel,
     *,
     num_tokens: int = 2,
-    prompts: Several[Several[int]] = PROMPTS,
-    samplers: Several[SamplingParams] = SAMPLERS,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    samplers: Sequence[SamplingParams] = SAMPLERS,
     hints: Hints = NO_HINTS,
-    bound: float = BOUND,
 ) -> Enumeration:
     """Prove that a drafter's proposals leave the target's distribution as it is.
 
-    Everything that it can propose is found from outside, by running it with every number that it
-    may draw, so no part of it needs to be written for this. Then whole sequences are held against
-    the target's law under the token rule, drawn ones under traversal and chains of them under the
-    block rule; and an engine must emit plain decoding's tokens, greedily and by seed, in a ragged
-    batch, without drawing a number twice.
-    A drafter that proposes nothing before it has seen verifications is enumerated after those.
+    All its proposals are enumerated from outside, by running it with every number that it may draw,
+    so it needs no code for this. Whole sequences are then compared with the target's distribution
+    under the token rule, drawn ones under traversal too and drawn chains under the block rule; and an
+    engine must emit plain decoding's tokens, greedily and by seed, in a ragged batch, without drawing
+    a number twice. A drafter that proposes nothing before it has observed verifications is enumerated
+    after those.
 
     Args:
         drafter: with two rows, over the target's vocabulary.
-        target: of at most a handful of tokens.
-        num_tokens: how far to draft; the laws are over sequences one longer.
-        prompts: what to draft after.
+        target: with a handful of tokens.
+        num_tokens: drafted tokens; distributions are over sequences that are one longer.
+        prompts: to draft after.
         samplers: how to draw.
-        hints: what every request comes with, such as token ids of a predicted output.
-        bound: the largest deviation of a probability that rounding explains.
+        hints: of every request, such as token ids of a predicted output.
 
     Raises:
-        ExactnessError: for a draft that is none, a number drawn twice, a distribution that changes.
-        ConfigError: where the two do not fit, or the vocabulary is too large to enumerate.
+        ExactnessError: for an invalid draft, a number drawn twice, a distribution that changes.
+        ConfigError: where target and drafter do not fit, or the vocabulary is too large.
     """
-    _check_asked(drafter, target, num_tokens, prompts, samplers)
+    _check_arguments(drafter, target, num_tokens, prompts, samplers)
     check_compatible(drafter, target, SpeculativeConfig(), 1)
     if target.vocab_size ** (num_tokens + 1) > _MOST_SEQUENCES:
         raise ConfigError(
@@ -93,29 +90,29 @@ def check_drafter(
         for params in (*samplers, replace(samplers[0], temperature=0.0))
         for plan in _plans(drafter, num_tokens)
     ]
-    total = _enumerate_all(settings, bound)
+    total = _enumerate_all(settings)
     _check_in_engine(drafter, target, prompts, samplers, hints, num_tokens)
     if not total.cases:
-        total = _enumerate_all(settings, bound)
-    if not total.cases and drafter.drawings != {Drawing.COUPLE}:
+        total = _enumerate_all(settings)
+    if not total.cases and drafter.drawings != {Drawing.COUPLED}:
         raise ExactnessError(
             f"{drafter.name} proposed nothing after any of the prompts; "
-            "give prompts after which it does."
+            "give prompts after which it proposes tokens."
         )
     return total
 
 
-def _check_asked(
+def _check_arguments(
     drafter: Drafter,
     target: ToyModel,
     num_tokens: int,
-    prompts: Several[Several[int]],
-    samplers: Several[SamplingParams],
+    prompts: Sequence[Sequence[int]],
+    samplers: Sequence[SamplingParams],
 ) -> None:
     missing = [name for name in _DECLARED if not hasattr(drafter, name)]
     if missing or isinstance(drafter, type):
         raise ConfigError(
-            f"{drafter!r} is no drafter; give an object that has {', '.join(missing or _DECLARED)}."
+            f"{drafter!r} is not a drafter; give an object that has {', '.join(missing or _DECLARED)}."
         )
     if num_tokens < 1 or not prompts or not samplers:
         raise ConfigError("give at least one token to draft, one prompt and one sampler.")
@@ -129,7 +126,7 @@ def _check_asked(
 
 @dataclass(frozen=True)
 class _Setting:
-    """One way of asking a drafter for a draft."""
+    """A request and a plan for a drafter."""
 
     drafter: Drafter
     target: ToyModel
@@ -138,88 +135,88 @@ class _Setting:
     hints: Hints
     plan: Plan
 
-    def sequence(self) -> Sequence:
+    def request(self) -> Request:
         prompt, size = list(self.prompt), len(self.prompt)
-        return Sequence(0, prompt, size, self.params, seed=0, row=0, hints=self.hints)
+        return Request(0, prompt, size, self.params, seed=0, row=0, hints=self.hints)
 
     def __str__(self) -> str:
-        kind = "chain" if self.plan.tree is None else "tree"
-        asked = f"{kind}, {self.plan.drawing}, after {list(self.prompt)}, {self.params}"
-        return f"{self.drafter.name} ({asked})"
+        kind = "chain" if self.plan.is_chain else "tree"
+        how = f"{kind}, {self.plan.drawing}, after {list(self.prompt)}, {self.params}"
+        return f"{self.drafter.name} ({how})"
 
 
 def _plans(drafter: Drafter, num_tokens: int) -> Iterator[Plan]:
-    """A chain, and for drafters that grow trees two of three nodes, in every way to draw."""
-    for drawing in sorted(drafter.drawings - {Drawing.COUPLE}):
+    """A chain, and for drafters that grow trees two trees of three nodes, for every drawing."""
+    for drawing in sorted(drafter.drawings - {Drawing.COUPLED}):
         yield Plan(num_tokens, drawing)
         if drafter.takes_trees:
             yield plan_tree(_SHAPE, len(_SHAPE), num_tokens, drawing)
-            if drawing is Drawing.TOP:
+            if drawing is Drawing.GREEDY:
                 yield plan_tree(AUTO, len(_SHAPE), num_tokens, drawing)
 
 
-def _enumerate_all(settings: Several[_Setting], bound: float) -> Enumeration:
+def _enumerate_all(settings: Sequence[_Setting]) -> Enumeration:
     total = Enumeration()
     for setting in settings:
-        total = total.plus(_enumerate(setting, bound))
+        total = total.plus(_enumerate(setting))
     return total
 
 
-def _enumerate(setting: _Setting, bound: float) -> Enumeration:
-    """Hold the law of one round, and plain decoding after it, against the target's own."""
-    sequence, committed = setting.sequence(), len(setting.prompt) - 1
-    # As an engine hands it over: all but the newest token has run.
+def _enumerate(setting: _Setting) -> Enumeration:
+    """Compare one round, and plain decoding after it, with the target's own distribution."""
+    request, committed = setting.request(), len(setting.prompt) - 1
+    # As in an engine, all but the newest token has run.
     cache = setting.target.new_cache(1, len(setting.prompt) + setting.plan.num_tokens)
-    prefill(setting.target, cache, 0, sequence.token_ids[:committed])
+    prefill(setting.target, cache, 0, request.token_ids[:committed])
     setting.drafter.attach(cache)
 
     def propose(randomness: Randomness) -> Draft:
         try:
-            return setting.drafter.propose([sequence], [setting.plan], randomness)[0]
+            return setting.drafter.propose([request], [setting.plan], randomness)[0]
         finally:
             cache.trim(0, committed)
 
     drafts = tuple(outcomes(propose, _sign))
-    setting.drafter.release(sequence)
+    setting.drafter.release(request)
     for _, draft in drafts:
         _check_draft(setting, draft)
     total = Enumeration()
     if not any(len(draft) for _, draft in drafts):
         return total
-    rows = WarpedRows(setting.target, sequence)
+    rows = WarpedRows(setting.target, request)
     case = Case(str(setting), rows, drafts, setting.plan.num_tokens + 1)
     for rule in _rules_for(drafts):
-        found = compare(by_decision(rule.decide), case)
-        if not found.largest_deviation <= bound:
+        result = compare(by_decision(rule.decide), case)
+        if not result.largest_deviation <= BOUND:
             raise ExactnessError(
                 f"{setting} changes the distribution under rule {rule.name!r}: a sequence of "
-                f"{case.length} tokens is off by {found.largest_deviation:.1e} (allowed: {bound:.0e})."
+                f"{case.length} tokens is off by {result.largest_deviation:.1e} (allowed: {BOUND:.0e})."
             )
-        total = total.plus(replace(found, kinds=(str(setting.plan.drawing),)))
+        total = total.plus(replace(result, kinds=(str(setting.plan.drawing),)))
     return total
 
 
 def _sign(draft: Draft) -> tuple[object, ...]:
     rows = draft.probs
     values = tuple(rows.flatten().tolist()) if isinstance(rows, Tensor) else rows
-    return draft.token_ids, draft.parents, values if values is None else repr(values)
+    return draft.token_ids, draft.tree.parents, values if values is None else repr(values)
 
 
-def _rules_for(drafts: Several[tuple[float, Draft]]) -> Iterator[DecisionRule]:
+def _rules_for(drafts: Sequence[tuple[float, Draft]]) -> Iterator[DecisionRule]:
     yield TokenRule()
-    # A draft without nodes has no rows and is taken by all.
+    # A draft without nodes has no rows, and all rules take it.
     if all(draft.probs is not None or not len(draft) for _, draft in drafts):
         yield TraversalRule()
-        if all(draft.is_chain for _, draft in drafts):
+        if all(draft.tree.is_chain for _, draft in drafts):
             yield BlockRule()
 
 
 def _check_draft(setting: _Setting, draft: Draft) -> None:
     vocab_size = setting.target.vocab_size
-    if depth_of(draft.parents) > setting.plan.num_tokens:
+    if depth_of(draft.tree.parents) > setting.plan.num_tokens:
         raise ExactnessError(
-            f"{setting} proposed {depth_of(draft.parents)} tokens along a path; "
-            f"planned were {setting.plan.num_tokens}."
+            f"{setting} proposed {depth_of(draft.tree.parents)} tokens along a path; "
+            f"the plan allows {setting.plan.num_tokens}."
         )
     if any(not 0 <= token < vocab_size for token in draft.token_ids):
         raise ExactnessError(
@@ -231,23 +228,23 @@ def _check_draft(setting: _Setting, draft: Draft) -> None:
     if rows.shape != (len(draft), vocab_size):
         raise ExactnessError(
             f"{setting} recorded rows of shape {list(rows.shape)}; "
-            f"one a node is [{len(draft)}, {vocab_size}]."
+            f"with a row for each node it is [{len(draft)}, {vocab_size}]."
         )
     if bool((rows < 0).any()) or bool(((rows.sum(-1) - 1.0).abs() > _SUM_TOLERANCE).any()):
-        raise ExactnessError(f"{setting} recorded a row that is no distribution.")
+        raise ExactnessError(f"{setting} recorded a row that does not sum to 1 or is negative.")
 
 
 def _check_in_engine(
     drafter: Drafter,
     target: ToyModel,
-    prompts: Several[Several[int]],
-    samplers: Several[SamplingParams],
+    prompts: Sequence[Sequence[int]],
+    samplers: Sequence[SamplingParams],
     hints: Hints,
     num_tokens: int,
 ) -> None:
-    """Greedy and seeded output against the plain loop, and every key of the randomness once."""
+    """Compare greedy and seeded output with the plain loop; no key of the randomness occurs twice."""
     rows = min(2, drafter.rows or 2)
-    for params in [*samplers, *(replace(one, temperature=0.0) for one in samplers)]:
+    for params in [*samplers, *(replace(sampler, temperature=0.0) for sampler in samplers)]:
         for rule, tree in itertools.product(
             ("auto", "token"), (None, AUTO) if drafter.takes_trees else (None,)
         ):
@@ -260,19 +257,19 @@ def _check_in_engine(
             engine = Engine(
                 target, drafter, config, max_batch_size=rows, randomness=Randomness(keys.append)
             )
-            each = [replace(params, max_tokens=12, seed=seed) for seed in range(len(prompts))]
-            _compare_with_plain(engine, [list(prompt) for prompt in prompts], each, hints)
+            seeded = [replace(params, max_tokens=12, seed=seed) for seed in range(len(prompts))]
+            _compare_with_plain(engine, [list(prompt) for prompt in prompts], seeded, hints)
             _check_keys(drafter, keys)
 
 
 def _compare_with_plain(
-    engine: Engine, prompts: list[list[int]], each: list[SamplingParams], hints: Hints
+    engine: Engine, prompts: list[list[int]], seeded: list[SamplingParams], hints: Hints
 ) -> None:
     assert engine.drafter is not None
-    completions = engine.generate(prompts, each, hints=hints)
-    if not (each[0].greedy or engine.config.rejection_sample_method == "auto"):
+    completions = engine.generate(prompts, seeded, hints=hints)
+    if not (seeded[0].greedy or engine.config.rejection_sample_method == "auto"):
         return
-    for prompt, params, completion in zip(prompts, each, completions, strict=True):
+    for prompt, params, completion in zip(prompts, seeded, completions, strict=True):
         plain = tuple(event.token_id for event in engine.stream_plain(prompt, params))
         if plain != completion.token_ids:
             raise ExactnessError(
@@ -282,9 +279,9 @@ def _compare_with_plain(
 
 
 def _check_keys(drafter: Drafter, keys: list[Key]) -> None:
-    # The noise of a seed is shared on purpose, and plain decoding draws what a round drew.
+    # Rounds and plain decoding share the noise of a seed on purpose.
     drawn = [key for key in keys if key.purpose in (Purpose.DRAFT, Purpose.ACCEPT)]
-    twice = {key for key in drawn if drawn.count(key) > 1} if len(drawn) != len(set(drawn)) else ()
+    twice = [key for key, count in Counter(drawn).items() if count > 1]
     if twice:
         raise ExactnessError(
             f"with {drafter.name}, {len(twice)} random numbers are drawn twice, {min(twice)} first; "

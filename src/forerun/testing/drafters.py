@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from typing import Self
 
 import torch
 
 from forerun.contracts import DrafterSetup
-from forerun.core import NO_DRAFT, Draft, Drawing, Plan, Sequence
+from forerun.core import NO_DRAFT, Draft, Drawing, Plan, Request, Tree
 from forerun.drafters.base import BaseDrafter
 from forerun.errors import ConfigError
 from forerun.randomness import Randomness
 from forerun.sampling import draw_siblings
 from forerun.testing.toy import ToyModel
-from forerun.trees import TreeShape
 from forerun.trees.growth import ShapeGrowth
 
 
@@ -22,8 +21,8 @@ class TreeDrafter(BaseDrafter):
     """Every node of depth d gets `branching[d]` children, drawn in order, whatever tree is planned.
 
     Args:
-        model: whose rows the children are drawn from.
-        branching: children a node by depth; the plan's number of tokens bounds the depth.
+        model: that gives the rows of the children.
+        branching: children of a node by depth; the plan's number of tokens bounds the depth.
         replacement: whether a sibling may repeat the token of an earlier one.
     """
 
@@ -45,19 +44,19 @@ class TreeDrafter(BaseDrafter):
         return cls(setup.target)
 
     def propose(
-        self, sequences: Several[Sequence], plans: Several[Plan], randomness: Randomness
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        pairs = zip(sequences, plans, strict=True)
-        return [self._grow(sequence, plan, randomness) for sequence, plan in pairs]
+        pairs = zip(requests, plans, strict=True)
+        return [self._grow(request, plan, randomness) for request, plan in pairs]
 
-    def _grow(self, sequence: Sequence, plan: Plan, randomness: Randomness) -> Draft:
+    def _grow(self, request: Request, plan: Plan, randomness: Randomness) -> Draft:
         if not plan.num_tokens:
             return NO_DRAFT
-        shape = TreeShape.branching(self.branching[: plan.num_tokens])
-        growth = ShapeGrowth(sequence, plan.drawing, shape)
+        shape = Tree.branching(self.branching[: plan.num_tokens])
+        growth = ShapeGrowth(request, plan.drawing, shape)
         while growth.frontier:
             prefixes = growth.prefixes()
-            texts = [[*sequence.token_ids, *prefix.drafted] for prefix in prefixes]
+            texts = [[*request.token_ids, *prefix.drafted] for prefix in prefixes]
             logits = torch.stack([self.model.next_logits(text) for text in texts])
             growth.extend(
                 draw_siblings(

@@ -1,10 +1,10 @@
-"""All that can come of code that draws with uniforms, with its probabilities, from outside.
+"""All outcomes of code that draws with uniforms, with their probabilities, found by running it.
 
-The code is run again and again with chosen numbers. Between two numbers that lead to different
-results lies an edge, which bisection finds to the last bits. The law is exact up to rounding for
+The code is run many times with chosen numbers. Between two numbers that lead to different results
+lies an edge, which bisection locates to the last bits. The distribution is exact up to rounding for
 code that compares each number with thresholds, as inverting a cumulative distribution and testing
-with a probability do, rightly or wrongly; two edges within one step of the first grid hide each
-other where the results on both sides of them are the same.
+with a probability do. Two edges within one step of the first grid go undetected where the results
+on both sides of them are the same.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ T = TypeVar("T")
 Run = Callable[[Randomness], T]
 Sign = Callable[[T], Hashable]
 
-# Places where a unit interval is looked at first; edges between two that agree would be missed.
+# Points of the unit interval that are tried first; edges between two that agree are missed.
 _GRID = 16
-# Edges are found to this width, in as many trials as it has bits.
+# Edges are located to this width, in as many trials as it has bits.
 _WIDTH = 2.0**-46
-# What the numbers not chosen yet are meanwhile: two sets, so that no coincidence hides an edge.
+# Values of the numbers that are not chosen yet: two, so that no coincidence hides an edge.
 _FILLERS = (0.5, 0.137)
 
 
 class NoiseError(ConfigError):
-    """What was to be enumerated draws with the noise of a seed."""
+    """The code to be enumerated draws with the noise of a seed."""
 
 
 class Replay(Randomness):
-    """Hands out the chosen numbers in the order in which new keys come up, then a filler."""
+    """Returns the chosen numbers for new keys in their order, then a filler."""
 
     def __init__(self, chosen: tuple[float, ...], filler: float) -> None:
         super().__init__()
@@ -52,18 +52,18 @@ class Replay(Randomness):
     def gumbel(
         self, seed: int, position: int, size: int, device: torch.device | str = "cpu"
     ) -> Tensor:
-        raise NoiseError("noise cannot be enumerated; only what draws with uniforms can be.")
+        raise NoiseError("noise cannot be enumerated; only code that draws with uniforms can.")
 
 
 def outcomes(run: Run[T], sign: Sign[T]) -> list[tuple[float, T]]:
-    """Every result of `run` with its probability, equal ones apart where they came about apart.
+    """Every result of `run` with its probability; equal results of different draws are separate.
 
     Args:
         run: a pure function of its random numbers.
-        sign: what tells two results apart.
+        sign: distinguishes results.
 
     Raises:
-        NoiseError: where `run` asks for noise.
+        NoiseError: where `run` draws noise.
     """
     return list(_explore(run, sign, (), 1.0))
 
@@ -82,6 +82,7 @@ def _explore(
 
 
 def _signature(run: Run[T], sign: Sign[T], chosen: tuple[float, ...]) -> Hashable:
+    """The keys drawn and the result, with either filler in place of later numbers."""
     seen: list[Hashable] = []
     for filler in _FILLERS:
         replay = Replay(chosen, filler)
@@ -91,26 +92,26 @@ def _signature(run: Run[T], sign: Sign[T], chosen: tuple[float, ...]) -> Hashabl
 
 
 def _cells(signature: Callable[[float], Hashable]) -> Iterator[tuple[float, float]]:
-    """The stretches of [0, 1) on which the signature does not change."""
-    places = [index / _GRID for index in range(_GRID)] + [1.0 - 2.0**-53]
-    found = [signature(place) for place in places]
+    """The intervals of [0, 1) on which the signature does not change."""
+    points = [index / _GRID for index in range(_GRID)] + [1.0 - 2.0**-53]
+    signatures = [signature(point) for point in points]
     edges = [0.0]
     for index in range(_GRID):
-        edges += _edges(signature, places[index : index + 2], found[index : index + 2])
+        edges += _edges(signature, points[index : index + 2], signatures[index : index + 2])
     return zip(edges, [*edges[1:], 1.0], strict=True)
 
 
 def _edges(
-    signature: Callable[[float], Hashable], places: list[float], found: list[Hashable]
+    signature: Callable[[float], Hashable], points: list[float], signatures: list[Hashable]
 ) -> list[float]:
-    low, high = places
-    if found[0] == found[1]:
+    low, high = points
+    if signatures[0] == signatures[1]:
         return []
     if high - low < _WIDTH:
         return [high]
     middle = (low + high) / 2
     at_middle = signature(middle)
     return [
-        *_edges(signature, [low, middle], [found[0], at_middle]),
-        *_edges(signature, [middle, high], [at_middle, found[1]]),
+        *_edges(signature, [low, middle], [signatures[0], at_middle]),
+        *_edges(signature, [middle, high], [at_middle, signatures[1]]),
     ]

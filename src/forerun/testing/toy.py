@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from forerun.contracts import LogitsFor
-from forerun.core import Exactness, ForwardOutput
+from forerun.contracts import Ability
+from forerun.core import Batch, Exactness, ForwardOutput
 from forerun.errors import CacheError, UnsupportedModelError
+from forerun.kv_cache import check_length, check_path, check_row, held_before
 
 
 class ToyCache:
-    """Remembers token ids by slot, which is all that a toy model attends to."""
+    """Remembers the token ids of each row, which is all that a toy model attends to."""
 
     def __init__(self, rows: int, capacity: int) -> None:
+        if rows < 1 or capacity < 1:
+            raise CacheError.no_room(rows, capacity)
         self.capacity = capacity
         self.token_ids: list[list[int]] = [[] for _ in range(rows)]
 
-    def length(self, row: int) -> int:
+    @property
+    def rows(self) -> int:
+        return len(self.token_ids)
+
+    def length(self, row: int, layer: int | None = None) -> int:
+        check_row(row, self.rows)
         return len(self.token_ids[row])
 
-    def view(self, rows: Several[int]) -> list[list[int]]:
-        return [self.token_ids[row] for row in rows]
-
-    def keep(self, row: int, start: int, slots: Several[int]) -> None:
+    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
+        check_row(row, self.rows)
         held = self.token_ids[row]
-        held[start:] = [held[start + slot] for slot in slots]
+        check_path(row, length, path, len(held))
+        held[length:] = [held[length + token] for token in path]
 
     def trim(self, row: int, length: int, layers: range | None = None) -> None:
         if layers is not None:
             raise CacheError(f"a toy cache has no {layers} to trim apart; give no layers.")
+        check_row(row, self.rows)
+        check_length(row, length)
         del self.token_ids[row][length:]
 
 
@@ -55,6 +64,7 @@ class ToyModel:
     dtype = torch.float64
     precision = "fp64"
     exactness = Exactness.BITWISE
+    abilities: frozenset[Ability] = frozenset()
 
     def __init__(
         self,
@@ -78,68 +88,74 @@ class ToyModel:
     def new_cache(self, rows: int, capacity: int) -> ToyCache:
         return ToyCache(rows, capacity)
 
-    def next_logits(self, token_ids: Several[int]) -> Tensor:
+    def next_logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits [V] after `token_ids`."""
         logits = torch.zeros(self.vocab_size, dtype=self.tables.dtype)
         for back, token in enumerate(reversed(token_ids[-self.order :])):
             logits += self.tables[back, token]
         return logits
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: list[list[int]],
-        tree_mask: Tensor | None = None,
-        hidden_layers: Several[int] = (),
-        logits_for: LogitsFor = "all",
-        layers: range | None = None,
-        hidden_in: Tensor | None = None,
-    ) -> ForwardOutput:
+    def forward(self, batch: Batch, cache: ToyCache) -> ForwardOutput:
         """See `forerun.contracts.CausalLM.forward`. There are no layers to run apart.
 
         Raises:
             UnsupportedModelError: for partial runs.
-            CacheError: where a row was cropped below the positions to run.
+            CacheError: for a batch that contradicts the cache.
         """
-        if layers is not None or hidden_in is not None:
+        if batch.layers is not None or batch.hidden_in is not None:
             raise UnsupportedModelError(f"{self.name} has no layers to run apart.")
-        rows = []
-        for row, held in enumerate(cache):
-            places = [place for place in positions[row].tolist() if place >= 0]
-            new = token_ids[row, : len(places)].tolist()
-            if places and places[0] > len(held):
-                raise CacheError(f"position {places[0]} comes after {len(held)} cached tokens.")
-            mask = None if tree_mask is None else tree_mask[row, : len(places)]
-            rows.append(self._run_row(held, new, mask, token_ids.shape[1]))
-        if logits_for == "none":
-            return ForwardOutput(None)
-        logits = torch.stack(rows)
-        if logits_for == "last":
-            last = (positions >= 0).sum(-1) - 1
-            logits = logits[torch.arange(len(logits)), last][:, None]
-        hidden = dict.fromkeys(hidden_layers, logits[..., :1])
-        return ForwardOutput(logits, hidden)
+        self._check(batch, cache, range(self.num_layers))
+        logits = torch.zeros(len(batch), batch.width, self.vocab_size, dtype=self.dtype)
+        for index, row in enumerate(batch.rows):
+            for new, seen in enumerate(append(batch, index, cache.token_ids[row])):
+                logits[index, new] = self.next_logits(seen)
+        hidden = dict.fromkeys(batch.hidden_layers, logits[..., :1])
+        return ForwardOutput(wanted_logits(batch, logits), hidden)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """There are no layers, so no head above them.
+    def _check(self, batch: Batch, cache: ToyCache, layers: range) -> None:
+        if batch.furthest >= self.max_context:
+            raise CacheError.beyond_context(batch.furthest, self.max_context)
+        held_before(batch, cache, layers)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """There are no hidden states.
+
+        Raises:
+            UnsupportedModelError: always.
+        """
+        raise UnsupportedModelError(f"{self.name} has no embedding to run apart.")
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """There are no layers, so no norm above them.
 
         Raises:
             UnsupportedModelError: always.
         """
         raise UnsupportedModelError(f"{self.name} has no head to run apart.")
 
-    def _run_row(self, held: list[int], new: list[int], mask: Tensor | None, width: int) -> Tensor:
-        logits = torch.zeros(width, self.vocab_size, dtype=self.tables.dtype)
-        start = len(held)
-        held.extend(new)
-        for index in range(len(new)):
-            if mask is None:
-                seen = held[: start + index + 1]
-            else:
-                # Columns cover the last m - n slots and the new tokens.
-                first = start - (mask.shape[1] - width)
-                slots = [first + column for column in mask[index].nonzero().flatten().tolist()]
-                seen = held[: max(first, 0)] + [held[slot] for slot in slots if slot >= 0]
-            logits[index] = self.next_logits(seen)
+    lm_head = final_norm
+
+
+def append(batch: Batch, index: int, held: list[int]) -> Iterator[list[int]]:
+    """Append the new tokens of a row of a batch to those it holds; what each of them sees."""
+    tree = None if batch.trees is None else batch.trees[index]
+    held.extend(batch.token_ids[index])
+    count = batch.counts[index]
+    for new in range(-count, 0):
+        if tree is None:
+            yield held[: len(held) + new + 1]
+        else:
+            text = len(held) - len(tree)
+            path = tree.path_to(len(tree) + new)
+            yield held[:text] + [held[text + node] for node in path]
+
+
+def wanted_logits(batch: Batch, logits: Tensor) -> Tensor | None:
+    """Of the logits [B, n, V] of all tokens, those that a batch asks for."""
+    if batch.logits_for == "none":
+        return None
+    if batch.logits_for == "all":
         return logits
+    return torch.stack(
+        [row[count - 1 : count] for row, count in zip(logits, batch.counts, strict=True)]
+    )

@@ -1,7 +1,7 @@
-"""What a lossy method does to a row, in named families: the power of a test is stated against them.
+"""Families of deviations of a lossy method: the power of a test is stated against them.
 
-A family moves rows by a strength; for small strengths both the total variation and the mean score
-grow in proportion to it, so that one strength tells the whole family.
+A family changes rows by a strength. For small strengths the total variation and the mean score
+are proportional to it, so that one strength describes the whole family.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Strength at which a family is looked at: small against one, large against rounding.
+# Strength at which a family is evaluated: small against 1, large against rounding.
 SMALL = 0.01
 
 
 def sharpened(rows: Floats, strength: float = SMALL) -> Floats:
-    """Rows [N, V] to the power of 1 + strength: drawn at a temperature that is not the request's."""
+    """Rows [N, V] to the power of 1 + strength: tokens drawn at another temperature."""
     logs = np.log(rows, out=np.full_like(rows, -np.inf), where=rows > 0)
     powers = np.exp((1.0 + strength) * (logs - logs.max(1, keepdims=True)))
     moved: Floats = powers / powers.sum(1, keepdims=True)
@@ -25,8 +25,8 @@ def sharpened(rows: Floats, strength: float = SMALL) -> Floats:
 
 
 def drawn_to(rows: Floats, draft_rows: Floats, strength: float = SMALL) -> Floats:
-    """Rows [N, V] mixed with those of the draft: drafted tokens accepted too easily. Tokens that the
-    target excludes stay excluded."""
+    """Rows [N, V] mixed with those of the draft: drafted tokens accepted too easily. Tokens with
+    probability 0 keep it."""
     possible = np.where(rows > 0, draft_rows, 0.0)
     total = possible.sum(1, keepdims=True)
     pull = np.divide(possible, total, out=rows.copy(), where=total > 0)
@@ -35,7 +35,7 @@ def drawn_to(rows: Floats, draft_rows: Floats, strength: float = SMALL) -> Float
 
 
 def favoured(rows: Floats, groups: Ints, group: int, strength: float = SMALL) -> Floats:
-    """Rows [N, V] with the odds of one group of tokens raised: a mask or a bias that is wrong."""
+    """Rows [N, V] with the odds of one group of tokens raised: a wrong mask or bias."""
     member = (groups == group).astype(np.float64)
     mass = rows @ member
     raised: Floats = rows * (1.0 + strength * (member[None] - mass[:, None]))

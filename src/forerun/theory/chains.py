@@ -1,9 +1,8 @@
-"""Chains of drafted tokens whose rows differ from place to place and from prefix to prefix.
+"""Chains of drafted tokens whose rows depend on the position and the drafted prefix.
 
-The rows are tables: entry i belongs to the token after i drafted ones, has the shape [V] * (i + 1)
-or one that broadcasts to it, its last axis being the token and the axes before it the drafted
-prefix. An array [n, V] is a chain of n tokens whose rows do not depend on the prefix; tables of a
-model come from `language_models.prefix_tables`. p is the target's, q the draft's.
+The rows are tables: entry i belongs to the token after i drafted ones and broadcasts to the shape
+[V] * (i + 1), its last axis being the token and the axes before it the drafted prefix. An array [n, V]
+is a chain of n tokens whose rows do not depend on the prefix. p is the target's, q the draft's.
 
 Everything here is exact: a sum over all V^n drafts, weighted by the draft's own probability.
 """
@@ -29,8 +28,8 @@ def token_rule_survival(p: Tables, q: Tables) -> Floats:
     E_q[prod_j min(1, p_j/q_j)] over the drafted prefix (Leviathan et al., arXiv 2211.17192).
 
     Raises:
-        DistributionError: for rows that are no probabilities or of different vocabularies.
-        ConfigError: for tables that are no chain, or too large to enumerate.
+        DistributionError: for invalid rows, or rows of different vocabularies.
+        ConfigError: for tables that do not form a chain, or are too large to enumerate.
     """
     survival, reached = [], np.ones(())
     for target, draft in _tables(p, q):
@@ -42,52 +41,43 @@ def token_rule_survival(p: Tables, q: Tables) -> Floats:
 def block_rule_survival(p: Tables, q: Tables) -> Floats:
     """The probability that block verification accepts at least i + 1 drafted tokens, [n].
 
-    E_q[w_i] with w_i = min(1, w_{i-1} p_i/q_i): given the drafted prefix, the rule keeps it with
-    probability w_i whatever was drafted behind it (Sun et al., arXiv 2403.10444). Never less than
-    the token rule.
+    E_q[w_i] with w_i = min(1, w_{i-1} p_i/q_i): the rule keeps a drafted prefix with probability
+    w_i, whatever was drafted after it (Sun et al., arXiv 2403.10444). Never less than the token rule.
 
     Raises:
         As `token_rule_survival`.
     """
-    # kept = q(prefix) w(prefix), which is zero where nothing is drafted: p/q need not be formed.
-    survival, kept, drawn = [], np.ones(()), np.ones(())
+    # q(prefix) w(prefix) needs no p/q, which does not exist where q is zero.
+    survival, weighted, drawn = [], np.ones(()), np.ones(())
     for target, draft in _tables(p, q):
         drawn = drawn[..., None] * draft
-        kept = np.minimum(drawn, kept[..., None] * target)
-        survival.append(kept.sum())
+        weighted = np.minimum(drawn, weighted[..., None] * target)
+        survival.append(weighted.sum())
     return np.array(survival)
 
 
-def expected_tokens_token_rule(p: Tables, q: Tables) -> float:
-    """Tokens a round of the token rule, the recovered or bonus token included."""
-    return 1.0 + float(token_rule_survival(p, q).sum())
-
-
-def expected_tokens_block_rule(p: Tables, q: Tables) -> float:
-    """Tokens a round of block verification, the recovered or bonus token included."""
-    return 1.0 + float(block_rule_survival(p, q).sum())
-
-
 def _tables(p: Tables, q: Tables) -> list[tuple[Floats, Floats]]:
-    """Both tables of each place, [V] * (i + 1)."""
+    """Both tables of each position, [V] * (i + 1)."""
     if len(p) != len(q):
-        raise ConfigError(f"p has {len(p)} tables and q has {len(q)}; give one a drafted token.")
+        raise ConfigError(
+            f"p has {len(p)} tables and q has {len(q)}; give one for each drafted token."
+        )
     pairs: list[tuple[Floats, Floats]] = []
-    for place, (target, draft) in enumerate(zip(p, q, strict=True)):
+    for position, (target, draft) in enumerate(zip(p, q, strict=True)):
         target, draft = as_row_pair(target, draft)
         vocab_size = target.shape[-1]
         if pairs and vocab_size != pairs[0][0].shape[-1]:
-            raise DistributionError("the tables differ in their vocabulary; give one for all.")
-        if vocab_size ** (place + 1) > LARGEST_TABLE:
+            raise DistributionError("the tables differ in their vocabulary; use one for all.")
+        if vocab_size ** (position + 1) > LARGEST_TABLE:
             raise ConfigError(
-                f"{vocab_size} tokens in {len(p)} places are too many to enumerate; "
+                f"{vocab_size} tokens in {len(p)} positions are too many to enumerate; "
                 f"at most {LARGEST_TABLE} drafts are."
             )
-        shape = (vocab_size,) * (place + 1)
+        shape = (vocab_size,) * (position + 1)
         try:
             pairs.append((np.broadcast_to(target, shape), np.broadcast_to(draft, shape)))
         except ValueError:
             raise ConfigError(
-                f"table {place} has the shape {target.shape}; it must broadcast to {shape}."
+                f"table {position} has the shape {target.shape}; it must broadcast to {shape}."
             ) from None
     return pairs

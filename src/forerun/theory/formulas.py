@@ -1,23 +1,23 @@
 """What speculation gains when every tested token is accepted with the same probability.
 
-Five quantities go by "acceptance" in the literature; here each has a name of its own:
+Five quantities are called "acceptance" in the literature; here each has its own name:
 
 - *acceptance* (alpha): the probability that a drafted token is accepted *when it is tested*, that
-  is, when all tokens before it were accepted. For given rows it is `rows.acceptance_rate(p, q)`.
+  is, when all tokens before it were accepted. For two rows it is `rows.acceptance_rate(p, q)`.
 - *accepted drafted tokens a round*: `expected_accepted`. The recovered or bonus token is not in it.
 - *tokens a round*: `expected_tokens`, one more: each round ends in a recovered or bonus token.
 - *accepted / drafted*: `accepted_per_drafted`, the acceptance rate of the serving engines. Drafted
-  tokens behind a rejection are never tested but count here, so it is at most alpha.
-- *tokens per drafted token*: `tokens_per_drafted`. Some texts call it average acceptance; it is none:
-  it counts the recovered and bonus tokens and can exceed one.
+  tokens after a rejection are never tested but count here, so it is at most alpha.
+- *tokens per drafted token*: `tokens_per_drafted`. Some texts call it average acceptance, but it
+  counts the recovered and bonus tokens and can exceed 1.
 
 `length` is the number of tokens drafted a round (gamma), `cost_ratio` the cost of one draft forward
 (c) and `verification_cost` the cost of checking length + 1 tokens, both in plain target forwards.
-All functions broadcast and give a number for numbers.
+All functions broadcast and return a number for numbers.
 
 Sources: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", arXiv
 2211.17192 (called *Leviathan* below). For one alpha from two rows see `rows`, for rows that differ
-from place to place and block verification see `chains`, for trees see `trees`.
+by position and block verification see `chains`, for trees see `trees`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from forerun.checks import number, whole
 from forerun.errors import ConfigError
+from forerun.options import check
 from forerun.theory.inputs import (
     Floats,
     Lengths,
@@ -72,18 +72,18 @@ def tokens_per_drafted(acceptance: ArrayLike, length: ArrayLike) -> Values:
 
 
 def acceptance_from_tokens(tokens: ArrayLike, length: ArrayLike) -> Values:
-    """The alpha at which rounds of this length give so many tokens: expected_tokens, inverted.
+    """The alpha at which rounds of this length give this many tokens: expected_tokens, inverted.
 
-    NaN where no alpha does: more than length + 1 tokens. With a length of 0 every alpha gives one
-    token, and the answer is 0.
+    NaN for more than length + 1 tokens. With a length of 0 every alpha gives one token, and the
+    result is 0.
 
     Raises:
         ConfigError: for less than one token a round.
     """
-    found = costs("tokens", tokens)
-    if np.any(found < 1.0):
-        raise ConfigError("a round gives one token or more; give tokens of at least 1.")
-    return plain(_smallest_acceptance(found, lengths("length", length)))
+    counts = costs("tokens", tokens)
+    if np.any(counts < 1.0):
+        raise ConfigError("a round gives at least one token; give tokens of at least 1.")
+    return plain(_smallest_acceptance(counts, lengths("length", length)))
 
 
 def speedup(
@@ -107,9 +107,9 @@ def speedup(
 
 
 def round_speedup(tokens: ArrayLike, cost: ArrayLike) -> Values:
-    """Speed-up of rounds that give so many tokens and cost so many plain target forwards."""
-    found, spent = together(costs("tokens", tokens), costs("cost", cost, above=True))
-    return plain(found / spent)
+    """Speed-up of rounds by their tokens and their cost in plain target forwards."""
+    emitted, spent = together(costs("tokens", tokens), costs("cost", cost, above=True))
+    return plain(emitted / spent)
 
 
 def operations_factor(
@@ -133,14 +133,14 @@ def optimal_length(
 ) -> int:
     """The length up to `longest` with the highest speed-up, the shortest among equals.
 
-    0 when no length beats plain decoding: with a verification cost of one that is so exactly if
+    0 when no length beats plain decoding: with a verification cost of 1, if and only if
     acceptance <= cost_ratio (Leviathan, corollary 3.9).
 
     Args:
         verification_cost: one number, or [longest], entry i for a draft of i + 1 tokens.
     """
-    alpha = number(0.0, 1.0)("acceptance", acceptance)
-    longest = whole(0, 1 << 16)("longest", longest)
+    alpha = check("acceptance", acceptance, float, ge=0.0, le=1.0)
+    longest = check("longest", longest, int, ge=0, le=1 << 16)
     if longest == 0:
         return 0
     gains = np.asarray(
@@ -204,10 +204,10 @@ def round_cases(
 def break_even_acceptance(
     length: ArrayLike, cost_ratio: ArrayLike, *, verification_cost: ArrayLike = 1.0
 ) -> Values:
-    """The smallest alpha at which speculating so far does not lose.
+    """The smallest alpha at which drafting `length` tokens does not lose.
 
     0 where it never loses; NaN where it always does, because a round costs more than length + 1.
-    For a length of one and a verification cost of one it is the cost ratio itself.
+    For a length of 1 and a verification cost of 1 it is the cost ratio itself.
     """
     cost = _round_cost(length, cost_ratio, verification_cost)
     return plain(_smallest_acceptance(cost, lengths("length", length)))
@@ -216,7 +216,7 @@ def break_even_acceptance(
 def break_even_cost_ratio(
     acceptance: ArrayLike, length: ArrayLike, *, verification_cost: ArrayLike = 1.0
 ) -> Values:
-    """The largest cost ratio at which speculating so far does not lose; length of at least 1.
+    """The largest cost ratio at which drafting `length` >= 1 tokens does not lose.
 
     NaN where it loses even with a free draft: checking costs more than the round gives.
     """
@@ -236,7 +236,7 @@ def _round_cost(length: ArrayLike, cost_ratio: ArrayLike, verification_cost: Arr
 
 
 def _geometric_sum(alpha: Floats, terms: Lengths) -> Floats:
-    """1 + alpha + … of so many terms, by doubling: all terms are positive, so nothing cancels."""
+    """1 + alpha + … with `terms` terms, by doubling: all are positive, so nothing cancels."""
     alpha, terms = together(alpha, terms)
     total, power = np.zeros(alpha.shape), np.ones(alpha.shape)
     for bit in reversed(range(int(terms.max(initial=0)).bit_length())):
@@ -248,7 +248,7 @@ def _geometric_sum(alpha: Floats, terms: Lengths) -> Floats:
 
 
 def _smallest_acceptance(tokens: Floats, length: Lengths) -> Floats:
-    """The smallest alpha with at least so many tokens a round, by bisection; NaN where there is none."""
+    """The smallest alpha with at least `tokens` a round, by bisection; NaN if there is none."""
     tokens, length = together(tokens, length)
     low, high = np.zeros(tokens.shape), np.ones(tokens.shape)
     for _ in range(60):

@@ -1,43 +1,45 @@
-"""Do outcomes follow laws that are known one by one? Score tests, their level and their power.
+"""Tests of whether outcomes follow distributions that differ by outcome: scores, level and power.
 
-Every outcome has its own law: a token its row, the end of a walk its probabilities. A score maps
-an outcome to a few numbers whose mean under its law is zero and whose covariance is known; a sum
-of scores is then judged by chi-square. With the law conditioned on everything before, the scores
-are martingale differences: outcomes of one text may be pooled although they depend on each other.
+Every outcome has its own distribution: a token its row, the end of a walk its probabilities. A score
+maps an outcome to a few numbers whose mean under the distribution is zero and whose covariance is
+known; sums of scores are tested by chi-square. If the distributions are conditioned on everything
+before, the scores are martingale differences, so outcomes of one text may be pooled although they
+depend on each other.
 
-Scores of places: the randomized probability integral transform turns an outcome into a number that
-is uniform under its law (Rosenblatt, Ann. Math. Statist. 23, 1952; for discrete laws Brockwell,
-Statist. Probab. Lett. 77, 2007); Neyman's smooth test asks whether it is (Skand. Aktuar. 20, 1937).
+Smooth scores: the randomized probability integral transform turns an outcome into a number that is
+uniform under its distribution (Rosenblatt, Ann. Math. Statist. 23, 1952; for discrete distributions
+Brockwell, Statist. Probab. Lett. 77, 2007). Neyman's smooth test checks that it is (Skand. Aktuar.
+20, 1937).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 from numpy.polynomial import legendre
 from numpy.typing import NDArray
+from scipy import special
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Polynomials of a smooth test: location, spread, skewness, tails.
 SMOOTH_DEGREES = 4
-# Directions in which a sum of scores varies by less are too discrete to be judged by chi-square;
-# for smooth scores that is a number of outcomes.
-FEWEST = 25.0
+# Directions in which a sum of scores has less variance are too discrete for chi-square. For smooth
+# scores the variance is the number of outcomes.
+LEAST_VARIANCE = 25.0
 
 
 def mass_before(rows: Floats, chosen: Ints, keys: Floats | None = None) -> tuple[Floats, Floats]:
-    """The probability of what stands before the chosen outcome, and its own, both [N].
+    """The probability of all outcomes before the chosen one, and its own, both [N].
 
     Args:
-        rows: laws, [N, V].
+        rows: distributions, [N, V].
         chosen: outcomes, [N].
-        keys: what orders the outcomes, least first, ties by index, [N, V]; None orders by index.
+        keys: the order of outcomes, lowest first, ties by index, [N, V]; None orders by index.
     """
     at = np.arange(len(rows))
     own = rows[at, chosen]
@@ -50,27 +52,32 @@ def mass_before(rows: Floats, chosen: Ints, keys: Floats | None = None) -> tuple
 
 
 def transform(low: Floats, own: Floats, uniforms: Floats) -> Floats:
-    """The randomized probability integral transform [N], uniform where outcomes follow their laws."""
+    """The randomized probability integral transform [N], uniform if outcomes follow their rows."""
     return np.clip(low + uniforms * own, 0.0, 1.0)
 
 
-def smooth_scores(places: Floats, degrees: int = SMOOTH_DEGREES) -> Floats:
-    """Legendre polynomials of degree 1 and up at places in [0, 1], orthonormal there, [N, degrees]."""
+def smooth_scores(positions: Floats, degrees: int = SMOOTH_DEGREES) -> Floats:
+    """Legendre polynomials of degrees 1 to `degrees`, orthonormal on [0, 1], [N, degrees].
+
+    Args:
+        positions: transforms of outcomes, [N].
+    """
     scale = np.sqrt(2.0 * np.arange(1, degrees + 1) + 1.0)
-    values: Floats = legendre.legvander(2.0 * places - 1.0, degrees)[:, 1:] * scale
+    values: Floats = legendre.legvander(2.0 * positions - 1.0, degrees)[:, 1:] * scale
     return values
 
 
 def mean_smooth_scores(
     rows: Floats, others: Floats, keys: Floats, degrees: int = SMOOTH_DEGREES
 ) -> Floats:
-    """The mean smooth score [degrees] where outcomes follow `others` and are judged by `rows`.
+    """The mean smooth score [degrees] of outcomes that follow `others`, tested against `rows`.
 
-    An outcome lies anywhere in its stretch of [0, 1] alike, so the polynomials are averaged over it.
+    The transform of an outcome is uniform over its interval of [0, 1], so the polynomials are
+    averaged over it.
 
     Args:
-        rows, others: laws, [N, V]; `others` has no outcome that `rows` excludes.
-        keys: what orders the outcomes, [N, V].
+        rows, others: distributions, [N, V]; where `rows` is zero, `others` is.
+        keys: the order of outcomes, [N, V].
     """
     order = np.argsort(keys, axis=1, kind="stable")
     rows, others = np.take_along_axis(rows, order, 1), np.take_along_axis(others, order, 1)
@@ -86,13 +93,13 @@ def mean_smooth_scores(
 
 
 def group_scores(rows: Floats, chosen: Ints, groups: Ints) -> tuple[Floats, Floats]:
-    """Whether each outcome lies in each group, less its probability, [N, G], and the summed
+    """Whether outcomes lie in each group, less the probability of that, [N, G], and the summed
     covariance [G, G].
 
     Args:
-        rows: laws, [N, V].
+        rows: distributions, [N, V].
         chosen: outcomes, [N].
-        groups: the group of each outcome, [V], numbered from 0.
+        groups: the group of each token, [V], numbered from 0.
     """
     member = np.eye(int(groups.max()) + 1)[groups]
     mass = rows @ member
@@ -101,11 +108,11 @@ def group_scores(rows: Floats, chosen: Ints, groups: Ints) -> tuple[Floats, Floa
 
 @dataclass
 class ScoreTest:
-    """A sum of scores, to be judged against zero.
+    """A sum of scores, to be tested against zero.
 
     Args:
-        name: of what is tested.
-        degrees: numbers a score.
+        name: of the test.
+        degrees: numbers per score.
     """
 
     name: str
@@ -119,13 +126,13 @@ class ScoreTest:
         self.covariance = np.zeros((self.degrees, self.degrees))
 
     def add(self, scores: Floats, covariance: Floats | None = None) -> None:
-        """Take in scores [N, degrees] and their summed covariance, N times the identity if None."""
+        """Add scores [N, degrees] and their summed covariance; None is N times the identity."""
         self.count += len(scores)
         self.total += scores.sum(0)
         self.covariance += len(scores) * np.eye(self.degrees) if covariance is None else covariance
 
     def noncentrality(self, mean: Floats) -> float:
-        """What an outcome adds to the noncentrality where scores have this mean [degrees]."""
+        """The noncentrality per outcome where scores have this mean [degrees]."""
         return _quadratic(mean * self.count, self.covariance)[0] / max(self.count, 1)
 
     @property
@@ -134,74 +141,32 @@ class ScoreTest:
 
     @property
     def rank(self) -> int:
-        """Degrees of freedom; 0 where too little could have come out otherwise."""
+        """Degrees of freedom; 0 where the outcomes vary too little to test."""
         return _quadratic(self.total, self.covariance)[1]
 
     @property
     def p_value(self) -> float:
         statistic, rank = _quadratic(self.total, self.covariance)
-        return chi_square_tail(statistic, rank)
+        return float(special.chdtrc(rank, statistic)) if rank else 1.0
 
 
 def _quadratic(vector: Floats, covariance: Floats) -> tuple[float, int]:
     """v' C^-1 v over the directions in which C is large enough, and their number."""
     values, vectors = np.linalg.eigh(covariance)
-    kept = values >= FEWEST - 1e-9
-    parts = (vectors.T @ vector)[kept]
-    return float((parts**2 / values[kept]).sum()), int(kept.sum())
-
-
-def chi_square_tail(x: float, degrees: int) -> float:
-    """The probability that a chi-square variable exceeds `x`; 1 for no degree of freedom.
-
-    The closed form of the incomplete gamma function for whole and half arguments (Abramowitz and
-    Stegun 26.4.4 and 26.4.5).
-    """
-    half = x / 2.0
-    if degrees == 0 or half <= 0.0:
-        return 1.0
-    odd = degrees % 2 == 1
-    total = math.erfc(math.sqrt(half)) if odd else math.exp(-half)
-    first = 0.5 if odd else 1.0
-    for step in range((degrees - 1) // 2):
-        power = first + step
-        total += math.exp(power * math.log(half) - half - math.lgamma(power + 1.0))
-    return min(total, 1.0)
+    large = values >= LEAST_VARIANCE - 1e-9
+    parts = (vectors.T @ vector)[large]
+    return float((parts**2 / values[large]).sum()), int(large.sum())
 
 
 def power(noncentrality: float, degrees: int, level: float) -> float:
-    """The probability that a chi-square test rejects, as a Poisson mixture of central tails."""
-    critical = critical_value(degrees, level)
-    half = noncentrality / 2.0
-    spread = 12.0 * math.sqrt(half) + 20.0
-    total = 0.0
-    for extra in range(max(0, int(half - spread)), int(half + spread) + 1):
-        log_weight = -half - math.lgamma(extra + 1.0)
-        log_weight += extra * math.log(half) if half > 0 else (0.0 if extra == 0 else -math.inf)
-        total += math.exp(log_weight) * chi_square_tail(critical, degrees + 2 * extra)
-    return min(total, 1.0)
-
-
-@lru_cache
-def critical_value(degrees: int, level: float) -> float:
-    """What a chi-square variable exceeds with probability `level`."""
-    return bisect(lambda x: level - chi_square_tail(x, degrees), 0.0, 1e4)
-
-
-def bisect(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a growing function crosses zero between `low` and `high`."""
-    for _ in range(80):
-        middle = (low + high) / 2.0
-        if function(middle) < 0:
-            low = middle
-        else:
-            high = middle
-    return high
+    """The probability that a chi-square test rejects."""
+    critical = special.chdtri(degrees, level)
+    return 1.0 - float(special.chndtr(critical, degrees, noncentrality))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values: rejecting those below a level errs anywhere with at most that probability
-    (Holm, Scand. J. Statist. 6, 1979)."""
+    """Adjusted p-values: rejecting those below a level makes any false rejection with at most that
+    probability (Holm, Scand. J. Statist. 6, 1979)."""
     adjusted = [1.0] * len(p_values)
     largest = 0.0
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])

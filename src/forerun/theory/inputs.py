@@ -1,4 +1,4 @@
-"""What the formulas take: numbers, lengths and rows of probability, checked and as arrays."""
+"""Arguments of formulas: numbers, lengths and rows of probability, checked, as arrays."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forerun.checks import shown
-from forerun.errors import ConfigError, DistributionError
+from forerun.errors import ConfigError, DistributionError, shown
 
 Floats = NDArray[np.float64]
 Lengths = NDArray[np.int64]
@@ -16,59 +15,59 @@ Values = float | Floats
 """A number for numbers, an array for arrays, by NumPy's broadcasting."""
 
 SUM_TOLERANCE = 1e-6
-"""How far a row's sum may lie from one: what rounding leaves in single precision."""
+"""How far a row's sum may lie from 1, by rounding in single precision."""
 
 LONGEST = 1 << 31
 
 
 def fractions(name: str, value: ArrayLike) -> Floats:
     """Numbers in [0, 1]."""
-    found = _reals(value)
-    if found is None or not np.all((found >= 0.0) & (found <= 1.0)):
+    reals = _reals(value)
+    if reals is None or not np.all((reals >= 0.0) & (reals <= 1.0)):
         raise ConfigError(f"{name} is {shown(value)}; it must be a number in [0, 1].")
-    return found
+    return reals
 
 
 def costs(name: str, value: ArrayLike, *, above: bool = False) -> Floats:
-    """Finite numbers that are not negative, nor zero if they must lie above it."""
-    found = _reals(value)
-    if found is None or not np.all(np.isfinite(found) & (found > 0 if above else found >= 0)):
+    """Finite numbers of at least 0, or above 0."""
+    reals = _reals(value)
+    if reals is None or not np.all(np.isfinite(reals) & (reals > 0 if above else reals >= 0)):
         allowed = "above zero" if above else "of zero or more"
         raise ConfigError(f"{name} is {shown(value)}; it must be a finite number {allowed}.")
-    return found
+    return reals
 
 
 def lengths(name: str, value: ArrayLike, shortest: int = 0) -> Lengths:
     """Integers of at least `shortest`."""
-    found = _array(value)
-    whole = found is not None and found.dtype.kind in "iu"
-    if found is None or not whole or not np.all((found >= shortest) & (found <= LONGEST)):
+    array = _array(value)
+    whole = array is not None and array.dtype.kind in "iu"
+    if array is None or not whole or not np.all((array >= shortest) & (array <= LONGEST)):
         raise ConfigError(
             f"{name} is {shown(value)}; it must be an integer in [{shortest}, {LONGEST}]."
         )
-    return found.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def as_rows(name: str, value: ArrayLike) -> Floats:
-    """Rows of probability, [..., V]; rounding of single precision is scaled away.
+    """Rows of probability, [..., V]; sums that single precision has rounded are scaled to 1.
 
     Raises:
-        DistributionError: for an empty vocabulary, negative or NaN entries, sums that are not one.
+        DistributionError: for an empty vocabulary, negative or NaN entries, or other sums.
     """
-    found = _reals(value)
-    if found is None or found.ndim == 0 or found.shape[-1] == 0:
+    rows = _reals(value)
+    if rows is None or rows.ndim == 0 or rows.shape[-1] == 0:
         raise DistributionError(
             f"{name} is {shown(value)}; give rows of numbers over at least one token."
         )
-    if not np.all(found >= 0.0):
+    if not np.all(rows >= 0.0):
         raise DistributionError(f"{name} has negative or NaN entries; give probabilities.")
-    total = found.sum(-1, keepdims=True)
+    total = rows.sum(-1, keepdims=True)
     off = np.abs(total - 1.0)
     if not np.all(off <= SUM_TOLERANCE):
         worst = total.flat[int(np.argmax(off))]
         raise DistributionError(f"{name} has a row that sums to {worst:.9g}; rows must sum to 1.")
-    # Rows that are right stay as they are, bit for bit.
-    return found if np.all(off <= 1e-9) else found / total
+    # Rows that sum to 1 stay as they are, bit for bit.
+    return rows if np.all(off <= 1e-9) else rows / total
 
 
 def as_row(name: str, value: ArrayLike) -> Floats:
@@ -96,10 +95,10 @@ def as_row_pair(p: ArrayLike, q: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def together(*arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """The same arrays, broadcast.
+    """The arrays, broadcast to one shape.
 
     Raises:
-        ConfigError: for shapes that do not fit.
+        ConfigError: for shapes that do not broadcast.
     """
     try:
         return np.broadcast_arrays(*arrays)
@@ -111,22 +110,22 @@ def together(*arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
 
 
 def softmax(logits: ArrayLike) -> Floats:
-    """Logits as probabilities, [..., V]; an entry of -inf gets none.
+    """Logits as probabilities, [..., V]; an entry of -inf has probability 0.
 
     Raises:
         DistributionError: for NaN, +inf, a row of all -inf or an empty vocabulary.
     """
-    found = _reals(logits)
-    if found is None or found.ndim == 0 or found.shape[-1] == 0:
+    reals = _reals(logits)
+    if reals is None or reals.ndim == 0 or reals.shape[-1] == 0:
         raise DistributionError(
             f"logits are {shown(logits)}; give rows of numbers over at least one token."
         )
-    highest = found.max(-1, keepdims=True)
+    highest = reals.max(-1, keepdims=True)
     if not np.all(np.isfinite(highest)):
         raise DistributionError(
-            "a row of logits is all -inf or has NaN or +inf; none can be drawn."
+            "a row of logits is all -inf or has NaN or +inf; no token can be drawn from it."
         )
-    weights = np.exp(found - highest)
+    weights = np.exp(reals - highest)
     return np.asarray(weights / weights.sum(-1, keepdims=True))
 
 
@@ -136,12 +135,12 @@ def plain(result: Floats) -> Values:
 
 
 def _reals(value: ArrayLike) -> Floats | None:
-    found = _array(value)
-    return None if found is None or found.dtype.kind not in "fiu" else found.astype(np.float64)
+    array = _array(value)
+    return None if array is None or array.dtype.kind not in "fiu" else array.astype(np.float64)
 
 
 def _array(value: ArrayLike) -> NDArray[Any] | None:
-    """None for what is no array, a ragged list for one."""
+    """None for values that are not an array, such as a ragged list."""
     try:
         return np.asarray(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Two rows of probability, p the target's and q the draft's: how far they agree, what is left over."""
+"""Two rows of probability, p the target's and q the draft's: their overlap and their residual."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def total_variation(p: ArrayLike, q: ArrayLike) -> Values:
     """Half the L1 distance between rows [..., V] (Leviathan et al., arXiv 2211.17192, section 3.2).
 
     Raises:
-        DistributionError: for rows that are no probabilities or of different vocabularies.
+        DistributionError: for invalid rows, or rows of different vocabularies.
     """
     p, q = as_row_pair(p, q)
     return plain(0.5 * np.abs(p - q).sum(-1))
@@ -25,7 +25,7 @@ def acceptance_rate(p: ArrayLike, q: ArrayLike) -> Values:
     (Leviathan et al., theorem 3.5 and corollary 3.6). A point mass at x is accepted with p(x).
 
     Raises:
-        DistributionError: for rows that are no probabilities or of different vocabularies.
+        DistributionError: for invalid rows, or rows of different vocabularies.
     """
     p, q = as_row_pair(p, q)
     return plain(np.minimum(np.minimum(p, q).sum(-1), 1.0))
@@ -38,20 +38,20 @@ def coupled_acceptance_rate(p: ArrayLike, q: ArrayLike) -> Values:
     (Daliri, Musco and Suresh, arXiv 2408.07978). Rows [..., V]; takes memory of [..., V, V].
     """
     p, q = as_row_pair(p, q)
-    both = (p > 0) & (q > 0)
-    safe_p, safe_q = np.where(both, p, 1.0), np.where(both, q, 1.0)
-    with np.errstate(over="ignore"):  # a token next to impossible has rivals without end
+    shared = (p > 0) & (q > 0)
+    safe_p, safe_q = np.where(shared, p, 1.0), np.where(shared, q, 1.0)
+    with np.errstate(over="ignore"):  # Rivals of a nearly impossible token sum to infinity.
         rivals = np.maximum(
             p[..., None, :] / safe_p[..., :, None], q[..., None, :] / safe_q[..., :, None]
         ).sum(-1)
-    # A token that is possible alone has rivals of at least one: itself.
-    return plain(np.where(both, 1.0 / np.where(both, rivals, 1.0), 0.0).sum(-1))
+    # A token is its own rival, so the sum is at least 1.
+    return plain(np.where(shared, 1.0 / np.where(shared, rivals, 1.0), 0.0).sum(-1))
 
 
 def corrected_distribution(p: ArrayLike, q: ArrayLike) -> Floats:
-    """What a recovered token is drawn from: norm(max(p - q, 0)), rows [..., V].
+    """The distribution of recovered tokens: norm(max(p - q, 0)), rows [..., V].
 
-    Where nothing is left (p = q, a rejection that cannot happen) the row is p (Leviathan et al.,
+    Where the residual is zero (p = q, where nothing is rejected) the row is p (Leviathan et al.,
     section 2.3; Chen et al., arXiv 2302.01318).
     """
     p, q = as_row_pair(p, q)

@@ -1,4 +1,4 @@
-"""Trees of drafted tokens: siblings, branching, and what a round of a tree gives.
+"""Trees of drafted tokens: branching, and the acceptance of siblings.
 
 A tree is the list of its parents: `parents[i] < i`, -1 for a child of the committed text. The k-th
 child of a node (its rank) is tested when those before it were rejected.
@@ -9,17 +9,20 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pydantic import Field
 
-from forerun.checks import several, shown, whole
-from forerun.errors import ConfigError
-from forerun.theory.inputs import Floats, as_row_pair, fractions
+from forerun.errors import ConfigError, shown
+from forerun.options import check
+from forerun.theory.inputs import Floats, as_row_pair
 from forerun.theory.rows import acceptance_rate, corrected_distribution
 
 LARGEST_TREE = 4096
 MOST_ORDERS = 1 << 17
+_Widths = tuple[Annotated[int, Field(ge=1, le=LARGEST_TREE)], ...]
 
 
 def branching_parents(branching: Sequence[int]) -> tuple[int, ...]:
@@ -28,10 +31,10 @@ def branching_parents(branching: Sequence[int]) -> tuple[int, ...]:
     Raises:
         ConfigError: for a depth without children, or more than 4096 nodes.
     """
-    widths = several(whole(1, LARGEST_TREE))("branching", branching)
+    widths = check("branching", branching, _Widths)
     if sum(itertools.accumulate(widths, operator.mul)) > LARGEST_TREE:
         raise ConfigError(
-            f"branching {shown(tuple(widths))} gives a tree of more than {LARGEST_TREE} nodes; "
+            f"branching {shown(widths)} gives a tree of more than {LARGEST_TREE} nodes; "
             "give fewer children or depths."
         )
     parents: list[int] = []
@@ -46,17 +49,17 @@ def branching_parents(branching: Sequence[int]) -> tuple[int, ...]:
 def sibling_acceptance(p: ArrayLike, q: ArrayLike, count: int) -> Floats:
     """The probability that the k-th of `count` siblings is the one accepted, [..., count].
 
-    The siblings are drawn from q *with replacement* and tested in order, each against what the ones
-    before it have left of p (SpecInfer, arXiv 2305.09781, multi-step speculative sampling). The sum
-    over the last axis is the probability that one of them is accepted.
+    The siblings are drawn from q *with replacement* and tested in order, each against the residual
+    of p after the ones before it (SpecInfer, arXiv 2305.09781, multi-step speculative sampling). The
+    sum over the last axis is the probability that one of them is accepted.
 
     Raises:
-        DistributionError: for rows that are no probabilities or of different vocabularies.
-        ConfigError: for a count below one.
+        DistributionError: for invalid rows, or rows of different vocabularies.
+        ConfigError: for a count below 1.
     """
     left, draft = as_row_pair(p, q)
     by_rank, rejected = [], np.ones(left.shape[:-1])
-    for _ in range(whole(1, LARGEST_TREE)("count", count)):
+    for _ in range(check("count", count, int, ge=1, le=LARGEST_TREE)):
         accepted = np.asarray(acceptance_rate(left, draft))
         by_rank.append(rejected * accepted)
         rejected = rejected * (1.0 - accepted)
@@ -67,17 +70,18 @@ def sibling_acceptance(p: ArrayLike, q: ArrayLike, count: int) -> Floats:
 def distinct_sibling_acceptance(p: ArrayLike, q: ArrayLike, count: int) -> Floats:
     """The same for siblings drawn *without replacement*, [count], by enumeration of their orders.
 
-    The k-th sibling is drawn from q less the ones before it, and tested against that row (as Sequoia
-    draws and verifies, arXiv 2402.12374). Where q has fewer tokens than siblings, no more are drawn.
+    The k-th sibling is drawn from q without the ones before it, and tested against that row (as
+    Sequoia draws and verifies, arXiv 2402.12374). Where q has fewer tokens than siblings, no more are
+    drawn.
 
     Args:
-        p, q: one row each, [V]; V^(count - 1) orders are gone through.
+        p, q: one row each, [V]; V^(count - 1) orders are enumerated.
 
     Raises:
         As `sibling_acceptance`; ConfigError for stacks of rows and for too many orders.
     """
     target, draft = as_row_pair(p, q)
-    ranks = whole(1, LARGEST_TREE)("count", count)
+    ranks = check("count", count, int, ge=1, le=LARGEST_TREE)
     if target.ndim > 1:
         raise ConfigError("distinct siblings are enumerated for one row at a time; give [V].")
     if len(target) ** (ranks - 1) > MOST_ORDERS:
@@ -90,7 +94,7 @@ def distinct_sibling_acceptance(p: ArrayLike, q: ArrayLike, count: int) -> Float
 
 
 def _test_siblings(left: Floats, draft: Floats, reached: float, by_rank: Floats) -> None:
-    """Add the tests of one more sibling, and of those behind it, to `by_rank` (its later entries)."""
+    """Add the tests of the next sibling, and of those after it, to `by_rank` (its later entries)."""
     by_rank[0] += reached * np.minimum(left, draft).sum()
     if len(by_rank) == 1:
         return
@@ -102,67 +106,3 @@ def _test_siblings(left: Floats, draft: Floats, reached: float, by_rank: Floats)
         others[token] = 0.0
         if others.sum() > 0.0:
             _test_siblings(residual, others / others.sum(), rejected, by_rank[1:])
-
-
-def expected_tokens_tree(parents: Sequence[int], acceptance: ArrayLike) -> float:
-    """Tokens a round of a tree, the recovered or bonus token included.
-
-    The sum over all nodes, the committed text being one of them, of the product of acceptances along
-    the path to the node (Sequoia, arXiv 2402.12374, section 3, under its assumption that acceptance
-    depends on the position, here rank and depth, alone). A chain with [alpha] gives
-    `formulas.expected_tokens`.
-
-    Args:
-        acceptance: the probability that, at a node reached, the k-th child is the one accepted, by
-            rank [ranks] or by depth and rank [depths, ranks].
-
-    Raises:
-        ConfigError: for parents that are no tree, acceptances outside [0, 1], whose sum over the
-            ranks exceeds one, or that are fewer than the tree's ranks or depths.
-    """
-    depths, ranks = _places(parents)
-    table = fractions("acceptance", acceptance)
-    if table.ndim not in (1, 2) or np.any(table.sum(-1) > 1.0 + 1e-9):
-        raise ConfigError(
-            "acceptance must be [ranks] or [depths, ranks] and sum to at most 1 over the ranks: "
-            "one child at most is accepted."
-        )
-    depth, width = max(depths, default=-1) + 1, max(ranks, default=-1) + 1
-    if table.ndim == 1:
-        table = np.broadcast_to(table, (depth, table.shape[0]))
-    if table.shape[0] < depth or table.shape[1] < width:
-        raise ConfigError(
-            f"acceptance covers {table.shape[0]} depths and {table.shape[1]} ranks; "
-            f"the tree has {depth} and {width}."
-        )
-    reached = np.ones(len(depths) + 1)
-    for node, parent in enumerate(parents):
-        reached[node + 1] = reached[parent + 1] * table[depths[node], ranks[node]]
-    return float(reached.sum())
-
-
-def expected_tokens_branching(
-    p: ArrayLike, q: ArrayLike, branching: Sequence[int], *, replacement: bool = False
-) -> float:
-    """Tokens a round of a drawn tree with branching[d] children at depth d, rows p and q [V] throughout.
-
-    1 + the sum over depths of the probability that one of the siblings is accepted at every depth so
-    far. `replacement` says how siblings are drawn.
-    """
-    widths = several(whole(1, LARGEST_TREE))("branching", branching)
-    siblings = sibling_acceptance if replacement else distinct_sibling_acceptance
-    accepted = [float(siblings(p, q, width).sum()) for width in widths]
-    return 1.0 + float(np.cumprod(accepted).sum())
-
-
-def _places(parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The depth of each node and its rank among its siblings."""
-    depths: list[int] = []
-    ranks: list[int] = []
-    children: dict[int, int] = {}
-    for node, entry in enumerate(parents):
-        parent = whole(-1, node - 1)(f"the parent of node {node}", entry)
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        ranks.append(children.get(parent, 0))
-        children[parent] = ranks[-1] + 1
-    return depths, ranks

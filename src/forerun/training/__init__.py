@@ -1,0 +1,1 @@
+"""What recipes train with: windows of text, a loop with a budget, losses."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from forerun.errors import TrainingError
 from forerun.files import atomic_path
-from forerun.training.corpus import Windows
+from forerun.training.windows import Windows
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class TrainingSettings:
 
 @dataclass
 class Progress:
-    """What a run has used up so far."""
+    """How much of its budget a run has used."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -90,7 +90,7 @@ def make_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.
 
 
 class Trainer:
-    """Trains `model` on `windows` until the budget is spent; `state` is where it resumes from."""
+    """Trains `model` on `windows` until the budget is spent; resumes from the file `state`."""
 
     def __init__(
         self,
@@ -177,6 +177,6 @@ class Trainer:
             self.progress = Progress(**state["progress"])
         except (KeyError, RuntimeError, ValueError, TypeError) as error:
             raise TrainingError(
-                f"{self.state_path} does not belong to this recipe ({error}); remove it to start anew."
+                f"{self.state_path} does not belong to this recipe ({error}); delete it to start again."
             ) from error
         logger.info("resumed at %s", self.progress)

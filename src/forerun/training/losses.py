@@ -15,7 +15,7 @@ def distillation_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Mean KL(teacher || student) over all positions; both [B, n, V].
 
     Acceptance is 1 - total variation (Leviathan et al., arXiv 2211.17192, corollary 3.6), which
-    this bounds from below through Pinsker's inequality and which is smooth where the other is not.
+    this bounds from below through Pinsker's inequality, and this is smooth.
     """
     teacher = functional.log_softmax(teacher_logits.float(), dim=-1)
     student = functional.log_softmax(logits.float(), dim=-1)

@@ -1,5 +1,1 @@
-"""Trees of drafted tokens: their shapes, the search for good ones, and growing them under a budget."""
-
-from forerun.trees.shapes import MOST_NODES, TreeShape
-
-__all__ = ["MOST_NODES", "TreeShape"]
+"""Trees of drafted tokens: reading their shapes, searching for good ones, growing them under a budget."""

@@ -29,7 +29,7 @@ class AcceptanceCounts:
         depths, ranks = self.tested.shape
         at = -1
         for depth in range(min(depths, verdict.num_accepted + 1)):
-            children = draft.children(at)
+            children = draft.tree.children(at)
             ended = depth == verdict.num_accepted
             # A request that ended inside the path does not tell which node came next.
             if not children or (not ended and depth >= len(verdict.path)):

@@ -12,15 +12,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from forerun.core import NO_DRAFT, Draft, Drawing, Plan, Sequence
+from forerun.core import MOST_NODES, NO_DRAFT, Draft, Drawing, Plan, Request, Tree
 from forerun.randomness import Randomness
 from forerun.sampling import Children, Prefix, draw_siblings
-from forerun.trees.shapes import MOST_NODES, TreeShape, shape_of
 
 # Nodes of a level that are run, and children that each is asked for, where nothing fixes a shape.
 MOST_EXPANDED = 8
@@ -30,12 +29,12 @@ class Growth(ABC):
     """One tree in the making.
 
     Args:
-        sequence: what it grows on.
+        request: what it grows on.
         drawing: how its tokens are picked.
     """
 
-    def __init__(self, sequence: Sequence, drawing: Drawing) -> None:
-        self.sequence, self.drawing = sequence, drawing
+    def __init__(self, request: Request, drawing: Drawing) -> None:
+        self.request, self.drawing = request, drawing
         self.token_ids: list[int] = []
         self.parents: list[int] = []
         self.frontier: list[int] = [-1]
@@ -43,11 +42,11 @@ class Growth(ABC):
         self._order = {-1: -1}
 
     @abstractmethod
-    def wanted(self) -> list[Several[int]]:
+    def wanted(self) -> list[Sequence[int]]:
         """The random numbers of the children of each node of the frontier, one a child."""
 
     @abstractmethod
-    def extend(self, children: Several[Children]) -> None:
+    def extend(self, children: Sequence[Children]) -> None:
         """Give the nodes of the frontier their children and find the next frontier."""
 
     @abstractmethod
@@ -56,10 +55,10 @@ class Growth(ABC):
 
     def prefixes(self) -> list[Prefix]:
         """What stands before the children of each node of the frontier."""
-        if self.drawing is not Drawing.COUPLE and not self.sequence.params.adjusts:
+        if self.drawing is not Drawing.COUPLED and not self.request.params.adjusts:
             # Only penalties, biases, masks and shared noise look at what was drafted.
-            return [Prefix(self.sequence)] * len(self.frontier)
-        return [Prefix(self.sequence, tuple(self._tokens_to(node))) for node in self.frontier]
+            return [Prefix(self.request)] * len(self.frontier)
+        return [Prefix(self.request, tuple(self._tokens_to(node))) for node in self.frontier]
 
     def run_frontier(self) -> tuple[list[int], list[int]]:
         """The tokens of the frontier, to be run now, and the how-manieth node run is above each."""
@@ -87,26 +86,24 @@ class ShapeGrowth(Growth):
     Nodes are drawn with random numbers by their place in the shape.
     """
 
-    def __init__(self, sequence: Sequence, drawing: Drawing, shape: TreeShape) -> None:
-        super().__init__(sequence, drawing)
-        self._children: dict[int, list[int]] = {}
-        for place, parent in enumerate(shape.parents):
-            self._children.setdefault(parent, []).append(place)
+    def __init__(self, request: Request, drawing: Drawing, shape: Tree) -> None:
+        super().__init__(request, drawing)
+        self._shape = shape
         self._place = {-1: -1}
         self._rows: list[Tensor] = []
 
-    def wanted(self) -> list[Several[int]]:
-        return [self._children[self._place[node]] for node in self.frontier]
+    def wanted(self) -> list[Sequence[int]]:
+        return [self._shape.children(self._place[node]) for node in self.frontier]
 
-    def extend(self, children: Several[Children]) -> None:
+    def extend(self, children: Sequence[Children]) -> None:
         frontier = []
         for parent, each in zip(self.frontier, children, strict=True):
-            places = self._children[self._place[parent]]
+            places = self._shape.children(self._place[parent])
             for token, place in zip(each.token_ids, places, strict=False):
                 node = self._add(parent, token)
                 self._place[node] = place
                 # Nothing comes after a stop token.
-                if place in self._children and token not in self.sequence.stop_token_ids:
+                if self._shape.children(place) and token not in self.request.stop_token_ids:
                     frontier.append(node)
             if each.token_ids and each.rows is not None:
                 self._rows.append(each.rows)
@@ -116,7 +113,10 @@ class ShapeGrowth(Growth):
         if not self.token_ids:
             return NO_DRAFT
         probs = torch.cat(self._rows) if self._rows else None
-        return Draft(tuple(self.token_ids), tuple(self.parents), probs)
+        parents = tuple(self.parents)
+        # The shape itself, where all of it has been drawn, knows its depths and mask already.
+        tree = self._shape if parents == self._shape.parents else Tree(parents)
+        return Draft(tree, tuple(self.token_ids), probs)
 
 
 class BestFirstGrowth(Growth):
@@ -127,18 +127,18 @@ class BestFirstGrowth(Growth):
         num_tokens: along any path at most.
     """
 
-    def __init__(self, sequence: Sequence, num_nodes: int, num_tokens: int) -> None:
-        super().__init__(sequence, Drawing.TOP)
+    def __init__(self, request: Request, num_nodes: int, num_tokens: int) -> None:
+        super().__init__(request, Drawing.GREEDY)
         self.num_nodes, self._levels = num_nodes, num_tokens
         self._width = min(num_nodes, MOST_EXPANDED)
         self._probs: list[float] = []
         self._best: list[float] = []
         """The largest of them, as many as the tree may have nodes, the least first (a heap)."""
 
-    def wanted(self) -> list[Several[int]]:
+    def wanted(self) -> list[Sequence[int]]:
         return [range(self._width)] * len(self.frontier)
 
-    def extend(self, children: Several[Children]) -> None:
+    def extend(self, children: Sequence[Children]) -> None:
         first = len(self.parents)
         for parent, each in zip(self.frontier, children, strict=True):
             reached = self._probs[parent] if parent >= 0 else 1.0
@@ -155,8 +155,8 @@ class BestFirstGrowth(Growth):
         kept = self._largest(range(len(self.parents)), self.num_nodes)
         moved = {node: index for index, node in enumerate(kept)} | {-1: -1}
         return Draft(
+            Tree(tuple(moved[self.parents[node]] for node in kept)),
             tuple(self.token_ids[node] for node in kept),
-            tuple(moved[self.parents[node]] for node in kept),
         )
 
     def _is_among_the_best(self, prob: float) -> bool:
@@ -175,7 +175,7 @@ class BestFirstGrowth(Growth):
         A child is no more probable than its parent, so one that has dropped out has none in the tree.
         """
         least = self._best[0] if len(self._best) == self.num_nodes else 0.0
-        stops = self.sequence.stop_token_ids
+        stops = self.request.stop_token_ids
         going_on = [
             node
             for node in range(first, len(self.parents))
@@ -185,23 +185,21 @@ class BestFirstGrowth(Growth):
         room = MOST_NODES - len(self._order) + 1
         return self._largest(going_on, min(self._width, room))
 
-    def _largest(self, nodes: Several[int], count: int) -> list[int]:
+    def _largest(self, nodes: Sequence[int], count: int) -> list[int]:
         """The most probable, in their order; of equals the earlier, so that no parent is missing."""
         ranked = sorted(nodes, key=self._probs.__getitem__, reverse=True)
         return sorted(ranked[:count])
 
 
-def start(sequence: Sequence, plan: Plan) -> Growth:
+def start(request: Request, plan: Plan) -> Growth:
     """The growth that a plan asks for; `plan.num_tokens` is at least 1."""
-    if plan.tree is None:
-        return ShapeGrowth(sequence, plan.drawing, TreeShape.chain(plan.num_tokens))
-    if plan.tree.parents is not None:
-        return ShapeGrowth(sequence, plan.drawing, shape_of(plan.tree.parents))
-    assert plan.drawing is Drawing.TOP, "drawn trees have a shape"
-    return BestFirstGrowth(sequence, plan.tree.num_nodes, plan.num_tokens)
+    if plan.num_nodes is None:
+        return ShapeGrowth(request, plan.drawing, plan.tree or Tree.chain(plan.num_tokens))
+    assert plan.drawing is Drawing.GREEDY, "sampled trees have a shape"
+    return BestFirstGrowth(request, plan.num_nodes, plan.num_tokens)
 
 
-def grow(growths: Several[Growth], logits: Tensor, randomness: Randomness) -> None:
+def grow(growths: Sequence[Growth], logits: Tensor, randomness: Randomness) -> None:
     """Give every tree its next level.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
 from typing import TypeVar
 
-from forerun.core import NO_DRAFT, Draft, Plan, Sequence
+from forerun.core import NO_DRAFT, Draft, Plan, Request, Tree
 
 S = TypeVar("S")
 
@@ -22,7 +22,7 @@ Expand = Callable[[S], list[Child[S]]]
 """The children of a state, the most probable first; it may be asked about any state that it named."""
 
 
-def grow_on_host(sequence: Sequence, plan: Plan, root: S, expand: Expand[S]) -> Draft:
+def grow_on_host(request: Request, plan: Plan, root: S, expand: Expand[S]) -> Draft:
     """The tree that a plan asks for, parents first; shorter or smaller where states have no children.
 
     A chain takes the best child each time, a fixed shape takes children by their rank, and any
@@ -31,19 +31,19 @@ def grow_on_host(sequence: Sequence, plan: Plan, root: S, expand: Expand[S]) -> 
     needed, each at most once.
 
     Args:
-        sequence: what is drafted for.
+        request: what is drafted for.
         plan: how far, and which tree.
         root: the state of the committed text.
         expand: the children of a state.
     """
     if plan.num_tokens < 1:
         return NO_DRAFT
-    stops = sequence.stop_token_ids
-    if plan.tree is None:
-        return _chain(plan.num_tokens, stops, root, expand)
-    if plan.tree.parents is not None:
+    stops = request.stop_token_ids
+    if plan.tree is not None:
         return _of_shape(plan.tree.parents, plan.num_tokens, stops, root, expand)
-    return _best_first(plan.tree.num_nodes, plan.num_tokens, stops, root, expand)
+    if plan.num_nodes is not None:
+        return _best_first(plan.num_nodes, plan.num_tokens, stops, root, expand)
+    return _chain(plan.num_tokens, stops, root, expand)
 
 
 def _chain(length: int, stops: frozenset[int], state: S, expand: Expand[S]) -> Draft:
@@ -87,7 +87,7 @@ def _of_shape(
         token, _, states[place] = several[rank]
         tokens.append(token)
         parents.append(parent)
-    return Draft(tuple(tokens), tuple(parents)) if tokens else NO_DRAFT
+    return Draft(Tree(tuple(parents)), tuple(tokens)) if tokens else NO_DRAFT
 
 
 def _best_first(
@@ -123,4 +123,4 @@ def _best_first(
                 found += 1
                 entry = (reached * below[0][1], found, reached, below, 0, node, levels - 1)
                 heappush(heap, entry)
-    return Draft(tuple(tokens), tuple(parents))
+    return Draft(Tree(tuple(parents)), tuple(tokens))

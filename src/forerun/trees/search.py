@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forerun.checks import whole
+from forerun.core import MOST_NODES, Tree
 from forerun.errors import ConfigError
-from forerun.trees.shapes import MOST_NODES, TreeShape
+from forerun.options import check
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ class Found:
         seconds: of a round; 1.0 where no costs were given.
     """
 
-    shape: TreeShape
+    shape: Tree
     tokens: float
     seconds: float = 1.0
 
@@ -53,7 +53,7 @@ def best_shape(acceptance: ArrayLike, num_nodes: int, depth: int) -> Found:
     Raises:
         ConfigError: for sizes below one, more than 128 nodes, or acceptances that are none.
     """
-    most = whole(1, MOST_NODES)("num_nodes", num_nodes)
+    most = check("num_nodes", num_nodes, int, ge=1, le=MOST_NODES)
     return _Program(_table(acceptance, depth), most).of_size(most)
 
 
@@ -72,7 +72,7 @@ def best_for_costs(
     Raises:
         ConfigError: as `best_shape`, and for times that are none.
     """
-    most = whole(1, MOST_NODES)("num_nodes", num_nodes)
+    most = check("num_nodes", num_nodes, int, ge=1, le=MOST_NODES)
     table = _table(acceptance, depth)
     best: Found | None = None
     for levels in range(1, depth + 1):
@@ -89,7 +89,7 @@ def best_for_costs(
     return best
 
 
-def expected_tokens(shape: TreeShape, acceptance: ArrayLike) -> float:
+def expected_tokens(shape: Tree, acceptance: ArrayLike) -> float:
     """Tokens a round of `shape`, under the same table; ranks beyond it are never accepted."""
     table = _table(acceptance, shape.depth)
     reached = np.ones(len(shape) + 1)
@@ -142,7 +142,7 @@ class _Program:
         """The best tree of exactly so many nodes, or of the next smaller number that there is."""
         while not np.isfinite(self.value[size + 1]):
             size -= 1
-        return Found(TreeShape(self._parents(size)), float(self.value[size + 1]))
+        return Found(Tree(self._parents(size)), float(self.value[size + 1]))
 
     def _parents(self, size: int) -> tuple[int, ...]:
         parents: list[int] = []
@@ -163,7 +163,7 @@ class _Program:
 
 def _table(acceptance: ArrayLike, depth: int) -> Floats:
     table = np.asarray(acceptance, dtype=float)
-    depth = whole(1, MOST_NODES)("depth", depth)
+    depth = check("depth", depth, int, ge=1, le=MOST_NODES)
     if table.ndim == 1:
         table = table[None]
     if table.ndim != 2 or not table.size or not np.all((table >= 0) & (table <= 1)):

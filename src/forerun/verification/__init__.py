@@ -1,4 +1,4 @@
-"""The rules that turn a draft and the target's rows into a verdict: exact, and enumerable."""
+"""The rules that turn drafts and the target's rows into verdicts: exact, and enumerable."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ from torch import Tensor
 
 from forerun import registry
 from forerun.contracts import Verifier
-from forerun.core import Draft, Drawing, Sequence, Verdict
+from forerun.core import Draft, Drawing, Request, Verdict
 from forerun.randomness import Randomness
-from forerun.sampling import warp_draft
-from forerun.verification import compiled
 from forerun.verification.block import BlockRule
 from forerun.verification.coupled import CoupledRule
+from forerun.verification.rows import TargetRows
 from forerun.verification.token import TokenRule
 from forerun.verification.traversal import TraversalRule
 from forerun.verification.typical import TypicalRule
+
+__all__ = [
+    "AUTO",
+    "FOR_DRAWN",
+    "GROUP",
+    "RULES",
+    "TargetRows",
+    "drawing_for",
+    "make_rule",
+    "resolve",
+    "rule_names",
+    "verify_one",
+]
 
 GROUP = "forerun.verifiers"
 AUTO = "auto"
@@ -46,38 +58,29 @@ def make_rule(name: str) -> Verifier:
     return rule
 
 
-def judge(
-    rule: Verifier, draft: Draft, logits: Tensor, sequence: Sequence, randomness: Randomness
+def verify_one(
+    rule: Verifier, draft: Draft, target_probs: Tensor, request: Request, randomness: Randomness
 ) -> Verdict:
-    """Warp the target's logits [n + 1, V] as the request asks and verify the draft against them: in
-    one call of the kernels where they know the rule and all that is asked, else step by step.
-
-    Raises:
-        DistributionError: for a row that is NaN or infinite, or that leaves no token possible.
-    """
-    verdict, name = None, compiled.name_of(rule)
-    if name is not None:
-        verdict = compiled.judge(name, draft, logits, sequence, randomness)
-    if verdict is None:
-        target_probs = warp_draft(logits, sequence, draft)
-        verdict = rule.verify(draft, target_probs, sequence, randomness)
-    return verdict
+    """Verify one draft against rows that are probabilities already, [n + 1, V]."""
+    rows = TargetRows.of_probs([target_probs], [draft], [request])
+    return rule.verify([draft], rows, [request], randomness)[0]
 
 
-def resolve(name: str, sequence: Sequence, draft: Draft) -> str:
+def resolve(name: str, request: Request, draft: Draft) -> str:
     """The rule that `name` means for this draft: `auto` is coupled for requests with a seed, token
     for point masses, block for drawn chains, traversal for drawn trees. A rule for drawn drafts
-    leaves point masses (greedy requests, plain rounds) to the token rule."""
+    leaves point masses (greedy requests) to the token rule."""
     if name == AUTO:
-        if sequence.params.seed is not None:
+        if request.params.seed is not None:
             return "coupled"
-        name = "block" if draft.is_chain else "traversal"
-    return "token" if name in FOR_DRAWN and draft.probs is None else name
+        name = "block" if draft.tree.is_chain else "traversal"
+    point_mass = draft.probs is None and len(draft) > 0
+    return "token" if name in FOR_DRAWN and point_mass else name
 
 
-def drawing_for(name: str, sequence: Sequence) -> Drawing:
+def drawing_for(name: str, request: Request) -> Drawing:
     """How drafts must be drawn for the rule `name`, where the drafter can choose."""
-    if sequence.params.greedy:
-        return Drawing.TOP
-    coupled = name == "coupled" or (name == AUTO and sequence.params.seed is not None)
-    return Drawing.COUPLE if coupled else Drawing.DRAW
+    if request.params.greedy:
+        return Drawing.GREEDY
+    coupled = name == "coupled" or (name == AUTO and request.params.seed is not None)
+    return Drawing.COUPLED if coupled else Drawing.SAMPLED

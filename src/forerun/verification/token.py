@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from forerun.core import Draft
-from forerun.verification import compiled
-from forerun.verification.compiled import CompiledRule
-from forerun.verification.decision import Decision, end_at, normalized
+from forerun.verification.decision import Decision, DecisionRule, end_at, natively, normalized
 
 
+@natively("token")
 def decide(draft: Draft, target_probs: Tensor) -> Decision:
     """The tests of the token rule, from the root down.
 
@@ -27,13 +26,11 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
         draft: any tree.
         target_probs: [n + 1, V].
     """
-    if compiled.takes(draft, target_probs):
-        return compiled.decide("token", draft, target_probs)
     left = target_probs.clone()
     accept = target_probs.new_zeros(len(draft))
     rows = draft.dense_probs(target_probs.shape[-1])
     tokens = torch.tensor(draft.token_ids, dtype=torch.long, device=left.device)
-    parent_rows = torch.tensor(draft.parents, dtype=torch.long, device=left.device) + 1
+    parent_rows = torch.tensor(draft.tree.parents, dtype=torch.long, device=left.device) + 1
     for nodes in _siblings_by_rank(draft):
         at, token = parent_rows[nodes], tokens[nodes, None]
         p = left[at]
@@ -58,7 +55,7 @@ def _siblings_by_rank(draft: Draft) -> list[list[int]]:
     """All first children, then all second children, and so on: nodes that can be tested at once."""
     ranks: list[list[int]] = []
     born: dict[int, int] = {}
-    for node, parent in enumerate(draft.parents):
+    for node, parent in enumerate(draft.tree.parents):
         rank = born.get(parent, 0)
         born[parent] = rank + 1
         if rank == len(ranks):
@@ -70,9 +67,9 @@ def _siblings_by_rank(draft: Draft) -> list[list[int]]:
 def _from_the_root(draft: Draft) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Test i is node i: when it passes, its first child is next; when not, its next sibling."""
     first_child: dict[int, int] = {}
-    on_reject = [end_at(parent) for parent in draft.parents]
+    on_reject = [end_at(parent) for parent in draft.tree.parents]
     latest: dict[int, int] = {}
-    for node, parent in enumerate(draft.parents):
+    for node, parent in enumerate(draft.tree.parents):
         if parent in latest:
             on_reject[latest[parent]] = node
         latest[parent] = node
@@ -81,11 +78,10 @@ def _from_the_root(draft: Draft) -> tuple[tuple[int, ...], tuple[int, ...], int]
     return on_accept, tuple(on_reject), first_child.get(-1, end_at(-1))
 
 
-class TokenRule(CompiledRule):
+class TokenRule(DecisionRule, native="token"):
     """Accept or reject token by token."""
 
     name = "token"
-    compiled_as = "token"
 
     def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
         return decide(draft, target_probs)

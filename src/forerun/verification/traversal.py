@@ -2,8 +2,7 @@
 
 The leaves are judged first, in depth-first order, each with the whole path that leads to it, so that
 what early tokens have to spare makes up for later ones, as in block verification of chains. On a
-chain it is block verification. docs/theory.md has the derivation, `forerun.theory.traversal` the
-reference.
+chain it is block verification. docs/theory.md has the derivation.
 """
 
 from __future__ import annotations
@@ -15,12 +14,18 @@ from torch import Tensor
 
 from forerun.core import Draft
 from forerun.errors import ConfigError
-from forerun.verification import compiled
-from forerun.verification.compiled import CompiledRule
-from forerun.verification.decision import Decision, end_at, normalized
+from forerun.verification.decision import Decision, DecisionRule, end_at, natively, normalized
 from forerun.verification.token import acceptance
 
 
+def refuse_point_masses(draft: Draft) -> None:
+    if draft.probs is None and len(draft):
+        raise ConfigError(
+            "traversal verification takes drawn chains and trees; use 'token' for point masses."
+        )
+
+
+@natively("traversal", check=refuse_point_masses)
 def decide(draft: Draft, target_probs: Tensor) -> Decision:
     """The tests of traversal verification, from the leaves back to the root.
 
@@ -38,16 +43,13 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
     Raises:
         ConfigError: for point masses.
     """
-    _refuse_others(draft)
-    if compiled.takes(draft, target_probs):
-        return compiled.decide("traversal", draft, target_probs)
     draft_probs = draft.dense_probs(target_probs.shape[-1])
     if draft_probs is None:
         return Decision(target_probs.new_zeros(0), (), (), end_at(-1), target_probs)
     left = target_probs.clone()
     weights = target_probs.new_ones(len(draft) + 1)
     tokens = torch.tensor(draft.token_ids, dtype=torch.long, device=left.device)
-    parent_rows = torch.tensor(draft.parents, dtype=torch.long, device=left.device) + 1
+    parent_rows = torch.tensor(draft.tree.parents, dtype=torch.long, device=left.device) + 1
     for stage in _stages(draft):
         nodes = torch.tensor(stage, dtype=torch.long, device=left.device)
         at, token = parent_rows[nodes], tokens[nodes, None]
@@ -62,13 +64,6 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
     return Decision(weights[1:], on_accept, on_reject, start, left)
 
 
-def _refuse_others(draft: Draft) -> None:
-    if draft.probs is None and len(draft):
-        raise ConfigError(
-            "traversal verification takes drawn chains and trees; use 'token' for point masses."
-        )
-
-
 def _weight_left(spare: Tensor, weight: Tensor) -> Tensor:
     """What becomes of the weight of nodes of which a child has failed, [k]."""
     missing = 1.0 - weight
@@ -81,7 +76,7 @@ def _stages(draft: Draft) -> list[list[int]]:
     siblings, whose failing changes what it is weighed with. No two of a stage share a parent."""
     stages: list[list[int]] = []
     latest: dict[int, int] = {-1: -1}
-    for node, parent in enumerate(draft.parents):
+    for node, parent in enumerate(draft.tree.parents):
         # Of the sibling before, or of the parent.
         stage = latest[parent] + 1
         latest[parent] = latest[node] = stage
@@ -95,7 +90,7 @@ def _leaves_first(draft: Draft) -> tuple[tuple[int, ...], int]:
     """The test that follows when that of a node fails, and the first one: that of the first leaf.
     After a node comes the first leaf below its next sibling, or its parent."""
     children: dict[int, list[int]] = {}
-    for node, parent in enumerate(draft.parents):
+    for node, parent in enumerate(draft.tree.parents):
         children.setdefault(parent, []).append(node)
 
     def first_leaf(node: int) -> int:
@@ -103,21 +98,20 @@ def _leaves_first(draft: Draft) -> tuple[tuple[int, ...], int]:
             node = children[node][0]
         return node
 
-    on_reject = [parent if parent >= 0 else end_at(-1) for parent in draft.parents]
+    on_reject = [parent if parent >= 0 else end_at(-1) for parent in draft.tree.parents]
     for siblings in children.values():
         for one, following in itertools.pairwise(siblings):
             on_reject[one] = first_leaf(following)
     return tuple(on_reject), first_leaf(-1) if len(draft) else end_at(-1)
 
 
-class TraversalRule(CompiledRule):
+class TraversalRule(DecisionRule, native="traversal"):
     """Accept or reject the leaves of a tree first, each with its whole path."""
 
     name = "traversal"
-    compiled_as = "traversal"
 
     def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
         return decide(draft, target_probs)
 
     def check(self, draft: Draft) -> None:
-        _refuse_others(draft)
+        refuse_point_masses(draft)

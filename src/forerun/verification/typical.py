@@ -47,10 +47,10 @@ def decide(
         return Decision(target_probs.new_zeros(0), (), (), end_at(-1), target_probs)
     stands: list[bool] = []
     for parent, passes in zip(
-        draft.parents, _passes(draft, target_probs, epsilon, delta), strict=True
+        draft.tree.parents, _passes(draft, target_probs, epsilon, delta), strict=True
     ):
         stands.append(passes and (parent < 0 or stands[parent]))
-    depths = draft.depths
+    depths = draft.tree.depths
     # Stable: of equally deep nodes the first comes first.
     order = sorted(range(len(draft)), key=lambda node: -depths[node])
     on_reject = [end_at(-1)] * len(draft)
@@ -67,7 +67,7 @@ def decide(
 
 def _passes(draft: Draft, target_probs: Tensor, epsilon: float, delta: float) -> list[bool]:
     tokens = torch.tensor(draft.token_ids, dtype=torch.long, device=target_probs.device)
-    rows = torch.tensor(draft.parents, dtype=torch.long, device=target_probs.device) + 1
+    rows = torch.tensor(draft.tree.parents, dtype=torch.long, device=target_probs.device) + 1
     entropy = torch.special.entr(target_probs).sum(-1)[rows]
     enough = (delta * (-entropy).exp()).clamp(max=epsilon)
     passes: list[bool] = (target_probs[rows, tokens] > enough).tolist()
@@ -75,7 +75,7 @@ def _passes(draft: Draft, target_probs: Tensor, epsilon: float, delta: float) ->
 
 
 def _refuse_others(draft: Draft) -> None:
-    if draft.probs is not None and not draft.is_chain:
+    if draft.probs is not None and not draft.tree.is_chain:
         raise ConfigError(
             "typical acceptance takes chains and trees of the draft's most likely tokens; "
             "use 'traversal' or 'token' for drawn trees."

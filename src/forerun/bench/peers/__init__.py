@@ -13,15 +13,15 @@ from importlib import import_module
 from pathlib import Path
 
 from forerun.bench.peers.contract import PRECISIONS, Peer, PeerOptions
-from forerun.checks import whole
 from forerun.errors import CheckpointError, UnknownNameError
+from forerun.options import check
 
 PEERS = {
     "llama.cpp": "llama_cpp_peer",
     "openvino": "openvino_peer",
     "transformers": "transformers_peer",
 }
-"""By name, the module here whose `load` makes a Peer of PeerOptions."""
+"""Modules of this package by the peer's name; `load` of each makes a Peer of PeerOptions."""
 
 __all__ = ["PEERS", "PRECISIONS", "Peer", "PeerOptions", "load_peer"]
 
@@ -43,11 +43,11 @@ def load_peer(
         precision: one of PRECISIONS, for target and draft.
         threads: that the peer computes with.
         draft_dir: a draft model of the same vocabulary, to speculate with.
-        cache_dir: made if need be; its files are named after the contents of the checkpoints.
+        cache_dir: created if missing; its files are named after the contents of the checkpoints.
 
     Raises:
-        UnknownNameError: for a name or a precision that does not exist.
-        CheckpointError: when a directory holds no checkpoint.
+        UnknownNameError: for an unknown name or precision.
+        CheckpointError: for a directory without a checkpoint.
         ConfigError: when a package or tool is missing, or the peer lacks the precision.
         UnsupportedModelError: for an architecture that cannot be converted.
     """
@@ -58,7 +58,7 @@ def load_peer(
     options = PeerOptions(
         checkpoint_dir=_checkpoint(checkpoint_dir),
         precision=precision,
-        threads=whole(1, 1024)("threads", threads),
+        threads=check("threads", threads, int, ge=1, le=1024),
         draft_dir=None if draft_dir is None else _checkpoint(draft_dir),
         cache_dir=Path(cache_dir).resolve(),
     )

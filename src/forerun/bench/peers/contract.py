@@ -1,4 +1,4 @@
-"""What every peer can do, what it is asked with, and what is needed to ask any of them."""
+"""The contract of peers, their options, and helpers to load and convert for them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from forerun.files import content_hash
 
 PRECISIONS = ("fp32", "bf16", "int8", "int4")
 MAX_CONTEXT = 2048
-"""Tokens that a peer keeps keys and values for, less where the model is made for less."""
+"""Tokens that a peer keeps keys and values for, or fewer if the model's context is shorter."""
 
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """What a peer is loaded with.
+    """Options of a peer.
 
     Args:
         checkpoint_dir: of the target, as transformers saves it.
-        precision: of the weights, one of PRECISIONS; `settings` says what the peer makes of it.
+        precision: of the weights, one of PRECISIONS; the peer's `settings` name its own format.
         threads: that it computes with.
-        draft_dir: of the draft model, in the same precision; None if it is never to speculate.
+        draft_dir: of the draft model, in the same precision; None without speculation.
         cache_dir: where converted models are kept between runs.
     """
 
@@ -39,12 +39,12 @@ class PeerOptions:
 
 @dataclass
 class Peer(ABC):
-    """Another engine with a model in it, which decodes greedily and says how long it took.
+    """Another engine with a model, which decodes greedily and times itself.
 
     Attributes:
         name: as in the table of peers.
         version: of its package.
-        settings: what a report must say: precision, threads, cache, attention, batch.
+        settings: for reports: precision, threads, cache, attention, batch.
     """
 
     name: str
@@ -53,31 +53,31 @@ class Peer(ABC):
 
     @abstractmethod
     def forward_seconds(self, n: int, context: int) -> float:
-        """Seconds of one forward over `n` new tokens that yields the logits of all, [n, V].
+        """Seconds of one forward over `n` new tokens with the logits of all, [n, V].
 
         Args:
             n: at least 1.
-            context: tokens whose keys and values are there already; afterwards just they are again.
+            context: tokens in the cache before the forward; the cache holds them again afterwards.
 
-        The first call for an `n` also plans memory and kernels: make it once before measuring.
+        The first call for an `n` also plans memory and kernels: call once before measuring.
         """
 
     @abstractmethod
     def generate(
         self, prompt_ids: Sequence[int], num_tokens: int, num_speculative_tokens: int = 0
     ) -> tuple[list[int], float]:
-        """The greedy continuation, exactly `num_tokens` long, end tokens or not.
+        """The greedy continuation of exactly `num_tokens` tokens; end tokens do not end it.
 
         Args:
-            prompt_ids: at least 2 tokens; nothing is kept of earlier calls.
+            prompt_ids: at least 2 tokens; earlier calls leave nothing in the cache.
             num_tokens: at least 1.
-            num_speculative_tokens: that the draft model proposes a round; 0 decodes plainly.
+            num_speculative_tokens: drafted a round; 0 decodes plainly.
 
         Returns:
             The new tokens, and the seconds from the prompt to the last of them.
 
         Raises:
-            ConfigError: when asked to speculate without a draft model.
+            ConfigError: for speculation without a draft model.
             PromptError: when prompt and output exceed the context.
         """
 
@@ -88,7 +88,7 @@ class Peer(ABC):
     def check_request(
         self, prompt_ids: Sequence[int], num_tokens: int, num_speculative_tokens: int
     ) -> None:
-        """Refuse what no peer can do: see `generate` for what is raised."""
+        """Refuse invalid requests; see `generate` for the errors."""
         if num_speculative_tokens and not self.settings["draft"]:
             raise ConfigError(f"{self.name} was loaded without a draft; pass draft_dir.")
         total, room = len(prompt_ids) + num_tokens, self.settings["max_context"]
@@ -100,7 +100,7 @@ class Peer(ABC):
 
 
 def import_package(module: str) -> Any:
-    """A package of the extra `peers`, which forerun does without until a peer is loaded.
+    """A package of the extra `peers`.
 
     Raises:
         ConfigError: when it is not installed.
@@ -116,7 +116,7 @@ def import_package(module: str) -> Any:
 
 
 def converted(cache_dir: Path, checkpoint_dir: Path, suffix: str) -> Path:
-    """Where the conversion of a checkpoint is kept: its name says which weights it was made of."""
+    """The path of a converted checkpoint: its name has a hash of the weights."""
     files = [*sorted(checkpoint_dir.glob("*.safetensors")), checkpoint_dir / "config.json"]
     digest = hashlib.sha256("".join(map(content_hash, files)).encode()).hexdigest()
     return cache_dir / f"{checkpoint_dir.name}-{digest[:12]}-{suffix}"

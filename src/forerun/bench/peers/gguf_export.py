@@ -1,4 +1,4 @@
-"""A checkpoint of ours as GGUF, the format of llama.cpp."""
+"""Checkpoints converted to GGUF, the format of llama.cpp."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from forerun.bench.peers.contract import converted, import_package
 from forerun.errors import UnsupportedModelError
 from forerun.files import atomic_path
 from forerun.models.architecture import Architecture, read_architecture
-from forerun.models.checkpoint import SafetensorsSource
 from forerun.models.layouts import layout_of
+from forerun.models.sources import SafetensorsSource
 
 INTERLEAVED = {"llama": True, "qwen3": False}
 """By family, whether llama.cpp rotates neighbours (0, 1), (2, 3) rather than halves of a head."""
@@ -50,14 +50,14 @@ def read_shape(checkpoint_dir: Path) -> Architecture:
 
 
 def export(checkpoint_dir: Path, precision: str, cache_dir: Path) -> Path:
-    """The GGUF file of a checkpoint, made now unless it is there.
+    """The GGUF file of a checkpoint, converted unless it exists.
 
     Args:
         precision: `fp32` and `bf16` keep norms in fp32; `int8` and `int4` are llama.cpp's own
             recipes Q8_0 and Q4_0, which keep the head of the latter in 6 bits.
 
     Raises:
-        UnsupportedModelError: for an architecture that it does not know.
+        UnsupportedModelError: for an architecture that cannot be written as GGUF.
     """
     path = converted(cache_dir, checkpoint_dir, f"{precision}.gguf")
     if path.exists():
@@ -121,6 +121,6 @@ def _describe(writer: Any, shape: Architecture) -> None:
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(shape.config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(shape.norm_eps)
-    # Prompts come as token ids: the size is all that llama.cpp needs to know of the vocabulary.
+    # Prompts are token ids, so llama.cpp needs only the size of the vocabulary.
     writer.add_vocab_size(shape.vocab_size)
     writer.add_tokenizer_model("no_vocab")

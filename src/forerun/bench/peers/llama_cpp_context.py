@@ -1,4 +1,4 @@
-"""One model in llama.cpp with its cache: the few calls of its low-level interface used here."""
+"""A model in llama.cpp with its cache, by the few calls of its low-level interface used here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_BATCH = 512
 
 
 class LlamaContext:
-    """A model and one sequence in its cache, which holds `tokens` at all times.
+    """A model and one row of its cache, which always holds `tokens`.
 
     Args:
         path: of a GGUF file.
@@ -59,7 +59,7 @@ class LlamaContext:
         return params
 
     def run(self, new: Sequence[int], logits: str = "last") -> None:
-        """Forward over `new` tokens behind those in the cache.
+        """Forward over `new` tokens after those in the cache.
 
         Args:
             new: at least 1 token.
@@ -97,9 +97,9 @@ class LlamaContext:
         return np.ctypeslib.as_array(pointer, shape=(rows, self._vocab_size))
 
     def choices(self, rows: int) -> list[int]:
-        """The likeliest next token after each of the rows of the last forward."""
-        found: list[int] = self.logits(rows).argmax(axis=1).tolist()
-        return found
+        """The likeliest next token of each row of the last forward."""
+        token_ids: list[int] = self.logits(rows).argmax(axis=1).tolist()
+        return token_ids
 
     def keep(self, length: int) -> None:
         """Drop all but the first `length` tokens from the cache."""

@@ -21,11 +21,11 @@ WEIGHTS = {
     "int8": "Q8_0, activations Q8_0",
     "int4": "Q4_0, head Q6_K, activations Q8",
 }
-"""By precision, what llama.cpp computes with; norms are F32 always."""
+"""llama.cpp's formats by precision; norms are always F32."""
 
 
 class LlamaCppPeer(Peer):
-    """See `Peer`; `load` makes one."""
+    """llama.cpp behind the contract of `Peer`."""
 
     def __init__(self, options: PeerOptions) -> None:
         package = import_package("llama_cpp")
@@ -57,7 +57,7 @@ class LlamaCppPeer(Peer):
             target.keep(0)
             target.run([1] * context, logits="none")
         seconds = 0.0
-        # The first builds the graph, which all forwards of a size that follow on it use again.
+        # The first builds the graph, which later forwards of the same size reuse.
         for _ in range(2):
             started = perf_counter()
             target.run([1] * n, logits="all")
@@ -95,7 +95,7 @@ class LlamaCppPeer(Peer):
         for model in (target, draft):
             model.run(tokens[:-1], logits="none")
         while len(tokens) < end:
-            # The round itself adds one token more than it accepts.
+            # A round emits one token more than it accepts.
             proposed = _propose(draft, tokens, min(limit, end - len(tokens) - 1))
             target.run([tokens[-1], *proposed], logits="all")
             choices = target.choices(len(proposed) + 1)
@@ -125,5 +125,5 @@ def _propose(draft: LlamaContext, tokens: Sequence[int], count: int) -> list[int
 
 
 def load(options: PeerOptions) -> LlamaCppPeer:
-    """A peer with these models; see `load_peer` for what is raised."""
+    """A peer with these models; see `load_peer` for the errors."""
     return LlamaCppPeer(options)

@@ -15,16 +15,16 @@ from forerun.bench.peers.contract import MAX_CONTEXT, Peer, PeerOptions, import_
 from forerun.bench.peers.openvino_export import WEIGHTS, export
 
 PLAIN_BACKEND = "PA"
-"""Of plain decoding: paged attention, or `SDPA`; a draft model works with the former only."""
+"""Of plain decoding: paged attention, or `SDPA`; draft models need paged attention."""
 
 REPEATED = 3
-"""Forwards of the same size before the one that is timed."""
+"""Forwards of the same size before the timed one."""
 
 
 class OpenVinoPeer(Peer):
-    """See `Peer`; `load` makes one.
+    """OpenVINO behind the contract of `Peer`.
 
-    The pipelines and the bare model hold weights of their own, each loaded at its first use.
+    The pipelines and the bare model have separate weights, each loaded at its first use.
     """
 
     def __init__(self, options: PeerOptions) -> None:
@@ -72,8 +72,8 @@ class OpenVinoPeer(Peer):
         return perf_counter() - started
 
     def forward_seconds(self, n: int, context: int) -> float:
-        # Its states cannot be cut: a copy that is set is copied again at the next forward. So they
-        # grow anew, at last by forwards of the same size, since a change of shapes costs as well.
+        # States cannot be cut, and setting a copy costs another copy at the next forward. So they
+        # are filled anew, the last part by forwards of the same size: a change of shapes costs too.
         self._request.reset_state()
         repeated = min(REPEATED, max(context - 1, 0) // n)
         if context:
@@ -84,7 +84,7 @@ class OpenVinoPeer(Peer):
 
     def _paged(self, **more: Any) -> Any:
         scheduler = self._genai.SchedulerConfig()
-        # It is on by default, and would make every prompt but the first cost nothing.
+        # On by default; it would make every prompt but the first free.
         scheduler.enable_prefix_caching = False
         scheduler.max_num_batched_tokens = MAX_CONTEXT
         scheduler.max_num_seqs = 1
@@ -117,9 +117,9 @@ class OpenVinoPeer(Peer):
         tensor = self._openvino.Tensor
         prompt = self._genai.TokenizedInputs(tensor(ids), tensor(np.ones_like(ids)))
         started = perf_counter()
-        found = pipeline.generate(prompt, config)
+        output = pipeline.generate(prompt, config)
         seconds = perf_counter() - started
-        return list(found.tokens[0]), seconds
+        return list(output.tokens[0]), seconds
 
     def close(self) -> None:
         for name in ("_request", "_plain", "_speculative"):
@@ -127,5 +127,5 @@ class OpenVinoPeer(Peer):
 
 
 def load(options: PeerOptions) -> OpenVinoPeer:
-    """A peer with these models; see `load_peer` for what is raised."""
+    """A peer with these models; see `load_peer` for the errors."""
     return OpenVinoPeer(options)

@@ -15,11 +15,11 @@ from forerun.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CONFIDENCE = 0.0
-"""Below it a draft ends early; transformers' default, 0.4, is no faster on the models of the zoo."""
+"""Drafts end below this confidence; transformers' default, 0.4, is not faster on the zoo."""
 
 
 class TransformersPeer(Peer):
-    """See `Peer`; `load` makes one. It sets the threads of torch, which are those of all of us."""
+    """transformers behind the contract of `Peer`. It sets the threads of torch in this process."""
 
     def __init__(self, options: PeerOptions) -> None:
         super().__init__("transformers", transformers.__version__)
@@ -76,7 +76,7 @@ class TransformersPeer(Peer):
             more["assistant_model"] = self._draft
         ids = torch.tensor([list(prompt_ids)])
         started = perf_counter()
-        found = self._target.generate(
+        output = self._target.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
@@ -84,7 +84,7 @@ class TransformersPeer(Peer):
             **more,
         )
         seconds = perf_counter() - started
-        tokens: list[int] = found[0, len(prompt_ids) :].tolist()
+        tokens: list[int] = output[0, len(prompt_ids) :].tolist()
         return tokens, seconds
 
     def close(self) -> None:
@@ -95,11 +95,11 @@ def _model(directory: Path, dtype: torch.dtype) -> Any:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="sdpa"
     )
-    # Without an end token every output has the length that was asked for.
+    # Without an end token every output has the requested length.
     model.generation_config.eos_token_id = None
     return model.eval()
 
 
 def load(options: PeerOptions) -> TransformersPeer:
-    """A peer with these models; see `load_peer` for what is raised."""
+    """A peer with these models; see `load_peer` for the errors."""
     return TransformersPeer(options)

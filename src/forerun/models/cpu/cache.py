@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun import _native
-from forerun.errors import CacheError
+from forerun.errors import CacheError, MemoryLimitError
 
 
 @dataclass(frozen=True)
@@ -17,63 +17,52 @@ class CpuCache:
     native: Any
 
     @property
-    def capacity(self) -> int:
-        """Slots a row, in tokens."""
-        return int(self.native.capacity)
-
-    @property
     def rows(self) -> int:
         """Rows of the batch."""
         return int(self.native.rows)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens a row."""
+        return int(self.native.capacity)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all keys and values; memory is taken as they fill."""
         return int(self.native.nbytes)
 
-    def length(self, row: int) -> int:
-        """Filled slots of `row` in its shortest layer.
+    def length(self, row: int, layer: int | None = None) -> int:
+        """Tokens of `row` in `layer`; in its shortest layer if None.
 
         Raises:
-            CacheError: for a row that does not exist.
+            CacheError: for a row or a layer that does not exist.
         """
         try:
-            return int(self.native.length(row))
+            if layer is None:
+                return int(self.native.length(row))
+            return int(self.native.layer_length(layer, row))
         except _native.kernels.CacheError as error:
             raise CacheError(str(error)) from None
 
-    def view(self, rows: Sequence[int]) -> CpuCacheView:
-        """The cache as a batch of these rows.
-
-        Raises:
-            CacheError: for no rows, or a row that does not exist or is named twice.
-        """
-        known = all(0 <= row < self.rows for row in rows)
-        if not rows or not known or len(set(rows)) != len(rows):
-            raise CacheError(
-                f"rows {list(rows)} are no batch of this cache; "
-                f"name rows 0 to {self.rows - 1}, once each."
-            )
-        return CpuCacheView(self.native, list(rows))
-
-    def keep(self, row: int, start: int, slots: Sequence[int]) -> None:
-        """Of the slots from `start` on, keep only `start + slots[i]`, moved to `start + i`.
+    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
+        """Of the tokens of `row` after the first `length`, keep those at `path`, in their order.
 
         A layer that does not hold all of them yet keeps those that it holds.
 
         Raises:
-            CacheError: unless `slots` ascend and the longest layer holds them.
+            CacheError: for a row that does not exist, and unless `path` ascends and the longest
+                layer holds it.
         """
         try:
-            self.native.keep(row, start, slots)
+            self.native.keep(row, length, path)
         except _native.kernels.CacheError as error:
             raise CacheError(str(error)) from None
 
     def trim(self, row: int, length: int, layers: range | None = None) -> None:
-        """Forget all slots of `row` from `length` on, in `layers` alone unless None.
+        """Forget the tokens of `row` after the first `length`, in `layers` alone unless None.
 
         Raises:
-            CacheError: for a negative length, or layers that the cache does not have.
+            CacheError: for a row or layers that do not exist, or a negative length.
         """
         try:
             self.native.trim(row, length, None if layers is None else (layers.start, layers.stop))
@@ -81,9 +70,23 @@ class CpuCache:
             raise CacheError(str(error)) from None
 
 
-@dataclass(frozen=True)
-class CpuCacheView:
-    """Some rows of a cache, seen as a batch."""
+def new_cache(native: Any, rows: int, capacity: int, name: str) -> CpuCache:
+    """An empty cache of `rows` rows of `capacity` tokens each.
 
-    native: Any
-    rows: list[int]
+    Args:
+        native: the kernels' model or module that it is for.
+        name: how messages call it.
+
+    Raises:
+        CacheError: for less than one of either.
+        MemoryLimitError: when there is no memory for it.
+    """
+    if rows < 1 or capacity < 1:
+        raise CacheError.no_room(rows, capacity)
+    try:
+        return CpuCache(native.new_cache(rows, capacity))
+    except (MemoryError, ValueError, TypeError):  # The latter for numbers that no memory has.
+        raise MemoryLimitError(
+            f"there is not enough memory for {rows} x {capacity} tokens in the cache of {name}; "
+            "use a smaller context or batch."
+        ) from None

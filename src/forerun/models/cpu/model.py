@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from forerun import _native
-from forerun.contracts import Cache, LogitsFor
-from forerun.core import Draft, Drawing, Exactness, ForwardOutput
+from forerun.contracts import Ability, ChainRequest
+from forerun.core import Batch, Draft, Drawing, Exactness, ForwardOutput
 from forerun.errors import (
     CacheError,
     CheckpointError,
@@ -20,14 +20,20 @@ from forerun.errors import (
     UnknownNameError,
 )
 from forerun.models.architecture import Architecture
-from forerun.models.checkpoint import Source, match_keys
-from forerun.models.cpu.cache import CpuCache, CpuCacheView
-from forerun.models.cpu.chains import ChainRequest
-from forerun.models.cpu.threads import runtime, shared_runtime
+from forerun.models.cpu.cache import CpuCache, new_cache
+from forerun.models.cpu.chains import native_chain
+from forerun.models.cpu.errors import typed
+from forerun.models.cpu.modules import CpuModules
+from forerun.models.cpu.threads import shared_pool, thread_pool
 from forerun.models.cpu.weights import chunks, describe_shape
-from forerun.models.layers import check_layers
+from forerun.models.layers import layers_to_run
 from forerun.models.layouts import layout_of
 from forerun.models.placement import KERNEL_PRECISIONS
+from forerun.models.sources import Source, match_keys
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LEVELS = ("portable", "avx2", "avx512")
 GROUPS = (32, 64, 128)
@@ -58,6 +64,7 @@ class CpuModel:
     """
 
     exactness = Exactness.BITWISE
+    abilities = frozenset({Ability.DRAFT_CHAINS, Ability.MODULES})
 
     def __init__(
         self,
@@ -75,7 +82,8 @@ class CpuModel:
         self.vocab_size, self.num_layers = shape.vocab_size, shape.num_layers
         self.hidden_size, self.max_context = shape.hidden_size, shape.max_context
         self.device, self.dtype = torch.device("cpu"), torch.float32
-        self._runtime = shared_runtime() if threads is None else runtime(threads)
+        self._pool = shared_pool() if threads is None else thread_pool(threads)
+        self._level = level
         try:
             self._decoder = _native.kernels.Decoder(describe_shape(shape, precision, group), level)
             self._load(source)
@@ -93,163 +101,127 @@ class CpuModel:
         return int(self._decoder.weight_bytes)
 
     def new_cache(self, rows: int, capacity: int) -> CpuCache:
-        """An empty cache of `rows` rows with `capacity` slots each.
+        """An empty cache of `rows` rows of `capacity` tokens each.
 
         Raises:
             CacheError: for none of either.
             MemoryLimitError: when there is no memory for it.
         """
-        if rows < 1 or capacity < 1:
-            raise CacheError(
-                f"a cache of {rows} rows with {capacity} slots holds nothing; "
-                "ask for at least 1 of each."
-            )
-        try:
-            return CpuCache(self._decoder.new_cache(rows, capacity))
-        except (MemoryError, ValueError, TypeError):  # The latter for numbers that no memory has.
-            raise MemoryLimitError(
-                f"there is not enough memory for {rows} x {capacity} tokens in the cache of "
-                f"{self.name}; use a smaller context or batch."
-            ) from None
+        return new_cache(self._decoder, rows, capacity, self.name)
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: CpuCacheView,
-        tree_mask: Tensor | None = None,
-        hidden_layers: Sequence[int] = (),
-        logits_for: LogitsFor = "all",
-        layers: range | None = None,
-        hidden_in: Tensor | None = None,
-    ) -> ForwardOutput:
+    def forward(self, batch: Batch, cache: CpuCache) -> ForwardOutput:
         """Run new tokens and append their keys and values, as `forerun.contracts.CausalLM` says.
 
         Raises:
-            CacheError: when a row is full, its layers differ in length, a position lies beyond the
-                context, or the cache is of another kind of model.
-            ConfigError: for layers that the model does not have or that are not run, token ids
-                outside the vocabulary, and tensors whose shapes do not fit each other.
+            CacheError: for a batch that contradicts the cache, a full row, a position beyond the
+                context, or a cache of another kind of model.
+            ConfigError: for layers that the model does not have or that are not run, and token ids
+                outside the vocabulary.
         """
-        layers = check_layers(self, layers, hidden_layers, hidden_in)
-        _check_inputs(self.name, token_ids, positions, cache, tree_mask)
-        batch, width = token_ids.shape
-        if batch != len(cache.rows):
+        layers = layers_to_run(self, batch)
+        if not isinstance(cache, CpuCache):
             raise CacheError(
-                f"{batch} rows of tokens were run on a view of {len(cache.rows)} rows."
+                f"{self.name} was given a {type(cache).__name__}; make a cache with its new_cache."
             )
-        last = logits_for == "last"
+        last = batch.logits_for == "last"
+        # Padding is not written to, but it should be numbers.
+        make = torch.empty if batch.even else torch.zeros
         logits = None
-        if logits_for != "none" and layers.stop == self.num_layers:
-            logits = torch.zeros(batch, 1 if last else width, self.vocab_size)
-        hidden = {i: torch.zeros(batch, width, self.hidden_size) for i in hidden_layers}
+        if batch.logits_for != "none" and layers.stop == self.num_layers:
+            logits = make(len(batch), 1 if last else batch.width, self.vocab_size)
+        hidden = {i: make(len(batch), batch.width, self.hidden_size) for i in batch.hidden_layers}
         self._run(
             self._decoder.forward,
             cache.native,
-            cache.rows,
-            token_ids.contiguous().numpy(),
-            positions.contiguous().numpy(),
+            batch.rows,
+            batch.token_ids,
+            batch.positions,
             (layers.start, layers.stop),
             None if logits is None else logits.numpy(),
             last,
-            None if tree_mask is None else tree_mask.contiguous().numpy(),
-            None if hidden_in is None else hidden_in.detach().float().contiguous().numpy(),
+            batch.tree_mask,
+            None if batch.hidden_in is None else _floats(batch.hidden_in),
             [(layer, out.numpy()) for layer, out in hidden.items()],
         )
         return ForwardOutput(logits, hidden)
 
-    def run_rows(
-        self,
-        cache: CpuCache,
-        rows: Sequence[int],
-        token_ids: Sequence[Sequence[int]],
-        *,
-        positions: Sequence[Sequence[int]] | None = None,
-        tree_mask: Tensor | None = None,
-        hidden_layers: Sequence[int] = (),
-        logits_for: LogitsFor = "all",
-        layers: range | None = None,
-        hidden_in: Tensor | None = None,
-    ) -> ForwardOutput:
-        """What `forerun.models.running.run_rows` does, without a tensor made of the tokens on the way.
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The embeddings [B, n, hidden_size] of token ids [B, n], without those of positions.
 
         Raises:
-            CacheError, ConfigError: as `forward`.
+            ConfigError: for ids outside the vocabulary.
         """
-        layers = check_layers(self, layers, hidden_layers, hidden_in)
-        longest = max(map(len, token_ids))
-        last = logits_for == "last"
-        # What stands for padding is looked at by nobody, but it should be numbers.
-        make = torch.empty if min(map(len, token_ids)) == longest else torch.zeros
-        logits = None
-        if logits_for != "none" and layers.stop == self.num_layers:
-            logits = make(len(rows), 1 if last else longest, self.vocab_size)
-        hidden = {i: make(len(rows), longest, self.hidden_size) for i in hidden_layers}
-        self._run(
-            self._decoder.forward_lists,
-            cache.native,
-            rows,
-            token_ids,
-            positions,
-            (layers.start, layers.stop),
-            None if logits is None else logits.numpy(),
-            last,
-            None if tree_mask is None else tree_mask.contiguous().numpy(),
-            None if hidden_in is None else hidden_in.detach().float().contiguous().numpy(),
-            [(layer, out.numpy()) for layer, out in hidden.items()],
-        )
-        return ForwardOutput(logits, hidden)
+        ids = token_ids.long().contiguous()
+        out = torch.empty(*ids.shape, self.hidden_size)
+        try:
+            self._decoder.embed(ids.flatten().numpy(), out.flatten(0, -2).numpy())
+        except ValueError as error:
+            raise typed(self.name, error) from None
+        return out
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits [B, n, V] of hidden states [B, n, hidden_size], those of a forward bit for bit.
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """The norm before the output head, of hidden states [B, n, hidden_size].
 
         Raises:
             ConfigError: for hidden states of another size.
         """
-        states = hidden.detach().float().reshape(-1, hidden.shape[-1]).contiguous()
-        logits = torch.empty(len(states), self.vocab_size)
-        self._run(self._decoder.head, states.numpy(), logits.numpy())
-        return logits.view(*hidden.shape[:-1], self.vocab_size)
+        return self._part(self._decoder.final_norm, hidden, self.hidden_size)
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, V] of normed hidden states [B, n, hidden_size]; of those after the last
+        layer they are the logits of a forward, bit for bit.
+
+        Raises:
+            ConfigError: for hidden states of another size.
+        """
+        return self._part(self._decoder.lm_head, hidden, self.vocab_size)
+
+    def _part(self, part: Callable[..., None], hidden: Tensor, width: int) -> Tensor:
+        """Run a part of the decoder on [..., hidden_size]; [..., width]."""
+        out = torch.empty(*hidden.shape[:-1], width)
+        states = _floats(hidden).reshape(-1, hidden.shape[-1])
+        self._run(part, states, out.view(-1, width).numpy())
+        return out
+
+    def modules(self) -> CpuModules:
+        """What builds modules on the kernels, as `forerun.contracts.BuildsModules` says."""
+        # As with the output head, int4 would cost a draft more of its aim than it saves time.
+        precision = "int8" if self.precision == "int4" else self.precision
+        return CpuModules(self._pool, precision, level=self._level)
 
     def _run(self, forward: Callable[..., None], *arguments: Any) -> None:
         try:
-            forward(self._runtime, *arguments)
+            forward(self._pool, *arguments)
         except Exception as error:
-            raise _typed(self.name, error) from None
+            raise typed(self.name, error) from None
 
     def draft_chains(
-        self, cache: Cache, requests: Sequence[ChainRequest], vocab_size: int
+        self, cache: CpuCache, requests: Sequence[ChainRequest], vocab_size: int
     ) -> list[Draft]:
-        """Draft chains side by side, all steps in one call.
-
-        The tokens of `requests[i].pending` and all drafted ones but the last are appended to its row
-        of the cache.
-
-        Args:
-            cache: of this model.
-            requests: of different rows.
-            vocab_size: the target's; tokens that this model lacks have no probability.
+        """Draft chains side by side, as `forerun.contracts.DraftsChains` says.
 
         Raises:
             CacheError: when a row is full or a position lies beyond the context.
-            DistributionError: for logits that are no numbers.
+            DistributionError: for logits that are not numbers.
         """
-        assert isinstance(cache, CpuCache), "the cache of another kind of model"
-        shapes = [(one.limit if one.drawing is Drawing.DRAW else 0, vocab_size) for one in requests]
+        shapes = [
+            (chain.limit if chain.drawing is Drawing.SAMPLED else 0, vocab_size)
+            for chain in requests
+        ]
         probs = [torch.empty(shape) for shape in shapes]
         try:
             drafted = _native.kernels.draft_chains(
                 self._decoder,
-                self._runtime,
+                self._pool,
                 cache.native,
-                [one.native() for one in requests],
+                [native_chain(chain) for chain in requests],
                 [rows.numpy() for rows in probs],
                 vocab_size,
             )
         except _native.kernels.RowError as error:
             raise DistributionError(f"{self.name}: {error}.") from None
         except Exception as error:
-            raise _typed(self.name, error) from None
+            raise typed(self.name, error) from None
         return [
             Draft.chain(tokens, rows[: len(tokens)] if len(rows) and tokens else None)
             for tokens, rows in zip(drafted, probs, strict=True)
@@ -262,7 +234,7 @@ class CpuModel:
             for start, chunk in chunks(tensor, source, found):
                 try:
                     self._decoder.load(
-                        self._runtime,
+                        self._pool,
                         tensor.name,
                         start,
                         len(chunk),
@@ -283,33 +255,7 @@ def _check_choices(precision: str, level: str, group: int) -> None:
         raise ConfigError(f"a group has 32, 64 or 128 columns, not {group}; 0 leaves it to us.")
 
 
-def _check_inputs(
-    name: str, token_ids: Tensor, positions: Tensor, cache: Any, tree_mask: Tensor | None
-) -> None:
-    """What the kernels would convert or not understand is refused."""
-    if not isinstance(cache, CpuCacheView):
-        raise CacheError(
-            f"{name} was given a {type(cache).__name__}; make a cache with its new_cache and give "
-            "a view of it."
-        )
-    if any(one.dtype is not torch.int64 or one.ndim != 2 for one in (token_ids, positions)):
-        raise ConfigError(f"{name} takes token_ids and positions of int64 and shape [B, n].")
-    if tree_mask is not None and (tree_mask.dtype is not torch.bool or tree_mask.ndim != 3):
-        raise ConfigError(f"{name} takes a tree_mask of bool and shape [B, n, m].")
-
-
-def _typed(name: str, error: Exception) -> Exception:
-    """What an error of the kernels means."""
-    if isinstance(error, _native.kernels.CacheError):
-        return CacheError(f"{name}: {error}")
-    if isinstance(error, MemoryError):
-        return MemoryLimitError(
-            f"there is not enough memory to run {name}; run fewer tokens at once."
-        )
-    if isinstance(error, (ValueError, TypeError)):
-        return ConfigError(f"{name} cannot run this: {_first_line(error)}")
-    return error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+def _floats(hidden: Tensor) -> NDArray[np.float32]:
+    """Hidden states as the kernels take them."""
+    floats: NDArray[np.float32] = hidden.detach().float().contiguous().numpy()
+    return floats

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from functools import cache as once
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from forerun import _native
+from forerun._native import rows
 from forerun.errors import ConfigError
 
+if TYPE_CHECKING:
+    from forerun._native.kernels import ThreadPool
+
 THREADS_VARIABLE = "FORERUN_THREADS"
-# What `set_num_threads` was told, the latest last.
+# The numbers given to `set_num_threads`, the latest last.
 _asked: list[int] = []
 
 
@@ -29,10 +34,10 @@ def set_num_threads(threads: int) -> None:
 
 
 def num_threads() -> int:
-    """As many as were asked for, in FORERUN_THREADS, or of torch: one a core at most.
+    """The number set, or that in FORERUN_THREADS, or torch's own, at most the number of cores.
 
     Raises:
-        ConfigError: for a variable that is no number of threads.
+        ConfigError: for a variable that does not hold a number.
     """
     if not _asked:
         asked = os.environ.get(THREADS_VARIABLE)
@@ -44,28 +49,29 @@ def num_threads() -> int:
 
 
 def threads_in_use() -> int:
-    """What the kernels run on, or torch where no model has been loaded on them."""
+    """The number for the kernels, or torch's where no model has been loaded on them."""
     return _asked[-1] if _asked else torch.get_num_threads()
 
 
-def shared_runtime() -> Any:
+def shared_pool() -> ThreadPool:
     """The threads that all models on the kernels share. Torch is held to one from then on: two sets
     of threads on the same cores slow each other down many times over.
 
     Raises:
-        ConfigError: for none, or more than there are cores.
+        ConfigError: for a number of threads below 1 or above that of the cores.
     """
-    shared = runtime(num_threads())
+    shared = thread_pool(num_threads())
     torch.set_num_threads(1)
+    rows.use_threads(shared)
     return shared
 
 
 @once
-def runtime(threads: int) -> Any:
-    """A set of threads, the same whenever the same number is asked for.
+def thread_pool(threads: int) -> ThreadPool:
+    """A set of threads, the same for each call with the same number.
 
     Raises:
-        ConfigError: for none, or more than there are cores.
+        ConfigError: for a number below 1 or above that of the cores.
     """
     if not 1 <= threads <= cores():
         # Threads that wait for a core would hold up those that have one.
@@ -73,4 +79,12 @@ def runtime(threads: int) -> Any:
             f"{threads} threads were asked for on the CPU kernels; give 1 to {cores()}, the cores "
             "that this process may use."
         )
-    return _native.kernels.Runtime(threads)
+    return _native.kernels.ThreadPool(threads)
+
+
+@atexit.register
+def _release_threads() -> None:
+    """End the threads of models that are gone before the interpreter's own end, where a module that
+    anything in it still refers to is never cleared."""
+    thread_pool.cache_clear()
+    rows.use_threads(None)

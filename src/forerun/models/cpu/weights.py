@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from forerun.models.architecture import Architecture
-from forerun.models.checkpoint import Source
 from forerun.models.layouts import Fused, Published
 from forerun.models.rope import frequencies
+from forerun.models.sources import Source
 
 # Of published weights, read at a time: they are packed and forgotten.
 CHUNK_BYTES = 8 * 2**20
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
@@ -40,7 +40,7 @@ def describe_shape(shape: Architecture, precision: str, group: int) -> dict[str,
         "precision": precision,
         "head_precision": "int8" if precision == "int4" else precision,
         "group": group,
-        "activation": _ACTIVATIONS[shape.activation],
+        "activation": ACTIVATIONS[shape.activation],
         "gated": not gpt2,
         "layer_norm": gpt2,
         "windows": [window or 0 for window in shape.windows],

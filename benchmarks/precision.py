@@ -1,0 +1,123 @@
+"""Bits per byte of the zoo's models by precision, on the held-out prompts.
+
+python -m benchmarks.precision --prompts 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from forerun.bench.machine import use_threads
+from forerun.bench.shapes import build
+from forerun.core import Batch
+from forerun.models.checkpoint import Checkpoint
+from forerun.models.cpu import CpuModel
+from forerun.models.placement import KERNEL_PRECISIONS
+from forerun.models.zoo import ZOO_MODELS, zoo_path
+from recipes.heldout import load_prompts
+
+LONGEST = 1024
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model in one precision.
+
+    Args:
+        model, precision: of the row.
+        megabytes: of packed weights.
+        bits_per_byte: over all tokens but the first of each prompt.
+        over_fp32: the difference from fp32.
+        same_choice: share of positions with the same most likely token as in fp32.
+    """
+
+    model: str
+    precision: str
+    megabytes: float
+    bits_per_byte: float
+    over_fp32: float
+    same_choice: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """All texts under a model: nats in total, and the most likely token at each position."""
+
+    nats: float
+    choices: Tensor
+
+
+def score(model: CpuModel, texts: Sequence[Sequence[int]]) -> Score:
+    """Run every text of token ids; its first token is not scored."""
+    nats, choices = 0.0, []
+    cache = model.new_cache(1, max(len(text) for text in texts))
+    for text in texts:
+        cache.trim(0, 0)
+        logits = model.forward(Batch.after(cache, [0], [text[:-1]]), cache).logits
+        assert logits is not None
+        targets = torch.tensor(text[1:])
+        nats += functional.cross_entropy(logits[0], targets, reduction="sum").item()
+        choices.append(logits[0].argmax(-1))
+    return Score(nats, torch.cat(choices))
+
+
+def compare(name: str, texts: Sequence[Sequence[int]], size: int) -> list[Row]:
+    """All precisions of a model on texts of `size` bytes in total."""
+    rows: list[Row] = []
+    exact: Score | None = None
+    for precision in KERNEL_PRECISIONS:
+        model = build(name, precision)
+        result = score(model, texts)
+        exact = exact or result
+        bits = result.nats / math.log(2) / size
+        more = bits - (rows[0].bits_per_byte if rows else bits)
+        same = (result.choices == exact.choices).double().mean().item()
+        rows.append(Row(name, precision, model.weight_bytes / 1e6, bits, more, same))
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        "| model | precision | weights | bits per byte | over fp32 | same most likely token |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {row.model} | {row.precision} | {row.megabytes:.1f} MB | {row.bits_per_byte:.4f} "
+        f"| {row.over_fp32:+.4f} | {row.same_choice:.2%} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def held_out(count: int | None) -> tuple[list[list[int]], int]:
+    """Token ids of the first `count` prompts, and the bytes that are scored."""
+    tokenizer: Any = Checkpoint.open("zoo").tokenizer
+    prompts = load_prompts(zoo_path().parent / "heldout.jsonl")[:count]
+    texts = [tokenizer.encode(prompt.prompt)[:LONGEST] for prompt in prompts]
+    return texts, sum(len(tokenizer.decode(text[1:]).encode()) for text in texts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.precision")
+    parser.add_argument("--prompts", type=int, help="all of them by default")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", action="store_true", help="JSON instead of Markdown")
+    options = parser.parse_args()
+    use_threads(options.threads)
+    texts, size = held_out(options.prompts)
+    rows = [row for name in ZOO_MODELS for row in compare(name, texts, size)]
+    print(json.dumps([asdict(row) for row in rows]) if options.json else table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+// The new tokens of a forward, row by row.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "forerun/kv_cache.h"
+
+namespace forerun::cpu {
+
+struct BatchRows {
+  KvCache* cache = nullptr;
+  std::vector<std::int64_t> rows;           // of the cache, one for each row of the batch
+  std::int64_t width = 0;                   // tokens of a row, padding included
+  const std::int64_t* positions = nullptr;  // [rows, width]; -1 marks padding at the end of a row
+  // Which of the row's last mask_columns - width slots and of its new tokens each new token sees
+  // (non-zero); all see the slots before. Null: causal.
+  const std::uint8_t* tree_mask = nullptr;  // [rows, width, mask_columns]
+  std::int64_t mask_columns = 0;
+  std::int64_t first_layer = 0;  // the layers of the cache that grow
+  std::int64_t end_layer = 0;
+};
+
+}  // namespace forerun::cpu

@@ -1,0 +1,64 @@
+// Memory that work on rows of the vocabulary needs besides its arguments, kept from call to call:
+// rows are long, and taking them from the system each round costs more than many a row's work.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace forerun::cpu {
+
+// Used by one call at a time; what it holds between calls means nothing.
+template <class T>
+struct RowScratch {
+  // Of warp_row.
+  std::vector<T> blocks;   // the largest logit of each block
+  std::vector<T> weights;  // [vocab]
+  std::vector<T> kept;
+  std::vector<std::int64_t> ids;  // of what is kept
+  std::vector<T> rest;
+  // Of drawing and verification.
+  std::vector<T> rows;                 // [n, vocab]
+  std::vector<T> residual;             // [vocab]
+  std::vector<std::vector<T>> levels;  // [depth][vocab]
+};
+
+// As many scratches as are in use at once. No call waits for its lock, so that a fork in the wrong
+// moment costs memory at most.
+template <class T>
+class ScratchPool {
+ public:
+  // Gives the scratch back at its end.
+  class Lease {
+   public:
+    explicit Lease(ScratchPool& pool) : pool_(pool), scratch_(pool.take()) {}
+    ~Lease() { pool_.give_back(std::move(scratch_)); }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    RowScratch<T>& operator*() const { return *scratch_; }
+
+   private:
+    ScratchPool& pool_;
+    std::unique_ptr<RowScratch<T>> scratch_;
+  };
+
+ private:
+  std::unique_ptr<RowScratch<T>> take() {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock || free_.empty()) return std::make_unique<RowScratch<T>>();
+    auto scratch = std::move(free_.back());
+    free_.pop_back();
+    return scratch;
+  }
+  void give_back(std::unique_ptr<RowScratch<T>> scratch) {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (lock) free_.push_back(std::move(scratch));
+  }
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<RowScratch<T>>> free_;
+};
+
+}  // namespace forerun::cpu

@@ -1,0 +1,202 @@
+#include "parts.h"
+
+#include <algorithm>
+#include <atomic>
+#include <stdexcept>
+#include <string>
+
+#include "forerun/vector_ops.h"
+
+namespace forerun::cpu {
+namespace {
+
+// Values below which a thread's help costs more than it brings.
+constexpr std::int64_t kAlone = 8192;
+// Tokens that go through the MLP at once: enough to be bound by computing, few enough that what
+// lies between its two products stays small.
+constexpr std::int64_t kMlpTokens = 96;
+
+std::size_t size_of(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+}  // namespace
+
+std::int64_t grain(std::int64_t n, std::int64_t values, const ThreadPool& pool) {
+  if (n * values <= kAlone) return n;
+  return std::max<std::int64_t>(n / (4 * pool.size()), 1);
+}
+
+void pack_rows(PackedMatrix& matrix, std::int64_t first, std::int64_t count, const void* data,
+               SourceType type, ThreadPool& pool) {
+  const std::int64_t cols = matrix.shape().cols;
+  const std::size_t row_bytes = size_of(cols) * (type == SourceType::fp32 ? 4 : 2);
+  // A body of the pool must not throw: the first error is thrown afterwards.
+  std::atomic<bool> failed{false};
+  std::string message;
+  pool.for_ranges(count, 16, [&](const Range& r) {
+    try {
+      const auto* source = static_cast<const std::uint8_t*>(data) + size_of(r.begin) * row_bytes;
+      matrix.pack_rows(first + r.begin, r.end - r.begin, source, type, cols);
+    } catch (const std::exception& error) {
+      if (!failed.exchange(true)) message = error.what();
+    }
+  });
+  if (failed) throw std::domain_error(message);
+}
+
+Precision cache_precision(Precision weights) {
+  return weights == Precision::fp32 ? Precision::fp32 : Precision::bf16;
+}
+
+void check_cache(const KvCache::Shape& cache, const KvCache::Shape& expected) {
+  if (cache.layers != expected.layers || cache.kv_heads != expected.kv_heads ||
+      cache.head_dim != expected.head_dim || cache.precision != expected.precision) {
+    throw std::invalid_argument("the cache is of another model");
+  }
+}
+
+void Norm::run(const float* x, std::int64_t tokens, float* y, Level limit, ThreadPool& pool) const {
+  const VectorOps& ops = vector_ops(limit);
+  pool.for_ranges(tokens, grain(tokens, size(), pool), [&](const Range& r) {
+    for (std::int64_t i = r.begin; i < r.end; ++i) {
+      const float* in = x + i * size();
+      float* out = y + i * size();
+      if (bias.empty()) ops.rms_norm(in, weight.data(), eps, size(), out);
+      else ops.layer_norm(in, weight.data(), bias.data(), eps, size(), out);
+    }
+  });
+}
+
+void Linear::run(const float* x, std::int64_t tokens, float* y, Activations& activations,
+                 ThreadPool& pool, bool accumulate, const PackedMatrix* next) const {
+  const MatrixShape& shape = matrix.shape();
+  activations.pack(x, tokens, shape.cols, shape.cols, pool);
+  const float* added = bias.empty() ? nullptr : bias.data();
+  linear(matrix, activations, y, shape.rows, pool, {added, accumulate, next});
+}
+
+void activate(Activation activation, bool gated, const float* x, std::int64_t tokens,
+              std::int64_t size, float* y, Level limit, ThreadPool& pool) {
+  const VectorOps& ops = vector_ops(limit);
+  pool.for_ranges(tokens, grain(tokens, size, pool), [&](const Range& r) {
+    for (std::int64_t i = r.begin; i < r.end; ++i) {
+      const float* in = x + i * (gated ? 2 : 1) * size;
+      float* out = y + i * size;
+      switch (activation) {
+        case Activation::silu:
+          if (gated) {
+            ops.silu_mul(in, in + size, size, out);
+            continue;
+          }
+          ops.silu(in, size, out);
+          break;
+        case Activation::gelu_tanh: ops.gelu_tanh(in, size, out); break;
+        case Activation::gelu_erf: ops.gelu_erf(in, size, out); break;
+        case Activation::relu: ops.relu(in, size, out); break;
+      }
+      if (gated) ops.multiply(in + size, size, out);
+    }
+  });
+}
+
+void SelfAttention::prepare(LayerRun& run) const {
+  LayerSpace& space = run.space;
+  const std::int64_t tokens = run.tokens.count();
+  space.qkv.resize(size_of(tokens * qkv_rows()));
+  space.mixed.resize(size_of(tokens * shape.heads * shape.head_dim));
+  if (space.attention == nullptr || space.attention->threads() < run.pool.size()) {
+    space.attention = std::make_unique<Attention>(shape, run.cache.shape().precision, space.limit,
+                                                  run.pool.size());
+  }
+  space.attention->plan(run.tokens.masks);
+}
+
+void SelfAttention::run(LayerRun& run, std::int64_t index, const float* x, float* y,
+                        bool accumulate, const PackedMatrix* next) const {
+  LayerSpace& space = run.space;
+  const std::int64_t tokens = run.tokens.count();
+  qkv.run(x, tokens, space.qkv.data(), space.activations, run.pool, false, &output.matrix);
+  attend(run, index);
+  output.run(space.mixed.data(), tokens, y, space.activations, run.pool, accumulate, next);
+}
+
+void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
+  LayerSpace& space = run.space;
+  Attention& attention = *space.attention;
+  const AttentionCall call = {&run.cache,       index,      window,
+                              space.qkv.data(), qkv_rows(), space.mixed.data()};
+  const auto heads = static_cast<std::int64_t>(run.tokens.masks.size()) * shape.kv_heads;
+  const auto prepare = [&](std::int64_t item) {
+    prepare_head(run, index, item / shape.kv_heads, item % shape.kv_heads);
+  };
+  if (attention.whole_heads()) {
+    run.pool.for_ranges(heads, 1, [&](const Range& r) {
+      for (std::int64_t i = r.begin; i < r.end; ++i) {
+        prepare(i);
+        attention.run(call, i, i + 1, r.thread);
+      }
+    });
+  } else {
+    run.pool.for_ranges(heads, 1, [&](const Range& r) {
+      for (std::int64_t i = r.begin; i < r.end; ++i) prepare(i);
+    });
+    run.pool.for_ranges(attention.items(), 1,
+                        [&](const Range& r) { attention.run(call, r.begin, r.end, r.thread); });
+  }
+  for (const RowMask& mask : run.tokens.masks) {
+    run.cache.set_length(index, mask.row, mask.start + mask.count);
+  }
+}
+
+// Norms and turns one key head and the query heads that share it, and stores key and value.
+void SelfAttention::prepare_head(LayerRun& run, std::int64_t index, std::int64_t row,
+                                 std::int64_t head) const {
+  const VectorOps& ops = vector_ops(run.space.limit);
+  const RowMask& mask = run.tokens.masks[size_of(row)];
+  const std::int64_t d = shape.head_dim;
+  const std::int64_t group = shape.group();
+  for (std::int64_t i = 0; i < mask.count; ++i) {
+    float* heads = run.space.qkv.data() + (mask.first_token + i) * qkv_rows();
+    float* key = heads + (shape.heads + head) * d;
+    const auto turn = [&](float* x, const std::vector<float>& weight) {
+      if (!weight.empty()) ops.rms_norm(x, weight.data(), norm_eps, d, x);
+      if (!run.rotary.used()) return;
+      const std::int64_t position = mask.positions[i];
+      ops.rotate(x, run.rotary.cosines(position), run.rotary.sines(position), d / 2);
+    };
+    for (std::int64_t q = head * group; q < (head + 1) * group; ++q) turn(heads + q * d, q_norm);
+    turn(key, k_norm);
+    run.cache.write(index, mask.row, head, mask.start + i, key, key + shape.kv_heads * d);
+  }
+}
+
+void Mlp::run(LayerRun& run, const float* x, float* y, const PackedMatrix* next) const {
+  LayerSpace& space = run.space;
+  const std::int64_t hidden = up.matrix.shape().cols;
+  const std::int64_t inner = down.matrix.shape().cols;
+  const std::int64_t most = std::min(run.tokens.count(), kMlpTokens);
+  space.up.resize(size_of(most * up.matrix.shape().rows));
+  space.inner.resize(size_of(most * inner));
+  for (std::int64_t first = 0; first < run.tokens.count(); first += kMlpTokens) {
+    const std::int64_t tokens = std::min(kMlpTokens, run.tokens.count() - first);
+    up.run(x + first * hidden, tokens, space.up.data(), space.activations, run.pool, false,
+           &down.matrix);
+    activate(activation, gated, space.up.data(), tokens, inner, space.inner.data(), space.limit,
+             run.pool);
+    down.run(space.inner.data(), tokens, y + first * hidden, space.activations, run.pool, true,
+             next);
+  }
+}
+
+void DecoderLayer::run(LayerRun& run, std::int64_t index, float* x,
+                       const PackedMatrix* next) const {
+  LayerSpace& space = run.space;
+  const std::int64_t tokens = run.tokens.count();
+  space.normed.resize(size_of(tokens * input_norm.size()));
+  float* normed = space.normed.data();
+  input_norm.run(x, tokens, normed, space.limit, run.pool);
+  attention.run(run, index, normed, x, true, &mlp.up.matrix);
+  mlp_norm.run(x, tokens, normed, space.limit, run.pool);
+  mlp.run(run, normed, x, next);
+}
+
+}  // namespace forerun::cpu

@@ -1,0 +1,122 @@
+// What a decoder is made of, each for hidden states [tokens, size] of any number of tokens. The
+// result for a token depends on that token alone (in attention: on its path too), bit for bit. All
+// run within one Forward of the pool and with subnormals as IEEE has them (float_mode.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "forerun/activation.h"
+#include "forerun/buffer.h"
+#include "forerun/linear.h"
+#include "forerun/packed_matrix.h"
+#include "forerun/thread_pool.h"
+#include "rotary.h"
+#include "row_mask.h"
+
+namespace forerun::cpu {
+
+// Items for each share of a loop over n items of `values` values.
+std::int64_t grain(std::int64_t n, std::int64_t values, const ThreadPool& pool);
+
+// Packs rows [first, first + count) of a matrix from row-major values, on all threads. Throws
+// std::domain_error for a value that is not finite or too large.
+void pack_rows(PackedMatrix& matrix, std::int64_t first, std::int64_t count, const void* data,
+               SourceType type, ThreadPool& pool);
+
+// Keys and values are kept in fp32 beside fp32 weights, else in bf16.
+Precision cache_precision(Precision weights);
+
+// Throws std::invalid_argument unless a cache has the layers, heads and precision expected.
+void check_cache(const KvCache::Shape& cache, const KvCache::Shape& expected);
+
+struct Norm {
+  std::vector<float> weight;
+  std::vector<float> bias;  // empty: by the root mean square alone, without a mean
+  float eps = 1e-6f;
+
+  std::int64_t size() const { return static_cast<std::int64_t>(weight.size()); }
+  void run(const float* x, std::int64_t tokens, float* y, Level limit, ThreadPool& pool) const;
+};
+
+struct Linear {
+  PackedMatrix matrix;
+  std::vector<float> bias;
+
+  // x [tokens, cols], packed into `activations` on the way; y [tokens, rows].
+  void run(const float* x, std::int64_t tokens, float* y, Activations& activations,
+           ThreadPool& pool, bool accumulate = false, const PackedMatrix* next = nullptr) const;
+};
+
+// x [tokens, size] or, gated, [tokens, 2 size]: act(x) or act(first half) * second half, in y
+// [tokens, size].
+void activate(Activation activation, bool gated, const float* x, std::int64_t tokens,
+              std::int64_t size, float* y, Level limit, ThreadPool& pool);
+
+// What the layers of a model compute in; kept between forwards.
+struct LayerSpace {
+  LayerSpace(Precision precision, int group, Level level)
+      : activations(precision, group, level), limit(level) {}
+
+  std::vector<float> normed;  // [tokens, hidden]
+  std::vector<float> qkv;     // [tokens, qkv_rows]
+  std::vector<float> mixed;   // [tokens, heads * head_dim]
+  std::vector<float> up;      // [some tokens, up_rows]
+  std::vector<float> inner;   // [some tokens, intermediate]
+  Activations activations;
+  std::unique_ptr<Attention> attention;
+  Level limit;
+};
+
+// One forward through layers.
+struct LayerRun {
+  KvCache& cache;
+  const NewTokens& tokens;
+  const RotaryTable& rotary;  // it reaches the furthest position
+  LayerSpace& space;
+  ThreadPool& pool;
+};
+
+struct SelfAttention {
+  AttentionShape shape;
+  std::int64_t window = 0;  // 0: none
+  float norm_eps = 1e-6f;   // of the norms of queries and keys
+  Linear qkv;
+  std::vector<float> q_norm, k_norm;  // [head_dim] or empty
+  Linear output;
+
+  std::int64_t qkv_rows() const { return (shape.heads + 2 * shape.kv_heads) * shape.head_dim; }
+
+  // Makes room and splits the work, the same for all layers of one shape and cache.
+  void prepare(LayerRun& run) const;
+  // x [tokens, cols] to y [tokens, hidden], by and into layer `index` of the cache.
+  void run(LayerRun& run, std::int64_t index, const float* x, float* y, bool accumulate = false,
+           const PackedMatrix* next = nullptr) const;
+
+ private:
+  void attend(LayerRun& run, std::int64_t index) const;
+  void prepare_head(LayerRun& run, std::int64_t index, std::int64_t row, std::int64_t head) const;
+};
+
+struct Mlp {
+  Activation activation = Activation::silu;
+  bool gated = true;
+  Linear up;  // gate and up, where gated
+  Linear down;
+
+  // y += what becomes of x, [tokens, hidden] both.
+  void run(LayerRun& run, const float* x, float* y, const PackedMatrix* next) const;
+};
+
+struct DecoderLayer {
+  Norm input_norm;
+  SelfAttention attention;
+  Norm mlp_norm;
+  Mlp mlp;
+
+  void run(LayerRun& run, std::int64_t index, float* x, const PackedMatrix* next) const;
+};
+
+}  // namespace forerun::cpu

@@ -1,0 +1,159 @@
+#include "row_mask.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "forerun/errors.h"
+
+namespace forerun::cpu {
+namespace {
+
+void check(const BatchRows& batch) {
+  const std::int64_t layers = batch.cache->shape().layers;
+  if (batch.first_layer < 0 || batch.first_layer >= batch.end_layer || batch.end_layer > layers) {
+    throw std::invalid_argument("there are no such layers");
+  }
+  if (batch.rows.empty() || batch.width < 1) throw std::invalid_argument("there is nothing to run");
+  for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+    batch.cache->check_row(batch.rows[i]);
+    for (std::size_t j = 0; j < i; ++j) {
+      if (batch.rows[i] == batch.rows[j]) throw std::invalid_argument("a row is named twice");
+    }
+  }
+}
+
+// The slots that all layers to run have filled.
+std::int64_t filled(const BatchRows& batch, std::int64_t row) {
+  std::int64_t least = batch.cache->length(batch.first_layer, row);
+  std::int64_t most = least;
+  for (std::int64_t layer = batch.first_layer; layer < batch.end_layer; ++layer) {
+    least = std::min(least, batch.cache->length(layer, row));
+    most = std::max(most, batch.cache->length(layer, row));
+  }
+  if (least == most) return least;
+  throw CacheError("layers of row " + std::to_string(row) + " hold " + std::to_string(least) +
+                   " to " + std::to_string(most) +
+                   " tokens; trim the row or run the layers that lag behind first.");
+}
+
+void check_room(const KvCache& cache, const RowMask& mask) {
+  const std::int64_t capacity = cache.shape().capacity;
+  if (mask.start + mask.count > capacity) {
+    throw CacheError("row " + std::to_string(mask.row) + " holds " + std::to_string(mask.start) +
+                     " tokens and cannot take " + std::to_string(mask.count) +
+                     " more: its capacity is " + std::to_string(capacity) +
+                     "; make the cache larger or trim the row.");
+  }
+  for (std::int64_t i = 0; i < mask.count; ++i) {
+    // So a window never begins behind its token.
+    if (mask.positions[i] > mask.start + i) {
+      throw CacheError("position " + std::to_string(mask.positions[i]) + " in row " +
+                       std::to_string(mask.row) + " follows " + std::to_string(mask.start + i) +
+                       " tokens; positions start at 0 and leave none out.");
+    }
+  }
+}
+
+RowMask new_row(const BatchRows& batch, std::size_t index) {
+  RowMask mask;
+  mask.row = batch.rows[index];
+  mask.positions = batch.positions + static_cast<std::int64_t>(index) * batch.width;
+  while (mask.count < batch.width && mask.positions[mask.count] >= 0) ++mask.count;
+  for (std::int64_t i = mask.count; i < batch.width; ++i) {
+    if (mask.positions[i] >= 0) throw std::invalid_argument("padding stands before a token");
+  }
+  mask.start = filled(batch, mask.row);
+  check_room(*batch.cache, mask);
+  return mask;
+}
+
+// Slots before this one hold the positions that they are.
+std::int64_t orderly(const KvCache& cache, std::int64_t row, std::int64_t end) {
+  const std::int64_t* positions = cache.positions(row);
+  // From the end: what is out of order is the newest.
+  std::int64_t first = end;
+  for (std::int64_t slot = end - 1; slot >= 0 && positions[slot] != slot; --slot) first = slot;
+  return first;
+}
+
+// The tree mask of one row of a batch, or none.
+struct TreeMask {
+  const std::uint8_t* seen;  // [width, columns]
+  std::int64_t columns;
+  std::int64_t older;  // slots before the new tokens among the columns
+
+  TreeMask(const BatchRows& batch, std::size_t row)
+      : seen(batch.tree_mask), columns(batch.mask_columns), older(columns - batch.width) {
+    if (seen != nullptr) seen += static_cast<std::int64_t>(row) * batch.width * columns;
+  }
+
+  bool sees(std::int64_t token, std::int64_t slot, std::int64_t start) const {
+    if (seen == nullptr) return slot <= start + token;
+    const std::int64_t column = slot - start + older;
+    return column < 0 || seen[token * columns + column] != 0;
+  }
+};
+
+// Works out `base`, `chain` and `tails`. The positions of the new tokens stand in the cache
+// already.
+void order_slots(const KvCache& cache, const TreeMask& tree, RowMask& mask) {
+  const std::int64_t end = mask.start + mask.count;
+  const std::int64_t ordered = orderly(cache, mask.row, end);
+  if (tree.seen == nullptr && ordered == end) return;
+  mask.chain = false;
+  mask.base = std::min(ordered, mask.start);
+  if (tree.seen != nullptr) {
+    mask.base = std::min(mask.base, std::max<std::int64_t>(mask.start - tree.older, 0));
+  }
+  const std::int64_t* positions = cache.positions(mask.row);
+  mask.slot_positions = positions;
+  mask.tails.assign(static_cast<std::size_t>(mask.count), {});
+  for (std::int64_t token = 0; token < mask.count; ++token) {
+    auto& tail = mask.tails[static_cast<std::size_t>(token)];
+    for (std::int64_t slot = mask.base; slot < end; ++slot) {
+      if (tree.sees(token, slot, mask.start)) tail.push_back(slot);
+    }
+    if (std::find(tail.begin(), tail.end(), mask.start + token) == tail.end()) {
+      throw std::invalid_argument("a tree mask must let every token see itself");
+    }
+    std::stable_sort(tail.begin(), tail.end(),
+                     [&](std::int64_t a, std::int64_t b) { return positions[a] < positions[b]; });
+  }
+}
+
+}  // namespace
+
+std::int64_t RowMask::first(std::int64_t token, std::int64_t window) const {
+  if (window == 0) return 0;
+  const std::int64_t lowest = std::max<std::int64_t>(positions[token] + 1 - window, 0);
+  if (chain || lowest <= base) return lowest;
+  // A mask may hide tokens, so that what the token sees has lower ranks than positions.
+  const auto& tail = tails[static_cast<std::size_t>(token)];
+  return base + std::count_if(tail.begin(), tail.end(),
+                              [&](std::int64_t slot) { return slot_positions[slot] < lowest; });
+}
+
+NewTokens take_slots(const BatchRows& batch) {
+  check(batch);
+  NewTokens tokens;
+  for (std::size_t row = 0; row < batch.rows.size(); ++row) {
+    RowMask mask = new_row(batch, row);
+    mask.first_token = tokens.count();
+    for (std::int64_t i = 0; i < mask.count; ++i) {
+      tokens.indices.push_back(static_cast<std::int64_t>(row) * batch.width + i);
+      tokens.furthest = std::max(tokens.furthest, mask.positions[i]);
+    }
+    tokens.masks.push_back(std::move(mask));
+  }
+  // Nothing is written before all rows fit.
+  for (std::size_t row = 0; row < batch.rows.size(); ++row) {
+    RowMask& mask = tokens.masks[row];
+    std::copy(mask.positions, mask.positions + mask.count,
+              batch.cache->positions(mask.row) + mask.start);
+    if (mask.count > 0) order_slots(*batch.cache, TreeMask(batch, row), mask);
+  }
+  return tokens;
+}
+
+}  // namespace forerun::cpu

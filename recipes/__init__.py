@@ -1,0 +1,1 @@
+"""How the models of forerun-zoo are made; run from the repository, not installed."""

@@ -1,0 +1,113 @@
+"""Flags and help that follow from declared options.
+
+A method's own options stand in a section of the help under its name. Methods of other packages share
+`--method-option NAME=VALUE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import click
+
+from forerun.cli.options import Note, Option
+from forerun.cli.param_types import Whole, type_of
+from forerun.drafters import DRAFTERS, drafter_names, find_drafter
+from forerun.engine.config import SpeculativeConfig
+from forerun.errors import ConfigError
+from forerun.options import schema_of
+from forerun.policies import POLICIES
+
+# Where a flag cannot be called as its field.
+RENAMED = {"model": "draft_model", "revision": "draft_revision"}
+SPECULATION = "Speculation"
+# Sections of the help with the options that have flags of their own.
+OWN_SECTIONS: dict[str, type] = {
+    **{f"Method {name}": drafter.options for name, drafter in DRAFTERS.items()},
+    **{f"Policy {name}": policy.options for name, policy in POLICIES.items()},
+}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def derived(
+    owner: type,
+    section: str,
+    without: Container[str] = (),
+    renamed: Mapping[str, str] = _NOTHING,
+    defaults: Mapping[str, Any] = _NOTHING,
+) -> list[Option]:
+    """An option for each field of a class made by `forerun.options.options`.
+
+    Args:
+        without: fields that get none.
+        renamed: flags whose names are not those of their fields.
+        defaults: a command's own.
+    """
+    return [
+        _derived(renamed.get(name, name), schema | {"default": default}, section)
+        for name, schema in schema_of(owner).items()
+        if name not in without
+        for default in [defaults.get(name, schema.get("default"))]
+    ]
+
+
+def _derived(name: str, schema: Mapping[str, Any], section: str) -> Option:
+    text, default, kind = schema["description"], schema["default"], type_of(name, schema)
+    if kind is click.BOOL:
+        return Option(name, section, off=bool(default), is_flag=True, default=default, help=text)
+    if schema.get("type") == "object" or schema.get("repeat"):
+        return Option(name, section, type=kind, multiple=True, help=f"{text} Repeatable.")
+    # An empty list is nothing that a help text should show.
+    shown = default not in (None, [])
+    if isinstance(default, list):
+        default = ",".join(map(str, default)) or ()
+    return Option(name, section, type=kind, default=default, help=text, show_default=shown)
+
+
+def speculation_options(defaults: Mapping[str, Any] = _NOTHING) -> list[Option]:
+    """Flags for how to speculate: the common ones, then those of each method and policy.
+
+    Args:
+        defaults: a command's own.
+    """
+    return [
+        *derived(SpeculativeConfig, SPECULATION, ("options",), RENAMED, defaults),
+        Option(
+            "method_option",
+            SPECULATION,
+            type=Whole(),
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="An option of the method by its name, also where it has no flag. Repeatable.",
+        ),
+        *(flag for title, kind in OWN_SECTIONS.items() for flag in derived(kind, title)),
+    ]
+
+
+def notes() -> dict[str, Note]:
+    """What the help says of each method that is installed, by the title of its section."""
+    notes = {}
+    for name in drafter_names():
+        try:
+            drafter = find_drafter(name)
+        except ConfigError as error:
+            notes[f"Method {name}"] = Note(str(error))
+            continue
+        text = (drafter.__doc__ or "").partition("\n")[0]
+        rows = [] if name in DRAFTERS else _rows(drafter.options)
+        notes[f"Method {name}"] = Note(text, rows)
+    return notes
+
+
+def _rows(kind: type) -> list[tuple[str, str]]:
+    """Options without flags of their own, as the help shows them."""
+    rows = []
+    for name, schema in schema_of(kind).items():
+        default = schema.get("default")
+        text = schema.get("description", "")
+        shown = "" if default in (None, []) else f"  [default: {default}]"
+        value = type_of(name, schema).name.upper()
+        rows.append((f"--method-option {name}={value}", f"{text}{shown}"))
+    return rows

@@ -1,0 +1,111 @@
+"""Tables: with lines and colours in a terminal, as aligned text in a pipe; or one JSON object."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun import __version__
+from forerun.cli.machine import host
+from forerun.simulation.report import MEANINGS, Cell, Mark, Result, Table
+
+if TYPE_CHECKING:
+    from rich.table import Table as Grid
+
+SCHEMA_VERSION = 1
+STYLES = {Mark.NONE: "", Mark.BEST: "bold green", Mark.SLOWER: "red", Mark.NO_ROOM: "yellow"}
+
+
+def report(mode: str, result: Result) -> dict[str, Any]:
+    """The object of `--json`."""
+    import numpy as np
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "versions": {
+            "forerun": __version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "hardware": host(),
+        "mode": mode,
+        "settings": dict(result.settings),
+        **result.facts,
+        "rows": [dict(row) for row in result.rows],
+    }
+
+
+def show(result: Result) -> None:
+    """Write the tables to standard output, and the meaning of their marks to standard error."""
+    if sys.stdout.isatty():
+        _show_in_terminal(result.tables)
+    else:
+        # Text in a pipe is UTF-8 whatever the locale.
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(encoding="utf-8")
+        click.echo("\n\n".join(map(_as_text, result.tables)))
+    marks = {cell.mark for table in result.tables for cell in _cells(table)}
+    legend = [f"{mark} {MEANINGS[mark]}" for mark in Mark if mark and mark in marks]
+    if legend:
+        click.echo(", ".join(legend), err=True)
+    for note in result.notes:
+        click.echo(f"forerun: {note}", err=True)
+
+
+def _show_in_terminal(tables: Sequence[Table]) -> None:
+    from rich.console import Console, ConsoleDimensions
+    from rich.measure import Measurement
+
+    console = Console(highlight=False)
+    terminal = console.width
+    unlimited = console.options.update(max_width=1 << 16)
+    for table in tables:
+        # No number or name is cut: headers break first, and the terminal wraps what is still too wide.
+        for space in (" ", "\n"):
+            grid = _grid(table, space)
+            width = Measurement.get(console, unlimited, grid).maximum
+            if width <= terminal:
+                break
+        console.size = ConsoleDimensions(max(terminal, width), console.height)
+        console.print(table.title, style="italic", markup=False, soft_wrap=True)
+        console.print(grid)
+
+
+def _grid(table: Table, space: str) -> Grid:
+    from rich import box
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid(box=box.SIMPLE_HEAD, collapse_padding=True)
+    for name in table.header:
+        grid.add_column(name.replace(" ", space), justify="right", no_wrap=True)
+    for group in table.groups:
+        for row in group:
+            grid.add_row(*(Text(_written(cell), STYLES[cell.mark]) for cell in row))
+        grid.add_section()
+    return grid
+
+
+def _as_text(table: Table) -> str:
+    lines = [list(table.header)]
+    lines += [[_written(cell) for cell in row] for group in table.groups for row in group]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = [
+        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
+        for line in lines
+    ]
+    return "\n".join([table.title, *(line.rstrip() for line in aligned)])
+
+
+def _written(cell: Cell) -> str:
+    # Numbers stay below each other whether or not they are marked.
+    marked = f"{cell.text}{cell.mark or ' '}"
+    return f"{marked} {cell.tail}" if cell.tail else marked
+
+
+def _cells(table: Table) -> list[Cell]:
+    return [cell for group in table.groups for row in group for cell in row]

@@ -1,0 +1,196 @@
+"""Speculative and plain decoding side by side: whether the text is the same, and the speed-up."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+
+from forerun.compare.attribution import Difference, first_difference
+from forerun.core import NO_HINTS, Hints
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.engine.requests import Completion, TokenEvent
+from forerun.engine.stream import Stream
+from forerun.params import SamplingParams
+
+WARM_UP_TOKENS = 16
+_RUNS = itertools.count()
+
+
+@dataclass
+class Run:
+    """One request and the seconds until its last token, prefill included, output apart."""
+
+    stream: Stream
+    events: list[TokenEvent] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def follow(self, see: Callable[[TokenEvent], None] | None = None) -> Run:
+        """Run it to its end; after an interruption the events so far remain."""
+        started = perf_counter()
+        for event in self.stream:
+            self.seconds += perf_counter() - started
+            self.events.append(event)
+            if see is not None:
+                see(event)
+            started = perf_counter()
+        return self
+
+    @property
+    def completion(self) -> Completion:
+        return self.stream.completion
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return len(self.events) / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A speculative run and the plain one after it."""
+
+    speculative: Run
+    plain: Run
+
+    @property
+    def speedup(self) -> float:
+        """Ratio of tokens per second: outputs may differ in length."""
+        return (self.speculative.tokens_per_second or 0.0) / (self.plain.tokens_per_second or 1.0)
+
+    @property
+    def decode_speedup(self) -> float:
+        """The same without prefill."""
+        rates = [run.completion.stats.tokens_per_second for run in (self.speculative, self.plain)]
+        return (rates[0] or 0.0) / (rates[1] or 1.0)
+
+    @property
+    def identical(self) -> bool:
+        return self.speculative.completion.token_ids == self.plain.completion.token_ids
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All pairs of a comparison, and the result.
+
+    Args:
+        pairs: in the order in which they ran.
+        identical: whether both sides emitted the same tokens in every pair; None where sampling
+            without a shared seed makes that meaningless.
+        difference: the first one, where they did not.
+    """
+
+    pairs: list[Pair]
+    identical: bool | None
+    difference: Difference | None = None
+
+    @property
+    def shown(self) -> Pair:
+        """The first pair that differs, else the one nearest to the median speed-up."""
+        if self.identical is False:
+            return next(pair for pair in self.pairs if not pair.identical)
+        return min(self.pairs, key=lambda pair: abs(pair.speedup - self.speedup))
+
+    @property
+    def speedup(self) -> float:
+        """The median of the pairs' ratios."""
+        return statistics.median(pair.speedup for pair in self.pairs)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The least and the largest of the pairs' ratios."""
+        ratios = [pair.speedup for pair in self.pairs]
+        return min(ratios), max(ratios)
+
+    @property
+    def decode_speedup(self) -> float:
+        """The median of the pairs' ratios without prefill."""
+        return statistics.median(pair.decode_speedup for pair in self.pairs)
+
+
+def compare(
+    engine: Engine,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    rounds: int,
+    *,
+    hints: Hints = NO_HINTS,
+    begin: Callable[[str, Run], None] | None = None,
+) -> Comparison:
+    """Warm up both sides, then run them in turn: other work on the machine then affects both alike.
+
+    Args:
+        engine: with a drafter.
+        prompt_ids: the prompt.
+        params: of both sides.
+        rounds: pairs to run.
+        hints: of the speculative side.
+        begin: called with a label and the run before each run starts.
+    """
+    short = replace(params, max_tokens=min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS))
+    speculative = partial(engine.stream, hints=_alone(hints))
+    for stream in (speculative, engine.stream_plain):
+        run = Run(stream(prompt_ids, short))
+        if begin is not None:
+            begin("warming up", run)
+        run.follow()
+    pairs = []
+    for number in range(1, rounds + 1):
+        pairs.append(
+            run_pair(engine, prompt_ids, params, hints, f"round {number} of {rounds}", begin)
+        )
+    return comparison_of(engine, prompt_ids, params, pairs)
+
+
+def run_pair(
+    engine: Engine,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    hints: Hints = NO_HINTS,
+    label: str = "",
+    begin: Callable[[str, Run], None] | None = None,
+) -> Pair:
+    """One run of each side, without any warm-up."""
+    runs = []
+    speculative = partial(engine.stream, hints=_alone(hints))
+    for side, stream in (("speculative", speculative), ("plain", engine.stream_plain)):
+        run = Run(stream(prompt_ids, params))
+        if begin is not None:
+            begin(f"{label}, {side}", run)
+        runs.append(run.follow())
+    return Pair(*runs)
+
+
+def deterministic(params: SamplingParams, config: SpeculativeConfig) -> bool:
+    """Whether both sides must emit the same tokens rather than the same distribution."""
+    coupled = params.seed is not None and config.rejection_sample_method in ("auto", "coupled")
+    return params.greedy or coupled
+
+
+def _alone(hints: Hints) -> Hints:
+    """The same hints in a namespace that no run has used: a drafter that remembers the last run of the
+    same prompt would look better than it is."""
+    return replace(hints, namespace=f"{hints.namespace} run {next(_RUNS)}")
+
+
+def comparison_of(
+    engine: Engine, prompt_ids: list[int], params: SamplingParams, pairs: list[Pair]
+) -> Comparison:
+    """The comparison of finished pairs of one prompt."""
+    if not deterministic(params, engine.config):
+        return Comparison(pairs, None)
+    differing = next((pair for pair in pairs if not pair.identical), None)
+    if differing is None:
+        return Comparison(pairs, True)
+    difference = first_difference(
+        engine.target,
+        engine.tokenizer,
+        prompt_ids,
+        differing.speculative.completion.token_ids,
+        differing.plain.completion.token_ids,
+        params,
+    )
+    return Comparison(pairs, False, difference)

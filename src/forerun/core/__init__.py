@@ -1,0 +1,40 @@
+"""The words of the system: trees, drafts, plans, verdicts, requests, batches, statistics."""
+
+from forerun.core.batch import Batch, ForwardOutput, LogitsFor
+from forerun.core.draft import (
+    NO_DRAFT,
+    NO_PLAN,
+    Draft,
+    Drawing,
+    Exactness,
+    Origin,
+    Plan,
+    SparseProbs,
+    Verdict,
+)
+from forerun.core.request import NO_HINTS, FinishReason, Hints, Request
+from forerun.core.stats import Stats
+from forerun.core.tree import MOST_NODES, NO_TREE, Tree
+
+__all__ = [
+    "MOST_NODES",
+    "NO_DRAFT",
+    "NO_HINTS",
+    "NO_PLAN",
+    "NO_TREE",
+    "Batch",
+    "Draft",
+    "Drawing",
+    "Exactness",
+    "FinishReason",
+    "ForwardOutput",
+    "Hints",
+    "LogitsFor",
+    "Origin",
+    "Plan",
+    "Request",
+    "SparseProbs",
+    "Stats",
+    "Tree",
+    "Verdict",
+]

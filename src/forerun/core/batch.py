@@ -1,0 +1,192 @@
+"""A forward pass as a value: what goes into a model, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from forerun.core.tree import Tree
+from forerun.errors import CacheError, ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+LogitsFor = Literal["all", "last", "none"]
+
+
+class Lengths(Protocol):
+    """What a batch asks of a cache: how many tokens each row holds."""
+
+    def length(self, row: int, layer: int | None = None) -> int:
+        """Tokens of `row` in `layer`; in its shortest layer if None."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """New tokens for some rows of a cache, to be run in one forward pass.
+
+    Args:
+        rows: of the cache, each once.
+        token_ids: the new tokens of each row, at least one; rows may differ in their number.
+        positions: the position of each of them.
+        trees: for each row the tree of its newest nodes: those of the cache that are not committed
+            text, then the new tokens. None for a row whose tokens follow each other, and None in
+            place of the list where all do.
+        layers: to run; None for all. Only their caches grow, and only the last layer makes logits.
+        hidden_in: what enters below `layers` instead of the embedding, [B, width, hidden_size],
+            padded at the end of shorter rows.
+        hidden_layers: the layers whose hidden states to return; i is the output of the first i
+            layers, 0 the embedding.
+        logits_for: the tokens that need logits: all, the last of each row, or none.
+
+    Raises:
+        ConfigError: for a batch whose parts do not fit each other.
+    """
+
+    rows: Sequence[int]
+    token_ids: Sequence[Sequence[int]]
+    positions: Sequence[Sequence[int]]
+    trees: Sequence[Tree | None] | None = None
+    layers: range | None = None
+    hidden_in: Tensor | None = None
+    hidden_layers: tuple[int, ...] = ()
+    logits_for: LogitsFor = "all"
+
+    def __post_init__(self) -> None:
+        rows, counts, places = self.rows, self.counts, self.positions
+        fits = 0 < len(rows) == len(counts) == len(set(rows)) and 0 not in counts
+        if not fits or tuple(map(len, places)) != counts or min(map(min, places)) < 0:
+            raise ConfigError(
+                f"rows {list(rows)} with {list(counts)} token ids and positions {list(places)} are "
+                "not a batch: name each row once and give it one position, 0 or more, for each of "
+                "its token ids, at least one."
+            )
+        trees = self.trees
+        if trees is not None and (
+            len(trees) != len(rows)
+            or any(
+                tree is not None and len(tree) < n for tree, n in zip(trees, counts, strict=True)
+            )
+        ):
+            raise ConfigError(
+                f"trees of {[None if tree is None else len(tree) for tree in trees]} nodes do not "
+                f"fit {list(counts)} new tokens; give one a row that holds all of them."
+            )
+
+    @classmethod
+    def after(
+        cls,
+        cache: Lengths,
+        rows: Sequence[int],
+        token_ids: Sequence[Sequence[int]],
+        *,
+        trees: Sequence[Tree | None] | None = None,
+        layers: range | None = None,
+        hidden_in: Tensor | None = None,
+        hidden_layers: tuple[int, ...] = (),
+        logits_for: LogitsFor = "all",
+    ) -> Batch:
+        """A batch whose positions go on from what the rows hold in the layers to run.
+
+        Raises:
+            CacheError: for a row that the cache does not have, or that holds less than its tree says.
+            ConfigError: for a batch whose parts do not fit each other.
+        """
+        layer = None if layers is None else layers.start
+        positions = []
+        for row, tokens, tree in zip(rows, token_ids, trees or repeat(None), strict=False):
+            positions.append(_positions(row, cache.length(row, layer), len(tokens), tree))
+        if trees is not None and all(tree is None or tree.is_chain for tree in trees):
+            trees = None
+        return cls(rows, token_ids, positions, trees, layers, hidden_in, hidden_layers, logits_for)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """New tokens of each row."""
+        return tuple(map(len, self.token_ids))
+
+    @cached_property
+    def width(self) -> int:
+        """New tokens of the longest row."""
+        return max(self.counts)
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether all rows have the same number of new tokens."""
+        return min(self.counts) == self.width
+
+    @cached_property
+    def furthest(self) -> int:
+        """The largest position."""
+        return max(map(max, self.positions))
+
+    @cached_property
+    def tree_mask(self) -> NDArray[np.bool_] | None:
+        """Which of the row's last m - width tokens and of its new ones each new token sees,
+        [B, width, m]; earlier ones are seen by all. None where every row's tokens follow each
+        other. Columns before a row's first token, and the rows of padding, mean nothing.
+        """
+        import numpy as np  # Here and below, because the words alone load no library of numbers.
+
+        if self.trees is None:
+            return None
+        if len(self) == 1 and self.trees[0] is not None:
+            return self.trees[0].mask[None, -self.width :]
+        old = max(
+            0 if tree is None else len(tree) - count
+            for tree, count in zip(self.trees, self.counts, strict=True)
+        )
+        mask = np.zeros((len(self), self.width, old + self.width), dtype=np.bool_)
+        for seen, tree, count in zip(mask, self.trees, self.counts, strict=True):
+            chain = Tree.chain(count) if tree is None else tree
+            # A row with fewer old nodes has text in the first of these columns.
+            first = old + count - len(chain)
+            seen[:count, :first] = True
+            seen[:count, first : old + count] = chain.mask[-count:]
+        return mask
+
+    def padded(self, values: Sequence[Sequence[int]], padding: int) -> NDArray[np.int64]:
+        """One array [B, width] of ragged lists, such as `token_ids`, with `padding` at the end."""
+        import numpy as np
+
+        if self.even:
+            return np.array(values, dtype=np.int64)
+        padded = np.full((len(self), self.width), padding, dtype=np.int64)
+        for line, row in zip(padded, values, strict=True):
+            line[: len(row)] = row
+        return padded
+
+
+def _positions(row: int, length: int, count: int, tree: Tree | None) -> Sequence[int]:
+    """The positions of `count` new tokens of a row that holds `length` tokens."""
+    if tree is None or tree.is_chain:
+        return range(length, length + count)
+    old = len(tree) - count
+    if old > length:
+        raise CacheError(
+            f"row {row} holds {length} tokens and cannot hold {old} nodes of a tree already."
+        )
+    return [length - old + depth for depth in tree.depths[old:]]
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """What a forward pass returns.
+
+    Args:
+        logits: [B, n, V] for `logits_for="all"`, [B, 1, V] for `"last"` (the last token of each row
+            that is no padding), None for `"none"`.
+        hidden: the requested hidden states by layer index, each [B, n, hidden_size]; layer i is the
+            output of the first i layers (0 the embedding), before the final norm.
+    """
+
+    logits: Tensor | None
+    hidden: dict[int, Tensor] = field(default_factory=dict)

@@ -1,0 +1,176 @@
+"""Drafts, plans and verdicts: what is proposed in a round, and what stands of it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from forerun.core.tree import NO_TREE, Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Origin(enum.StrEnum):
+    """Where an emitted token came from."""
+
+    ACCEPTED = "accepted"
+    RECOVERED = "recovered"
+    BONUS = "bonus"
+    PLAIN = "plain"
+
+
+class Exactness(enum.StrEnum):
+    """What a method or backend promises about its output, compared with plain decoding."""
+
+    BITWISE = "bitwise"
+    DISTRIBUTIONAL = "distributional"
+    APPROXIMATE = "approximate"
+
+
+class Drawing(enum.StrEnum):
+    """How a drafter picks its tokens; the verification rule decides which it needs."""
+
+    SAMPLED = "sampled"
+    GREEDY = "greedy"
+    COUPLED = "coupled"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far to speculate for one request in one round.
+
+    Args:
+        num_tokens: along any path at most; zero is a plain round.
+        drawing: how tokens are picked.
+        tree: the shape to draft. Sampled trees always have one: which nodes exist must not depend
+            on what was drawn.
+        num_nodes: the budget of a tree whose shape is left to the drafter, which takes the nodes
+            that it finds most probable. Without a shape and a budget the draft is a chain.
+    """
+
+    num_tokens: int
+    drawing: Drawing = Drawing.GREEDY
+    tree: Tree | None = None
+    num_nodes: int | None = None
+
+    @property
+    def is_chain(self) -> bool:
+        return self.tree is None and self.num_nodes is None
+
+    def cut(self, depth: int) -> Plan:
+        """The same plan with paths of at most `depth` >= 1 tokens."""
+        if self.num_tokens <= depth:
+            return self
+        tree = None if self.tree is None else self.tree.cut(depth)
+        return replace(self, num_tokens=depth, tree=tree)
+
+
+NO_PLAN = Plan(0)
+
+
+@dataclass(frozen=True)
+class SparseProbs:
+    """Rows of probability with few entries: `token_ids` [n, k] and `values` [n, k], the rest zero."""
+
+    token_ids: Tensor
+    values: Tensor
+
+    def dense(self, vocab_size: int) -> Tensor:
+        """The same rows as one tensor [n, V]; ids listed twice add up."""
+        rows = self.values.new_zeros(len(self.values), vocab_size)
+        return rows.scatter_add_(1, self.token_ids, self.values)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree of proposed tokens.
+
+    Args:
+        tree: its shape, n nodes.
+        token_ids: of the nodes.
+        probs: row i is the distribution that token i was really drawn from when it was drawn, [n, V]
+            (or sparse). None if the tree is a deterministic function of the committed tokens.
+        hidden: of a drafter that runs the target's first layers itself: their output for the newest
+            committed token and each node, [n + 1, hidden_size]. The keys and values of those layers
+            are in the target's cache then. None if nothing was run.
+    """
+
+    tree: Tree
+    token_ids: tuple[int, ...]
+    probs: Tensor | SparseProbs | None = None
+    hidden: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.tree), "one token a node"
+
+    @classmethod
+    def chain(cls, token_ids: Iterable[int], probs: Tensor | None = None) -> Draft:
+        ids = tuple(token_ids)
+        return cls(Tree.chain(len(ids)), ids, probs)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def tokens_to(self, node: int) -> list[int]:
+        """The tokens on the path to `node`; [] for -1."""
+        return [self.token_ids[step] for step in self.tree.path_to(node)]
+
+    def dense_probs(self, vocab_size: int) -> Tensor | None:
+        """`probs` as one tensor [n, V], if there are any."""
+        if isinstance(self.probs, SparseProbs):
+            return self.probs.dense(vocab_size)
+        return self.probs
+
+
+NO_DRAFT = Draft(NO_TREE, ())
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification decided about a draft.
+
+    Args:
+        path: the accepted nodes, from the root down.
+        token_ids: the tokens to emit: those of `path`, then one recovered or bonus token, unless
+            the verdict was truncated or failed before it.
+        origins: where each of `token_ids` came from.
+        error: what went wrong after these tokens, where plain decoding would fail as well: a mask
+            hook that raised, a row of logits that leaves no token possible.
+    """
+
+    path: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    error: Exception | None = None
+
+    @classmethod
+    def of(cls, draft: Draft, end: int, token_id: int) -> Verdict:
+        """The verdict whose path ends at node `end` (-1: nothing accepted) and emits `token_id` there."""
+        path = draft.tree.path_to(end)
+        last = Origin.RECOVERED if draft.tree.children(end) else Origin.BONUS
+        if not len(draft):
+            last = Origin.PLAIN
+        tokens = [draft.token_ids[node] for node in path]
+        return cls(tuple(path), (*tokens, token_id), (Origin.ACCEPTED,) * len(path) + (last,))
+
+    @classmethod
+    def up_to(cls, draft: Draft, end: int, error: Exception | None = None) -> Verdict:
+        """The verdict that emits the tokens up to node `end` and none after it."""
+        path = draft.tree.path_to(end)
+        tokens = tuple(draft.token_ids[node] for node in path)
+        # As in `truncate`: the newest token is never in the cache.
+        return cls(tuple(path[:-1]), tokens, (Origin.ACCEPTED,) * len(path), error)
+
+    @property
+    def num_accepted(self) -> int:
+        return self.origins.count(Origin.ACCEPTED)
+
+    def truncate(self, count: int) -> Verdict:
+        """Emit only the first `count` >= 1 tokens: a request ended inside the path."""
+        if count >= len(self.token_ids):
+            return self
+        # The newest token is never in the cache, so the path keeps one node less than is emitted.
+        return Verdict(self.path[: count - 1], self.token_ids[:count], self.origins[:count])

@@ -1,0 +1,1 @@
+"""Early exits of a target: what helps its head to read them."""

@@ -1,0 +1,158 @@
+"""An exit adapter: what turns the hidden states after a target's first layers into ones that its own
+head can read, so that the first layers alone can draft."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from forerun.contracts import CausalLM, Module, Modules
+from forerun.errors import CheckpointError, IncompatibleDraftError, shown
+from forerun.files import atomic_path, is_regular, printable
+from forerun.models.modules import modules_for
+
+FORMAT = "forerun-exit-adapter"
+VERSION = "1"
+NORM_EPS = 1e-6
+_TENSORS = ("norm", "gate", "up", "down")
+
+
+def adapt(modules: Modules, norm: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Module:
+    """A gated MLP beside the residual: `hidden` [..., h] + down(silu(gate(x)) * up(x)) with x, the
+    normed hidden states; `norm` [h], `gate` and `up` [i, h], `down` [h, i]."""
+    normed = modules.norm(norm, eps=NORM_EPS)
+    gate_up = modules.linear(torch.cat((gate, up)))
+    inner = modules.activation("silu", gated=True)
+    narrow = modules.linear(down)
+    return lambda hidden: hidden + narrow(inner(gate_up(normed(hidden))))
+
+
+@dataclass(frozen=True)
+class ExitAdapter:
+    """The weights of one adapter, see `adapt`.
+
+    Args:
+        exit_layer: layers below it.
+        target: the name of the model that it was trained for.
+        norm, gate, up, down: its tensors.
+    """
+
+    exit_layer: int
+    target: str
+    norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.norm)
+
+    def check(self, target: CausalLM) -> None:
+        """Refuse a target that the adapter does not fit.
+
+        Raises:
+            IncompatibleDraftError: for a target of another width, or one that has no layers left
+                above the exit.
+        """
+        if self.hidden_size != target.hidden_size:
+            raise IncompatibleDraftError(
+                f"the exit adapter for {self.target} is {self.hidden_size} wide and {target.name} "
+                f"is {target.hidden_size}; give an adapter that was trained for this target."
+            )
+        if self.exit_layer >= target.num_layers:
+            raise IncompatibleDraftError(
+                f"the exit adapter for {self.target} stands after layer {self.exit_layer} and "
+                f"{target.name} has {target.num_layers}; give one of an exit below its last layer."
+            )
+
+    def module(self, target: CausalLM) -> Module:
+        """What turns hidden states [..., hidden_size] into ones that the target's final norm and head
+        can read, on what the target runs on.
+
+        Raises:
+            IncompatibleDraftError: as `check`.
+            CheckpointError: for weights that cannot run there.
+        """
+        self.check(target)
+        try:
+            return adapt(modules_for(target), self.norm, self.gate, self.up, self.down)
+        except CheckpointError as error:
+            raise CheckpointError(f"the exit adapter for {self.target}: {error}") from None
+
+    def save(self, path: Path) -> None:
+        """Write one safetensors file in bfloat16, atomically; what is not a tensor is its metadata."""
+        metadata = {
+            "format": FORMAT,
+            "version": VERSION,
+            "exit_layer": str(self.exit_layer),
+            "hidden_size": str(self.hidden_size),
+            "target": self.target,
+        }
+        tensors = {
+            name: getattr(self, name).detach().to("cpu", torch.bfloat16).contiguous()
+            for name in _TENSORS
+        }
+        with atomic_path(path) as temporary:
+            save_file(tensors, temporary, metadata=metadata)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ExitAdapter:
+        """Read what `save` wrote, onto the CPU.
+
+        Raises:
+            CheckpointError: for a path that is no such file, or one whose tensors do not fit each
+                other.
+        """
+        if not is_regular(path):
+            raise CheckpointError(
+                f"{printable(path)} is not a file; give the path of an exit adapter."
+            )
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                metadata: Mapping[str, str] = file.metadata() or {}
+                names = set(file.keys())
+                tensors = {name: file.get_tensor(name) for name in _TENSORS if name in names}
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} is no safetensors file ({error}); give the path of an exit adapter."
+            ) from error
+        return cls._of(path, metadata, tensors)
+
+    @classmethod
+    def _of(
+        cls, path: str | Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
+    ) -> ExitAdapter:
+        if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
+            raise CheckpointError(
+                f"{path} is no exit adapter of version {VERSION}; make one with "
+                "'python -m recipes.exit_adapter' in forerun's repository."
+            )
+        width = _number(path, metadata, "hidden_size")
+        inner = len(tensors["gate"]) if "gate" in tensors else 0
+        shapes = {"norm": (width,), "gate": (inner, width), "up": (inner, width)}
+        shapes["down"] = (width, inner)
+        for name, shape in shapes.items():
+            if name not in tensors or tuple(tensors[name].shape) != shape or inner == 0:
+                raise CheckpointError(
+                    f"{path} holds no tensor {name!r} of the shape that an adapter of width {width} "
+                    "has; the file is incomplete, make it again."
+                )
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            raise CheckpointError(f"{path} holds weights that are no numbers; make it again.")
+        return cls(_number(path, metadata, "exit_layer"), metadata.get("target", "?"), **tensors)
+
+
+def _number(path: str | Path, metadata: Mapping[str, str], name: str) -> int:
+    text = metadata.get(name, "")
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise CheckpointError(
+            f"{path}: {name} is {shown(text)}; it must be a count of 1 or more. Make the file again."
+        )
+    return int(text)

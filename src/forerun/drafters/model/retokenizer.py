@@ -1,0 +1,203 @@
+"""A text of the target's tokens in those of a draft model with another vocabulary."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from forerun.drafters.model.vocabulary import SharedVocabulary, Vocabulary, check_overlap
+
+# Draft tokens at the end of a text that may still change as it grows. Only a rare word is longer.
+_OPEN = 16
+# A text without a space between words is cut inside of it when it gets this long.
+_OPEN_AT_MOST = 64
+
+
+@dataclass
+class _Text:
+    """One request's text in the draft's tokens."""
+
+    kept: list[int]
+    """Draft tokens that will not change any more."""
+    taken: list[int] = field(default_factory=list)
+    """The target's tokens so far."""
+    tail: bytearray = field(default_factory=bytearray)
+    """What follows the kept tokens, as the draft's tokens spell it."""
+    tail_ids: list[int] = field(default_factory=list)
+    at_start: bool = True
+    lost: bool = False
+    """Whether the draft's tokenizer cannot spell the text."""
+
+
+class Retokenizer:
+    """The target's tokens as the draft's, incrementally: text that can no longer change its tokens is
+    left alone, so that a round costs what its end costs, however long the text.
+
+    What comes back spells exactly the bytes of the target's tokens, and is what the draft's tokenizer
+    makes of the whole text unless that holds no space for a long way. Special tokens of both become
+    each other where they are written alike or end a text; others of the target's are spelled out.
+
+    Args:
+        tokenizer: the target's, or its `Vocabulary`.
+        draft_tokenizer: the draft model's, or its `Vocabulary`.
+        draft_vocab_size: tokens that the draft model itself knows; None for all of its tokenizer's.
+
+    Raises:
+        IncompatibleDraftError: for tokenizers whose tokens cannot be read.
+    """
+
+    def __init__(
+        self, tokenizer: Any, draft_tokenizer: Any, draft_vocab_size: int | None = None
+    ) -> None:
+        self._size = draft_vocab_size
+        self._target, self._draft = Vocabulary.of(tokenizer), Vocabulary.of(draft_tokenizer)
+        self._tokenizer = _continuing(self._draft.description)
+        self._special = _paired_specials(self._target, self._draft)
+        self._texts: dict[int, _Text] = {}
+
+    def ids(self, request_id: int, token_ids: list[int]) -> list[int] | None:
+        """The draft's ids of a request's committed tokens, its opening special tokens before them.
+
+        Returns:
+            None where there are none: the text is empty, ends inside a character (which the next
+            token may mend), or holds what the draft's tokenizer cannot spell (for good).
+        """
+        text = self._texts.get(request_id)
+        if text is None or token_ids[: len(text.taken)] != text.taken:
+            text = self._texts[request_id] = _Text(kept=list(self._draft.opening))
+        new = token_ids[len(text.taken) :]
+        # The draft has a beginning of text of its own, or none.
+        first = int(not text.taken and new[:1] == [self._target.bos])
+        for token in new[first:]:
+            self._take(text, token)
+        text.taken += new
+        if not self._encode(text):
+            return None
+        self._settle(text)
+        return [*text.kept, *text.tail_ids] or None
+
+    def release(self, request_id: int) -> None:
+        """Forget a request."""
+        self._texts.pop(request_id, None)
+
+    def _take(self, text: _Text, token: int) -> None:
+        special, piece = self._special.get(token), self._target.bytes_of.get(token)
+        if special is not None:
+            # Nothing mends a character that a special token interrupts.
+            text.lost = not self._encode(text)
+            text.kept += [*text.tail_ids, special]
+            text.tail, text.tail_ids = bytearray(), []
+        elif piece is None:
+            text.lost = True
+        elif text.at_start and self._target.opens_with_space != self._draft.opens_with_space:
+            text.tail += piece.removeprefix(b" ") if self._target.opens_with_space else b" " + piece
+        else:
+            text.tail += piece
+        text.at_start = False
+
+    def _encode(self, text: _Text) -> bool:
+        """Bring the tail's tokens up to date; whether that was possible."""
+        if text.lost:
+            return False
+        try:
+            string, complete = codecs.utf_8_decode(text.tail, "strict", False)
+        except UnicodeDecodeError:
+            text.lost = True
+            return False
+        if complete < len(text.tail):
+            return False
+        text.tail_ids = self._tokenizer.encode(string, add_special_tokens=False).ids
+        # Normalizers and unknown tokens make another text of some.
+        text.lost = self._spell(text.tail_ids) != text.tail
+        if self._size is not None and max(text.tail_ids, default=0) >= self._size:
+            text.lost = True
+        return not text.lost
+
+    def _settle(self, text: _Text) -> None:
+        """Keep the tokens of the tail that what comes later can no longer change."""
+        cut = self._cut(text.tail_ids)
+        if cut:
+            del text.tail[: len(self._spell(text.tail_ids[:cut]))]
+            text.kept += text.tail_ids[:cut]
+            del text.tail_ids[:cut]
+
+    def _cut(self, ids: list[int]) -> int:
+        """Where to cut a tail: before the space of a word, where no tokenizer merges what is left and
+        right; if there is none for a long way, between two characters."""
+        if len(ids) <= 2 * _OPEN:
+            return 0
+        spelled = [self._draft.bytes_of[number] for number in ids]
+        for cut in range(len(ids) - _OPEN, 0, -1):
+            if spelled[cut].startswith(b" ") and not spelled[cut - 1][-1:].isspace():
+                return cut
+        if len(ids) <= _OPEN_AT_MOST:
+            return 0
+        cuts = range(len(ids) - _OPEN, 0, -1)
+        return next((cut for cut in cuts if spelled[cut][0] & 0xC0 != 0x80), 0)
+
+    def _spell(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self._draft.bytes_of[number] for number in ids)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What a drafter needs to draft with a model of another vocabulary."""
+
+    shared: SharedVocabulary
+    retokenizer: Retokenizer
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Any,
+        draft_tokenizer: Any,
+        name: str,
+        target_vocab_size: int,
+        draft_vocab_size: int,
+    ) -> Translation:
+        """Between a target and the draft model called `name`.
+
+        Raises:
+            IncompatibleDraftError: where too little is shared, or the tokenizers cannot be read.
+        """
+        ours, theirs = Vocabulary.of(tokenizer), Vocabulary.of(draft_tokenizer)
+        shared = SharedVocabulary(ours, theirs, target_vocab_size, draft_vocab_size)
+        check_overlap(shared, name)
+        return cls(shared, Retokenizer(ours, theirs, draft_vocab_size))
+
+
+def _paired_specials(ours: Vocabulary, theirs: Vocabulary) -> dict[int, int]:
+    """The draft's special token of each of the target's that it has, too."""
+    numbers = {content: number for number, content in theirs.special.items()}
+    pairs = {one: numbers[content] for one, content in ours.special.items() if content in numbers}
+    if ours.eos is not None and theirs.eos is not None:
+        pairs[ours.eos] = theirs.eos
+    return pairs
+
+
+def _continuing(description: dict[str, Any]) -> Tokenizer:
+    """A tokenizer that takes its input for the middle of a text: it puts nothing before or behind it
+    and sees special tokens in nothing that was only written like them."""
+    nothing = dict.fromkeys(("post_processor", "truncation", "padding"))
+    steps = {key: _without_prefix(description[key]) for key in ("normalizer", "pre_tokenizer")}
+    tokenizer = Tokenizer.from_str(json.dumps({**description, **nothing, **steps}))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A normalizer or pre-tokenizer that puts no space before a text."""
+    if step is None or step["type"] == "Prepend":
+        return None
+    changes: dict[str, Any] = {
+        key: [kept for one in step[key] if (kept := _without_prefix(one)) is not None]
+        for key in ("normalizers", "pretokenizers")
+        if key in step
+    }
+    never = {"prepend_scheme": "never", "add_prefix_space": False}
+    return {**step, **changes, **{key: value for key, value in never.items() if key in step}}

@@ -1,0 +1,218 @@
+"""One round: plan, draft, run the target once, verify, keep what was accepted, learn.
+
+A round is all or nothing: until a request's outcome is committed, an exception or an interruption
+leaves it and its rows in the caches as they were, and the next round goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
+from forerun.core import (
+    NO_DRAFT,
+    NO_PLAN,
+    Batch,
+    Draft,
+    Drawing,
+    ForwardOutput,
+    Plan,
+    Request,
+    Tree,
+    Verdict,
+)
+from forerun.engine.requests import Running, TokenLogprob, token_logprobs
+from forerun.randomness import Randomness
+from forerun.trees.plans import plan_tree
+from forerun.verification import AUTO, TargetRows, drawing_for, make_rule, resolve
+
+OnRound = Callable[[Request, Draft, Verdict], None]
+"""Sees what was drafted for a request in a round and the verdict, before the request is extended."""
+
+
+@dataclass
+class Parts:
+    """What a round works with.
+
+    Args:
+        target: verifies.
+        cache: of the target.
+        randomness: of all draws.
+        rule: the name of the verification rule, or `auto`.
+        drafter, policy: None decode plainly.
+        tree: a fixed shape, `auto`, or None for chains.
+        num_tree_nodes: of an automatic tree at most.
+        greedy_drafts: whether drafts are greedy whatever the rule could take.
+        rules: in use by name; one that is put here is used in place of the table's.
+        on_round: watches.
+    """
+
+    target: CausalLM
+    cache: Cache
+    randomness: Randomness
+    rule: str = AUTO
+    drafter: Drafter | None = None
+    policy: Policy | None = None
+    tree: Tree | str | None = None
+    num_tree_nodes: int = 16
+    greedy_drafts: bool = False
+    rules: dict[str, Verifier] = field(default_factory=dict)
+    on_round: OnRound | None = None
+
+    def rule_named(self, name: str) -> Verifier:
+        if name not in self.rules:
+            self.rules[name] = make_rule(name)
+        return self.rules[name]
+
+
+def run_round(parts: Parts, batch: Sequence[Running]) -> None:
+    """Run one round over a batch: every request gains at least one token, or fails by itself.
+
+    Args:
+        batch: with all of their tokens but the newest in the cache.
+    """
+    requests = [running.request for running in batch]
+    started = perf_counter()
+    plans = _plan(parts, batch)
+    drafts = _propose(parts, requests, plans)
+    drafted = perf_counter()
+    output = _run_target(parts, requests, drafts)
+    ran = perf_counter()
+    rows, verdicts = _verify(parts, drafts, output, requests)
+    outcomes = [running.outcome(v) for running, v in zip(batch, verdicts, strict=True)]
+    verdicts = [outcome.verdict for outcome in outcomes]
+    logprobs = [_logprobs(rows, index, verdict) for index, verdict in enumerate(verdicts)]
+    if parts.on_round is not None:
+        for request, draft, verdict in zip(requests, drafts, verdicts, strict=True):
+            parts.on_round(request, draft, verdict)
+    for running, outcome, values in zip(batch, outcomes, logprobs, strict=True):
+        request = running.request
+        parts.cache.keep(request.row, len(request), outcome.verdict.path)
+        running.commit(outcome, values)
+    if parts.drafter is not None:
+        parts.drafter.observe(requests, drafts, verdicts, output)
+    ended = perf_counter()
+    if parts.policy is not None:
+        parts.policy.observe(requests, drafts, verdicts, ended - started)
+    _count(batch, drafts, verdicts, (drafted - started, ran - drafted, ended - ran))
+
+
+def settle(cache: Cache, running: Running) -> None:
+    """Bring a request and its row to what is committed, whatever stopped a round."""
+    running.settle()
+    request = running.request
+    cache.trim(request.row, min(cache.length(request.row), len(request) - 1))
+
+
+def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
+    """The policy's plans, cut to what can still be emitted, with the tree and the way to draw."""
+    if parts.policy is None or parts.drafter is None:
+        return [NO_PLAN] * len(batch)
+    plans = []
+    requests = [running.request for running in batch]
+    for running, plan in zip(batch, parts.policy.plan(requests), strict=True):
+        # Every round emits one token beyond the draft; more than the limit would be thrown away.
+        most = running.room - 1 if running.request.speculative else 0
+        drawing = _drawing(parts, parts.drafter, running.request)
+        plans.append(
+            plan_tree(parts.tree, parts.num_tree_nodes, min(plan.num_tokens, most), drawing)
+        )
+    return plans
+
+
+def _drawing(parts: Parts, drafter: Drafter, request: Request) -> Drawing:
+    wanted = Drawing.GREEDY if parts.greedy_drafts else drawing_for(parts.rule, request)
+    return wanted if wanted in drafter.drawings else Drawing.GREEDY
+
+
+def _propose(parts: Parts, requests: list[Request], plans: list[Plan]) -> list[Draft]:
+    if parts.drafter is None or not any(plan.num_tokens for plan in plans):
+        return [NO_DRAFT] * len(requests)
+    return parts.drafter.propose(requests, plans, parts.randomness)
+
+
+def _run_target(parts: Parts, requests: list[Request], drafts: list[Draft]) -> ForwardOutput:
+    """One forward pass over the newest token and the draft of every request, through the layers
+    that the drafter has not run already."""
+    layers, hidden_in = _after_shared_layers(parts, drafts)
+    batch = Batch.after(
+        parts.cache,
+        [request.row for request in requests],
+        [[r.token_ids[-1], *draft.token_ids] for r, draft in zip(requests, drafts, strict=True)],
+        trees=[draft.tree.rooted for draft in drafts],
+        layers=layers,
+        hidden_in=hidden_in,
+        hidden_layers=parts.drafter.hidden_layers if parts.drafter is not None else (),
+    )
+    return parts.target.forward(batch, parts.cache)
+
+
+def _after_shared_layers(parts: Parts, drafts: list[Draft]) -> tuple[range | None, Tensor | None]:
+    """What is left to run where the drafter has run the first layers of the target itself."""
+    states = [draft.hidden for draft in drafts if draft.hidden is not None]
+    if not states or parts.drafter is None:
+        return None, None
+    assert len(states) == len(drafts), "the first layers were run for all requests or for none"
+    layers = range(parts.drafter.shared_layers, parts.target.num_layers)
+    return layers, pad_sequence(states, batch_first=True)
+
+
+def _verify(
+    parts: Parts, drafts: list[Draft], output: ForwardOutput, requests: list[Request]
+) -> tuple[TargetRows, list[Verdict]]:
+    """Verify all drafts, those under the same rule together."""
+    assert output.logits is not None
+    rows = TargetRows(output.logits, drafts, requests)
+    groups: dict[str, list[int]] = {}
+    for index, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
+        groups.setdefault(resolve(parts.rule, request, draft), []).append(index)
+    verdicts: dict[int, Verdict] = {}
+    for name, indices in groups.items():
+        made = _verify_by(parts.rule_named(name), rows.of(indices), parts.randomness)
+        verdicts |= zip(indices, made, strict=True)
+    return rows, [verdicts[index] for index in range(len(drafts))]
+
+
+def _verify_by(rule: Verifier, rows: TargetRows, randomness: Randomness) -> list[Verdict]:
+    """What a rule says of all drafts; what fails in one of them is that request's own."""
+    try:
+        return rule.verify(rows.drafts, rows, rows.requests, randomness)
+    except Exception as error:
+        if len(rows.drafts) == 1:
+            return [Verdict.up_to(rows.drafts[0], -1, error)]
+        alone = (rows.of([index]) for index in range(len(rows.drafts)))
+        return [_verify_by(rule, row, randomness)[0] for row in alone]
+
+
+def _logprobs(rows: TargetRows, index: int, verdict: Verdict) -> list[TokenLogprob]:
+    """Log probabilities of the tokens of a verdict, if its request wants them."""
+    params = rows.requests[index].params
+    if params.logprobs is None or not verdict.token_ids:
+        return []
+    nodes = [-1, *verdict.path][: len(verdict.token_ids)]
+    values = torch.cat([rows.log_probs(index, node, params.logprobs_mode) for node in nodes])
+    return token_logprobs(values, verdict.token_ids, params.logprobs)
+
+
+def _count(
+    batch: Sequence[Running],
+    drafts: list[Draft],
+    verdicts: list[Verdict],
+    seconds: tuple[float, float, float],
+) -> None:
+    """Count the round; each request carries its share of the seconds by stage."""
+    drafting, target, verify = (stage / len(batch) for stage in seconds)
+    for running, draft, verdict in zip(batch, drafts, verdicts, strict=True):
+        stats = running.stats
+        if verdict.token_ids:
+            stats.count(draft, verdict)
+        stats.draft_seconds += drafting
+        stats.target_seconds += target
+        stats.verify_seconds += verify
+        stats.seconds += drafting + target + verify

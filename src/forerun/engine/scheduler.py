@@ -1,0 +1,207 @@
+"""Which requests have a row, and how their prompts get into the cache."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter
+
+from forerun.core import Batch, FinishReason, Stats
+from forerun.engine.requests import Running
+from forerun.engine.round import Parts, settle
+from forerun.errors import ConfigError
+
+# Prompt tokens that are run at once while no stream waits.
+LARGEST_CHUNK = 512
+# And at least between two rounds, however long they take.
+SMALLEST_CHUNK = 8
+# Of a round's time that a chunk between two rounds may take: it is adjusted after the fact.
+CHUNK_SHARE = 0.8
+
+
+class Scheduler:
+    """Admits requests to the rows of a cache and runs their prompts, a chunk at a time.
+
+    A row keeps its tokens when its request has ended, until it is needed: admission takes the row that
+    shares the longest prefix with the prompt and runs only the rest. While streams are running,
+    prompts are run between rounds in chunks that take about as long as a round, so that no stream
+    waits for more than two rounds' time.
+
+    Everything that it knows follows from `rows` and `waiting`, so that `settle` can bring it in order
+    after an interruption at any place.
+
+    Args:
+        parts: what rounds work with; the drafter sees the hidden layers of prompts that it declares.
+        num_rows: requests that run at once.
+        prefix_reuse: whether tokens of ended requests are used again.
+    """
+
+    def __init__(self, parts: Parts, num_rows: int, prefix_reuse: bool = True) -> None:
+        self.parts, self.cache, self.prefix_reuse = parts, parts.cache, prefix_reuse
+        self.waiting: deque[Running] = deque()
+        self.rows: list[Running | None] = [None] * num_rows
+        self.past = Stats()
+        """Counters of all requests that have ended."""
+        self._held: list[list[int]] = [[] for _ in range(num_rows)]
+        self._counted: Running | None = None
+        self._least_recent = list(range(num_rows))
+        self._chunk = SMALLEST_CHUNK
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting) or self.is_running
+
+    @property
+    def is_running(self) -> bool:
+        return any(running is not None for running in self.rows)
+
+    @property
+    def admitted(self) -> list[Running]:
+        """The requests with a row, prompts on their way included."""
+        return [running for running in self.rows if running is not None]
+
+    def ready(self) -> list[Running]:
+        """Those whose tokens are in the cache, all but the newest: they take part in a round."""
+        return [
+            running for running in self.admitted if running.in_rounds and not self._missing(running)
+        ]
+
+    def admit(self) -> None:
+        """Give rows to waiting requests, in the order in which they came."""
+        while self.waiting and None in self.rows:
+            running = self.waiting[0]
+            row = self._best_row(running.request.token_ids)
+            shared = self._shared(row, running.request.token_ids)
+            self.cache.trim(row, shared)
+            running.request.row = row
+            running.stats.num_cached_tokens = shared
+            self.rows[row] = running
+            self.waiting.popleft()
+
+    def prefill(self, round_seconds: float) -> None:
+        """Run prompts, those first that were admitted first: as far as one round's time goes where
+        streams wait for the next round, else to the end.
+
+        Args:
+            round_seconds: that the last round took.
+        """
+        left = [
+            running for running in self.admitted if running.in_rounds and self._missing(running)
+        ]
+        for running in sorted(left, key=_order):
+            streaming = any(other.num_output_tokens for other in self.admitted)
+            if streaming:
+                seconds = self._run_chunk(running, self._chunk)
+                # Longer by a quarter at most, and as much shorter as the last was too long.
+                growth = min(CHUNK_SHARE * round_seconds / max(seconds, 1e-9), 1.25)
+                self._chunk = min(max(int(growth * self._chunk), SMALLEST_CHUNK), LARGEST_CHUNK)
+                return
+            while self._missing(running) and not running.finished:
+                self._run_chunk(running, LARGEST_CHUNK)
+
+    def settle(self) -> None:
+        """Bring rows, requests and the cache to what is committed, and give back the rows of requests
+        that have ended. It may be called at any time, and again where it was interrupted."""
+        admitted = self.admitted
+        left = [other for other in self.waiting if other in admitted or other.finished]
+        for running in left:
+            self.waiting.remove(running)
+        for row, occupant in enumerate(self.rows):
+            if occupant is None:
+                continue
+            settle(self.cache, occupant)
+            if occupant.finished:
+                self._end(row, occupant)
+
+    def find(self, request_id: int) -> Running | None:
+        """The request of this id that waits or runs."""
+        known = [*self.waiting, *self.admitted]
+        return next(
+            (running for running in known if running.request.request_id == request_id), None
+        )
+
+    def take_row(self, running: Running) -> None:
+        """Give a row to a request that takes no part in the rounds.
+
+        Raises:
+            ConfigError: where all rows are taken.
+        """
+        if None not in self.rows:
+            raise ConfigError("all rows are taken; finish or cancel a request first.")
+        row = self._best_row(())
+        self.cache.trim(row, 0)
+        running.request.row, running.in_rounds = row, False
+        self.rows[row] = running
+
+    def forget(self) -> None:
+        """Empty all rows; none is taken."""
+        for row in range(len(self.rows)):
+            self._held[row] = []
+            self.cache.trim(row, 0)
+
+    def _missing(self, running: Running) -> int:
+        """Tokens that the target has to run before the request can take part in a round."""
+        request = running.request
+        return len(request) - 1 - self.cache.length(request.row)
+
+    def _run_chunk(self, running: Running, num_tokens: int) -> float:
+        """Run the next tokens of a prompt; the seconds that it took."""
+        request, started = running.request, perf_counter()
+        start = self.cache.length(request.row)
+        stop = min(len(request) - 1, start + num_tokens)
+        try:
+            self._run(running, start, stop)
+        except Exception as error:
+            running.finish(FinishReason.ERROR, error)
+        seconds = perf_counter() - started
+        running.stats.prefill_seconds += seconds
+        return seconds
+
+    def _run(self, running: Running, start: int, stop: int) -> None:
+        """Run the tokens of a prompt from `start` to `stop`, without making logits."""
+        request, drafter = running.request, self.parts.drafter
+        layers = () if drafter is None else drafter.hidden_layers
+        batch = Batch.after(
+            self.cache,
+            [request.row],
+            [request.token_ids[start:stop]],
+            hidden_layers=layers,
+            logits_for="none",
+        )
+        output = self.parts.target.forward(batch, self.cache)
+        if drafter is not None and layers:
+            drafter.observe_prefill(request, start, output)
+
+    def _best_row(self, token_ids: Sequence[int]) -> int:
+        """The free row that shares most with these tokens; of equals the one idle for longest."""
+        free = [row for row in self._least_recent if self.rows[row] is None]
+        return max(free, key=lambda row: self._shared(row, token_ids))
+
+    def _shared(self, row: int, token_ids: Sequence[int]) -> int:
+        """How many tokens of a prompt a free row holds; its last running always has to be run."""
+        held = self._held[row]
+        # An interruption may have left less than is written down.
+        limit = min(len(held), len(token_ids) - 1, self.cache.length(row))
+        if limit <= 0:
+            return 0
+        if held[:limit] == token_ids[:limit]:
+            return limit
+        return next(at for at in range(limit) if held[at] != token_ids[at])
+
+    def _end(self, row: int, running: Running) -> None:
+        """Give back the row of a request that has ended; each step may be taken twice."""
+        for part in (self.parts.drafter, self.parts.policy):
+            if part is not None:
+                part.release(running.request)
+        if self._counted is not running:
+            self.past, self._counted = Stats.total([self.past, running.stats]), running
+        if self.prefix_reuse:
+            self._held[row] = running.request.token_ids[: self.cache.length(row)]
+        else:
+            self.cache.trim(row, 0)
+        self._least_recent = [other for other in self._least_recent if other != row] + [row]
+        self.rows[row] = None
+
+
+def _order(running: Running) -> int:
+    return running.request.request_id

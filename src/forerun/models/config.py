@@ -1,0 +1,215 @@
+"""Reading the configuration files of a checkpoint: everything in them is checked here, before
+anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import (
+    CheckpointError,
+    ConfigError,
+    UnknownNameError,
+    UnsupportedModelError,
+    shown,
+)
+from forerun.files import is_regular, parse_json, read_text
+from forerun.models.architecture import ROPE_TYPES, native, read_architecture, sliding_window
+from forerun.options import check
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+
+MOST_BYTES = 16 * 2**20
+# transformers copies what it reads, level by level.
+DEEPEST = 32
+# transformers makes lists and modules as long as the model is deep, before it looks at the weights.
+MOST_LAYERS = 1024
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+_SIZES = (
+    *("vocab_size", "hidden_size", "n_embd", "d_model"),
+    *("num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "n_inner", "max_position_embeddings", "n_positions", "n_ctx"),
+)
+# What every decoder has, by the names that transformers gives it in any family.
+_REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+# Names, the type of their values, and bounds.
+_NUMBERS: tuple[tuple[tuple[str, ...], type, dict[str, Any]], ...] = (
+    (_LAYERS, int, {"ge": 1, "le": MOST_LAYERS}),
+    (_SIZES, int, {"ge": 1, "le": 2**30}),
+    (("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"), float, {"ge": 0.0, "le": 1.0}),
+    (("rope_theta",), float, {"gt": 0.0, "le": 1e30}),
+    (("tie_word_embeddings",), bool, {}),
+)
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
+_ROPE_NUMBERS = (
+    *("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
+    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"),
+)
+
+
+def read_config(directory: Path) -> Any:
+    """The config of a checkpoint, as transformers reads it, with values that a model can have.
+
+    Raises:
+        CheckpointError: when it is missing, not JSON, or wrong.
+        UnsupportedModelError: for a model type, an activation or a rotary embedding that
+            transformers does not know.
+    """
+    from transformers import AutoConfig
+
+    path = directory / CONFIG
+    content = read_object(path)
+    kind = content.get("model_type")
+    if not isinstance(kind, str):
+        raise CheckpointError(f"{path} names no model_type; add it.")
+    _check_numbers(content.get, path)
+    if isinstance(content.get("text_config"), dict):
+        _check_numbers(content["text_config"].get, path)
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    except Exception as error:
+        # Configs of transformers check themselves and raise whatever their checks raise.
+        if "does not recognize this architecture" in str(error):
+            raise UnsupportedModelError(
+                f"transformers does not know the model type {kind!r} of {directory}; "
+                "update transformers."
+            ) from error
+        raise CheckpointError(f"{path} is wrong ({one_line(error)}); download it again.") from error
+    check_config(config, path)
+    return config
+
+
+def check_config(config: Any, path: Path | str) -> None:
+    """Refuse a config of transformers with values that no model has.
+
+    Args:
+        path: of the file that it was read from, for messages.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: naming the file, the value and what is allowed.
+    """
+    text = config.get_text_config()
+    _check_numbers(lambda name: getattr(text, name, None), path)
+    for name in _REQUIRED:
+        if hasattr(text, name) and getattr(text, name) is None:
+            raise CheckpointError(f"{path}: {name} is null; it must be an integer.")
+    _check_rope(getattr(text, "rope_parameters", None) or {}, path)
+    _check_activation(text, path)
+    try:
+        if native(config):
+            read_architecture(config)
+        else:
+            sliding_window(text)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint.
+
+    Raises:
+        CheckpointError: when it is missing, not a regular file, or holds no JSON object.
+    """
+    # Opening a pipe would wait for its writer.
+    if not is_regular(path):
+        missing = f"{path.parent} has no {path.name}; give the directory of a complete checkpoint."
+        there = path.is_symlink() or path.exists()
+        raise CheckpointError(
+            f"{path} is not a regular file; download it again." if there else missing
+        )
+    text = read_text(path, "file", CheckpointError, most_bytes=MOST_BYTES)
+    content = parse_json(text, str(path), CheckpointError)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds no JSON object; download it again.")
+    if _is_deep(content):
+        raise CheckpointError(f"{path} is nested deeper than {DEEPEST} levels; download it again.")
+    return content
+
+
+def _is_deep(content: Any) -> bool:
+    level = [content]
+    for _ in range(DEEPEST):
+        level = [
+            value
+            for entry in level
+            if isinstance(entry, (dict, list))
+            for value in (entry.values() if isinstance(entry, dict) else entry)
+        ]
+    return bool(level)
+
+
+def read_end_tokens(directory: Path, config: Any) -> frozenset[int]:
+    """The tokens that end a text: those of generation_config.json, else those of config.json.
+
+    Raises:
+        CheckpointError: when the file is not JSON, or an id lies outside the vocabulary.
+    """
+    text = config.get_text_config()
+    path = directory / GENERATION_CONFIG
+    value = read_object(path).get("eos_token_id") if path.exists() else None
+    if value is None or value == []:
+        path, value = directory / CONFIG, getattr(text, "eos_token_id", None)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token in ids:
+        if type(token) is not int or not 0 <= token < text.vocab_size:
+            raise CheckpointError(
+                f"{path}: eos_token_id is {shown(value)}; it must be a token id from 0 to "
+                f"{text.vocab_size - 1}, or a list of them."
+            )
+    return frozenset(ids)
+
+
+def one_line(error: Exception) -> str:
+    """What another library's error says, on one line that is not too long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _check_numbers(get: Callable[[str], Any], path: Path | str) -> None:
+    """Check the values that `get` returns by name; None is for others to judge."""
+    for names, kind, bounds in _NUMBERS:
+        for name in names:
+            value = get(name)
+            # Some models have a size for each layer.
+            entries = value if isinstance(value, list) and name == "intermediate_size" else [value]
+            for entry in entries:
+                _check(path, name, entry, kind, **bounds)
+
+
+def _check_rope(parameters: Any, path: Path | str) -> None:
+    """Check the parameters of the rotary embedding: of the model, or by kind of layer."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if not isinstance(parameters, dict):
+        raise CheckpointError(
+            f"{path}: rope_parameters is {shown(parameters)}; it must be an object."
+        )
+    for value in parameters.values():
+        if isinstance(value, dict):
+            _check_rope(value, path)
+    for name in _ROPE_NUMBERS:
+        _check(path, name, parameters.get(name), float, gt=0.0, le=1e30)
+    kind = parameters.get("rope_type", "default")
+    known = {"axial", *ROPE_TYPES, *ROPE_INIT_FUNCTIONS}
+    if not isinstance(kind, str) or kind not in known:
+        raise UnsupportedModelError(f"{path}: {UnknownNameError('rope_type', str(kind), known)}")
+
+
+def _check_activation(text: Any, path: Path | str) -> None:
+    from transformers.activations import ACT2FN
+
+    for name in _ACTIVATIONS:
+        value = getattr(text, name, None)
+        if value is not None and (not isinstance(value, str) or value not in ACT2FN):
+            raise UnsupportedModelError(f"{path}: {UnknownNameError(name, str(value), ACT2FN)}")
+
+
+def _check(path: Path | str, name: str, value: Any, kind: Any, **bounds: Any) -> None:
+    try:
+        if value is not None:
+            check(name, value, kind, **bounds)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None

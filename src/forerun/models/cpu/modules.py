@@ -1,0 +1,203 @@
+"""Parts of a model on the compiled kernels, for heads and adapters to be composed of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
+
+from forerun import _native
+from forerun.contracts import AttentionShape, Module
+from forerun.core import Batch
+from forerun.errors import CheckpointError
+from forerun.models.cpu.cache import CpuCache, new_cache
+from forerun.models.cpu.errors import typed
+from forerun.models.cpu.weights import ACTIVATIONS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from forerun._native.kernels import ThreadPool
+
+
+@dataclass(frozen=True)
+class CpuModules:
+    """Builds modules on the kernels; implements `forerun.contracts.Modules`.
+
+    Hidden states are float32. What a token becomes depends on that token alone, and in attention on
+    its path, bit for bit: not on the width, the batch or the number of threads.
+
+    Args:
+        pool: the threads to run on.
+        precision: of the matrices: `fp32`, `bf16`, `int8` or `int4`.
+        group: columns that share a scale in int8 and int4; 0 for 64 and 32.
+        level: the instruction set; empty takes the best there is.
+    """
+
+    pool: ThreadPool
+    precision: str
+    group: int = 0
+    level: str = ""
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Module:
+        """`weight` [rows, cols] and `bias` [rows], applied to [..., cols].
+
+        Raises:
+            CheckpointError: for weights that do not fit each other or are not finite.
+        """
+        native = _built(
+            _native.kernels.Linear,
+            self.pool,
+            _array(weight),
+            _array(bias),
+            self.precision,
+            self.group,
+            self.level,
+        )
+        pool, rows = self.pool, len(weight)
+
+        def linear(hidden: Tensor) -> Tensor:
+            out = torch.empty(*hidden.shape[:-1], rows)
+            _run(native.run, pool, _capsule(hidden), to_dlpack(out))
+            return out
+
+        return linear
+
+    def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
+        """By the root mean square; with a bias a layer norm.
+
+        Raises:
+            CheckpointError: for weights that do not fit each other or are not finite.
+        """
+        native = _built(_native.kernels.Norm, _array(weight), _array(bias), eps, self.level)
+        pool = self.pool
+
+        def norm(hidden: Tensor) -> Tensor:
+            out = torch.empty(hidden.shape)
+            _run(native.run, pool, _capsule(hidden), to_dlpack(out))
+            return out
+
+        return norm
+
+    def activation(self, name: str, gated: bool = False) -> Module:
+        """The function between the two products of an MLP, from [..., n] to the same; gated, from
+        [..., 2n]: of the first half, times the second."""
+        pool, native, level = self.pool, ACTIVATIONS[name], self.level
+        parts = 2 if gated else 1
+
+        def activation(hidden: Tensor) -> Tensor:
+            out = torch.empty(*hidden.shape[:-1], hidden.shape[-1] // parts)
+            _run(_native.kernels.activate, pool, native, _capsule(hidden), to_dlpack(out), level)
+            return out
+
+        return activation
+
+    def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> CpuAttention:
+        """Self-attention with caches of its own, in fp32 for fp32, else in bf16.
+
+        Args:
+            weights: by name, see `AttentionShape`.
+
+        Raises:
+            CheckpointError: for weights that do not fit each other or are not finite.
+        """
+        native = _built(
+            _native.kernels.Attention,
+            self.pool,
+            _described(shape),
+            _array(weights["qkv"]),
+            _array(weights.get("qkv_bias")),
+            _array(weights["output"]),
+            _array(weights.get("output_bias")),
+            _array(weights.get("q_norm")),
+            _array(weights.get("k_norm")),
+            self.precision,
+            self.group,
+            self.level,
+        )
+        return CpuAttention(self.pool, native, len(weights["output"]))
+
+
+@dataclass(frozen=True)
+class CpuAttention:
+    """Self-attention on the kernels; implements `forerun.contracts.Attention`."""
+
+    pool: ThreadPool
+    native: Any
+    hidden_size: int
+
+    def new_cache(self, rows: int, capacity: int) -> CpuCache:
+        """An empty cache of `rows` rows of `capacity` tokens each.
+
+        Raises:
+            CacheError: for less than one of either.
+            MemoryLimitError: when there is no memory for it.
+        """
+        return new_cache(self.native, rows, capacity, "an attention module")
+
+    def __call__(self, hidden: Tensor, batch: Batch, cache: CpuCache) -> Tensor:
+        """Run the tokens of a batch and append their keys and values.
+
+        Raises:
+            CacheError: for a batch that contradicts the cache, or a full row.
+            ConfigError: for hidden states of another shape.
+        """
+        make = torch.empty if batch.even else torch.zeros
+        out = make(*hidden.shape[:-1], self.hidden_size)
+        _run(
+            self.native.run,
+            self.pool,
+            cache.native,
+            batch.rows,
+            batch.positions,
+            _capsule(hidden),
+            batch.tree_mask,
+            to_dlpack(out),
+        )
+        return out
+
+
+def _described(shape: AttentionShape) -> dict[str, object]:
+    """The shape as the kernels take it."""
+    return {
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "window": shape.window or 0,
+        "norm_eps": shape.norm_eps,
+        "inverse_frequencies": list(shape.inverse_frequencies),
+        "rotary_scale": shape.rotary_scale,
+    }
+
+
+def _array(weight: Tensor | None) -> NDArray[np.float32] | None:
+    if weight is None:
+        return None
+    array: NDArray[np.float32] = weight.detach().float().cpu().contiguous().numpy()
+    return array
+
+
+def _capsule(hidden: Tensor) -> Any:
+    """Hidden states as the kernels read them."""
+    if hidden.dtype is not torch.float32 or hidden.requires_grad:
+        hidden = hidden.detach().float()
+    return to_dlpack(hidden.contiguous())
+
+
+def _built(make: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return make(*arguments)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"weights that the CPU kernels cannot run: {error}.") from None
+
+
+def _run(run: Callable[..., None], *arguments: Any) -> None:
+    try:
+        run(*arguments)
+    except Exception as error:
+        raise typed("a module", error) from None

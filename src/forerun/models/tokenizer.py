@@ -1,0 +1,54 @@
+"""Reading the tokenizer of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import CheckpointError
+from forerun.files import is_regular, size_text
+from forerun.models.config import one_line
+
+# What tokenizers are made of: fast ones, BPE and WordPiece, SentencePiece, tiktoken.
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
+# What else they read.
+_MORE_FILES = ("*.json", "*.txt", "*.jinja")
+MOST_BYTES = 2**28
+
+
+def read_tokenizer(directory: Path, config: Any) -> Any:
+    """The tokenizer of a checkpoint, as transformers makes it.
+
+    Raises:
+        CheckpointError: when its files are missing or broken.
+    """
+    from transformers import AutoTokenizer
+
+    # Without any, transformers makes an empty tokenizer of some model types.
+    if not any(path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)):
+        raise CheckpointError(
+            f"{directory} has no tokenizer ({', '.join(TOKENIZER_FILES)}); "
+            "save the model's tokenizer there."
+        )
+    for pattern in (*TOKENIZER_FILES, *_MORE_FILES):
+        for path in directory.glob(pattern):
+            _check_file(path)
+    try:
+        return AutoTokenizer.from_pretrained(directory, config=config, trust_remote_code=False)
+    except Exception as error:
+        # The tokenizers library raises bare Exceptions for broken files.
+        raise CheckpointError(
+            f"{directory} has no tokenizer that transformers can read ({one_line(error)}); "
+            "it needs tokenizer.json or the files of a slow tokenizer."
+        ) from error
+
+
+def _check_file(path: Path) -> None:
+    """The libraries read a file to its end, which a pipe or a device may not have."""
+    if not is_regular(path):
+        raise CheckpointError(f"{path} is not a regular file; download it again.")
+    if path.stat().st_size > MOST_BYTES:
+        raise CheckpointError(
+            f"{path} is longer than {size_text(MOST_BYTES)}, which no tokenizer is; "
+            "download it again."
+        )

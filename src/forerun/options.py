@@ -1,0 +1,248 @@
+"""How options are declared: a frozen dataclass whose fields hold bounds and help, checked by pydantic.
+
+Flags, help texts, variables, TOML keys and error messages are all derived from the declaration.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import fields
+from functools import cache, wraps
+from inspect import cleandoc
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+import pydantic.dataclasses
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from forerun.errors import ConfigError, ForerunError, UnknownNameError, shown
+
+T = TypeVar("T")
+# True is no integer, "3" is no number, and a misspelt name is an error.
+_CONFIG = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+_NULL = {"type": "null"}
+_WORDS = {
+    "boolean": "True or False",
+    "array": "a list or tuple",
+    "object": "a mapping",
+    "null": "None",
+}
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(Field,))
+def options(owner: type[T]) -> type[T]:
+    """Make a class with annotated fields a frozen dataclass that checks its values.
+
+    A field is declared as in `length: int = Field(default=4, ge=1, le=64, description="…")`. Numbers,
+    paths and collections of other libraries are accepted for Python's own. The descriptions become
+    part of the docstring. The class raises ConfigError for a value of a wrong type or out of range and
+    UnknownNameError for a name that it does not declare.
+    """
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=_CONFIG)(owner)
+    check_all = made.__init__
+
+    @wraps(check_all)
+    def initialize(self: Any, *args: Any, **values: Any) -> None:
+        try:
+            check_all(self, *map(plain, args), **{name: plain(values[name]) for name in values})
+        except ValidationError as error:
+            # Options that JSON cannot hold have no schema.
+            schema = {field.name: schema_of(made).get(field.name, {}) for field in fields(made)}
+            raise _refusal(error, made.__name__, schema) from None
+
+    made.__init__ = initialize
+    texts = [f"    {name}: {field.description}" for name, field in made.__pydantic_fields__.items()]
+    if texts:
+        made.__doc__ = "\n".join([f"{cleandoc(owner.__doc__ or '')}\n\nArgs:", *texts])
+    declared: type[T] = made
+    return declared
+
+
+@options
+class NoOptions:
+    """The options of a method that has none."""
+
+
+@cache
+def schema_of(owner: type) -> dict[str, dict[str, Any]]:
+    """The JSON schema of each option that a class declares, by name, with its default and its help
+    (`description`). Options that JSON cannot hold are left out."""
+    properties: dict[str, Any] = TypeAdapter(owner).json_schema().get("properties", {})
+    return properties
+
+
+def from_mapping(owner: type[T], values: Any) -> T:
+    """Options from a mapping of names to values.
+
+    Raises:
+        ConfigError: for anything but a mapping, and as the class does.
+        UnknownNameError: for a name that the class does not declare.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"the options are {shown(values)}; they must be a mapping of names.")
+    return owner(**{str(name): value for name, value in values.items()})
+
+
+def pick(owner: type[T], values: Mapping[str, Any]) -> T:
+    """The options of one class out of values that belong to several.
+
+    Raises:
+        ConfigError: as the class does.
+    """
+    names = {field.name for field in fields(owner)}  # type: ignore[arg-type]
+    return owner(**{name: value for name, value in values.items() if name in names})
+
+
+def changes(values: Any) -> dict[str, Any]:
+    """The options that are not at their defaults, by name; among them those without a default."""
+    declared = type(values).__pydantic_fields__.items()
+    usual = {name: field.get_default(call_default_factory=True) for name, field in declared}
+    return {name: getattr(values, name) for name in usual if getattr(values, name) != usual[name]}
+
+
+def check(name: str, value: Any, kind: Any, **bounds: Any) -> Any:
+    """A single value as `kind`, within bounds named as in `pydantic.Field`.
+
+    Raises:
+        ConfigError: naming the value and what is allowed.
+    """
+    adapter = _adapter(kind, **bounds)
+    try:
+        return adapter.validate_python({name: plain(value)})[name]
+    except ValidationError as error:
+        schema = adapter.json_schema()["additionalProperties"]
+        raise _refusal(error, name, {name: schema}) from None
+
+
+@cache
+def _adapter(kind: Any, **bounds: Any) -> TypeAdapter[dict[str, Any]]:
+    # A mapping, so that an error knows the value's name.
+    return TypeAdapter(dict[str, Annotated[kind, Field(**bounds)]], config=_CONFIG)
+
+
+def known(kind: str, names: Callable[[], Iterable[str]]) -> Any:
+    """A validator for names out of a table that other packages may add to.
+
+    Args:
+        kind: what the names are, for the message.
+        names: called when a value is checked, so that a declaration loads nothing.
+    """
+
+    def check_name(value: Any) -> Any:
+        if isinstance(value, str):
+            if value not in (allowed := list(names())):
+                raise UnknownNameError(kind, value, allowed)
+        elif value is not None:
+            raise ValueError(f"it must be one of {', '.join(names())}")
+        return value
+
+    return BeforeValidator(check_name)
+
+
+def _utf8(text: Any) -> Any:
+    if isinstance(text, str):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"it is not UTF-8 text (character {error.start})") from None
+    return text
+
+
+Text = Annotated[str, Field(min_length=1), BeforeValidator(_utf8)]
+"""Text that is not empty and can be written as UTF-8."""
+
+
+def plain(value: Any) -> Any:
+    """Numbers, paths and collections of any library as Python's own; other values as they are."""
+    if type(value) in (int, float, str, bool) or value is None or callable(value):
+        return value
+    # A value that cannot be read is refused later, as what it is.
+    with suppress(Exception):
+        if getattr(value, "ndim", None) == 0:
+            return value.item()
+        if isinstance(value, numbers.Real):
+            return int(value) if isinstance(value, numbers.Integral) else float(value)
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if isinstance(value, Mapping):
+            return {plain(key): plain(entry) for key, entry in value.items()}
+        if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray)):
+            return tuple(map(plain, value))
+    return value
+
+
+def _refusal(error: ValidationError, owner: str, schema: Mapping[str, Any]) -> ForerunError:
+    """The first problem of an error, in one line of our own words.
+
+    Args:
+        owner: what declares the options.
+        schema: of all of them, by name.
+    """
+    problem = error.errors(include_url=False)[0]
+    kind, value, place = problem["type"], problem["input"], list(problem["loc"])
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, ForerunError):
+        return cause
+    if kind == "unexpected_keyword_argument":
+        return UnknownNameError(f"{owner} option", str(place[0]), schema)
+    if kind == "unexpected_positional_argument":
+        return ConfigError(f"{owner} takes {len(schema)} values at most; give them by name.")
+    if not place:
+        return ConfigError(f"{owner}: {cause or problem['msg']}.")
+    if isinstance(place[0], int):
+        place[0] = list(schema)[place[0]]
+    name = str(place[0])
+    allowed = _descend(schema[name], place[1:])
+    if kind.startswith("missing"):
+        return ConfigError(f"{name} is missing; it must be {_in_words(allowed)}.")
+    if "enum" in allowed and isinstance(value, str):
+        return UnknownNameError(name, value, allowed["enum"])
+    words = (
+        f"it must be {_in_words(allowed)}"
+        if allowed
+        else problem["msg"].replace("Input should", "it must")
+    )
+    return ConfigError(f"{_where(name, place[1:])} is {shown(value)}; {cause or words}.")
+
+
+def _where(name: str, steps: list[Any]) -> str:
+    if steps[-1:] == ["[key]"]:
+        return f"a key of {name}"
+    return name + "".join(f"[{step!r}]" for step in steps)
+
+
+def _descend(schema: Mapping[str, Any], steps: list[Any]) -> Mapping[str, Any]:
+    """The schema of an entry of a list or mapping."""
+    for step in steps:
+        inner = next((some for some in schema.get("anyOf", ()) if some != _NULL), schema)
+        entry = "propertyNames" if step == "[key]" else "additionalProperties"
+        found = inner.get("items", inner.get(entry))
+        schema = found if isinstance(found, Mapping) else {}
+    return schema
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    """What a schema allows."""
+    if "anyOf" in schema:
+        return " or ".join(map(_in_words, schema["anyOf"]))
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    kind = schema.get("type", "value")
+    if kind in ("integer", "number"):
+        return f"{'an integer' if kind == 'integer' else 'a number'}{_interval(schema)}"
+    if kind == "string":
+        return "text that is not empty" if schema.get("minLength") else "text"
+    return _WORDS.get(kind, f"a {kind}")
+
+
+def _interval(schema: Mapping[str, Any]) -> str:
+    low = schema.get("minimum", schema.get("exclusiveMinimum", -math.inf))
+    high = schema.get("maximum", schema.get("exclusiveMaximum", math.inf))
+    if -low == high == math.inf:
+        return ""
+    first, last = "[" if "minimum" in schema else "(", "]" if "maximum" in schema else ")"
+    texts = [str(end) if isinstance(end, int) else f"{end:g}" for end in (low, high)]
+    return f" in {first}{texts[0]}, {texts[1]}{last}"

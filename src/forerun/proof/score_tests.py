@@ -1,0 +1,107 @@
+"""The tests of outputs, by the role of a token in its round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from forerun.theory.goodness_of_fit import (
+    SMOOTH_DEGREES,
+    Floats,
+    Ints,
+    ScoreTest,
+    group_scores,
+    mass_before,
+    smooth_scores,
+    transform,
+)
+
+NUM_GROUPS = 8
+# Rows of each kind that are sampled for statements about power.
+SAMPLED_ROWS = 384
+
+# What each test checks, by its name.
+QUESTIONS = {
+    "emitted, by id": "each token follows the target's row, in the order of token ids",
+    "emitted, by rank": "the same in the order of probability",
+    "emitted, by group": f"the same over {NUM_GROUPS} groups of tokens",
+    "emitted, consecutive by id": "a token is independent of the next one, in the order of token ids",
+    "emitted, consecutive by rank": "the same in the order of probability",
+    "round start, by draft": "the first token of a round follows the target's row, in the order "
+    "of the draft's preference",
+    "drafted, by id": "each drafted token follows the row that was recorded for it",
+    "drafted, by rank": "the same in the order of probability",
+    "drafted, consecutive": "a drafted token is independent of the one drafted after it",
+    "drafted, round by round": "the first token of a draft is independent of that of the next draft",
+    "accepted, by rank": "accepted tokens of chains follow what the rule keeps: min(p, q) under "
+    "token, min(w p, q) under block",
+    "path ends": "the end of the accepted path follows the rule's decision",
+    "path ends, round by round": "the end of a path is independent of the end of the next",
+    "recovered, by id": "recovered tokens follow the residual of the decision",
+    "recovered, by rank": "the same in the order of probability",
+    "bonus, by rank": "bonus tokens follow the target's row",
+}
+
+
+@dataclass
+class ScoreTests:
+    """Score tests by name, to which distributions and outcomes are added.
+
+    Args:
+        random: randomizes the transform.
+        groups: the group of each token, [V].
+    """
+
+    random: np.random.Generator
+    groups: Ints
+    by_name: dict[str, ScoreTest] = field(default_factory=dict)
+
+    def add(self, name: str, rows: Floats, chosen: Ints, keys: Floats | None = None) -> Floats:
+        """Add outcomes and their rows to a smooth test; returns the transforms, [N]."""
+        low, own = mass_before(rows, chosen, keys)
+        transforms = transform(low, own, self.random.random(len(rows)))
+        self.named(name, SMOOTH_DEGREES).add(smooth_scores(transforms))
+        return transforms
+
+    def add_groups(self, name: str, rows: Floats, chosen: Ints) -> None:
+        """Add outcomes and their rows to a test of token groups."""
+        self.named(name, int(self.groups.max()) + 1).add(*group_scores(rows, chosen, self.groups))
+
+    def add_pairs(self, name: str, earlier: Floats, later: Floats) -> None:
+        """Add pairs of transforms, [N] and [N], to a test of independence: products of location and
+        spread, whose mean is zero where the later transform is uniform given the earlier one."""
+        first, second = smooth_scores(earlier, 2), smooth_scores(later, 2)
+        products = first[:, :, None] * second[:, None, :]
+        self.named(name, 4).add(products.reshape(len(products), 4))
+
+    def named(self, name: str, degrees: int) -> ScoreTest:
+        return self.by_name.setdefault(name, ScoreTest(name, degrees))
+
+
+def assign_groups(vocab_size: int, random: np.random.Generator) -> Ints:
+    """A random group for each token; groups have nearly the same size."""
+    groups: Ints = random.permutation(np.arange(vocab_size) % min(NUM_GROUPS, vocab_size))
+    return groups
+
+
+@dataclass
+class SampledRows:
+    """A random sample of the rows of a run, for statements about power."""
+
+    random: np.random.Generator
+    seen: int = 0
+    rows: list[tuple[Floats, ...]] = field(default_factory=list)
+
+    def offer(self, *rows: Floats) -> None:
+        """Offer rows [V] that belong together to the sample (Vitter's algorithm R)."""
+        self.seen += 1
+        place = len(self.rows)
+        if place == SAMPLED_ROWS:
+            place = int(self.random.integers(self.seen))
+        if place < SAMPLED_ROWS:
+            self.rows[place : place + 1] = [tuple(row.copy() for row in rows)]
+
+    def stacked(self) -> list[Floats]:
+        """The sampled rows of each kind, [N, V]."""
+        return [np.array(rows) for rows in zip(*self.rows, strict=True)]

@@ -1,0 +1,118 @@
+"""Hardware and models of a plan: from the options to the costs of rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forerun.errors import ConfigError
+from forerun.simulation.cost_model import RooflineCosts, RoundCosts
+from forerun.simulation.devices import GB, TFLOPS, Device, find_device
+from forerun.simulation.shapes import SHAPES, find_shape
+
+# Batches up to at least this size are searched for those where speculation loses.
+REQUESTS = 1024
+
+
+@dataclass(frozen=True)
+class Request:
+    """Settings of the same names as the options."""
+
+    hardware: str | None
+    bandwidth: float | None
+    flops: float | None
+    memory: float | None
+    num_devices: int
+    parallel_efficiency: float
+    overhead: float
+    target: str
+    draft: str
+    cost_ratio: float | None
+    dtype: str
+    draft_dtype: str
+    cache_dtype: str
+    acceptance: Sequence[float]
+    lengths: Sequence[int]
+    batch: Sequence[int]
+    context: Sequence[int]
+
+    @property
+    def most_requests(self) -> int:
+        """The largest batch that is searched for where speculation loses."""
+        return max(REQUESTS, *self.batch)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Target and draft on the hardware; no draft where it is free or given by its cost ratio."""
+
+    target: RooflineCosts
+    draft: RooflineCosts | None
+    rounds: RoundCosts
+
+    @property
+    def free_drafts(self) -> bool:
+        """Whether drafting is taken to cost nothing, so that speed-ups are upper bounds."""
+        return self.rounds.draft == 0.0
+
+    def memory_bytes(self, batch_size: int, context: int) -> float:
+        """Bytes of weights and caches."""
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        return sum(
+            model.weight_bytes + float(model.cache_bytes(batch_size, context)) for model in models
+        )
+
+    def fits(self, batch_size: int, context: int) -> bool | None:
+        """None where the memory's size is not known."""
+        capacity = self.target.capacity
+        return None if capacity is None else self.memory_bytes(batch_size, context) <= capacity
+
+
+def set_up(request: Request) -> Setup:
+    """Costs of target and draft.
+
+    Raises:
+        As `plan`.
+    """
+    device = find_hardware(request)
+    target = RooflineCosts(
+        find_shape(request.target),
+        device,
+        "bf16" if request.dtype == "auto" else request.dtype,
+        None if request.cache_dtype == "auto" else request.cache_dtype,
+        overhead=request.overhead / 1e3,
+        num_devices=request.num_devices,
+        parallel_efficiency=request.parallel_efficiency,
+    )
+    if request.draft.lower() == "none":
+        return Setup(target, None, RoundCosts(target, request.cost_ratio or 0.0))
+    precision = target.precision if request.draft_dtype == "auto" else request.draft_dtype
+    draft = replace(target, shape=find_shape(request.draft), precision=precision)
+    return Setup(target, draft, RoundCosts(target, draft))
+
+
+def find_hardware(request: Request) -> Device:
+    """The named device; limits that are given replace its own.
+
+    Raises:
+        ConfigError: without a name and both limits.
+    """
+    own: dict[str, Any] = {}
+    if request.bandwidth is not None:
+        own["bandwidth"] = request.bandwidth * GB
+    if request.flops is not None:
+        own |= dict.fromkeys(("fp16", "fp32", "fp8"), request.flops * TFLOPS)
+    if request.memory is not None:
+        own["capacity"] = request.memory * GB
+    if request.hardware is not None:
+        return replace(find_device(request.hardware), **own)
+    for name in ("bandwidth", "flops"):
+        if getattr(request, name) is None:
+            raise ConfigError(f"your own hardware needs --{name}; add it, or name a --hardware.")
+    return Device("your own", **own)
+
+
+def known_models() -> str:
+    """For messages."""
+    return ", ".join(sorted(SHAPES))

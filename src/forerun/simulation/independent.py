@@ -1,0 +1,118 @@
+"""Many rounds at once, where every tested token is accepted with the same probability.
+
+The assumptions of `formulas`, drawn instead of computed: to check the formulas against, and for a
+length that adapts, which has no formula.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.options import check
+from forerun.simulation.rounds import (
+    Estimate,
+    RoundCost,
+    ratio_of_dependent_means,
+    ratio_of_means,
+)
+from forerun.theory.adaptive import AdaptiveLength
+
+MOST_ROUNDS = 1 << 26
+
+Counts = NDArray[np.int64]
+
+
+class UniformSource(Protocol):
+    """numpy.random.default_rng(seed) or numpy.random.RandomState(seed)."""
+
+    def random(self, size: int, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class IndependentRounds:
+    """The outcome of independent rounds.
+
+    Args:
+        tokens: tokens a round, the recovered or bonus token included.
+        speedup: against plain decoding of as many tokens.
+        acceptance_rate: accepted / drafted tokens; 0 where nothing was drafted.
+        mean_length: drafted tokens a round.
+    """
+
+    tokens: Estimate
+    speedup: Estimate
+    acceptance_rate: float
+    mean_length: float
+
+
+def simulate_independent(
+    acceptance: float,
+    length: int | AdaptiveLength,
+    cost_ratio: float,
+    rounds: int,
+    rng: UniformSource,
+    *,
+    verification_cost: Callable[[int], float] | None = None,
+) -> IndependentRounds:
+    """Draw rounds of chains; `Estimate.interval(level)` says how sure the means are.
+
+    Args:
+        acceptance: alpha, the probability that a tested token is accepted.
+        length: tokens drafted a round; an adaptive rule is copied. Its rounds depend on each other,
+            so their errors come from batches.
+        cost_ratio, verification_cost: as of a `RoundCost`.
+
+    Raises:
+        ConfigError: for numbers out of range.
+    """
+    alpha = check("acceptance", acceptance, float, ge=0.0, le=1.0)
+    rounds = check("rounds", rounds, int, ge=1, le=MOST_ROUNDS)
+    cost = RoundCost(cost_ratio, verification_cost)
+    if isinstance(length, AdaptiveLength):
+        drafted, accepted = _adaptive_rounds(alpha, length, rounds, rng)
+        ratio = ratio_of_dependent_means
+    else:
+        drafted = np.full(rounds, check("length", length, int, ge=0, le=1 << 16))
+        accepted = _fixed_rounds(alpha, int(drafted[0]), rounds, rng)
+        ratio = ratio_of_means
+    price = {int(depth): cost.of(int(depth), int(depth)) for depth in np.unique(drafted)}
+    spent = np.array([price[depth] for depth in drafted.tolist()])
+    total = int(drafted.sum())
+    return IndependentRounds(
+        tokens=ratio(accepted + 1, np.ones(rounds)),
+        speedup=ratio(accepted + 1, spent),
+        acceptance_rate=int(accepted.sum()) / total if total else 0.0,
+        mean_length=total / rounds,
+    )
+
+
+def _fixed_rounds(alpha: float, length: int, rounds: int, rng: UniformSource) -> Counts:
+    """Accepted tokens [rounds]: a token is tested if all before it have passed."""
+    accepted = np.zeros(rounds, dtype=np.int64)
+    standing = np.arange(rounds)
+    for _ in range(length):
+        standing = standing[np.asarray(rng.random(len(standing))) < alpha]
+        accepted[standing] += 1
+    return accepted
+
+
+def _adaptive_rounds(
+    alpha: float, length: AdaptiveLength, rounds: int, rng: UniformSource
+) -> tuple[Counts, Counts]:
+    """Drafted and accepted tokens, [rounds] each."""
+    rule = copy.deepcopy(length)
+    drafted = np.empty(rounds, dtype=np.int64)
+    # A round accepts the passes before the first rejection, up to its own length.
+    runs = _fixed_rounds(alpha, rule.limits.longest_draft, rounds, rng)
+    accepted = np.empty_like(runs)
+    depth = rule.length
+    for index, run in enumerate(runs.tolist()):
+        drafted[index], accepted[index] = depth, min(run, depth)
+        depth = rule.observe(depth, min(run, depth))
+    return drafted, accepted

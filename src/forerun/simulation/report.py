@@ -1,0 +1,125 @@
+"""The result of a mode: rows for `--json`, tables for people, charts for `--plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+
+class Mark(StrEnum):
+    """A sign behind a number; `MEANINGS` says what it means."""
+
+    NONE = ""
+    BEST = "*"
+    SLOWER = "-"
+    NO_ROOM = "!"
+
+
+MEANINGS = {
+    Mark.BEST: "best length",
+    Mark.SLOWER: "no faster than plain decoding",
+    Mark.NO_ROOM: "does not fit into the memory",
+}
+
+
+class Cell(NamedTuple):
+    """A number as text, its mark, and the text after it."""
+
+    text: str
+    mark: Mark = Mark.NONE
+    tail: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells under a header; a terminal shows the groups of rows apart."""
+
+    title: str
+    header: Sequence[str]
+    groups: Sequence[Sequence[Sequence[Cell]]]
+
+
+Row = Mapping[str, Any]
+
+
+def long_table(
+    title: str,
+    columns: Mapping[str, Callable[[Row], Cell | str]],
+    rows: Sequence[Row],
+    by: Sequence[str] = (),
+) -> Table:
+    """A line per row, in groups of rows that agree in the fields `by`.
+
+    Args:
+        columns: by header, the cell of a row.
+    """
+    groups: dict[tuple[Any, ...], list[list[Cell]]] = {}
+    for row in rows:
+        cells = [column(row) for column in columns.values()]
+        line = [Cell(cell) if isinstance(cell, str) else cell for cell in cells]
+        groups.setdefault(tuple(row[name] for name in by), []).append(line)
+    return Table(title, list(columns), list(groups.values()))
+
+
+class Line(NamedTuple):
+    """A curve, with the lower and upper edge of a band around it if there is one."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Lines by name, in panels by title; all panels share both axes and the names of their lines."""
+
+    title: str
+    x_label: str
+    panels: Mapping[str, Mapping[str, Line]]
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Speed-ups [y, x], with a line where they are 1."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    values: Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a command.
+
+    Args:
+        settings: all options, defaults included.
+        rows: one flat object per setting.
+        tables, charts: the same for people.
+        facts: what applies to all rows.
+        notes: sentences for people.
+    """
+
+    settings: Mapping[str, Any]
+    rows: Sequence[Row]
+    tables: Sequence[Table]
+    charts: Sequence[Curves | HeatMap]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def speedup_cell(value: float, best: bool = False, tail: str = "") -> Cell:
+    """A speed-up, marked if it is the best of its kind or no gain at all."""
+    mark = Mark.SLOWER if value <= 1.0 else Mark.BEST if best else Mark.NONE
+    return Cell(f"{value:.2f}", mark, tail)
+
+
+def interval_text(interval: Sequence[float], digits: int = 2) -> str:
+    """`1.94 to 2.01`."""
+    low, high = interval
+    return f"{low:.{digits}f} to {high:.{digits}f}"

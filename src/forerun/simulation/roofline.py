@@ -1,0 +1,159 @@
+"""What one forward pass costs on a device, from the model's dimensions: the roofline model.
+
+Williams, Waterman, Patterson: Roofline, Communications of the ACM 52(4), 2009. A part of a forward
+takes as long as its memory traffic or its arithmetic, whichever is longer. The parts run one after
+another, so their times add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import Field
+
+from forerun.options import known, options
+from forerun.simulation.devices import PRECISIONS, Device, Precision
+from forerun.simulation.shapes import ModelShape
+from forerun.theory.inputs import Floats, lengths, together
+
+PrecisionName = Annotated[str, known("precision", lambda: PRECISIONS)]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Memory traffic and arithmetic of a part of a forward, arrays of one shape."""
+
+    bytes_moved: Floats
+    flops: Floats
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.bytes_moved + other.bytes_moved, self.flops + other.flops)
+
+    @property
+    def intensity(self) -> Floats:
+        """FLOP a byte; below the ridge point memory traffic takes longer."""
+        return np.asarray(self.flops / self.bytes_moved)
+
+
+@options
+class RooflineCosts:
+    """Seconds of a forward of a model on a device, at the limits that the maker publishes.
+
+    Left out, as small: activations, norms, written keys and values, communication beyond
+    `parallel_efficiency`, sampling. Whatever else takes time is `overhead`.
+
+    Raises:
+        ConfigError: for a number out of range, or a precision that the device has no peak for.
+        UnknownNameError: for an unknown precision.
+    """
+
+    shape: ModelShape = Field(description="The model.")
+    device: Device = Field(description="What it runs on.")
+    precision: PrecisionName = Field(default="bf16", description="Of weights and arithmetic.")
+    cache_precision: PrecisionName | None = Field(
+        default=None, description="Of keys and values; None: 16 bits, or 32 with weights in fp32."
+    )
+    overhead: float = Field(
+        default=0.0, ge=0.0, le=3600.0, description="Seconds of launches and the host a forward."
+    )
+    num_devices: int = Field(
+        default=1,
+        ge=1,
+        le=1 << 20,
+        description="That share the work evenly, as in tensor parallelism.",
+    )
+    parallel_efficiency: float = Field(
+        default=0.8,
+        gt=0.0,
+        le=1.0,
+        description="Share of their joint limits that they reach; assumed.",
+    )
+
+    def __post_init__(self) -> None:
+        self.device.peak(self._weights)
+
+    def seconds(self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike) -> Floats:
+        """Seconds of one forward of `num_tokens` new tokens in each of `batch_size` requests.
+
+        Args:
+            num_tokens, batch_size: integers of at least 1; arrays broadcast.
+            context: tokens of each request in the cache, an integer.
+
+        Raises:
+            ConfigError: for other numbers.
+        """
+        work = self.work(num_tokens, batch_size, context)
+        return np.asarray(self.overhead + sum(self._seconds_of(part) for part in work))
+
+    def work(
+        self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike
+    ) -> tuple[Work, Work]:
+        """Work of the layers with weights, and of the attention over the cache."""
+        tokens, batch, cached = together(
+            lengths("num_tokens", num_tokens, shortest=1),
+            lengths("batch_size", batch_size, shortest=1),
+            lengths("context", context),
+        )
+        rows = tokens * batch.astype(np.float64)
+        layers = Work(
+            self._weights.bytes_per_value * self._parameters_read(rows),
+            2.0 * self.shape.active_parameters * rows,
+        )
+        attention = Work(
+            self.cache_bytes(batch, cached), self.shape.attention_flops * rows * cached
+        )
+        return layers, attention
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights."""
+        return self.shape.parameters * self._weights.bytes_per_value
+
+    def cache_bytes(self, batch_size: ArrayLike, context: ArrayLike) -> Floats:
+        """Bytes of the keys and values of `batch_size` requests."""
+        values = self.shape.cache_values_per_token * np.asarray(batch_size, float)
+        return np.asarray(values * np.asarray(context, float) * self._cache.bytes_per_value)
+
+    @property
+    def capacity(self) -> float | None:
+        """Bytes of all devices' memory together; None where it is not known."""
+        return None if self.device.capacity is None else self.device.capacity * self.num_devices
+
+    @property
+    def ridge_point(self) -> float:
+        """FLOP a byte above which arithmetic takes longer than memory traffic."""
+        return self.device.ridge_point(self._weights)
+
+    @property
+    def _weights(self) -> Precision:
+        return PRECISIONS[self.precision]
+
+    @property
+    def _cache(self) -> Precision:
+        usual = "fp32" if self.precision == "fp32" else "fp16"
+        return PRECISIONS[self.cache_precision or usual]
+
+    def _parameters_read(self, rows: Floats) -> Floats:
+        """Parameters that a forward of `rows` tokens reads: shared ones once, experts if a token is
+        routed to them.
+
+        With tokens routed independently and evenly, an expert is missed by all of them with
+        probability (1 - k/E)^rows. Neighbours in a text agree more, so this is an upper bound.
+        """
+        shape = self.shape
+        if not shape.num_experts:
+            return np.full_like(rows, float(shape.shared_parameters))
+        missed = (1.0 - shape.experts_per_token / shape.num_experts) ** rows
+        hit = shape.num_experts * (1.0 - missed)
+        return shape.shared_parameters + shape.num_layers * shape.expert_parameters * hit
+
+    def _seconds_of(self, part: Work) -> Floats:
+        alone = self.num_devices == 1
+        share = 1.0 if alone else self.num_devices * self.parallel_efficiency
+        return np.maximum(
+            part.bytes_moved / (share * self.device.bandwidth),
+            part.flops / (share * self.device.peak(self._weights)),
+        )

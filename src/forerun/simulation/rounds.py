@@ -1,0 +1,236 @@
+"""What a simulation counted, and how sure its means are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from forerun.options import check
+
+HIGHEST_COST = 1e9
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean or ratio of means.
+
+    Args:
+        value: the estimate.
+        standard_error: of the estimate; NaN for a single round.
+        degrees: of freedom of the error: the number of rounds or batches less one; infinite where
+            the error is known.
+    """
+
+    value: float
+    standard_error: float
+    degrees: float = field(default=math.inf, compare=False)
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Where the true value lies with probability `level`, by Student's t.
+
+        It holds for many rounds. Where they depend on each other it is a little too narrow, more so
+        for few rounds.
+
+        Raises:
+            ConfigError: for a level outside [0, 1].
+        """
+        level = check("level", level, float, ge=0.0, le=1.0)
+        # A value without spread is certain at every level, that of a single round at none.
+        margin = self.standard_error
+        if margin > 0.0:
+            margin *= float(special.stdtrit(self.degrees, 0.5 + 0.5 * level))
+        return self.value - margin, self.value + margin
+
+
+def ratio_of_means(above: ArrayLike, below: ArrayLike, batch: int = 1) -> Estimate:
+    """mean(above) / mean(below) over rounds [n], its error by the delta method.
+
+    Rounds that depend on their neighbours are summed in batches: the longer a batch, the less it
+    depends on its neighbours.
+    """
+    top, bottom = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
+    value = float(top.mean() / bottom.mean())
+    count = len(top) // batch
+    if count < 2:
+        return Estimate(value, math.nan)
+    off = (top - value * bottom)[: count * batch].reshape(count, batch).sum(-1)
+    scale = batch * float(bottom.mean())
+    return Estimate(value, float(np.std(off, ddof=1)) / scale / math.sqrt(count), count - 1)
+
+
+def ratio_of_dependent_means(above: ArrayLike, below: ArrayLike) -> Estimate:
+    """`ratio_of_means` over rounds that follow each other in one text, or under an adaptive rule.
+
+    A round inherits context and length from the round before, so easy rounds come in clusters, and
+    taking them for independent would understate the error. With batches of sqrt(n) rounds both
+    the batches' length and their number grow with n.
+    """
+    estimate = ratio_of_means(above, below, batch=math.isqrt(np.size(above)))
+    # A few batches may agree by chance, as if there were no error at all.
+    least = ratio_of_means(above, below).standard_error
+    return replace(estimate, standard_error=max(estimate.standard_error, least))
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """Costs of rounds, in plain target forwards.
+
+    Args:
+        cost_ratio: of one draft forward, which takes all nodes of a depth together.
+        verification_cost: of a target forward, by the number of tokens that it takes, the newest
+            committed one included; None: 1 for any number.
+
+    Raises:
+        ConfigError: for a draft forward below 0, a target forward of 0 or less, and costs that are
+            NaN or above 1e9.
+    """
+
+    cost_ratio: float = 0.0
+    verification_cost: Callable[[int], float] | None = None
+
+    def __post_init__(self) -> None:
+        check("cost_ratio", self.cost_ratio, float, ge=0.0, le=HIGHEST_COST)
+
+    def of(self, draft_calls: int, drafted: int) -> float:
+        """The cost of a round with `draft_calls` draft forwards and `drafted` drafted tokens."""
+        checking = 1.0
+        if self.verification_cost is not None:
+            cost = self.verification_cost(drafted + 1)
+            checking = check("verification_cost", cost, float, gt=0.0, le=HIGHEST_COST)
+        return self.cost_ratio * draft_calls + checking
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round.
+
+    Args:
+        token_ids: emitted: the accepted tokens and one more.
+        widths: number of drafted tokens at each depth; () is a plain round.
+        accepted: number of accepted tokens.
+        draft_calls: forward passes of the draft model, one per depth.
+        cost: in plain target forwards.
+    """
+
+    token_ids: tuple[int, ...]
+    widths: tuple[int, ...]
+    accepted: int
+    draft_calls: int
+    cost: float
+
+    @property
+    def drafted(self) -> int:
+        return sum(self.widths)
+
+    @property
+    def depth(self) -> int:
+        """The number of tokens that could have been accepted."""
+        return len(self.widths)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The outcome of a loop.
+
+    Everything but `token_ids` counts whole rounds: the last one may emit more than was requested,
+    and a count cut off there would favour short rounds.
+
+    Args:
+        token_ids: as many as were requested.
+        rounds: one per forward pass of the target.
+    """
+
+    token_ids: tuple[int, ...]
+    rounds: tuple[Round, ...]
+
+    @property
+    def target_calls(self) -> int:
+        """Forward passes of the target: the rounds."""
+        return len(self.rounds)
+
+    @property
+    def draft_calls(self) -> int:
+        """Forward passes of the draft model, one for all nodes of a depth."""
+        return sum(entry.draft_calls for entry in self.rounds)
+
+    @property
+    def drafted(self) -> int:
+        """Drafted tokens."""
+        return sum(entry.drafted for entry in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were accepted."""
+        return sum(entry.accepted for entry in self.rounds)
+
+    @property
+    def bonus(self) -> int:
+        """Tokens drawn after a whole draft was accepted."""
+        return sum(entry.accepted == entry.depth > 0 for entry in self.rounds)
+
+    @property
+    def recovered(self) -> int:
+        """Tokens drawn from a residual after a rejection."""
+        return sum(entry.accepted < entry.depth for entry in self.rounds)
+
+    @property
+    def plain(self) -> int:
+        """Tokens of rounds without a draft."""
+        return sum(entry.depth == 0 for entry in self.rounds)
+
+    @property
+    def emitted(self) -> int:
+        """All tokens of all rounds: accepted + recovered + bonus + plain."""
+        return sum(len(entry.token_ids) for entry in self.rounds)
+
+    @property
+    def cost(self) -> float:
+        """In plain target forwards."""
+        return math.fsum(entry.cost for entry in self.rounds)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens per target forward, the recovered and bonus tokens included."""
+        return self.emitted / self.target_calls
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens; 0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tested_acceptance(self) -> float:
+        """Depths passed / depths tested: the estimate of alpha; 0 where nothing was tested."""
+        tested = sum(min(entry.accepted + 1, entry.depth) for entry in self.rounds)
+        return self.accepted / tested if tested else 0.0
+
+    @property
+    def tokens_per_drafted(self) -> float:
+        """Tokens / drafted tokens, called average acceptance in some texts; inf without drafts."""
+        return self.emitted / self.drafted if self.drafted else math.inf
+
+    @property
+    def speedup(self) -> float:
+        """The cost of as many plain tokens / the cost of these."""
+        return self.emitted / self.cost
+
+    def speedup_estimate(self, cost_ratio: float | None = None) -> Estimate:
+        """`speedup` with its standard error.
+
+        Args:
+            cost_ratio: another cost of a draft forward, where each forward of the target costs 1.
+
+        Raises:
+            ConfigError: for a cost ratio out of range.
+        """
+        if cost_ratio is None:
+            costs = [entry.cost for entry in self.rounds]
+        else:
+            price = RoundCost(cost_ratio)
+            costs = [price.of(entry.draft_calls, entry.drafted) for entry in self.rounds]
+        return ratio_of_dependent_means([len(entry.token_ids) for entry in self.rounds], costs)

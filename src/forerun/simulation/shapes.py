@@ -1,0 +1,188 @@
+"""Decoder-only transformers by their dimensions: their weights, and the work of a token.
+
+Dimensions are those of the published `config.json` files, under the same names; parameter counts
+follow from them and are held against the published ones by the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field
+
+from forerun.errors import ConfigError, UnknownNameError
+from forerun.options import Text, options
+
+_COUNT = re.compile(r"(\d+(?:\.\d*)?)\s*([kmbt]?)", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+# What `of_size` assumes: heads of 128 values, queries in groups of up to eight a key, layers one to
+# 128 values of width. Llama 2 and 3, Qwen3 and Mistral are all built within a third of this.
+_HEAD_DIM = _WIDTH_PER_LAYER = 128
+_KV_HEADS = 8
+_SMALLEST, _LARGEST = 10**6, 10**14
+
+
+_Size = Annotated[int, Field(ge=1, le=10**9)]
+_Count = Annotated[int, Field(ge=0, le=10**9)]
+
+
+@options
+class ModelShape:
+    """A decoder with gated feed-forward layers and grouped-query attention.
+
+    Raises:
+        ConfigError: for sizes out of range, or that contradict each other.
+    """
+
+    name: Text = Field(description="As people call it.")
+    num_layers: _Size = Field(description="Decoder layers.")
+    hidden_size: _Size = Field(description="Width of a hidden state.")
+    num_heads: _Size = Field(description="Attention heads, a multiple of `num_kv_heads`.")
+    num_kv_heads: _Size = Field(description="Heads of keys and values.")
+    head_dim: _Size = Field(description="Width of a head.")
+    intermediate_size: _Size = Field(description="Width of a feed-forward layer, or of one expert.")
+    vocab_size: _Count = Field(
+        description="Rows of the embedding; 0 leaves embedding and output layer out."
+    )
+    tied: bool = Field(default=False, description="Whether the output layer is the embedding.")
+    num_experts: _Count = Field(
+        default=0, description="Of every feed-forward layer; 0 for a dense model."
+    )
+    experts_per_token: _Count = Field(default=0, description="That a token is routed to.")
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_heads is {self.num_heads} and num_kv_heads {self.num_kv_heads}; "
+                "the first must be a multiple of the second."
+            )
+        if not min(self.num_experts, 1) <= self.experts_per_token <= self.num_experts:
+            raise ConfigError(
+                f"experts_per_token is {self.experts_per_token}; with {self.num_experts} experts "
+                f"it must lie in [{min(self.num_experts, 1)}, {self.num_experts}]."
+            )
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one expert in one layer; 0 for a dense model."""
+        return self._feed_forward if self.num_experts else 0
+
+    @property
+    def shared_parameters(self) -> int:
+        """Parameters that every forward reads and multiplies: all but the experts and an embedding
+        that is not also the output layer, of which only the rows of the tokens are read."""
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        router = self.hidden_size * self.num_experts
+        layer = attention + router + (0 if self.num_experts else self._feed_forward)
+        return self.num_layers * layer + self.vocab_size * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """All parameters but the norms' few."""
+        embedding = 0 if self.tied else self.vocab_size * self.hidden_size
+        experts = self.num_layers * self.num_experts * self.expert_parameters
+        return self.shared_parameters + experts + embedding
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token is multiplied with."""
+        experts = self.num_layers * self.experts_per_token * self.expert_parameters
+        return self.shared_parameters + experts
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Numbers that one token of one request keeps: keys and values of all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    @property
+    def attention_flops(self) -> int:
+        """FLOP of one token with one token of its context: query with key, weight with value."""
+        return 4 * self.num_layers * self.num_heads * self.head_dim
+
+    @property
+    def _feed_forward(self) -> int:
+        return 3 * self.hidden_size * self.intermediate_size
+
+
+def of_size(parameters: float, name: str | None = None) -> ModelShape:
+    """A typical dense model with this many parameters, all of which every forward reads.
+
+    Raises:
+        ConfigError: for a count outside [1e6, 1e14].
+    """
+    if not _SMALLEST <= parameters <= _LARGEST:
+        raise ConfigError(
+            f"{parameters:g} parameters are not those of a language model; "
+            f"give a count in [{_SMALLEST:g}, {_LARGEST:g}], such as 70B."
+        )
+    # A layer has about 12 * hidden_size^2 parameters, the form of arXiv 2001.08361, table 1.
+    heads = max(1, round((parameters * _WIDTH_PER_LAYER / 12) ** (1 / 3) / _HEAD_DIM))
+    if heads > _KV_HEADS:
+        heads = _KV_HEADS * round(heads / _KV_HEADS)
+    hidden, kv_heads = heads * _HEAD_DIM, min(heads, _KV_HEADS)
+    layers = max(1, round(parameters / (12 * hidden**2)))
+    attention = 2 * hidden * _HEAD_DIM * (heads + kv_heads)
+    # The feed-forward layers get what attention leaves.
+    width = max(1, round((parameters / layers - attention) / (3 * hidden)))
+    return ModelShape(
+        name or f"{parameters:g}", layers, hidden, heads, kv_heads, _HEAD_DIM, width, vocab_size=0
+    )
+
+
+def find_shape(name: str) -> ModelShape:
+    """A known model by its name or hub id, or a typical one by a count such as `70B`.
+
+    Raises:
+        UnknownNameError: listing the known models.
+        ConfigError: for a count outside [1e6, 1e14].
+    """
+    counted = _COUNT.fullmatch(name.strip())
+    if counted is not None:
+        return of_size(float(counted[1]) * _UNITS[counted[2].lower()], name.strip())
+    plain = name.strip().lower().rpartition("/")[2]
+    if plain not in SHAPES:
+        raise UnknownNameError("model", plain or name, SHAPES)
+    return SHAPES[plain]
+
+
+def _named(*shapes: ModelShape) -> dict[str, ModelShape]:
+    return {shape.name: shape for shape in shapes}
+
+
+_LLAMA_2, _LLAMA_3, _QWEN = 32000, 128256, 151936
+
+# Columns: layers, hidden size, heads, key-value heads, head dimension, intermediate size, vocabulary.
+SHAPES = _named(
+    # meta-llama/Llama-2-*-hf, config.json; arXiv 2307.09288.
+    ModelShape("llama-2-7b", 32, 4096, 32, 32, 128, 11008, _LLAMA_2),
+    ModelShape("llama-2-13b", 40, 5120, 40, 40, 128, 13824, _LLAMA_2),
+    ModelShape("llama-2-70b", 80, 8192, 64, 8, 128, 28672, _LLAMA_2),
+    # meta-llama/Llama-3.1-* and Llama-3.2-*, config.json; arXiv 2407.21783, table 3.
+    ModelShape("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, _LLAMA_3, tied=True),
+    ModelShape("llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, _LLAMA_3, tied=True),
+    ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, _LLAMA_3),
+    ModelShape("llama-3.1-70b", 80, 8192, 64, 8, 128, 28672, _LLAMA_3),
+    ModelShape("llama-3.1-405b", 126, 16384, 128, 8, 128, 53248, _LLAMA_3),
+    # mistralai/Mistral-7B-v0.1, Mixtral-8x7B-v0.1 and 8x22B-v0.1, config.json; arXiv 2401.04088.
+    ModelShape("mistral-7b", 32, 4096, 32, 8, 128, 14336, 32000),
+    ModelShape(
+        "mixtral-8x7b", 32, 4096, 32, 8, 128, 14336, 32000, num_experts=8, experts_per_token=2
+    ),
+    ModelShape(
+        "mixtral-8x22b", 56, 6144, 48, 8, 128, 16384, 32000, num_experts=8, experts_per_token=2
+    ),
+    # Qwen/Qwen3-*, config.json; arXiv 2505.09388, tables 1 and 2.
+    ModelShape("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, _QWEN, tied=True),
+    ModelShape("qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, _QWEN, tied=True),
+    ModelShape("qwen3-4b", 36, 2560, 32, 8, 128, 9728, _QWEN, tied=True),
+    ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12288, _QWEN),
+    ModelShape("qwen3-14b", 40, 5120, 40, 8, 128, 17408, _QWEN),
+    ModelShape("qwen3-32b", 64, 5120, 64, 8, 128, 25600, _QWEN),
+    ModelShape(
+        "qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, _QWEN, num_experts=128, experts_per_token=8
+    ),
+    ModelShape(
+        "qwen3-235b-a22b", 94, 4096, 64, 4, 128, 1536, _QWEN, num_experts=128, experts_per_token=8
+    ),
+)

@@ -1,0 +1,207 @@
+"""Plain, greedy and speculative decoding of small language models, step by step.
+
+Everything is exact and slow: rows are functions of the context (see `language_models`), costs are
+counted in plain target forwards. With NumPy's legacy generator and chains it draws in the order of
+the NumPy tutorial on speculative decoding (machinelearningplus.com), whose figures it reproduces.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from forerun.errors import DistributionError
+from forerun.options import check
+from forerun.simulation.language_models import Context, LanguageModel
+from forerun.simulation.rounds import Round, RoundCost, Simulation
+from forerun.theory.adaptive import AdaptiveLength
+from forerun.theory.inputs import Floats, as_row
+from forerun.theory.trees import branching_parents
+
+LONGEST_TEXT = 1 << 24
+LONGEST_DRAFT = 4096
+
+
+class RandomSource(Protocol):
+    """numpy.random.default_rng(seed), numpy.random.RandomState(seed), or a script of draws."""
+
+    def random(self) -> Any:
+        """A uniform of [0, 1); it is only ever compared with `<`."""
+
+    def choice(self, a: int, /, *, p: Floats) -> Any:
+        """A token id below `a`, drawn from the row `p` [V]."""
+
+
+def standard(
+    target: LanguageModel, context: Sequence[int], num_tokens: int, rng: RandomSource
+) -> Simulation:
+    """Plain decoding: one target forward and one draw per token.
+
+    Raises:
+        ConfigError: for a number of tokens below 1.
+        DistributionError: for a model with invalid rows.
+    """
+    return _plain(target, context, num_tokens, lambda row: int(rng.choice(len(row), p=row)))
+
+
+def greedy(target: LanguageModel, context: Sequence[int], num_tokens: int) -> Simulation:
+    """Plain decoding that takes the likeliest token, the lowest id on ties.
+
+    Raises:
+        As `standard`.
+    """
+    return _plain(target, context, num_tokens, lambda row: int(np.argmax(row)))
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How to draft, and at what cost.
+
+    Args:
+        length: how deep to draft; 0 is plain decoding. An adaptive rule is copied.
+        branching: children of each node of the first depths; 1 at all further depths, so that ()
+            is a chain.
+        cost: of rounds.
+
+    Raises:
+        ConfigError: for a length or branching out of range.
+    """
+
+    length: int | AdaptiveLength = 5
+    branching: Sequence[int] = ()
+    cost: RoundCost = field(default_factory=RoundCost)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.length, AdaptiveLength):
+            check("length", self.length, int, ge=0, le=LONGEST_DRAFT)
+        branching_parents(self.branching)
+
+
+CHAIN = Speculation()
+
+
+def speculative(
+    target: LanguageModel,
+    draft: LanguageModel,
+    context: Sequence[int],
+    num_tokens: int,
+    rng: RandomSource,
+    speculation: Speculation = CHAIN,
+) -> Simulation:
+    """Speculative decoding with the token rule (Leviathan et al., arXiv 2211.17192).
+
+    A drawn tree is verified as Sequoia does (arXiv 2402.12374): siblings are drawn without
+    replacement and tested in that order, each against the residual of those before it.
+
+    Raises:
+        ConfigError: for a number of tokens below 1 or a tree of more than 4096 nodes.
+        DistributionError: for invalid rows, or models of different vocabularies.
+    """
+    check("num_tokens", num_tokens, int, ge=1, le=LONGEST_TEXT)
+    rule = copy.deepcopy(speculation.length)
+    widths = tuple(speculation.branching)
+    committed, rounds = list(context), list[Round]()
+    while len(committed) - len(context) < num_tokens:
+        depth = rule.length if isinstance(rule, AdaptiveLength) else rule
+        shape = (widths + (1,) * depth)[:depth]
+        tree = _drafted(draft, tuple(committed), shape, rng)
+        tokens = _verified(target, tree, tuple(committed), rng)
+        committed += tokens
+        accepted = len(tokens) - 1
+        cost = speculation.cost.of(len(shape), len(tree.token_ids))
+        rounds.append(Round(tuple(tokens), tree.widths, accepted, len(shape), cost))
+        if isinstance(rule, AdaptiveLength):
+            rule.observe(depth, accepted)
+    return Simulation(tuple(committed[len(context) :][:num_tokens]), tuple(rounds))
+
+
+@dataclass
+class _Tree:
+    """A drafted tree; row i is the distribution that token i was drawn from."""
+
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    rows: list[Floats] = field(default_factory=list)
+    widths: tuple[int, ...] = ()
+
+    def children(self, node: int) -> list[int]:
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+
+def _plain(
+    target: LanguageModel,
+    context: Sequence[int],
+    num_tokens: int,
+    pick: Callable[[Floats], int],
+) -> Simulation:
+    tokens = tuple(context)
+    for _ in range(check("num_tokens", num_tokens, int, ge=1, le=LONGEST_TEXT)):
+        tokens += (pick(as_row("the target's row", target(tokens))),)
+    new = tokens[len(context) :]
+    return Simulation(new, tuple(Round((token,), (), 0, 0, 1.0) for token in new))
+
+
+def _drafted(
+    draft: LanguageModel, context: Context, shape: tuple[int, ...], rng: RandomSource
+) -> _Tree:
+    """Draw a tree depth by depth, and the children of a node one after the other."""
+    branching_parents(shape)  # Refuses trees that are too large.
+    tree, level = _Tree(), [(-1, context)]
+    for width in shape:
+        grown: list[tuple[int, Context]] = []
+        for parent, text in level:
+            row = as_row("the draft's row", draft(text))
+            for sibling in range(1, width + 1):
+                token = int(rng.choice(len(row), p=row))
+                grown.append((len(tree.token_ids), (*text, token)))
+                tree.token_ids.append(token)
+                tree.parents.append(parent)
+                tree.rows.append(row)
+                if sibling == width:
+                    break
+                row = _without(row, token)
+                if not row.any():
+                    break  # Every token that can be drawn has been drawn.
+        tree.widths += (len(grown),)
+        level = grown
+    return tree
+
+
+def _verified(target: LanguageModel, tree: _Tree, context: Context, rng: RandomSource) -> list[int]:
+    """The accepted path and the token that ends the round."""
+    node, tokens = -1, list[int]()
+    while True:
+        row = as_row("the target's row", target((*context, *tokens)))
+        for child in tree.children(node):
+            token, drawn = tree.token_ids[child], tree.rows[child]
+            if len(drawn) != len(row):
+                raise DistributionError(
+                    f"the target has {len(row)} tokens and the draft {len(drawn)}; "
+                    "both must share one vocabulary."
+                )
+            if rng.random() < min(1.0, float(row[token]) / float(drawn[token])):
+                node = child
+                tokens.append(token)
+                break
+            row = _residual(row, drawn)
+        else:
+            return [*tokens, int(rng.choice(len(row), p=row))]
+
+
+def _residual(row: Floats, drawn: Floats) -> Floats:
+    """The target's residual after a rejection; the row itself where the residual is zero."""
+    left = np.maximum(row - drawn, 0.0)
+    total = left.sum()
+    return left / total if total > 0.0 else row
+
+
+def _without(row: Floats, token: int) -> Floats:
+    """The row without a token; all zero where no other token can be drawn."""
+    others = row.copy()
+    others[token] = 0.0
+    total = others.sum()
+    return others / total if total > 0.0 else others

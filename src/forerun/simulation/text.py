@@ -1,0 +1,172 @@
+"""n-gram target and draft fitted to a text, and speculative decoding at every length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from forerun import files
+from forerun.errors import ConfigError
+from forerun.simulation.language_models import LanguageModel, NgramModel
+from forerun.simulation.report import (
+    Cell,
+    Curves,
+    Line,
+    Result,
+    Row,
+    Table,
+    interval_text,
+    long_table,
+    speedup_cell,
+)
+from forerun.simulation.rounds import Simulation
+from forerun.simulation.simulator import Speculation, speculative
+from forerun.simulation.sweep import LEVEL, length_text
+from forerun.theory.adaptive import AdaptiveLength
+from forerun.theory.formulas import speedup
+
+# Counting n-grams takes some ten times the text's size in memory, and half a second per million.
+MOST_BYTES = 16 << 20
+_CACHED_ROWS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to simulate.
+
+    Args:
+        text: the name of the file.
+        unit: a token is a "character" or a "word".
+        target_order, draft_order: n of the models.
+        num_tokens: to generate at each length.
+    """
+
+    text: str
+    unit: str
+    target_order: int
+    draft_order: int
+    lengths: Sequence[int]
+    cost_ratios: Sequence[float]
+    num_tokens: int
+    seed: int
+    adaptive: bool
+
+
+def read_text(file: str) -> str:
+    """The text of a UTF-8 file, or of standard input for `-`.
+
+    Raises:
+        ConfigError: for text that cannot be read, is empty, too large or not UTF-8.
+    """
+    where = "standard input" if file == "-" else f"text file {file}"
+    if file == "-":
+        text = files.read_stdin(ConfigError, most_bytes=MOST_BYTES)
+    else:
+        text = files.read_text(file, "text file", ConfigError, most_bytes=MOST_BYTES)
+    if not text.strip():
+        raise ConfigError(f"{where} is empty; give some text to fit the models to.")
+    return text
+
+
+def simulate_text(request: Request, content: str) -> Result:
+    """Rows for every cost ratio and length, from one run per length.
+
+    Raises:
+        ConfigError: for a text too short for the orders.
+    """
+    target = NgramModel.fit(content, request.target_order, unit=request.unit)
+    draft = NgramModel.fit(
+        content, request.draft_order, unit=request.unit, vocabulary=target.vocabulary
+    )
+    pair = (_cached(target, request.target_order), _cached(draft, request.draft_order))
+    runs = {str(length): _run(request, pair, length) for length in request.lengths}
+    if request.adaptive:
+        runs["adaptive"] = _run(request, pair, AdaptiveLength())
+    rows = [
+        row
+        for ratio in request.cost_ratios
+        for row in _mark_best([_row(name, run, ratio) for name, run in runs.items()])
+    ]
+    policy = "adaptive" if request.adaptive else "fixed"
+    settings = asdict(request) | {"policy": policy, "level": LEVEL}
+    del settings["adaptive"]
+    settings["cost_ratio"] = settings.pop("cost_ratios")
+    facts = {"characters": len(content), "vocab_size": target.vocab_size}
+    return Result(settings, rows, [_table(rows)], [_chart(request, rows)], facts)
+
+
+def _cached(model: NgramModel, order: int) -> LanguageModel:
+    """The same model with a cache of rows."""
+    row = lru_cache(maxsize=_CACHED_ROWS)(model)
+    return lambda context, /: row(context[max(0, len(context) - order + 1) :])
+
+
+def _run(
+    request: Request, pair: tuple[LanguageModel, LanguageModel], length: int | AdaptiveLength
+) -> Simulation:
+    # The random numbers of a length do not depend on the other lengths.
+    rng = np.random.default_rng([request.seed, length if isinstance(length, int) else 0])
+    return speculative(*pair, (), request.num_tokens, rng, Speculation(length))
+
+
+def _row(name: str, run: Simulation, ratio: float) -> dict[str, Any]:
+    estimate = run.speedup_estimate(ratio)
+    adaptive = name == "adaptive"
+    alpha = run.tested_acceptance
+    return {
+        "cost_ratio": ratio,
+        "policy": name if adaptive else "fixed",
+        "length": run.draft_calls / run.target_calls if adaptive else int(name),
+        "acceptance": alpha,
+        "acceptance_rate": run.acceptance_rate,
+        "tokens_per_round": run.tokens_per_round,
+        "target_calls": run.target_calls,
+        "draft_calls": run.draft_calls,
+        "cost_per_token": 1.0 / estimate.value,
+        "speedup": estimate.value,
+        # A single round has no spread.
+        "interval": list(estimate.interval(LEVEL)) if len(run.rounds) > 1 else None,
+        "formula": None if adaptive else speedup(alpha, int(name), ratio),
+        "pays": estimate.value > 1.0,
+    }
+
+
+def _mark_best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    best = max(row["speedup"] for row in rows if row["policy"] == "fixed")
+    return [row | {"best": row["policy"] == "fixed" and row["speedup"] == best} for row in rows]
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    columns: dict[str, Callable[[Row], Cell | str]] = {
+        "cost ratio": lambda row: f"{row['cost_ratio']:g}",
+        "length": length_text,
+        "acceptance": lambda row: f"{row['acceptance']:.3f}",
+        "accepted/drafted": lambda row: f"{row['acceptance_rate']:.3f}",
+        "tokens a round": lambda row: f"{row['tokens_per_round']:.2f}",
+        "target calls": lambda row: str(row["target_calls"]),
+        "cost a token": lambda row: f"{row['cost_per_token']:.3f}",
+        "speed-up": lambda row: speedup_cell(row["speedup"], row["best"]),
+        f"{LEVEL:.0%} interval": lambda row: (
+            (row["interval"] and interval_text(row["interval"])) or ""
+        ),
+        "formula": lambda row: "" if row["formula"] is None else f"{row['formula']:.2f}",
+    }
+    title = "Simulated speed-up over plain decoding"
+    return long_table(title, columns, rows, ["cost_ratio"])
+
+
+def _chart(request: Request, rows: list[dict[str, Any]]) -> Curves:
+    lines = {}
+    for ratio in request.cost_ratios:
+        fixed = [row for row in rows if (row["cost_ratio"], row["policy"]) == (ratio, "fixed")]
+        edges = [row["interval"] or (row["speedup"], row["speedup"]) for row in fixed]
+        lines[f"cost ratio {ratio:g}"] = Line(
+            [row["length"] for row in fixed],
+            [row["speedup"] for row in fixed],
+            ([low for low, _ in edges], [high for _, high in edges]),
+        )
+    return Curves("Simulated speed-up over length", "tokens drafted a round", {"": lines})

@@ -1,0 +1,61 @@
+"""Streams that are closed, full or without a reader: one line and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command_line import Cli
+
+QUICK = ["--help", "--version", "generate --help", "simulate", "simulate --json"]
+FULL = "forerun: error: standard output cannot be written: no space left on device.\n"
+CLOSED = "forerun: error: standard output is closed; give it a file, a pipe or a terminal.\n"
+
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+
+
+def shell(command: str, redirection: str) -> subprocess.CompletedProcess[str]:
+    program = f"set -o pipefail; {sys.executable} -m forerun.cli.main {command} {redirection}"
+    return subprocess.run(
+        ["bash", "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@needs_full
+@pytest.mark.parametrize("command", QUICK)
+def test_a_full_device(command: str) -> None:
+    done = shell(command, ">/dev/full")
+    assert (done.returncode, done.stderr) == (2, FULL)
+    assert shell(command, ">/dev/full 2>/dev/full").returncode == 2
+
+
+@pytest.mark.parametrize("command", ["--help", "simulate --json"])
+def test_a_closed_output(command: str) -> None:
+    done = shell(command, ">&-")
+    assert (done.returncode, done.stderr) == (2, CLOSED)
+    assert shell(command, "<&- >&- 2>&-").returncode == 2
+
+
+@pytest.mark.parametrize("command", ["--help", "simulate --json"])
+def test_a_reader_who_left(command: str) -> None:
+    done = shell(command, "| true")
+    assert (done.returncode, done.stderr) in [(141, ""), (0, "")]
+
+
+@needs_full
+@pytest.mark.parametrize("talk", ["2>/dev/full", "2>&-"])
+def test_lost_talk_stops_nothing(talk: str) -> None:
+    assert shell("simulate", talk).stdout == shell("simulate", "2>/dev/null").stdout != ""
+
+
+@needs_full
+def test_a_model_that_runs_is_let_go(cli: Cli) -> None:
+    """Nothing of the engine may outlive the error, or the kernels report what leaked."""
+    run = f"generate --model {cli.target} --prompt a --max-tokens 4"
+    done = shell(run, ">/dev/full")
+    assert (done.returncode, done.stderr.splitlines()[-1] + "\n") == (2, FULL)
+    assert "leaked" not in done.stderr
+    assert shell(run, "2>/dev/full").stdout != ""

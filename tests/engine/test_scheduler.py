@@ -1,0 +1,216 @@
+"""Rows, prefix reuse, prompts in chunks, and one round's worth of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.contracts import CausalLM
+from forerun.core import Batch, ForwardOutput
+from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.ngram import NgramDrafter
+from forerun.engine import engine as engine_module
+from forerun.engine import scheduler as scheduler_module
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.models.cpu import CpuModel
+from forerun.params import SamplingParams
+from forerun.testing import ToyModel
+from tests.helpers.kernel_models import model, needs_kernels
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+def record(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """Every chunk of a prompt that a model runs from now on."""
+    batches: list[Batch] = []
+
+    def watch(kind: Any) -> None:
+        forward = kind.forward
+
+        def seen(target: CausalLM, batch: Batch, cache: Any) -> ForwardOutput:
+            if batch.logits_for == "none":
+                batches.append(batch)
+            output: ForwardOutput = forward(target, batch, cache)
+            return output
+
+        monkeypatch.setattr(kind, "forward", seen)
+
+    for kind in (ToyModel, CpuModel):
+        watch(kind)
+    return batches
+
+
+def test_a_second_turn_runs_its_own_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Engine(ToyModel(11), max_batch_size=2)
+    first = one.generate([[1, 2, 3, 4]], GREEDY)[0]
+    batches = record(monkeypatch)
+    turn = [1, 2, 3, 4, *first.token_ids, 5, 6, 7]
+    second = one.generate([turn], GREEDY)[0]
+    # The newest token of a text has not been run yet, and the last of a prompt runs with the draft.
+    assert [list(batch.token_ids[0]) for batch in batches] == [[first.token_ids[-1], 5, 6]]
+    assert second.stats.num_cached_tokens == len(turn) - 4
+    assert second.token_ids == Engine(ToyModel(11)).generate([turn], GREEDY)[0].token_ids
+    assert one.stats.num_cached_tokens == second.stats.num_cached_tokens
+
+
+def test_prefix_reuse_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Engine(ToyModel(11), prefix_reuse=False)
+    for _ in range(2):
+        completion = one.generate([[1, 2, 3, 4]], GREEDY)[0]
+        assert completion.stats.num_cached_tokens == 0
+
+
+def test_admission_takes_the_row_that_shares_most() -> None:
+    one = Engine(ToyModel(11), max_batch_size=3)
+    prompts = [[1, 2, 3, 4, 5], [1, 2, 9, 9, 9], [7, 7, 7, 7, 7]]
+    one.generate(prompts, GREEDY)
+    cached = [
+        one.generate([prompt], SamplingParams(max_tokens=1))[0].stats.num_cached_tokens
+        for prompt in ([7, 7, 7, 7, 1], [1, 2, 9, 9, 1], [1, 2, 3, 4, 1], [5, 5])
+    ]
+    assert cached == [4, 4, 4, 0]
+
+
+def test_what_a_row_has_lost_is_run_again() -> None:
+    """A row that holds less than was written down when its request ended."""
+    one = Engine(ToyModel(11))
+    one.generate([[1, 2, 3, 4, 5, 6]], GREEDY)
+    one._parts.cache.trim(0, 2)
+    completion = one.generate([[1, 2, 3, 4, 5, 6]], GREEDY)[0]
+    assert completion.stats.num_cached_tokens == 2
+    expected = Engine(ToyModel(11)).generate([[1, 2, 3, 4, 5, 6]], GREEDY)[0]
+    assert completion.token_ids == expected.token_ids
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_reuse_is_a_fresh_prefill_bit_for_bit(precision: str) -> None:
+    """Turns of a conversation on the kernels, target and draft: log probabilities and all."""
+    target, draft = model("llama", precision), model("llama", precision, seed=3)
+    params = SamplingParams(temperature=0.0, max_tokens=9, logprobs=2)
+
+    def engine(reuse: bool) -> Engine:
+        drafter = DraftModelDrafter(draft, 2, draft.max_context)
+        config = SpeculativeConfig(num_speculative_tokens=3, monitor=False)
+        return Engine(target, drafter, config, max_batch_size=2, prefix_reuse=reuse)
+
+    one, text, reused = engine(True), [1, 2, 3, 4, 5], 0
+    for turn in range(4):
+        kept = one.generate([text, [9, 8, turn]], params)
+        fresh = engine(False).generate([text, [9, 8, turn]], params)
+        for ours, theirs in zip(kept, fresh, strict=True):
+            assert ours.token_ids == theirs.token_ids
+            assert ours.logprobs == theirs.logprobs
+        reused += kept[0].stats.num_cached_tokens
+        text = [*text, *kept[0].token_ids, 6, 7]
+    assert reused > 40
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_any_order_of_requests_gives_plain_texts(data: st.DataObject) -> None:
+    """Prompts that share beginnings, cancelled and finished in any order, over few rows."""
+    prompts = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), max_size=12))
+    one = Engine(ToyModel(3), NgramDrafter(1, 2), max_batch_size=2)
+    ids = {}
+    for prompt in prompts:
+        ids[one.add(prompt, GREEDY)] = prompt
+        for _ in range(data.draw(st.integers(0, 3))):
+            one.step()
+        if data.draw(st.booleans()):
+            one.cancel(data.draw(st.sampled_from(sorted(ids))))
+    while one.has_work:
+        one.step()
+    for number, prompt in ids.items():
+        completion = one.completion(number)
+        expected = Engine(ToyModel(3)).generate([prompt], GREEDY)[0].token_ids
+        assert completion.token_ids == expected[: len(completion.token_ids)]
+        assert completion.finish_reason != "error"
+
+
+class Clock:
+    """Time that passes by tokens run."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_streams_wait_for_a_long_prompt_no_longer_than_two_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, target = Clock(), ToyModel(11)
+    forward = target.forward
+
+    def run(batch: Batch, cache: Any) -> ForwardOutput:
+        output = forward(batch, cache)
+        # A pass costs 20 and a token 1.
+        clock.now += 20 + sum(batch.counts)
+        return output
+
+    monkeypatch.setattr(target, "forward", run)
+    for module in (scheduler_module, engine_module):
+        monkeypatch.setattr(module, "perf_counter", clock)
+    one = Engine(target, max_batch_size=9)
+    params = SamplingParams(temperature=0.0, max_tokens=100)
+    for start in range(8):
+        one.add([start, 1], params)
+    one.step()
+    started = clock.now
+    one.step()
+    round_time = clock.now - started
+    long = one.add([5, 6] * 200, params)
+    waits = []
+    while one.has_work:
+        before = clock.now
+        events = one.step()
+        waits.append(clock.now - before)
+        if any(event.request_id == long for event in events):
+            break
+    assert max(waits) <= 2 * round_time + 10
+    # And the prompt gets on: a chunk takes about as long as a round.
+    assert len(waits) < 60
+
+
+def test_a_batch_that_starts_together_is_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = record(monkeypatch)
+    one = Engine(ToyModel(11), max_batch_size=4)
+    for start in range(4):
+        one.add([start] * 30, GREEDY)
+    one.step()
+    assert [batch.counts for batch in batches] == [(29,)] * 4
+
+
+@needs_kernels
+@pytest.mark.parametrize("sampler", [{"temperature": 0.0}, {"top_p": 0.9}, {"seed": 1}])
+def test_a_round_on_the_kernels_verifies_in_one_call(
+    sampler: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forerun._native import rows as native
+
+    calls: list[int] = []
+    verify = native.verify_batch
+
+    def counted(drafts: Sequence[Any], logits: torch.Tensor) -> Any:
+        calls.append(len(drafts))
+        return verify(drafts, logits)
+
+    monkeypatch.setattr(native, "verify_batch", counted)
+    for name in ("decide", "warp", "draw", "couple"):
+        monkeypatch.setattr(native, name, lambda *_: pytest.fail("not in one call"))
+    target, draft = model("llama", "bf16"), model("llama", "int8", seed=3)
+    drafter = DraftModelDrafter(draft, 4, draft.max_context)
+    one = Engine(target, drafter, SpeculativeConfig(monitor=False), max_batch_size=4)
+    rounds: list[int] = []
+    one.watch_rounds(lambda request, *_: rounds.append(request.request_id))
+    one.generate([[1, 2], [3], [4, 5, 6], [7]], SamplingParams(max_tokens=9, **sampler))
+    assert sum(calls) == len(rounds)
+    assert max(calls) == 4

@@ -1,0 +1,85 @@
+"""Tiny random models of every family, made by transformers itself, and how to run them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forerun.core import Tree
+
+VOCAB = 61
+_LLAMA_LIKE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+_SCALED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_SCALED}
+_SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-rope3": ("llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "llama-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    ),
+    "mistral": ("mistral", {"sliding_window": 3}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-sliding": ("qwen2", _SLIDING),
+    "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-yarn": ("qwen3", {"head_dim": 16, "rope_parameters": {"rope_type": "yarn", **_SCALED}}),
+    "gpt2": ("gpt2", {}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 3}),
+    "opt": ("opt", {}),
+}
+NATIVE = [name for name in FAMILIES if name not in ("gpt_neox", "gemma2", "opt")]
+
+
+def tiny_config(name: str) -> Any:
+    from transformers import AutoConfig
+
+    kind, extra = FAMILIES[name]
+    values = dict(_LLAMA_LIKE)
+    if kind == "gpt2":
+        values = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 24, "n_layer": 3, "n_head": 4}
+    if kind in ("gpt_neox", "opt"):
+        del values["num_key_value_heads"]
+    if kind == "opt":
+        values |= {"ffn_dim": 40, "word_embed_proj_dim": 24, "pad_token_id": 1}
+    return AutoConfig.for_model(kind, **values, **extra, eos_token_id=3, bos_token_id=2)
+
+
+def tiny_model(name: str) -> Any:
+    """A random model whose weights, norms and biases too, are far from their initial values."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny_config(name)).eval()
+    for key, parameter in model.named_parameters():
+        gain = "norm" in key or ".ln_" in key
+        nn.init.normal_(parameter, mean=float(gain), std=0.3)
+    model.tie_weights()
+    return model
+
+
+def tokens(rows: int, width: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB, (rows, width), generator=generator)
+
+
+# A tree after a prompt: the last committed token, then drafted nodes.
+# Its longest path leaves a sliding window of 3, and its slots are not its positions.
+TREE = Tree((-1, 0, 0, 1, 1, 2, 3, 5, 7, 8))
+PATHS = [TREE.path_to(node) for node in range(len(TREE))]
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
