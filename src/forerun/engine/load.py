@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import MOST_NODES
-from forerun.drafters import find_drafter
+from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.model.retokenizer import Translation
 from forerun.engine.compatibility import EngineSettings, check_part
@@ -39,6 +39,7 @@ def load(
     backend: str = "auto",
     max_batch_size: int = 1,
     max_context: int | None = None,
+    prefix_reuse: bool = True,
     tokenizer: Any = None,
 ) -> Engine:
     """Load a model, and a drafter for it, into an engine.
@@ -55,13 +56,16 @@ def load(
         max_batch_size: requests that run at once.
         max_context: prompt and output tokens of a request at most; by default the model's own
             context, 4096 tokens at most.
+        prefix_reuse: whether a prompt that begins like an earlier request's text runs only the rest.
         tokenizer: instead of the checkpoint's own.
 
     Raises:
         ForerunError: one of its kinds, saying what is wrong and what to do.
     """
     placement = Placement(dtype, device, backend)
-    settings = EngineSettings(max_batch_size=max_batch_size, max_context=max_context)
+    settings = EngineSettings(
+        max_batch_size=max_batch_size, max_context=max_context, prefix_reuse=prefix_reuse
+    )
     if tokenizer is not None:
         check_part("tokenizer", tokenizer)
     revision = check("revision", revision, Text | None)
@@ -93,7 +97,7 @@ def load(
             tree_slots=tree_slots,
             translation=translation,
         )
-        drafter = find_drafter(config.method).build(setup)
+        drafter = DRAFTERS.find(config.method).build(setup)
     return Engine(
         loaded,
         drafter,
@@ -102,6 +106,7 @@ def load(
         eos_token_ids=target.eos_token_ids,
         max_batch_size=rows,
         max_context=context,
+        prefix_reuse=settings.prefix_reuse,
     )
 
 
