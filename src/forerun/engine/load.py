@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import MOST_NODES
-from forerun.drafters import find_drafter
+from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.model.retokenizer import Translation
 from forerun.engine.compatibility import EngineSettings, check_part
@@ -97,7 +97,7 @@ def load(
             tree_slots=tree_slots,
             translation=translation,
         )
-        drafter = find_drafter(config.method).build(setup)
+        drafter = DRAFTERS.find(config.method).build(setup)
     return Engine(
         loaded,
         drafter,
