@@ -199,6 +199,10 @@ class CascadeDrafter(BaseDrafter):
     def confidence(self, request: Request) -> float:
         return max(member.confidence(request) for member in self.members)
 
+    def clear_row(self, row: int) -> None:
+        for member in self.members:
+            member.clear_row(row)
+
     def release(self, request: Request) -> None:
         for member in self.members:
             member.release(request)
