@@ -22,7 +22,7 @@ from benchmarks.intervals import Interval
 from benchmarks.questions import CATEGORIES, Question, load_questions, read_questions
 from forerun.compare.paired import Comparison, Run, comparison_of, run_pair
 from forerun.core import NO_HINTS, Hints, Stats
-from forerun.drafters import drafter_names
+from forerun.drafters import DRAFTERS
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
@@ -237,11 +237,9 @@ def settings(
 ) -> Iterator[Setting]:
     """All valid settings: methods without trees have chains only. `length` is by default the method's
     usual one."""
-    from forerun.drafters import find_drafter
-
     for method in methods:
         for shape in shapes:
-            if shape == "chain" or find_drafter(method).takes_trees:
+            if shape == "chain" or DRAFTERS.find(method).takes_trees:
                 yield Setting(method, shape, length or LENGTHS.get(method, USUAL_LENGTH), nodes)
 
 
@@ -263,7 +261,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.methods", description=__doc__)
     parser.add_argument("--model", default="zoo")
     parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--methods", nargs="+", default=drafter_names())
+    parser.add_argument("--methods", nargs="+", default=DRAFTERS.names())
     parser.add_argument("--shapes", nargs="+", default=["chain", "auto"])
     parser.add_argument("--nodes", type=int, default=SpeculativeConfig.num_tree_nodes)
     parser.add_argument("--length", type=int, help="tokens along any path, for every method")
@@ -282,8 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         questions = {options.questions.stem: read_questions(options.questions)[: options.prompts]}
     else:
         questions = {name: load_questions(name, options.prompts) for name in options.categories}
-    if unknown := set(options.methods) - set(drafter_names()):
-        raise UnknownNameError("method", sorted(unknown)[0], drafter_names())
+    if unknown := set(options.methods) - set(DRAFTERS.names()):
+        raise UnknownNameError("method", sorted(unknown)[0], DRAFTERS.names())
     rows = []
     for setting in settings(options.methods, options.shapes, options.nodes, options.length):
         config = choose(setting.config, options.model).config

@@ -40,7 +40,7 @@ def load(kind: str, options: dict[str, Any]) -> Any:
         from benchmarks.matrices import Matrices
 
         return Matrices(**options)
-    from forerun.bench.peers import load_peer
+    from benchmarks.peers import load_peer
 
     return load_peer(kind, **options)
 

@@ -164,7 +164,7 @@ def test_calls_are_carried_out_or_refused(name: str, value: Any) -> None:
     "parameter",
     [
         *("speculative", "revision", "dtype", "device", "backend", "max_batch_size", "max_context"),
-        "tokenizer",
+        *("prefix_reuse", "tokenizer"),
     ],
 )
 @given(value=ANYTHING)

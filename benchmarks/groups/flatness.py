@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping
 
+from benchmarks.checkpoints import write_checkpoint
 from benchmarks.engines import RemoteEngine
 from benchmarks.groups.report import Figure, Setting, spread
 from forerun.bench.kernels import Request, Row, measure
 from forerun.bench.machine import use_threads
-from forerun.bench.shapes import write_checkpoint
 
 GROUP = 2
 SHORT, LONG = 128, 4096

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from benchmarks.checkpoints import write_checkpoint
 from benchmarks.groups.report import Figure, Setting
-from forerun.bench.shapes import SHAPES, write_checkpoint
+from forerun.bench.shapes import SHAPES
 
 GROUP = 5
 EXTRA_MB = 64

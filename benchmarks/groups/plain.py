@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping
 
+from benchmarks.checkpoints import write_checkpoint
 from benchmarks.engines import RemoteEngine
 from benchmarks.groups.report import Figure, Setting, paired_ratio, spread
-from forerun.bench.shapes import write_checkpoint
 
 GROUP = 1
 CONTEXT = 128

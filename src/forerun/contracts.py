@@ -352,7 +352,12 @@ class Drafter(Protocol):
         row are not run again; their states are those that were seen then."""
 
     def release(self, request: Request) -> None:
-        """Forget a request that has ended; it may be told twice."""
+        """Forget a request that has ended; it may be called twice. What a cache of the drafter holds
+        of its tokens may stay, for later texts in the same row that begin alike."""
+
+    def clear_row(self, row: int) -> None:
+        """Forget the tokens of a row of the caches: called after `release` where the engine does not
+        reuse prefixes."""
 
 
 class Verifier(Protocol):

@@ -10,41 +10,48 @@ from typing import Any
 from forerun.errors import ConfigError, UnknownNameError, shown
 
 
-def names(table: Mapping[str, Any], group: str) -> list[str]:
-    """The names in `table` and those that other packages register under `group`."""
-    return sorted({*table, *(point.name for point in entry_points(group=group))})
+class Registry(dict[str, Any]):
+    """The methods of one kind: our own as a mapping, those of other packages by `find`.
 
-
-def find(kind: str, name: str, table: Mapping[str, Any], group: str) -> Any:
-    """What `name` stands for; our own table comes first.
-
-    Raises:
-        UnknownNameError: listing what exists.
-        ConfigError: where a registered entry cannot be imported.
+    Args:
+        kind: what they are, for messages.
+        group: of the entry points by which other packages register theirs.
+        own: by name; they come first.
+        with_options: whether each class must declare its `options`, by `forerun.options.options`.
     """
-    if name in table:
-        return table[name]
-    for point in entry_points(group=group, name=name):
-        try:
-            return point.load()
-        except (ImportError, AttributeError) as error:
+
+    def __init__(
+        self, kind: str, group: str, own: Mapping[str, Any], *, with_options: bool = False
+    ) -> None:
+        super().__init__(own)
+        self.kind, self.group, self.with_options = kind, group, with_options
+
+    def names(self) -> list[str]:
+        """Our own names and those that other packages register."""
+        return sorted({*self, *(point.name for point in entry_points(group=self.group))})
+
+    def find(self, name: str) -> Any:
+        """What `name` stands for.
+
+        Raises:
+            UnknownNameError: listing what exists.
+            ConfigError: where a registered entry cannot be imported, or lacks its options.
+        """
+        found = self[name] if name in self else self._load(name)
+        options = getattr(found, "options", None)
+        if self.with_options and not is_dataclass(options):
             raise ConfigError(
-                f"{kind} {name!r} is registered as {point.value} but cannot be loaded: {error}."
-            ) from error
-    raise UnknownNameError(kind, name, names(table, group))
+                f"{self.kind} {name!r} has options {shown(options)}; declare them by "
+                "forerun.options.options, or use NoOptions."
+            )
+        return found
 
-
-def find_with_options(kind: str, name: str, table: Mapping[str, Any], group: str) -> Any:
-    """A class that declares its `options`, by `forerun.options.options`.
-
-    Raises:
-        UnknownNameError, ConfigError: as `find`, and for a class that declares none.
-    """
-    found = find(kind, name, table, group)
-    options = getattr(found, "options", None)
-    if not is_dataclass(options):
-        raise ConfigError(
-            f"{kind} {name!r} has options {shown(options)}; declare them by forerun.options.options, "
-            "or use NoOptions."
-        )
-    return found
+    def _load(self, name: str) -> Any:
+        for point in entry_points(group=self.group, name=name):
+            try:
+                return point.load()
+            except (ImportError, AttributeError) as error:
+                raise ConfigError(
+                    f"{self.kind} {name!r} is registered as {point.value} but cannot be loaded: {error}."
+                ) from error
+        raise UnknownNameError(self.kind, name, self.names())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from forerun import _native
 from forerun.bench import shapes
 from forerun.bench.forwards import Forwards
 from forerun.bench.kernels import Request, fits, measure
-from forerun.bench.shapes import SHAPES, RandomSource, build, write_checkpoint
+from forerun.bench.shapes import SHAPES, RandomSource, build
 from forerun.bench.traffic import forward_bytes, matrix_parameters, multiply_adds, weight_bytes
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.models.architecture import read_architecture
@@ -71,16 +70,6 @@ def test_random_weights_are_the_same_in_parts() -> None:
     assert torch.equal(
         source.slice("lm_head.weight", 1, 3, 9), source.read("lm_head.weight")[:, 3:9]
     )
-
-
-def test_checkpoints_hold_what_the_kernels_run(tmp_path: Path) -> None:
-    directory = write_checkpoint("tiny", tmp_path / "tiny")
-    models = (build("tiny", "fp32"), build(str(directory), "fp32"))
-    logits = [run(model, model.new_cache(1, 3), [[1, 2, 3]]).logits for model in models]
-    assert torch.equal(logits[0], logits[1])
-    before = (directory / "model.safetensors").stat().st_mtime_ns
-    write_checkpoint("tiny", directory)
-    assert (directory / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_rows() -> None:

@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import worker
+from benchmarks.checkpoints import write_checkpoint
 from benchmarks.engines import RemoteEngine
 from benchmarks.groups import drafting
 from benchmarks.groups.report import Figure, Setting, paired_ratio
@@ -22,10 +23,11 @@ from benchmarks.host_time import Row
 from benchmarks.rounds import alone, measure_rounds
 from benchmarks.wide_target import grow
 from forerun import _native
-from forerun.bench.shapes import build, write_checkpoint
+from forerun.bench.shapes import build
 from forerun.core import Drawing
 from forerun.errors import ConfigError
 from forerun.models.loading import load_model
+from tests.helpers.forwards import run
 
 pytestmark = [
     pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels"),
@@ -51,6 +53,16 @@ def test_figures() -> None:
     ratio, around = paired_ratio([1.0, 2.0, 4.0], [2.0, 6.0, 4.0])
     assert ratio == 2.0
     assert around.endswith("of 3")
+
+
+def test_checkpoints_hold_what_the_kernels_run(tmp_path: Path) -> None:
+    directory = write_checkpoint("tiny", tmp_path / "tiny")
+    models = (build("tiny", "fp32"), build(str(directory), "fp32"))
+    logits = [run(model, model.new_cache(1, 3), [[1, 2, 3]]).logits for model in models]
+    assert torch.equal(logits[0], logits[1])
+    before = (directory / "model.safetensors").stat().st_mtime_ns
+    write_checkpoint("tiny", directory)
+    assert (directory / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_an_engine_in_a_process_of_its_own(tmp_path: Path) -> None:

@@ -109,6 +109,15 @@ def test_comparison_finds_the_same_tokens(cli: Cli, options: tuple[str, ...]) ->
     assert content["compare_rounds"] == 2
 
 
+@pytest.mark.parametrize("reuse", [True, False])
+def test_prefix_reuse_is_an_option(cli: Cli, reuse: bool) -> None:
+    flag = "--prefix-reuse" if reuse else "--no-prefix-reuse"
+    content = cli.json(*GREEDY, "--compare", "--compare-rounds", "1", flag)
+    expected = content["prompt_tokens"] - 1 if reuse else 0
+    assert content["stats"]["num_cached_tokens"] == expected
+    assert content["identical"] is True
+
+
 def test_an_odd_number_of_rounds_shows_the_median_one(cli: Cli) -> None:
     content = cli.json(*GREEDY, "--compare")
     ratio = content["tokens_per_second"] / content["plain"]["tokens_per_second"]

@@ -62,7 +62,7 @@ class Twins:
         for row, (held, other) in enumerate(zip(*(one._rows for one in caches), strict=True)):
             assert held == other
             lengths = [one.cache.length(row) for one in caches]
-            assert lengths == [len(held.token_ids) + len(held.node_ids)] * 2
+            assert lengths == [len(held.token_ids) + len(held.draft)] * 2
 
     def release(self, request: Request) -> None:
         for one in self.both:

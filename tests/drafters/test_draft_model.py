@@ -6,25 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.core import Batch, Drawing, ForwardOutput, Plan, Request
+from forerun.core import Drawing, Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, warp
 from forerun.testing import ToyModel
-from forerun.testing.toy import ToyCache
+from tests.helpers.counting import Counting
 
 MODEL = ToyModel(7)
-
-
-class Counting(ToyModel):
-    """Counts the tokens that it runs."""
-
-    ran = 0
-
-    def forward(self, batch: Batch, cache: ToyCache) -> ForwardOutput:
-        self.ran += sum(batch.counts)
-        return super().forward(batch, cache)
 
 
 def request(request_id: int, tokens: list[int], row: int) -> Request:
@@ -83,6 +73,26 @@ def test_prompts_are_run_once_and_only_when_drafting() -> None:
     drafter.propose([one], [Plan(4)], Randomness())
     # The two accepted tokens are in the cache; the recovered one and three drafted ones are run.
     assert model.ran == 107
+
+
+def test_a_text_that_begins_like_an_earlier_one_runs_the_rest() -> None:
+    """Another request in the row: its text, some of the accepted draft, and more."""
+    model = Counting(7)
+    drafter = DraftModelDrafter(model, 1, 400)
+    first = request(0, [index % 7 for index in range(50)], 0)
+    drafts = drafter.propose([first], [Plan(4)], Randomness())
+    drafter.release(first)
+    second = request(1, [*first.token_ids, *drafts[0].token_ids[:2], 5, 6], 0)
+    model.ran = 0
+    ours = drafter.propose([second], [Plan(4)], Randomness())
+    # Two new tokens, and three of the draft's four.
+    assert model.ran == 2 + 3
+    fresh = DraftModelDrafter(MODEL, 1, 400).propose([second], [Plan(4)], Randomness())
+    assert ours[0].token_ids == fresh[0].token_ids
+    drafter.clear_row(0)
+    model.ran = 0
+    drafter.propose([second], [Plan(4)], Randomness())
+    assert model.ran == len(second) + 3
 
 
 def test_logits_are_padded_to_the_target_vocabulary() -> None:

@@ -14,13 +14,13 @@ import forerun
 from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import Batch, Drawing, Exactness, ForwardOutput, Plan, Request
 from forerun.drafters.exits.exit_adapter import ExitAdapter
-from forerun.drafters.layer_skip import LayerSkipDrafter, Route, zoo_adapter
+from forerun.drafters.layer_skip import LayerSkipDrafter, drafting_layers, zoo_adapter
 from forerun.errors import ConfigError, ForerunError, UnsupportedModelError
 from forerun.models.loading import load_model
 from forerun.models.running import prefill
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
-from forerun.sampling import Prefix, draw_draft, warp
+from forerun.sampling import Prefix, draw_siblings, warp
 from forerun.testing import ToyModel, check_drafter
 from tests.helpers.exit_adapters import adapter_for
 from tests.helpers.forwards import run
@@ -231,12 +231,12 @@ def test_what_fails_is_forgotten_above_the_shared_layers(
     target = LayeredToyModel(VOCAB)
     drafter, cache = drafter_with(target, skip, [[1, 2, 3]])
 
-    def failing(logits: Tensor, prefixes: Any, *arguments: Any) -> Any:
-        if len(prefixes[0].drafted) == 2:
+    def failing(logits: Tensor, prefixes: Any, drawing: Drawing, nodes: Any, *others: Any) -> Any:
+        if nodes == [[2]]:
             raise BrokenError
-        return draw_draft(logits, prefixes, *arguments)
+        return draw_siblings(logits, prefixes, drawing, nodes, *others)
 
-    monkeypatch.setattr("forerun.sampling.draw_draft", failing)
+    monkeypatch.setattr("forerun.trees.growth.draw_siblings", failing)
     with pytest.raises(BrokenError):
         drafter.propose([request([1, 2, 3])], [Plan(4)], Randomness())
     held = [len(cache.layers[layer][0]) for layer in range(LAYERS)]
@@ -297,9 +297,9 @@ def test_the_zoo(dtype: str, options: dict[str, Any]) -> None:
         check_against_plain(engine, texts, params)
 
 
-def test_routes() -> None:
-    assert Route.around((2, 3), 4) == Route(range(2), (), 4)
-    assert Route.around((1, 4), 6) == Route(range(1), (range(2, 4), range(5, 6)), 6)
+def test_the_layers_that_draft() -> None:
+    assert drafting_layers((2, 3), 4) == [range(2)]
+    assert drafting_layers((1, 4), 6) == [range(1), range(2, 4), range(5, 6)]
 
 
 @pytest.mark.parametrize("skip", [(), (0,), (0, 1, 2), (3,), (1, -1)])
@@ -326,7 +326,7 @@ def test_options() -> None:
     target = LayeredToyModel(VOCAB, order=8)
     assert built(target).shared_layers == 2
     assert built(target, exit_layer=5).shared_layers == 5
-    assert built(target, skip_layers=(2, 6)).route.rest == (range(3, 6), range(7, 8))
+    assert built(target, skip_layers=(2, 6))._rest == [range(3, 6), range(7, 8)]
     for options, said in (
         ({"exit_layer": 8}, "exit_layer is 8 and the target has 8 layers; give 1 to 7"),
         ({"exit_layer": 2, "skip_layers": (1,)}, "give one of them"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.contracts import DrafterSetup
-from forerun.drafters import find_drafter
+from forerun.drafters import DRAFTERS
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, UnknownNameError
@@ -28,7 +28,7 @@ def test_its_options_are_sorted_checked_and_read() -> None:
         raise AssertionError
 
     setup = DrafterSetup(ToyModel(5), 1, 64, config.options, load_draft_model)
-    drafter = find_drafter("parrot").build(setup)
+    drafter = DRAFTERS.find("parrot").build(setup)
     assert drafter.own.volume == 11
     engine = Engine(ToyModel(5), drafter, replace(config, monitor=False))
     params = SamplingParams(temperature=0.0, max_tokens=8)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from forerun.contracts import CausalLM
 from forerun.core import Batch, ForwardOutput
+from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine import engine as engine_module
@@ -21,6 +22,7 @@ from forerun.engine.engine import Engine
 from forerun.models.cpu import CpuModel
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel
+from tests.helpers.counting import Counting
 from tests.helpers.kernel_models import model, needs_kernels
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -64,6 +66,26 @@ def test_prefix_reuse_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(2):
         completion = one.generate([[1, 2, 3, 4]], GREEDY)[0]
         assert completion.stats.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("cascade", [False, True], ids=["alone", "cascade"])
+@pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "none"])
+def test_a_second_turn_runs_its_own_tokens_alone_in_the_draft_model(
+    reuse: bool, cascade: bool
+) -> None:
+    """Counted with both models in agreement, so that every draft is accepted whole."""
+    target, draft = ToyModel(11), Counting(11)
+    model = DraftModelDrafter(draft, 1, draft.max_context)
+    drafter = CascadeDrafter([NgramDrafter(), model], 1.0) if cascade else model
+    config = SpeculativeConfig(num_speculative_tokens=3, monitor=False)
+    one = Engine(target, drafter, config, prefix_reuse=reuse)
+    first = one.generate([[1, 2, 3, 4]], GREEDY)[0]
+    assert draft.ran == 4 + len(first.token_ids) - 2
+    draft.ran = 0
+    turn = [1, 2, 3, 4, *first.token_ids, 5, 6, 7]
+    second = one.generate([turn], GREEDY)[0]
+    assert second.token_ids == Engine(target).generate([turn], GREEDY)[0].token_ids
+    assert draft.ran == len(turn) + len(second.token_ids) - 2 - (len(turn) - 5 if reuse else 0)
 
 
 def test_admission_takes_the_row_that_shares_most() -> None:

@@ -1,1 +1,1 @@
-"""`forerun bench`: measurements on the user's machine, and other engines to measure against."""
+"""`forerun bench`: measurements on the user's machine."""

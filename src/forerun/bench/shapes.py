@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from forerun.errors import UnknownNameError
-from forerun.files import atomic_path
 from forerun.models.architecture import Architecture, read_architecture
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel
@@ -129,20 +128,3 @@ def build(name: str, precision: str) -> CpuModel:
         raise UnknownNameError("model", name, MODELS)
     checkpoint = Checkpoint.open(name)
     return CpuModel(checkpoint.architecture, checkpoint.source(), precision, name)
-
-
-def write_checkpoint(name: str, directory: Path) -> Path:
-    """The checkpoint of random weights that other engines read, made now unless it is there."""
-    from safetensors.torch import save_file
-
-    weights = directory / "model.safetensors"
-    if weights.exists():
-        return directory
-    config = SHAPES[name].config()
-    source = RandomSource(read_architecture(config))
-    directory.mkdir(parents=True, exist_ok=True)
-    config.save_pretrained(directory)
-    with atomic_path(weights) as temporary:
-        tensors = {key: source.read(key).clone() for key in source.keys()}  # noqa: SIM118
-        save_file(tensors, temporary, metadata={"format": "pt"})
-    return directory

@@ -12,12 +12,12 @@ from forerun.cli.derived import OWN_SECTIONS, RENAMED
 from forerun.cli.options import given
 from forerun.cli.param_types import type_of
 from forerun.core import Drawing
-from forerun.drafters import drafters_of, find_drafter
+from forerun.drafters import DRAFTERS, drafters_of
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
 from forerun.options import schema_of
 from forerun.params import SamplingParams
-from forerun.policies import find_policy
+from forerun.policies import POLICIES
 
 if TYPE_CHECKING:
     from forerun.models import Checkpoint
@@ -54,8 +54,8 @@ def speculative_config(
     common = [name for name in schema_of(SpeculativeConfig) if name != "options"]
     chosen = {name: values[RENAMED.get(name, name)] for name in common}
     method = chosen["method"] or default_method(chosen["model"], target)
-    own = _own_options(ctx, values, find_drafter(method).options)
-    drafters, policy = drafters_of(method, own), find_policy(chosen["policy"])
+    own = _own_options(ctx, values, DRAFTERS.find(method).options)
+    drafters, policy = drafters_of(method, own), POLICIES.find(chosen["policy"])
     read = _names([policy.options, *(drafter.options for drafter in drafters)])
     if any(Drawing.SAMPLED in drafter.drawings for drafter in drafters):
         read.add("draft_sample_method")

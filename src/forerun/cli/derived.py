@@ -14,7 +14,7 @@ import click
 
 from forerun.cli.options import Note, Option
 from forerun.cli.param_types import Whole, type_of
-from forerun.drafters import DRAFTERS, drafter_names, find_drafter
+from forerun.drafters import DRAFTERS
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
 from forerun.options import schema_of
@@ -89,9 +89,9 @@ def speculation_options(defaults: Mapping[str, Any] = _NOTHING) -> list[Option]:
 def notes() -> dict[str, Note]:
     """What the help says of each method that is installed, by the title of its section."""
     notes = {}
-    for name in drafter_names():
+    for name in DRAFTERS.names():
         try:
-            drafter = find_drafter(name)
+            drafter = DRAFTERS.find(name)
         except ConfigError as error:
             notes[f"Method {name}"] = Note(str(error))
             continue

@@ -8,9 +8,12 @@ from forerun.cli.config import config_option
 from forerun.cli.derived import SPECULATION, derived, speculation_options
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName, Name, Whole
+from forerun.engine.compatibility import EngineSettings
 from forerun.params import SamplingParams
 
 AT_LEAST_ONE = click.IntRange(min=1)
+# Settings of an engine that commands derive from their prompts, models and own options.
+_SIZES_AND_ENDINGS = ("max_batch_size", "max_context", "eos_token_ids")
 
 
 def generate_options() -> list[click.Parameter]:
@@ -68,6 +71,7 @@ def model_options(dtype: str = "auto") -> list[Option]:
         Option(
             "threads", section, type=AT_LEAST_ONE, help="Threads of the CPU; torch's own number."
         ),
+        *derived(EngineSettings, section, without=_SIZES_AND_ENDINGS),
     ]
 
 

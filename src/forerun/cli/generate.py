@@ -99,6 +99,7 @@ def _load(
         device=values["device"],
         backend=values["backend"],
         max_context=values["max_context"] or needed,
+        prefix_reuse=values["prefix_reuse"],
     )
     return engine, prompt_ids
 

@@ -70,7 +70,7 @@ def describe_model(
     """Everything that the command says, as the object of `--json`."""
     from forerun.cli.machine import hardware, versions
     from forerun.cli.report import SCHEMA_VERSION
-    from forerun.drafters import drafter_names
+    from forerun.drafters import DRAFTERS
     from forerun.engine.config import SpeculativeConfig
     from forerun.engine.pairs import choose
     from forerun.models import Checkpoint, Placement
@@ -90,7 +90,7 @@ def describe_model(
         **_of_run(checkpoint, run),
         "known_draft": choice.model,
         "default_method": choice.method,
-        "methods": drafter_names(),
+        "methods": DRAFTERS.names(),
         "memory": asdict(_memory(checkpoint, choice.model, run, placement, context)),
     }
 

@@ -100,6 +100,7 @@ def _load(
         backend=values["backend"],
         max_batch_size=values["batch_size"],
         max_context=min(needed, longest),
+        prefix_reuse=values["prefix_reuse"],
     )
     if note:
         click.echo(f"forerun: {note}", err=True)

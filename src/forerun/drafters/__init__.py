@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forerun import registry
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
@@ -17,33 +16,22 @@ from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.options import pick
+from forerun.registry import Registry
 
-GROUP = "forerun.drafters"
-
-DRAFTERS: dict[str, Any] = {
-    "cascade": CascadeDrafter,
-    "draft_model": DraftModelDrafter,
-    "layer_skip": LayerSkipDrafter,
-    "ngram": NgramDrafter,
-    "prediction": PredictionDrafter,
-    "suffix": SuffixDrafter,
-    "token_recycling": TokenRecyclingDrafter,
-}
-
-
-def drafter_names() -> list[str]:
-    """All methods that `find_drafter` knows."""
-    return registry.names(DRAFTERS, GROUP)
-
-
-def find_drafter(name: str) -> Any:
-    """The class of the method `name`.
-
-    Raises:
-        UnknownNameError: listing the methods.
-        ConfigError: for a class of another package that cannot be loaded, or declares no options.
-    """
-    return registry.find_with_options("method", name, DRAFTERS, GROUP)
+DRAFTERS = Registry(
+    "method",
+    "forerun.drafters",
+    {
+        "cascade": CascadeDrafter,
+        "draft_model": DraftModelDrafter,
+        "layer_skip": LayerSkipDrafter,
+        "ngram": NgramDrafter,
+        "prediction": PredictionDrafter,
+        "suffix": SuffixDrafter,
+        "token_recycling": TokenRecyclingDrafter,
+    },
+    with_options=True,
+)
 
 
 def drafters_of(method: str, values: Mapping[str, Any]) -> list[Any]:
@@ -53,9 +41,9 @@ def drafters_of(method: str, values: Mapping[str, Any]) -> list[Any]:
         values: options by name, some of which may say which methods those are.
 
     Raises:
-        UnknownNameError: as `find_drafter`.
+        UnknownNameError: for an unknown method.
         ConfigError: for an invalid option.
     """
-    own = find_drafter(method)
+    own = DRAFTERS.find(method)
     members = own.member_methods(pick(own.options, values))
-    return [own, *map(find_drafter, members)]
+    return [own, *map(DRAFTERS.find, members)]

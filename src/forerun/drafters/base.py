@@ -66,5 +66,8 @@ class BaseDrafter(ABC):
         """It always has something to propose."""
         return 1.0
 
+    def clear_row(self, row: int) -> None:
+        """Nothing is kept by row."""
+
     def release(self, request: Request) -> None:
         """Nothing to forget."""

@@ -55,10 +55,10 @@ def parse_member(entry: str) -> tuple[str, int | None]:
 
 
 def _known(entry: str) -> str:
-    from forerun.drafters import drafter_names  # Here, because that package imports this file.
+    from forerun.drafters import DRAFTERS  # Here, because that package imports this file.
 
     name, _ = parse_member(entry)
-    others = [other for other in drafter_names() if other != CascadeDrafter.name]
+    others = [other for other in DRAFTERS.names() if other != CascadeDrafter.name]
     if name not in others:
         raise UnknownNameError("method of a cascade", name, others)
     return entry
@@ -147,10 +147,10 @@ class CascadeDrafter(BaseDrafter):
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
-        from forerun.drafters import find_drafter
+        from forerun.drafters import DRAFTERS
 
         own = setup.read(CascadeOptions)
-        members = [find_drafter(name).build(setup) for name, _ in own.entries]
+        members = [DRAFTERS.find(name).build(setup) for name, _ in own.entries]
         return cls(members, own.cascade_confidence, [length for _, length in own.entries])
 
     def attach(self, cache: Cache) -> None:
@@ -198,6 +198,10 @@ class CascadeDrafter(BaseDrafter):
 
     def confidence(self, request: Request) -> float:
         return max(member.confidence(request) for member in self.members)
+
+    def clear_row(self, row: int) -> None:
+        for member in self.members:
+            member.clear_row(row)
 
     def release(self, request: Request) -> None:
         for member in self.members:

@@ -113,8 +113,7 @@ class DraftModelDrafter(BaseDrafter):
         chosen = [requests[index] for index in drafting]
         fitting = [plans[index].cut(rooms[index]) for index in drafting]
         missing = [
-            self.cache.missing(requests[index].row, requests[index].request_id, texts[index] or [])
-            for index in drafting
+            self.cache.missing(requests[index].row, texts[index] or []) for index in drafting
         ]
         if self._in_one_call(chosen, fitting, randomness):
             grown = self._chains_in_one_call(chosen, missing, fitting)
@@ -125,8 +124,10 @@ class DraftModelDrafter(BaseDrafter):
             drafts[index] = draft
         return drafts
 
+    def clear_row(self, row: int) -> None:
+        self.cache.clear(row)
+
     def release(self, request: Request) -> None:
-        self.cache.release(request.row, request.request_id)
         if self.translation is not None:
             self.translation.retokenizer.release(request.request_id)
 

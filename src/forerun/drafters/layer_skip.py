@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from forerun.contracts import Cache, CausalLM, DrafterSetup
-from forerun.core import Batch, Draft, Drawing, Plan, Request, Tree
+from forerun.core import Batch, Draft, Drawing, Plan, Request
 from forerun.drafters.base import BaseDrafter
 from forerun.errors import ConfigError
 from forerun.options import Text, options
@@ -21,81 +22,10 @@ if TYPE_CHECKING:
 
     from forerun.drafters.exits.exit_adapter import ExitAdapter
     from forerun.randomness import Randomness
+    from forerun.trees.growth import Growth
 
 # Where the zoo's adapters accept most for what they cost.
 ZOO_EXIT = 1
-
-
-@dataclass(frozen=True)
-class Route:
-    """The way of a drafted token through the target.
-
-    Args:
-        shared: the layers before the first skipped one; verification goes on from their output.
-        rest: further layers that draft. They read what skipping left of a hidden state, so
-            verification runs them anew.
-        num_layers: of the target.
-    """
-
-    shared: range
-    rest: tuple[range, ...]
-    num_layers: int
-
-    @classmethod
-    def around(cls, skip_layers: Collection[int], num_layers: int) -> Route:
-        """The route that leaves out some layers.
-
-        Raises:
-            ConfigError: for layers that the target does not have, all of them, none, or the first.
-        """
-        skipped = set(skip_layers)
-        if not skipped or not skipped < set(range(num_layers)) or 0 in skipped:
-            raise ConfigError(
-                f"layers {sorted(skipped)} cannot be skipped in a target of {num_layers} layers; "
-                f"give one or more from 1 to {num_layers - 1}: layer 0 always drafts."
-            )
-        ranges: list[range] = []
-        for layer in range(num_layers):
-            if layer in skipped:
-                continue
-            if ranges and ranges[-1].stop == layer:
-                ranges[-1] = range(ranges[-1].start, layer + 1)
-            else:
-                ranges.append(range(layer, layer + 1))
-        return cls(ranges[0], tuple(ranges[1:]), num_layers)
-
-    @property
-    def is_early_exit(self) -> bool:
-        return not self.rest
-
-
-@dataclass
-class _Chain:
-    """A draft in the making: the next token to run is the newest one."""
-
-    request: Request
-    plan: Plan
-    room: int
-    token_ids: list[int] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
-    states: list[Tensor] = field(default_factory=list)
-    ended: bool = False
-
-    @property
-    def grows(self) -> bool:
-        return not self.ended and len(self.token_ids) < self.room
-
-    @property
-    def newest(self) -> int:
-        return self.token_ids[-1] if self.token_ids else self.request.token_ids[-1]
-
-    def finish(self) -> Draft:
-        import torch
-
-        drawn = self.plan.drawing is Drawing.SAMPLED and self.rows
-        parents = tuple(range(-1, len(self.token_ids) - 1))
-        probs = torch.stack(self.rows) if drawn else None
-        return Draft(Tree(parents), tuple(self.token_ids), probs, torch.stack(self.states))
 
 
 @options
@@ -153,11 +83,11 @@ class LayerSkipDrafter(BaseDrafter):
         adapter: ExitAdapter | None = None,
     ) -> None:
         self.target = target
-        self.route = Route.around(skip_layers, target.num_layers)
-        self.shared_layers = self.route.shared.stop
+        shared, *self._rest = drafting_layers(skip_layers, target.num_layers)
+        self.shared_layers = shared.stop
         self.vocab_size: int | None = target.vocab_size
         self.adapter = None if adapter is None else adapter.module(target)
-        if adapter is not None and not self._exits_at(adapter.exit_layer):
+        if adapter is not None and (self._rest or shared.stop != adapter.exit_layer):
             raise ConfigError(
                 f"the exit adapter belongs after layer {adapter.exit_layer} and cannot be used "
                 f"when layers {sorted(skip_layers)} are skipped; give that exit_layer, or no adapter."
@@ -167,9 +97,8 @@ class LayerSkipDrafter(BaseDrafter):
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> LayerSkipDrafter:
-        target = setup.target
-        skip_layers, adapter = _chosen(setup.read(LayerSkipOptions), target)
-        return cls(target, skip_layers, adapter)
+        skip_layers, adapter = _chosen(setup.read(LayerSkipOptions), setup.target)
+        return cls(setup.target, skip_layers, adapter)
 
     def attach(self, cache: Cache) -> None:
         self._cache = cache
@@ -177,58 +106,75 @@ class LayerSkipDrafter(BaseDrafter):
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        """One chain a request, with the hidden states of all that was run, also where none is planned.
+        """One chain a request, with the hidden states of all tokens run; the newest committed token is
+        run even where no draft is planned.
 
         However it ends, the layers after the shared ones hold no more than what is committed.
         """
+        import torch
+
+        from forerun.trees.growth import start
+
         assert self._cache is not None, "attach comes first"
-        chains = [
-            _Chain(request, plan, min(plan.num_tokens, self._cache.capacity - len(request)))
-            for request, plan in zip(requests, plans, strict=True)
-        ]
+        growths = []
+        for request, plan in zip(requests, plans, strict=True):
+            room = min(plan.num_tokens, self._cache.capacity - len(request))
+            growths.append(start(request, replace(plan, num_tokens=room)))
+        states: dict[int, list[Tensor]] = {request.row: [] for request in requests}
         try:
-            # Its last token is run through the shared layers too, for the verification.
-            running = chains
-            while running:
-                hidden = self._run_shared(running)
-                places = [place for place, chain in enumerate(running) if chain.grows]
-                if len(places) < len(running):
-                    running, hidden = [running[place] for place in places], hidden[places]
-                if running:
-                    running = _draw(running, self._finish(running, hidden), randomness)
+            self._grow(growths, states, randomness)
         finally:
-            self._forget(requests)
-        return [chain.finish() for chain in chains]
+            # What the later layers have written while drafting.
+            if self._rest:
+                later = range(self.shared_layers, self.target.num_layers)
+                for request in requests:
+                    self._cache.trim(request.row, len(request) - 1, later)
+        return [
+            replace(growth.finish(), hidden=torch.cat(states[growth.request.row]))
+            for growth in growths
+        ]
 
-    def _exits_at(self, layer: int) -> bool:
-        return self.route.is_early_exit and self.shared_layers == layer
+    def _grow(
+        self, growths: list[Growth], states: dict[int, list[Tensor]], randomness: Randomness
+    ) -> None:
+        """Grow chains token by token; `states` takes the shared layers' output by row."""
+        from forerun.trees.growth import grow
 
-    def _run_shared(self, chains: list[_Chain]) -> Tensor:
-        """Run the newest tokens through the shared layers; their output [B, 1, hidden_size]."""
-        hidden, _ = self._run(chains, self.route.shared, None)
-        for place, chain in enumerate(chains):
-            chain.states.append(hidden[place, 0])
-        return hidden
+        running = growths
+        for length in itertools.count():
+            hidden, _ = self._run(running, range(self.shared_layers), None)
+            for growth, state in zip(running, hidden, strict=True):
+                states[growth.request.row].append(state)
+            # The last drafted token goes through the shared layers alone, for the verification.
+            growing = [index for index, growth in enumerate(running) if growth.frontier]
+            if not growing:
+                return
+            if len(growing) < len(running):
+                running, hidden = [running[index] for index in growing], hidden[growing]
+            grow(running, self._finish(running, hidden), randomness)
+            running = [growth for growth in running if len(growth.token_ids) > length]
+            if not running:
+                return
 
-    def _finish(self, chains: list[_Chain], hidden: Tensor) -> Tensor:
+    def _finish(self, growths: list[Growth], hidden: Tensor) -> Tensor:
         """Go on from the shared layers' output [B, 1, hidden_size]; logits [B, V]."""
         logits: Tensor | None = None
-        for layers in self.route.rest:
-            hidden, logits = self._run(chains, layers, hidden)
+        for layers in self._rest:
+            hidden, logits = self._run(growths, layers, hidden)
         if logits is None:
             states = hidden if self.adapter is None else self.adapter(hidden)
             logits = self.target.lm_head(self.target.final_norm(states))
         return logits[:, 0]
 
     def _run(
-        self, chains: list[_Chain], layers: range, hidden_in: Tensor | None
+        self, growths: list[Growth], layers: range, hidden_in: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Append the newest tokens to some layers: their output, and logits after the last layer."""
+        """Run the newest tokens through some layers: their output, and logits after the last layer."""
         assert self._cache is not None
         batch = Batch.after(
             self._cache,
-            [chain.request.row for chain in chains],
-            [[chain.newest] for chain in chains],
+            [growth.request.row for growth in growths],
+            [(growth.token_ids or growth.request.token_ids)[-1:] for growth in growths],
             layers=layers,
             hidden_in=hidden_in,
             hidden_layers=(layers.stop,),
@@ -236,37 +182,21 @@ class LayerSkipDrafter(BaseDrafter):
         output = self.target.forward(batch, self._cache)
         return output.hidden[layers.stop], output.logits
 
-    def _forget(self, requests: Sequence[Request]) -> None:
-        """Give up what the layers after the shared ones have written."""
-        if self._cache is None or not self.route.rest:
-            return
-        later = range(self.shared_layers, self.target.num_layers)
-        for request in requests:
-            self._cache.trim(request.row, len(request) - 1, later)
 
+def drafting_layers(skip_layers: Collection[int], num_layers: int) -> list[range]:
+    """The layers that draft, in unbroken ranges; verification goes on from the output of the first.
 
-def _draw(chains: list[_Chain], logits: Tensor, randomness: Randomness) -> list[_Chain]:
-    """Draw the next token of each chain; returns the chains that have got one."""
-    from forerun.sampling import Prefix, draw_draft
-
-    tokens, probs = draw_draft(
-        logits,
-        [Prefix(chain.request, tuple(chain.token_ids)) for chain in chains],
-        [chain.plan.drawing for chain in chains],
-        [len(chain.token_ids) for chain in chains],
-        randomness,
-    )
-    longer = []
-    for chain, token, row in zip(chains, tokens, probs, strict=True):
-        # Nothing comes after a stop token, nor where a mask lets nothing follow.
-        chain.ended = token is None or token in chain.request.stop_token_ids
-        if token is None:
-            continue
-        chain.token_ids.append(token)
-        longer.append(chain)
-        if chain.plan.drawing is Drawing.SAMPLED:
-            chain.rows.append(row)
-    return longer
+    Raises:
+        ConfigError: for layers that the target does not have, all of them, none, or the first.
+    """
+    skipped = set(skip_layers)
+    if not skipped or not skipped < set(range(num_layers)) or 0 in skipped:
+        raise ConfigError(
+            f"layers {sorted(skipped)} cannot be skipped in a target of {num_layers} layers; "
+            f"give one or more from 1 to {num_layers - 1}: layer 0 always drafts."
+        )
+    edges = itertools.pairwise([-1, *sorted(skipped), num_layers])
+    return [range(below + 1, above) for below, above in edges if below + 1 < above]
 
 
 def exit_at(layer: int, num_layers: int) -> range:

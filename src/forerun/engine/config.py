@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from functools import cached_property
@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from forerun.core import MOST_NODES, Drawing, Tree
-from forerun.drafters import drafter_names, drafters_of, find_drafter
+from forerun.drafters import DRAFTERS, drafters_of
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.options import Text, changes, check, from_mapping, known, options, pick
-from forerun.policies import find_policy, make_policy, policy_names
+from forerun.policies import POLICIES, make_policy
+from forerun.registry import Registry
 
 T = TypeVar("T")
 DraftSampling = Literal["auto", "greedy", "probabilistic"]
@@ -54,7 +55,7 @@ class SpeculativeConfig:
             have, or a combination that cannot be exact.
     """
 
-    method: Annotated[str | None, known("method", drafter_names)] = Field(
+    method: Annotated[str | None, known("method", DRAFTERS.names)] = Field(
         default=None,
         description="The drafter, such as draft_model, suffix or cascade. Left out, one is picked.",
     )
@@ -83,7 +84,7 @@ class SpeculativeConfig:
         description="How a draft model picks tokens: probabilistic draws as the request would, greedy takes "
         "the most likely one, auto leaves it to the rule.",
     )
-    policy: Annotated[str, known("policy", policy_names)] = Field(
+    policy: Annotated[str, known("policy", POLICIES.names)] = Field(
         default="fixed", description="How the length of drafts changes: fixed or adaptive."
     )
     monitor: bool = Field(
@@ -165,7 +166,7 @@ class SpeculativeConfig:
     @property
     def _kinds(self) -> list[type[Any]]:
         """The classes whose options count here."""
-        return [*(drafter.options for drafter in self.drafters), find_policy(self.policy).options]
+        return [*(drafter.options for drafter in self.drafters), POLICIES.find(self.policy).options]
 
     def _settled(self) -> dict[str, Any]:
         """The options that are not at their defaults, checked by their classes; those of a method that
@@ -184,8 +185,8 @@ class SpeculativeConfig:
         return others | {name: part[name] for part in settled for name in part}
 
     def _refuse_unread(self, names: Iterable[str], declared: set[str]) -> None:
-        by_method = _declared_by("method", drafter_names(), find_drafter)
-        by_policy = _declared_by("policy", policy_names(), find_policy)
+        by_method = _declared_by(DRAFTERS)
+        by_policy = _declared_by(POLICIES)
         for name in names:
             owners = [*by_method.get(name, ()), *by_policy.get(name, ())]
             if not owners:
@@ -199,13 +200,11 @@ class SpeculativeConfig:
                 )
 
 
-def _declared_by(
-    kind: str, names: Iterable[str], find: Callable[[str], Any]
-) -> dict[str, list[str]]:
+def _declared_by(table: Registry) -> dict[str, list[str]]:
     """Who declares each option; a package that cannot be loaded declares none."""
     owners: dict[str, list[str]] = {}
-    for name in names:
+    for name in table.names():
         with suppress(ConfigError):
-            for field in fields(find(name).options):
-                owners.setdefault(field.name, []).append(f"{kind} {name!r}")
+            for field in fields(table.find(name).options):
+                owners.setdefault(field.name, []).append(f"{table.kind} {name!r}")
     return owners

@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import MOST_NODES
-from forerun.drafters import find_drafter
+from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.model.retokenizer import Translation
 from forerun.engine.compatibility import EngineSettings, check_part
@@ -39,6 +39,7 @@ def load(
     backend: str = "auto",
     max_batch_size: int = 1,
     max_context: int | None = None,
+    prefix_reuse: bool = True,
     tokenizer: Any = None,
 ) -> Engine:
     """Load a model, and a drafter for it, into an engine.
@@ -55,13 +56,14 @@ def load(
         max_batch_size: requests that run at once.
         max_context: prompt and output tokens of a request at most; by default the model's own
             context, 4096 tokens at most.
+        prefix_reuse: whether a prompt that begins like an earlier request's text runs only the rest.
         tokenizer: instead of the checkpoint's own.
 
     Raises:
         ForerunError: one of its kinds, saying what is wrong and what to do.
     """
     placement = Placement(dtype, device, backend)
-    settings = EngineSettings(max_batch_size=max_batch_size, max_context=max_context)
+    settings = EngineSettings(max_batch_size, max_context, prefix_reuse=prefix_reuse)
     if tokenizer is not None:
         check_part("tokenizer", tokenizer)
     revision = check("revision", revision, Text | None)
@@ -70,39 +72,26 @@ def load(
     pair = Pair(target, target.run_config(placement))
     if config is not None and config.model is not None:
         draft = Checkpoint.open(config.model, config.revision)
-        pair = pair.with_draft(
-            draft, replace(placement, dtype=config.read(DraftModelOptions).draft_dtype)
-        )
+        placement = replace(placement, dtype=config.read(DraftModelOptions).draft_dtype)
+        pair = pair.with_draft(draft, placement)
     rows, context = settings.max_batch_size, _context(target, settings.max_context)
     # A chain never reaches past the context.
     tree_slots = 0 if config is None or config.tree is None else MOST_NODES
     check_memory(pair.needs(rows, context + tree_slots), pair.run.device)
     tokenizer = target.tokenizer if tokenizer is None else tokenizer
-    translation = pair.translation(tokenizer)
-    loaded = target.load(pair.run)
-    drafter = None
-    if config is not None:
-        assert config.method is not None, "a choice has a method"
-        setup = DrafterSetup(
-            loaded,
-            rows,
-            context,
-            config.options,
-            pair.load_draft,
-            encode=partial(tokenizer.encode, add_special_tokens=False),
-            tree_slots=tree_slots,
-            translation=translation,
-        )
-        drafter = find_drafter(config.method).build(setup)
-    return Engine(
-        loaded,
-        drafter,
-        config,
-        tokenizer=tokenizer,
-        eos_token_ids=target.eos_token_ids,
-        max_batch_size=rows,
-        max_context=context,
+    setup = DrafterSetup(
+        rows=rows,
+        capacity=context,
+        options={} if config is None else config.options,
+        load_draft_model=pair.load_draft,
+        encode=partial(tokenizer.encode, add_special_tokens=False),
+        tree_slots=tree_slots,
+        translation=pair.translation(tokenizer),
+        target=target.load(pair.run),
     )
+    settings = replace(settings, max_context=context, eos_token_ids=tuple(target.eos_token_ids))
+    drafter = None if config is None else DRAFTERS.find(str(config.method)).build(setup)
+    return Engine(setup.target, drafter, config, tokenizer=tokenizer, **vars(settings))
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from time import perf_counter
 
 from forerun.core import Batch, FinishReason, Stats
 from forerun.engine.requests import Running
 from forerun.engine.round import Parts, settle
 from forerun.errors import ConfigError
+from forerun.models.running import common_prefix
 
 # Prompt tokens that are run at once while no stream waits.
 LARGEST_CHUNK = 512
 # And at least between two rounds, however long they take.
 SMALLEST_CHUNK = 8
 # Of a round's time that a chunk between two rounds may take: it is adjusted after the fact.
-CHUNK_SHARE = 0.8
+CHUNK_SHARE = 0.7
 
 
 class Scheduler:
@@ -128,7 +128,7 @@ class Scheduler:
         """
         if None not in self.rows:
             raise ConfigError("all rows are taken; finish or cancel a request first.")
-        row = self._best_row(())
+        row = self._best_row([])
         self.cache.trim(row, 0)
         running.request.row, running.in_rounds = row, False
         self.rows[row] = running
@@ -172,21 +172,16 @@ class Scheduler:
         if drafter is not None and layers:
             drafter.observe_prefill(request, start, output)
 
-    def _best_row(self, token_ids: Sequence[int]) -> int:
+    def _best_row(self, token_ids: list[int]) -> int:
         """The free row that shares most with these tokens; of equals the one idle for longest."""
         free = [row for row in self._least_recent if self.rows[row] is None]
         return max(free, key=lambda row: self._shared(row, token_ids))
 
-    def _shared(self, row: int, token_ids: Sequence[int]) -> int:
+    def _shared(self, row: int, token_ids: list[int]) -> int:
         """How many tokens of a prompt a free row holds; its last running always has to be run."""
-        held = self._held[row]
         # An interruption may have left less than is written down.
-        limit = min(len(held), len(token_ids) - 1, self.cache.length(row))
-        if limit <= 0:
-            return 0
-        if held[:limit] == token_ids[:limit]:
-            return limit
-        return next(at for at in range(limit) if held[at] != token_ids[at])
+        most = min(self.cache.length(row), len(token_ids) - 1)
+        return min(common_prefix(self._held[row], token_ids), most)
 
     def _end(self, row: int, running: Running) -> None:
         """Give back the row of a request that has ended; each step may be taken twice."""
@@ -199,6 +194,8 @@ class Scheduler:
             self._held[row] = running.request.token_ids[: self.cache.length(row)]
         else:
             self.cache.trim(row, 0)
+            if self.parts.drafter is not None:
+                self.parts.drafter.clear_row(row)
         self._least_recent = [other for other in self._least_recent if other != row] + [row]
         self.rows[row] = None
 

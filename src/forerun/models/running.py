@@ -1,4 +1,4 @@
-"""Prefill: prompts run in chunks, for target and draft models alike."""
+"""Prefill: what a row shares with a prompt, and running the rest in chunks; for targets and draft models."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def prefill_chunks(
             logits_for="none",
         )
         yield batch, model.forward(batch, cache)
+
+
+def common_prefix(held: list[int], token_ids: list[int]) -> int:
+    """How many tokens two texts have in common from their beginning on."""
+    limit = min(len(held), len(token_ids))
+    if held[:limit] == token_ids[:limit]:
+        return limit
+    return next(at for at in range(limit) if held[at] != token_ids[at])
 
 
 def prefill(model: CausalLM, cache: Cache, row: int, token_ids: Sequence[int]) -> None:

@@ -9,34 +9,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from forerun import registry
 from forerun.contracts import Policy
 from forerun.options import pick
 from forerun.policies.adaptive import AdaptivePolicy
 from forerun.policies.fixed import FixedPolicy
 from forerun.policies.monitor import Monitor
+from forerun.registry import Registry
 
-GROUP = "forerun.policies"
-
-POLICIES: dict[str, Any] = {
-    "fixed": FixedPolicy,
-    "adaptive": AdaptivePolicy,
-}
-
-
-def policy_names() -> list[str]:
-    """All names that `find_policy` knows."""
-    return registry.names(POLICIES, GROUP)
-
-
-def find_policy(name: str) -> Any:
-    """The class of the policy `name`.
-
-    Raises:
-        UnknownNameError: listing the policies.
-        ConfigError: for a class of another package that cannot be loaded, or declares no options.
-    """
-    return registry.find_with_options("policy", name, POLICIES, GROUP)
+POLICIES = Registry(
+    "policy",
+    "forerun.policies",
+    {"fixed": FixedPolicy, "adaptive": AdaptivePolicy},
+    with_options=True,
+)
 
 
 def make_policy(
@@ -54,6 +39,6 @@ def make_policy(
         UnknownNameError: listing the policies.
         ConfigError: for a length that the policy does not allow.
     """
-    kind = find_policy(name)
+    kind = POLICIES.find(name)
     policy: Policy = kind(num_speculative_tokens, pick(kind.options, values))
     return Monitor(policy) if monitored else policy

@@ -43,7 +43,7 @@ _DECLARED = (
     *("name", "exactness", "drawings", "draws_trees", "takes_trees"),
     *("reads_predictions", "shared_layers"),
     *("hidden_layers", "vocab_size", "rows", "options"),
-    *("attach", "propose", "observe", "confidence", "release"),
+    *("attach", "propose", "observe", "confidence", "release", "clear_row"),
 )
 
 

@@ -89,6 +89,8 @@ class ShapeGrowth(Growth):
     def __init__(self, request: Request, drawing: Drawing, shape: Tree) -> None:
         super().__init__(request, drawing)
         self._shape = shape
+        if not shape:
+            self.frontier = []
         self._place = {-1: -1}
         self._rows: list[Tensor] = []
 
@@ -192,7 +194,7 @@ class BestFirstGrowth(Growth):
 
 
 def start(request: Request, plan: Plan) -> Growth:
-    """The growth that a plan asks for; `plan.num_tokens` is at least 1."""
+    """The growth that a plan asks for."""
     if plan.num_nodes is None:
         return ShapeGrowth(request, plan.drawing, plan.tree or Tree.chain(plan.num_tokens))
     assert plan.drawing is Drawing.GREEDY, "sampled trees have a shape"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from forerun import registry
 from forerun.contracts import Verifier
 from forerun.core import Draft, Drawing, Request, Verdict
 from forerun.randomness import Randomness
+from forerun.registry import Registry
 from forerun.verification.block import BlockRule
 from forerun.verification.coupled import CoupledRule
 from forerun.verification.rows import TargetRows
@@ -18,7 +18,6 @@ from forerun.verification.typical import TypicalRule
 __all__ = [
     "AUTO",
     "FOR_DRAWN",
-    "GROUP",
     "RULES",
     "TargetRows",
     "drawing_for",
@@ -28,24 +27,27 @@ __all__ = [
     "verify_one",
 ]
 
-GROUP = "forerun.verifiers"
 AUTO = "auto"
 
-RULES: dict[str, type[Verifier]] = {
-    "token": TokenRule,
-    "standard": TokenRule,
-    "block": BlockRule,
-    "traversal": TraversalRule,
-    "coupled": CoupledRule,
-    "typical": TypicalRule,
-}
+RULES = Registry(
+    "rejection_sample_method",
+    "forerun.verifiers",
+    {
+        "token": TokenRule,
+        "standard": TokenRule,
+        "block": BlockRule,
+        "traversal": TraversalRule,
+        "coupled": CoupledRule,
+        "typical": TypicalRule,
+    },
+)
 FOR_DRAWN = ("block", "traversal")
 """Rules that take nothing but drawn drafts."""
 
 
 def rule_names() -> list[str]:
     """All names that `make_rule` knows, and `auto`."""
-    return [AUTO, *registry.names(RULES, GROUP)]
+    return [AUTO, *RULES.names()]
 
 
 def make_rule(name: str) -> Verifier:
@@ -54,7 +56,7 @@ def make_rule(name: str) -> Verifier:
     Raises:
         UnknownNameError: listing the rules.
     """
-    rule: Verifier = registry.find("rejection_sample_method", name, {**RULES}, GROUP)()
+    rule: Verifier = RULES.find(name)()
     return rule
 
 

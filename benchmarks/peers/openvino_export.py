@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from forerun.bench.peers.contract import converted
+from benchmarks.peers.contract import converted
 from forerun.errors import ConfigError, UnsupportedModelError
 
 VARIABLE = "FORERUN_OPTIMUM_CLI"

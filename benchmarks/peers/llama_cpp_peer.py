@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from forerun.bench.peers.contract import Peer, PeerOptions, import_package
-from forerun.bench.peers.gguf_export import export
-from forerun.bench.peers.llama_cpp_context import MAX_BATCH, LlamaContext
+from benchmarks.peers.contract import Peer, PeerOptions, import_package
+from benchmarks.peers.gguf_export import export
+from benchmarks.peers.llama_cpp_context import MAX_BATCH, LlamaContext
 
 FLASH_ATTENTION = True
 

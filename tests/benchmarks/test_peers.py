@@ -16,9 +16,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from forerun.bench.peers import PEERS, load_peer
-from forerun.bench.peers.contract import converted
-from forerun.bench.peers.gguf_export import interleave
+from benchmarks.peers import PEERS, load_peer
+from benchmarks.peers.contract import converted
+from benchmarks.peers.gguf_export import interleave
 from forerun.errors import CheckpointError, ConfigError, PromptError, UnknownNameError
 
 PROMPT = [5, 9, 2, 40, 17, 33]
@@ -159,7 +159,7 @@ def test_a_missing_converter_is_named(
     pair: tuple[Path, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORERUN_OPTIMUM_CLI", str(tmp_path / "nothing"))
-    module = importlib.import_module("forerun.bench.peers.openvino_export")
+    module = importlib.import_module("benchmarks.peers.openvino_export")
     with pytest.raises(ConfigError, match="FORERUN_OPTIMUM_CLI"):
         module.export(pair[0] / "target", "bf16", tmp_path)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from forerun.bench.peers.contract import MAX_CONTEXT, Peer, PeerOptions
+from benchmarks.peers.contract import MAX_CONTEXT, Peer, PeerOptions
 from forerun.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

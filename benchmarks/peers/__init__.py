@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from forerun.bench.peers.contract import PRECISIONS, Peer, PeerOptions
+from benchmarks.peers.contract import PRECISIONS, Peer, PeerOptions
 from forerun.errors import CheckpointError, UnknownNameError
 from forerun.options import check
 

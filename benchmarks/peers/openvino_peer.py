@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from forerun.bench.peers.contract import MAX_CONTEXT, Peer, PeerOptions, import_package
-from forerun.bench.peers.openvino_export import WEIGHTS, export
+from benchmarks.peers.contract import MAX_CONTEXT, Peer, PeerOptions, import_package
+from benchmarks.peers.openvino_export import WEIGHTS, export
 
 PLAIN_BACKEND = "PA"
 """Of plain decoding: paged attention, or `SDPA`; draft models need paged attention."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.bench.peers.contract import MAX_CONTEXT, import_package
+from benchmarks.peers.contract import MAX_CONTEXT, import_package
 from forerun.errors import CacheError, CheckpointError
 
 MAX_BATCH = 512
