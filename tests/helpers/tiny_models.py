@@ -39,8 +39,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("gpt_neox", {}),
     "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 3}),
     "opt": ("opt", {}),
+    # Local layers whose window the model cuts out of tables of its own, by slot.
+    "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local", "local"], 1]]}),
+    # The config has a window that the decoder does not use.
+    "moshi": ("moshi", {"sliding_window": 3, "ffn_dim": 40, "num_codebooks": 2}),
 }
-NATIVE = [name for name in FAMILIES if name not in ("gpt_neox", "gemma2", "opt")]
+_ADAPTED = ("gpt_neox", "gemma2", "opt", "gpt_neo", "moshi")
+NATIVE = [name for name in FAMILIES if name not in _ADAPTED]
 
 
 def tiny_config(name: str) -> Any:
@@ -50,6 +55,9 @@ def tiny_config(name: str) -> Any:
     values = dict(LLAMA_LIKE)
     if kind == "gpt2":
         values = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 24, "n_layer": 3, "n_head": 4}
+    if kind == "gpt_neo":
+        values = {"vocab_size": VOCAB, "max_position_embeddings": 64, "hidden_size": 24}
+        values |= {"num_layers": 3, "num_heads": 4, "window_size": 3}
     if kind in ("gpt_neox", "opt"):
         del values["num_key_value_heads"]
     if kind == "opt":
