@@ -67,8 +67,11 @@ KvCache::KvCache(const Shape& shape) : shape_(shape) {
   const auto heads = static_cast<double>(shape.layers) * static_cast<double>(shape.rows) *
                      static_cast<double>(shape.kv_heads);
   if (heads * static_cast<double>(head_bytes_) > 0x1p46) throw std::bad_alloc();
+  // Rows are long and mostly empty: a huge page for each head of a row would take all of it at
+  // once.
   memory_ =
-      Buffer(static_cast<std::size_t>(shape.layers * shape.rows * shape.kv_heads * head_bytes_));
+      Buffer(static_cast<std::size_t>(shape.layers * shape.rows * shape.kv_heads * head_bytes_),
+             Pages::small);
   lengths_.assign(static_cast<std::size_t>(shape.layers * shape.rows), 0);
   positions_.assign(static_cast<std::size_t>(shape.rows * shape.capacity), 0);
 }

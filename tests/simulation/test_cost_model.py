@@ -181,7 +181,7 @@ def test_devices_together_and_overheads() -> None:
 
 def measured(seconds: Callable[[int, int, int], float]) -> MeasuredCosts:
     points = [(n, b, c) for n in (1, 2, 9) for b in (1, 64) for c in (0, 1024, 4096)]
-    return MeasuredCosts.from_rows([(*point, seconds(*point)) for point in reversed(points)])
+    return MeasuredCosts([(*point, seconds(*point)) for point in reversed(points)])
 
 
 @given(st.integers(1, 9), st.integers(1, 64), st.integers(0, 4096))
@@ -206,7 +206,7 @@ def test_measured_costs_stand_in_for_a_roofline() -> None:
         assert RoundCosts(table, table).speedup(0.7, length, 64, 1024) == pytest.approx(
             RoundCosts(exact, exact).speedup(0.7, length, 64, 1024)
         )
-    alone = MeasuredCosts((1,), (1,), (0,), (((0.5,),),))
+    alone = MeasuredCosts([(1, 1, 0, 0.5)])
     assert alone.seconds(1, 1, 0) == 0.5
 
 
@@ -233,12 +233,12 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: RoundCosts(roofline()).best(0.5, lengths=[0]), "lengths is [0]"),
     (lambda: RoundCosts(roofline()).best(0.5, lengths=np.arange(0)), "no lengths"),
     (lambda: RoundCosts(roofline()).losing_batches(0.5, most=0), "most is 0"),
-    (lambda: MeasuredCosts((2, 1), (1,), (0,), (((1.0,),), ((1.0,),))), "ascending"),
-    (lambda: MeasuredCosts((1,), (1,), (0,), (((1.0, 2.0),),)), "it must be (1, 1, 1)"),
-    (lambda: MeasuredCosts((1,), (1,), (0,), (((0.0,),),)), "above zero"),
-    (lambda: MeasuredCosts.from_rows([]), "measured num_tokens is ()"),
-    (lambda: MeasuredCosts.from_rows([(1, 1, 0, 1.0)] * 2), "twice"),
-    (lambda: MeasuredCosts.from_rows([(1, 1, 0, 1.0), (2, 2, 0, 1.0)]), "(1, 2, 0) is missing"),
+    (lambda: MeasuredCosts([(1, 1, 0, 0.0)]), "above zero"),
+    (lambda: MeasuredCosts([(0, 1, 0, 1.0)]), "measured num_tokens is (0,)"),
+    (lambda: MeasuredCosts([(1, 1, 0, True)]), "seconds is (True,)"),
+    (lambda: MeasuredCosts([]), "no measurements"),
+    (lambda: MeasuredCosts([(1, 1, 0, 1.0)] * 2), "(1, 1, 0) is given twice"),
+    (lambda: MeasuredCosts([(1, 1, 0, 1.0), (2, 2, 0, 1.0)]), "(1, 2, 0) is missing"),
     (lambda: measured(lambda *_: 1.0).seconds(10, 1, 0), "measured in [1, 9]"),
 ]
 

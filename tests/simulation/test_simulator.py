@@ -109,7 +109,7 @@ def test_a_perfect_draft_reaches_the_ceiling() -> None:
     speculation = Speculation(5, cost=RoundCost(0.1))
     outcome = speculative(MOCK_TARGET, MOCK_TARGET, (0,), 60, np.random.default_rng(0), speculation)
     assert (outcome.recovered, outcome.bonus, outcome.target_calls) == (0, 10, 10)
-    assert outcome.speedup == pytest.approx(formulas.length_ceiling(5, 0.1))
+    assert outcome.speedup == pytest.approx(formulas.speedup(1.0, 5, 0.1))
     assert tokens_estimate(outcome) == Estimate(6.0, 0.0)
 
 
@@ -311,6 +311,8 @@ def test_what_cannot_be_simulated_is_refused(
         lambda: Speculation(True),
         lambda: Speculation(branching=(0,)),
         lambda: Speculation(2, branching=(100, 100)),
+        lambda: Speculation(64, branching=(64, 2)),
+        lambda: Speculation(AdaptiveLength(), branching=(600,)),
         lambda: RoundCost(-0.1),
         lambda: RoundCost(NAN),
     ],

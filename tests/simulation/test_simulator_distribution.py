@@ -123,7 +123,7 @@ def test_a_round_follows_the_target(vocab_size: int, options: dict[str, Any], se
 def test_a_recovered_token_from_the_target_row_would_show(
     vocab_size: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulator, "_residual", lambda row, drawn: row)
+    monkeypatch.setattr(simulator, "corrected_distribution", lambda row, drawn: row)
     target, draft = RandomRows(vocab_size, 0), RandomRows(vocab_size, 10)
     distribution = round_distribution(target, draft, options)
     assert deviation(distribution, distribution_of(target, (1,), options["length"] + 1)) > 1e-3

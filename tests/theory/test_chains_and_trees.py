@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.core import Draft
+from forerun.core import Draft, Tree
 from forerun.theory import chains, trees
 from forerun.theory.enumeration import end_probabilities
 from forerun.theory.formulas import expected_tokens
@@ -102,9 +102,7 @@ def test_rows_without_context_are_independent_acceptance(
     for replacement in (True, False):
         tree = expected_tokens_branching(*pair, branching, replacement=replacement)
         assert tree == pytest.approx(expected_tokens(alpha, length))
-    chain = trees.branching_parents(branching)
-    assert chain == tuple(range(-1, length - 1))
-    assert expected_tokens_tree(chain, [float(alpha)]) == pytest.approx(
+    assert expected_tokens_tree(Tree.chain(length).parents, [float(alpha)]) == pytest.approx(
         expected_tokens(alpha, length)
     )
 
@@ -146,11 +144,10 @@ def test_a_tree_by_hand() -> None:
     by_depth = [[0.5, 0.2], [0.8, 0.1]]
     assert expected_tokens_tree(parents, by_depth) == pytest.approx(1 + 0.7 + 0.5 * 0.9)
     assert expected_tokens_tree([], [0.5]) == 1.0
-    assert trees.branching_parents([2, 2]) == (-1, -1, 0, 0, 1, 1)
 
 
 def test_a_uniform_tree_by_its_branching() -> None:
     p, q = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
     by_rank = trees.distinct_sibling_acceptance(p, q, 2)
-    by_nodes = expected_tokens_tree(trees.branching_parents([2, 2, 2]), by_rank)
+    by_nodes = expected_tokens_tree(Tree.branching([2, 2, 2]).parents, by_rank)
     assert by_nodes == pytest.approx(expected_tokens_branching(p, q, [2, 2, 2]))

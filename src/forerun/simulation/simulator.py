@@ -8,22 +8,27 @@ the NumPy tutorial on speculative decoding (machinelearningplus.com), whose figu
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Annotated, Any, Protocol
 
 import numpy as np
+from pydantic import Field
 
-from forerun.errors import DistributionError
+from forerun.core import Tree
+from forerun.errors import ConfigError, DistributionError, shown
 from forerun.options import check
 from forerun.simulation.language_models import Context, LanguageModel
 from forerun.simulation.rounds import Round, RoundCost, Simulation
 from forerun.theory.adaptive import AdaptiveLength
 from forerun.theory.inputs import Floats, as_row
-from forerun.theory.trees import branching_parents
+from forerun.theory.rows import corrected_distribution
 
 LONGEST_TEXT = 1 << 24
-LONGEST_DRAFT = 4096
+MOST_DRAFTED = 4096
+_Widths = tuple[Annotated[int, Field(ge=1, le=MOST_DRAFTED)], ...]
 
 
 class RandomSource(Protocol):
@@ -68,7 +73,7 @@ class Speculation:
         cost: of rounds.
 
     Raises:
-        ConfigError: for a length or branching out of range.
+        ConfigError: for a length or branching out of range, or a tree of more than 4096 nodes.
     """
 
     length: int | AdaptiveLength = 5
@@ -76,9 +81,20 @@ class Speculation:
     cost: RoundCost = field(default_factory=RoundCost)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.length, AdaptiveLength):
-            check("length", self.length, int, ge=0, le=LONGEST_DRAFT)
-        branching_parents(self.branching)
+        if isinstance(self.length, AdaptiveLength):
+            deepest = self.length.limits.longest_draft
+        else:
+            deepest = check("length", self.length, int, ge=0, le=MOST_DRAFTED)
+        check("branching", self.branching, _Widths)
+        if sum(accumulate(self.shape(deepest), operator.mul)) > MOST_DRAFTED:
+            raise ConfigError(
+                f"branching {shown(self.branching)} gives a tree of more than {MOST_DRAFTED} nodes; "
+                "give fewer children or depths."
+            )
+
+    def shape(self, depth: int) -> tuple[int, ...]:
+        """Children of each node by depth, of a tree this deep."""
+        return (*self.branching[:depth], *[1] * (depth - len(self.branching)))
 
 
 CHAIN = Speculation()
@@ -98,22 +114,20 @@ def speculative(
     replacement and tested in that order, each against the residual of those before it.
 
     Raises:
-        ConfigError: for a number of tokens below 1 or a tree of more than 4096 nodes.
+        ConfigError: for a number of tokens below 1.
         DistributionError: for invalid rows, or models of different vocabularies.
     """
     check("num_tokens", num_tokens, int, ge=1, le=LONGEST_TEXT)
     rule = copy.deepcopy(speculation.length)
-    widths = tuple(speculation.branching)
     committed, rounds = list(context), list[Round]()
     while len(committed) - len(context) < num_tokens:
         depth = rule.length if isinstance(rule, AdaptiveLength) else rule
-        shape = (widths + (1,) * depth)[:depth]
-        tree = _drafted(draft, tuple(committed), shape, rng)
+        tree = _drafted(draft, tuple(committed), speculation.shape(depth), rng)
         tokens = _verified(target, tree, tuple(committed), rng)
         committed += tokens
         accepted = len(tokens) - 1
-        cost = speculation.cost.of(len(shape), len(tree.token_ids))
-        rounds.append(Round(tuple(tokens), tree.widths, accepted, len(shape), cost))
+        cost = speculation.cost.of(depth, len(tree.token_ids))
+        rounds.append(Round(tuple(tokens), tree.widths, accepted, depth, cost))
         if isinstance(rule, AdaptiveLength):
             rule.observe(depth, accepted)
     return Simulation(tuple(committed[len(context) :][:num_tokens]), tuple(rounds))
@@ -127,9 +141,6 @@ class _Tree:
     parents: list[int] = field(default_factory=list)
     rows: list[Floats] = field(default_factory=list)
     widths: tuple[int, ...] = ()
-
-    def children(self, node: int) -> list[int]:
-        return [child for child, parent in enumerate(self.parents) if parent == node]
 
 
 def _plain(
@@ -149,7 +160,6 @@ def _drafted(
     draft: LanguageModel, context: Context, shape: tuple[int, ...], rng: RandomSource
 ) -> _Tree:
     """Draw a tree depth by depth, and the children of a node one after the other."""
-    branching_parents(shape)  # Refuses trees that are too large.
     tree, level = _Tree(), [(-1, context)]
     for width in shape:
         grown: list[tuple[int, Context]] = []
@@ -173,10 +183,10 @@ def _drafted(
 
 def _verified(target: LanguageModel, tree: _Tree, context: Context, rng: RandomSource) -> list[int]:
     """The accepted path and the token that ends the round."""
-    node, tokens = -1, list[int]()
+    node, tokens, shape = -1, list[int](), Tree(tuple(tree.parents))
     while True:
         row = as_row("the target's row", target((*context, *tokens)))
-        for child in tree.children(node):
+        for child in shape.children(node):
             token, drawn = tree.token_ids[child], tree.rows[child]
             if len(drawn) != len(row):
                 raise DistributionError(
@@ -187,16 +197,9 @@ def _verified(target: LanguageModel, tree: _Tree, context: Context, rng: RandomS
                 node = child
                 tokens.append(token)
                 break
-            row = _residual(row, drawn)
+            row = corrected_distribution(row, drawn)
         else:
             return [*tokens, int(rng.choice(len(row), p=row))]
-
-
-def _residual(row: Floats, drawn: Floats) -> Floats:
-    """The target's residual after a rejection; the row itself where the residual is zero."""
-    left = np.maximum(row - drawn, 0.0)
-    total = left.sum()
-    return left / total if total > 0.0 else row
 
 
 def _without(row: Floats, token: int) -> Floats:

@@ -22,8 +22,6 @@ by position and block verification see `chains`, for trees see `trees`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -112,18 +110,6 @@ def round_speedup(tokens: ArrayLike, cost: ArrayLike) -> Values:
     return plain(emitted / spent)
 
 
-def operations_factor(
-    acceptance: ArrayLike, length: ArrayLike, operations_ratio: ArrayLike
-) -> Values:
-    """Arithmetic done / arithmetic of plain decoding (Leviathan, theorem 3.11).
-
-    (length * operations_ratio + length + 1) / expected_tokens, where the ratio is draft operations
-    a token / target operations a token. Speculation buys time with arithmetic; this is the price.
-    """
-    work = _round_cost(length, operations_ratio, lengths("length", length) + 1.0)
-    return plain(np.asarray(work / expected_tokens(acceptance, length)))
-
-
 def optimal_length(
     acceptance: float,
     cost_ratio: float,
@@ -162,45 +148,6 @@ def acceptance_ceiling(acceptance: ArrayLike) -> Values:
     return plain(np.where(sure, np.inf, 1.0 / np.where(sure, 1.0, rejection)))
 
 
-def length_ceiling(
-    length: ArrayLike, cost_ratio: ArrayLike, *, verification_cost: ArrayLike = 1.0
-) -> Values:
-    """The speed-up of a perfect draft: (length + 1) / (cost_ratio * length + 1)."""
-    return speedup(1.0, length, cost_ratio, verification_cost=verification_cost)
-
-
-class Case(NamedTuple):
-    """Tokens and speed-up of a round."""
-
-    tokens: Values
-    speedup: Values
-
-
-class RoundCases(NamedTuple):
-    """A round whose first token is rejected, an average one, and one that is accepted whole."""
-
-    worst: Case
-    average: Case
-    best: Case
-
-
-def round_cases(
-    acceptance: ArrayLike,
-    length: ArrayLike,
-    cost_ratio: ArrayLike,
-    *,
-    verification_cost: ArrayLike = 1.0,
-) -> RoundCases:
-    """What a round can give: one token at worst, `expected_tokens` on average, length + 1 at best."""
-    cost = _round_cost(length, cost_ratio, verification_cost)
-
-    def case(alpha: ArrayLike) -> Case:
-        tokens = expected_tokens(alpha, length)
-        return Case(tokens, round_speedup(tokens, cost))
-
-    return RoundCases(case(0.0), case(acceptance), case(1.0))
-
-
 def break_even_acceptance(
     length: ArrayLike, cost_ratio: ArrayLike, *, verification_cost: ArrayLike = 1.0
 ) -> Values:
@@ -211,19 +158,6 @@ def break_even_acceptance(
     """
     cost = _round_cost(length, cost_ratio, verification_cost)
     return plain(_smallest_acceptance(cost, lengths("length", length)))
-
-
-def break_even_cost_ratio(
-    acceptance: ArrayLike, length: ArrayLike, *, verification_cost: ArrayLike = 1.0
-) -> Values:
-    """The largest cost ratio at which drafting `length` >= 1 tokens does not lose.
-
-    NaN where it loses even with a free draft: checking costs more than the round gives.
-    """
-    checking = costs("verification_cost", verification_cost, above=True)
-    gained = np.asarray(expected_tokens(acceptance, length)) - checking
-    ratio = gained / lengths("length", length, shortest=1)
-    return plain(np.where(gained >= 0.0, ratio, np.nan))
 
 
 def _round_cost(length: ArrayLike, cost_ratio: ArrayLike, verification_cost: ArrayLike) -> Floats:

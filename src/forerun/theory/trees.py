@@ -1,49 +1,20 @@
-"""Trees of drafted tokens: branching, and the acceptance of siblings.
+"""The acceptance of siblings in a tree of drafted tokens.
 
-A tree is the list of its parents: `parents[i] < i`, -1 for a child of the committed text. The k-th
-child of a node (its rank) is tested when those before it were rejected.
+The k-th child of a node (its rank) is tested when those before it were rejected.
 """
 
 from __future__ import annotations
 
-import itertools
-import operator
-from collections.abc import Sequence
-from typing import Annotated
-
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import Field
 
-from forerun.errors import ConfigError, shown
+from forerun.errors import ConfigError
 from forerun.options import check
 from forerun.theory.inputs import Floats, as_row_pair
 from forerun.theory.rows import acceptance_rate, corrected_distribution
 
-LARGEST_TREE = 4096
+MOST_SIBLINGS = 4096
 MOST_ORDERS = 1 << 17
-_Widths = tuple[Annotated[int, Field(ge=1, le=LARGEST_TREE)], ...]
-
-
-def branching_parents(branching: Sequence[int]) -> tuple[int, ...]:
-    """The parents of a tree in which each node of depth d has branching[d] children, depth by depth.
-
-    Raises:
-        ConfigError: for a depth without children, or more than 4096 nodes.
-    """
-    widths = check("branching", branching, _Widths)
-    if sum(itertools.accumulate(widths, operator.mul)) > LARGEST_TREE:
-        raise ConfigError(
-            f"branching {shown(widths)} gives a tree of more than {LARGEST_TREE} nodes; "
-            "give fewer children or depths."
-        )
-    parents: list[int] = []
-    level = [-1]
-    for width in widths:
-        first = len(parents)
-        parents += [node for node in level for _ in range(width)]
-        level = list(range(first, len(parents)))
-    return tuple(parents)
 
 
 def sibling_acceptance(p: ArrayLike, q: ArrayLike, count: int) -> Floats:
@@ -59,7 +30,7 @@ def sibling_acceptance(p: ArrayLike, q: ArrayLike, count: int) -> Floats:
     """
     left, draft = as_row_pair(p, q)
     by_rank, rejected = [], np.ones(left.shape[:-1])
-    for _ in range(check("count", count, int, ge=1, le=LARGEST_TREE)):
+    for _ in range(check("count", count, int, ge=1, le=MOST_SIBLINGS)):
         accepted = np.asarray(acceptance_rate(left, draft))
         by_rank.append(rejected * accepted)
         rejected = rejected * (1.0 - accepted)
@@ -81,7 +52,7 @@ def distinct_sibling_acceptance(p: ArrayLike, q: ArrayLike, count: int) -> Float
         As `sibling_acceptance`; ConfigError for stacks of rows and for too many orders.
     """
     target, draft = as_row_pair(p, q)
-    ranks = check("count", count, int, ge=1, le=LARGEST_TREE)
+    ranks = check("count", count, int, ge=1, le=MOST_SIBLINGS)
     if target.ndim > 1:
         raise ConfigError("distinct siblings are enumerated for one row at a time; give [V].")
     if len(target) ** (ranks - 1) > MOST_ORDERS:
