@@ -2,9 +2,10 @@
 
 python -m benchmarks.waiting
 
-Eight streams decode with looked-up drafts; then a prompt of 4,000 tokens is added. Printed are the times
-of rounds before it and during its prefill, and the reused tokens of a second turn of that conversation.
-The weights are random, which does not change times.
+Eight streams decode with looked-up drafts; then a prompt of 4,000 tokens is added. Printed is how long
+streams wait for their next tokens meanwhile, in the time of a median round before it (rounds differ: a
+draft has none to four tokens) and in that of the round that ends the wait; and the reused tokens of a
+second turn of that conversation. The weights are random, which does not change times.
 """
 
 from __future__ import annotations
@@ -36,10 +37,6 @@ def measure(model: str, dtype: str, prompt_tokens: int, warm_up: int = 20) -> di
     def prompt(count: int) -> list[int]:
         return [source.randrange(1000) for _ in range(count)]
 
-    # Rows take their memory at first use, in huge pages: that is load time.
-    started = perf_counter()
-    engine.generate([prompt(2) for _ in range(STREAMS + 1)], SamplingParams(max_tokens=1))
-    first_use = perf_counter() - started
     endless = SamplingParams(temperature=0.0, max_tokens=None)
     for _ in range(STREAMS):
         engine.add(prompt(30), endless)
@@ -49,12 +46,14 @@ def measure(model: str, dtype: str, prompt_tokens: int, warm_up: int = 20) -> di
     text = prompt(prompt_tokens)
     added = perf_counter()
     long = engine.add(text, SamplingParams(temperature=0.0, max_tokens=4))
-    during = []
+    during, own = [], []
     while True:
+        prefill = engine.stats.prefill_seconds
         seconds, requests = _timed_step(engine)
         if long in requests:
             break
         during.append(seconds)
+        own.append(seconds / (seconds - engine.stats.prefill_seconds + prefill))
     first_token = perf_counter() - added
     for _ in range(4):
         engine.step()
@@ -63,18 +62,24 @@ def measure(model: str, dtype: str, prompt_tokens: int, warm_up: int = 20) -> di
     for _ in range(4):
         engine.step()
     second = engine.completion(turn)
-    rounds = statistics.median(before)
+    usual = statistics.median(before)
     return {
-        "round_ms": 1000 * rounds,
-        "waits_median": statistics.median(during) / rounds,
-        "waits_p95": statistics.quantiles(during, n=20)[-1] / rounds,
-        "waits_max": max(during) / rounds,
-        "rounds_max": max(before) / rounds,
+        "round_ms": 1000 * usual,
+        "rounds_max": max(before) / usual,
+        **_spread("waits", [seconds / usual for seconds in during]),
+        **_spread("waits_in_own_rounds", own),
         "chunks": len(during),
         "first_token_s": first_token,
-        "first_use_of_rows_s": first_use,
         "second_turn_tokens": second.stats.prompt_tokens,
         "second_turn_cached": second.stats.num_cached_tokens,
+    }
+
+
+def _spread(name: str, values: list[float]) -> dict[str, float]:
+    return {
+        f"{name}_median": statistics.median(values),
+        f"{name}_p95": statistics.quantiles(values, n=20)[-1],
+        f"{name}_max": max(values),
     }
 
 

@@ -97,12 +97,10 @@ class Engine:
             target,
             target.new_cache(self.max_batch_size, capacity),
             randomness or Randomness(),
-            self.config.rejection_sample_method,
+            self.config,
             drafter,
             self.policy,
             tree,
-            self.config.num_tree_nodes,
-            self.config.draft_sample_method == "greedy",
             self.rules,
         )
         if drafter is not None:

@@ -63,9 +63,7 @@ def load(
         ForerunError: one of its kinds, saying what is wrong and what to do.
     """
     placement = Placement(dtype, device, backend)
-    settings = EngineSettings(
-        max_batch_size=max_batch_size, max_context=max_context, prefix_reuse=prefix_reuse
-    )
+    settings = EngineSettings(max_batch_size, max_context, prefix_reuse=prefix_reuse)
     if tokenizer is not None:
         check_part("tokenizer", tokenizer)
     revision = check("revision", revision, Text | None)
@@ -74,40 +72,26 @@ def load(
     pair = Pair(target, target.run_config(placement))
     if config is not None and config.model is not None:
         draft = Checkpoint.open(config.model, config.revision)
-        pair = pair.with_draft(
-            draft, replace(placement, dtype=config.read(DraftModelOptions).draft_dtype)
-        )
+        placement = replace(placement, dtype=config.read(DraftModelOptions).draft_dtype)
+        pair = pair.with_draft(draft, placement)
     rows, context = settings.max_batch_size, _context(target, settings.max_context)
     # A chain never reaches past the context.
     tree_slots = 0 if config is None or config.tree is None else MOST_NODES
     check_memory(pair.needs(rows, context + tree_slots), pair.run.device)
     tokenizer = target.tokenizer if tokenizer is None else tokenizer
-    translation = pair.translation(tokenizer)
-    loaded = target.load(pair.run)
-    drafter = None
-    if config is not None:
-        assert config.method is not None, "a choice has a method"
-        setup = DrafterSetup(
-            loaded,
-            rows,
-            context,
-            config.options,
-            pair.load_draft,
-            encode=partial(tokenizer.encode, add_special_tokens=False),
-            tree_slots=tree_slots,
-            translation=translation,
-        )
-        drafter = DRAFTERS.find(config.method).build(setup)
-    return Engine(
-        loaded,
-        drafter,
-        config,
-        tokenizer=tokenizer,
-        eos_token_ids=target.eos_token_ids,
-        max_batch_size=rows,
-        max_context=context,
-        prefix_reuse=settings.prefix_reuse,
+    setup = DrafterSetup(
+        rows=rows,
+        capacity=context,
+        options={} if config is None else config.options,
+        load_draft_model=pair.load_draft,
+        encode=partial(tokenizer.encode, add_special_tokens=False),
+        tree_slots=tree_slots,
+        translation=pair.translation(tokenizer),
+        target=target.load(pair.run),
     )
+    settings = replace(settings, max_context=context, eos_token_ids=tuple(target.eos_token_ids))
+    drafter = None if config is None else DRAFTERS.find(str(config.method)).build(setup)
+    return Engine(setup.target, drafter, config, tokenizer=tokenizer, **vars(settings))
 
 
 @dataclass(frozen=True)

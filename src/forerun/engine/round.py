@@ -27,10 +27,11 @@ from forerun.core import (
     Tree,
     Verdict,
 )
+from forerun.engine.config import SpeculativeConfig
 from forerun.engine.requests import Running, TokenLogprob, token_logprobs
 from forerun.randomness import Randomness
 from forerun.trees.plans import plan_tree
-from forerun.verification import AUTO, TargetRows, drawing_for, make_rule, resolve
+from forerun.verification import TargetRows, drawing_for, make_rule, resolve
 
 OnRound = Callable[[Request, Draft, Verdict], None]
 """Sees what was drafted for a request in a round and the verdict, before the request is extended."""
@@ -44,11 +45,9 @@ class Parts:
         target: verifies.
         cache: of the target.
         randomness: of all draws.
-        rule: the name of the verification rule, or `auto`.
+        config: how to speculate.
         drafter, policy: None decode plainly.
-        tree: a fixed shape, `auto`, or None for chains.
-        num_tree_nodes: of an automatic tree at most.
-        greedy_drafts: whether drafts are greedy whatever the rule could take.
+        tree: that of the config, read from its file.
         rules: in use by name; one that is put here is used in place of the table's.
         on_round: watches.
     """
@@ -56,12 +55,10 @@ class Parts:
     target: CausalLM
     cache: Cache
     randomness: Randomness
-    rule: str = AUTO
+    config: SpeculativeConfig
     drafter: Drafter | None = None
     policy: Policy | None = None
     tree: Tree | str | None = None
-    num_tree_nodes: int = 16
-    greedy_drafts: bool = False
     rules: dict[str, Verifier] = field(default_factory=dict)
     on_round: OnRound | None = None
 
@@ -121,14 +118,15 @@ def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
         most = running.room - 1 if running.request.speculative else 0
         drawing = _drawing(parts, parts.drafter, running.request)
         plans.append(
-            plan_tree(parts.tree, parts.num_tree_nodes, min(plan.num_tokens, most), drawing)
+            plan_tree(parts.tree, parts.config.num_tree_nodes, min(plan.num_tokens, most), drawing)
         )
     return plans
 
 
 def _drawing(parts: Parts, drafter: Drafter, request: Request) -> Drawing:
-    wanted = Drawing.GREEDY if parts.greedy_drafts else drawing_for(parts.rule, request)
-    return wanted if wanted in drafter.drawings else Drawing.GREEDY
+    wanted = drawing_for(parts.config.rejection_sample_method, request)
+    drawn = parts.config.draft_sample_method != "greedy" and wanted in drafter.drawings
+    return wanted if drawn else Drawing.GREEDY
 
 
 def _propose(parts: Parts, requests: list[Request], plans: list[Plan]) -> list[Draft]:
@@ -171,7 +169,9 @@ def _verify(
     rows = TargetRows(output.logits, drafts, requests)
     groups: dict[str, list[int]] = {}
     for index, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-        groups.setdefault(resolve(parts.rule, request, draft), []).append(index)
+        groups.setdefault(resolve(parts.config.rejection_sample_method, request, draft), []).append(
+            index
+        )
     verdicts: dict[int, Verdict] = {}
     for name, indices in groups.items():
         made = _verify_by(parts.rule_named(name), rows.of(indices), parts.randomness)

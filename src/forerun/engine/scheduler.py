@@ -16,7 +16,7 @@ LARGEST_CHUNK = 512
 # And at least between two rounds, however long they take.
 SMALLEST_CHUNK = 8
 # Of a round's time that a chunk between two rounds may take: it is adjusted after the fact.
-CHUNK_SHARE = 0.8
+CHUNK_SHARE = 0.7
 
 
 class Scheduler:
