@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from forerun.core import Tree
 
 VOCAB = 61
-_LLAMA_LIKE: dict[str, Any] = {
+LLAMA_LIKE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 24,
     "intermediate_size": 40,
@@ -39,17 +39,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("gpt_neox", {}),
     "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 3}),
     "opt": ("opt", {}),
+    # Local layers whose window the model cuts out of tables of its own, by slot.
+    "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local", "local"], 1]]}),
+    # The config has a window that the decoder does not use.
+    "moshi": ("moshi", {"sliding_window": 3, "ffn_dim": 40, "num_codebooks": 2}),
 }
-NATIVE = [name for name in FAMILIES if name not in ("gpt_neox", "gemma2", "opt")]
+_ADAPTED = ("gpt_neox", "gemma2", "opt", "gpt_neo", "moshi")
+NATIVE = [name for name in FAMILIES if name not in _ADAPTED]
 
 
 def tiny_config(name: str) -> Any:
     from transformers import AutoConfig
 
     kind, extra = FAMILIES[name]
-    values = dict(_LLAMA_LIKE)
+    values = dict(LLAMA_LIKE)
     if kind == "gpt2":
         values = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 24, "n_layer": 3, "n_head": 4}
+    if kind == "gpt_neo":
+        values = {"vocab_size": VOCAB, "max_position_embeddings": 64, "hidden_size": 24}
+        values |= {"num_layers": 3, "num_heads": 4, "window_size": 3}
     if kind in ("gpt_neox", "opt"):
         del values["num_key_value_heads"]
     if kind == "opt":
@@ -58,11 +66,15 @@ def tiny_config(name: str) -> Any:
 
 
 def tiny_model(name: str) -> Any:
+    return random_model(tiny_config(name))
+
+
+def random_model(config: Any) -> Any:
     """A random model whose weights, norms and biases too, are far from their initial values."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config(name)).eval()
+    model = AutoModelForCausalLM.from_config(config).eval()
     for key, parameter in model.named_parameters():
         gain = "norm" in key or ".ln_" in key
         nn.init.normal_(parameter, mean=float(gain), std=0.3)

@@ -19,7 +19,7 @@ from tests.helpers.tiny_models import FAMILIES, NATIVE, PATHS, TREE, VOCAB, clos
 
 ADAPTED = [name for name in FAMILIES if name not in NATIVE]
 # transformers keeps norms and rotations in float32 even in float64; see each adapter's tolerance.
-TOLERANCE = {"gemma2": 1e-4, "gpt_neox": 1e-5}
+TOLERANCE = {"gemma2": 1e-4, "gpt_neox": 1e-5, "gpt_neo": 1e-4}
 
 
 def load_exact(load: Any, name: str, backend: str) -> tuple[Any, float]:

@@ -210,7 +210,7 @@ def test_no_value_of_any_key_escapes(family: str, checkpoint: Any, tmp_path: Pat
     content = json.loads((checkpoint(family) / "config.json").read_text())
     keys = st.sampled_from(sorted(content))
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.dictionaries(keys, VALUES, min_size=1, max_size=2))
     def check(changes: dict[str, Any]) -> None:
         (tmp_path / "config.json").write_text(json.dumps(content | changes))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from forerun.core import Tree
 from forerun.errors import CacheError, UnsupportedModelError
-from forerun.models import HFModel, refuse_unsupported
+from forerun.models import Checkpoint, HFModel, Placement, describe, refuse_unsupported
+from forerun.models.config import check_config
 from forerun.models.hf import max_context
 from tests.helpers.forwards import run
-from tests.helpers.tiny_models import tiny_config, tiny_model, tokens
+from tests.helpers.tiny_models import VOCAB, close, tiny_config, tiny_model, tokens
 
 REFUSED = {
     "mamba": "is recurrent",
@@ -58,6 +62,29 @@ def test_not_refused(kind: str) -> None:
     refuse_unsupported(AutoConfig.for_model(kind), "some/model")
 
 
+def test_layers_of_several_sizes_are_described() -> None:
+    """gemma4's head size is one of each layer; a cache was once asked for one of the whole model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "gemma4_text", hidden_size=24, intermediate_size=40, num_attention_heads=4, vocab_size=VOCAB,
+        num_hidden_layers=2, num_key_value_heads=2, head_dim=8, global_head_dim=16, num_kv_shared_layers=0,
+        layer_types=["sliding_attention", "full_attention"], hidden_size_per_layer_input=0,
+    )  # fmt: skip
+    check_config(config, "config.json")
+    model = HFModel(AutoModelForCausalLM.from_config(config).eval(), "some/model")
+    cache = model.new_cache(1, 8)
+    run(model, cache, tokens(1, 5))
+    assert cache.nbytes == 5 * describe(config).cache_bytes_per_token(torch.float32)
+
+
+def test_a_config_of_several_models_is_refused() -> None:
+    from transformers import AutoConfig
+
+    with pytest.raises(UnsupportedModelError, match=r"config\.json describes several models"):
+        check_config(AutoConfig.for_model("musicgen"), "config.json")
+
+
 class Forgetful(nn.Module):
     """A model that ignores one of the things that it is given."""
 
@@ -79,6 +106,82 @@ class Forgetful(nn.Module):
 def test_the_probe_notices(ignored: str, message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         HFModel(Forgetful(ignored), "some/model")
+
+
+SMALL = {"vocab_size": VOCAB, "max_position_embeddings": 64, "pad_token_id": 0}
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "openai-gpt": ({"n_positions": 64, "n_embd": 24, "n_layer": 2, "n_head": 4}, "keeps no cache"),
+    "xlm": ({"emb_dim": 24, "n_layers": 2, "n_heads": 4}, "keeps no cache"),
+    "xmod": ({"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4},
+             r"fails in transformers .*Input language unknown"),
+    # Without `is_decoder` every token sees the later ones.
+    "bert": ({"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4},
+             "does not follow tree attention masks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("kind", UNFIT)
+def test_what_fails_the_probe_is_refused_by_name(kind: str, draft: bool, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values, message = UNFIT[kind]
+    config = AutoConfig.for_model(kind, **SMALL | values)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    opened, placement = Checkpoint.open(tmp_path), Placement(device="cpu")
+    run_config = opened.run_config(placement)
+    if draft:
+        run_config = opened.draft_run_config(placement, run_config)
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        opened.load(run_config)
+    assert str(caught.value).startswith(f"{tmp_path} ({kind}) ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["gemma4_unified_assistant", "blt"])
+def test_a_cache_that_transformers_cannot_make_is_refused_by_name(kind: str) -> None:
+    from transformers import AutoConfig
+
+    with pytest.raises(UnsupportedModelError, match=rf"\({kind}\) has a cache of its own kind"):
+        refuse_unsupported(AutoConfig.for_model(kind), "some/model")
+
+
+def test_windows_are_those_of_the_code() -> None:
+    """Every sliding layer of gemma2 and none of moshi's uses the window of the config."""
+    assert HFModel(tiny_model("gemma2"), "gemma2").windows["sliding_attention"] == 3
+    assert set(HFModel(tiny_model("moshi"), "moshi").windows.values()) == {None}
+
+
+@pytest.mark.parametrize("family", ["gemma2", "mistral"])
+def test_a_window_that_is_placed_otherwise_is_refused(family: str) -> None:
+    """A window that is one token longer than the config's shows in the probe."""
+    reference = tiny_model(family)
+    inner = reference.forward
+
+    def longer(*args: Any, attention_mask: Any = None, **inputs: Any) -> Any:
+        if attention_mask is None:
+            reference.config.sliding_window += 1
+        try:
+            return inner(*args, attention_mask=attention_mask, **inputs)
+        finally:
+            if attention_mask is None:
+                reference.config.sliding_window -= 1
+
+    longer.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]
+    reference.forward = longer
+    with pytest.raises(UnsupportedModelError, match="does not follow tree attention masks"):
+        HFModel(reference, "some/model")
+
+
+def test_a_tree_at_the_end_of_the_context(load: Any) -> None:
+    """Its nodes lie in more slots than the context has positions."""
+    model, reference = load("gpt_neo"), tiny_model("gpt_neo")
+    text = tokens(1, 64)
+    cache = model.new_cache(1, 80)
+    run(model, cache, text[:, :62])
+    nodes = torch.cat((text[:, 62:63], tokens(1, 5, seed=1), text[:, 63:]), dim=1)
+    logits = run(model, cache, nodes, trees=[Tree((-1, 0, 0, 0, 0, 0, 0))]).logits
+    close(logits[0, [0, 6]], reference(text).logits[0, 62:])
 
 
 def test_context_ends_where_earlier_tokens_would_change() -> None:

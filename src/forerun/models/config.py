@@ -91,11 +91,14 @@ def check_config(config: Any, path: Path | str) -> None:
     Raises:
         CheckpointError, UnsupportedModelError: naming the file, the value and what is allowed.
     """
-    text = config.get_text_config()
-    _check_numbers(lambda name: getattr(text, name, None), path)
-    for name in _REQUIRED:
-        if hasattr(text, name) and getattr(text, name) is None:
-            raise CheckpointError(f"{path}: {name} is null; it must be an integer.")
+    try:
+        text = config.get_text_config()
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"{path} describes several models ({one_line(error)})."
+        ) from error
+    for layer in layer_configs(text):
+        _check_sizes(layer, path)
     _check_rope(getattr(text, "rope_parameters", None) or {}, path)
     _check_activation(text, path)
     try:
@@ -105,6 +108,18 @@ def check_config(config: Any, path: Path | str) -> None:
             sliding_window(text)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def _check_sizes(layer: Any, path: Path | str) -> None:
+    _check_numbers(lambda name: getattr(layer, name, None), path)
+    for name in _REQUIRED:
+        if hasattr(layer, name) and getattr(layer, name) is None:
+            raise CheckpointError(f"{path}: {name} is null; it must be an integer.")
+
+
+def layer_configs(text: Any) -> list[Any]:
+    """The configs of a model's layers, where they differ in size; else that of the model alone."""
+    return list(text.per_layer_config) if text.is_heterogeneous else [text]
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from forerun.contracts import Ability
 from forerun.core import Batch, Exactness, ForwardOutput, Tree
 from forerun.errors import CacheError, CheckpointError, ConfigError, UnsupportedModelError
 from forerun.kv_cache import held_before
+from forerun.models.config import one_line
 from forerun.models.hf_cache import HFCache
 from forerun.models.hf_head import Part, find_head
+from forerun.models.hf_probe import probe
 from forerun.models.placement import dtype_name
 
 _OPEN_MASKS = frozenset({"full_attention", "sliding_attention"})
@@ -47,10 +49,11 @@ class HFModel:
         self.max_context = max_context(config, name)
         self.device, self.dtype = model.device, model.dtype
         self.precision = dtype_name(self.dtype)
-        self._windows = _windows(config)
+        self.windows = _windows(config)
+        self._tables = _square_tables(model)
         self._head: tuple[Part, Part] | None = None
         self._crops_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._probe()
+        probe(self, config)
 
     def new_cache(self, rows: int, capacity: int) -> HFCache:
         """An empty cache of `rows` rows of `capacity` tokens each; memory is taken as it fills."""
@@ -131,29 +134,34 @@ class HFModel:
         row, positions = batch.rows[index], batch.positions[index]
         tree = None if batch.trees is None else batch.trees[index]
         cache.positions[row].extend(positions)
-        mask = None if tree is None else self._masks(cache.positions[row], len(positions), tree)
         last = self._crops_logits and batch.logits_for != "all"
-        return self.model(
-            input_ids=torch.tensor([batch.token_ids[index]], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
-            attention_mask=mask,
-            past_key_values=cache.caches[row],
-            use_cache=True,
-            output_hidden_states=bool(batch.hidden_layers),
+        inputs = {
+            "input_ids": torch.tensor([batch.token_ids[index]], device=self.device),
+            "position_ids": torch.tensor([positions], device=self.device),
+            "past_key_values": cache.caches[row],
+            "use_cache": True,
+            "output_hidden_states": bool(batch.hidden_layers),
             **({"logits_to_keep": 1} if last else {}),
-        )
+        }
+        if tree is None:
+            return self.model(**inputs)
+        places = torch.tensor(cache.positions[row], device=self.device)
+        inputs["attention_mask"] = self._masks(places, len(positions), tree)
+        if not self._tables:
+            return self.model(**inputs)
+        tables = _by_position(self._tables, places, len(positions))
+        return torch.func.functional_call(self.model, tables, kwargs=inputs)
 
-    def _masks(self, positions: list[int], count: int, tree: Tree) -> Any:
+    def _masks(self, positions: Tensor, count: int, tree: Tree) -> Any:
         """Additive masks [1, 1, count, total] of a tree, one for each kind of layer."""
         total = len(positions)
         visible = torch.ones(count, total, dtype=torch.bool, device=self.device)
         visible[:, total - len(tree) :] = torch.from_numpy(tree.mask[-count:]).to(self.device)
-        places = torch.tensor(positions, device=self.device)
         masks = {}
-        for kind, window in self._windows.items():
+        for kind, window in self.windows.items():
             seen = visible
             if window is not None:
-                seen = visible & (places[None, :] > places[-count:, None] - window)
+                seen = visible & (positions > positions[-count:, None] - window)
             mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
             masks[kind] = mask.masked_fill_(~seen, torch.finfo(self.dtype).min)[None, None]
         return masks if len(masks) > 1 else next(iter(masks.values()))
@@ -170,30 +178,6 @@ class HFModel:
             raise UnsupportedModelError(
                 f"{self.name} runs on transformers, which shows the hidden states 0 to "
                 f"{self.num_layers - 1}, not {absent}; use a method that needs none."
-            )
-
-    def _probe(self) -> None:
-        """Run two siblings and see that neither the cache nor the second one notices the first."""
-        cache = self.new_cache(2, 4)
-        first, left, right = (token % self.vocab_size for token in (1, 2, 3))
-        tree = Tree((-1, 0, 0))
-        branched = self.forward(
-            Batch.after(cache, [0], [[first, left, right]], trees=[tree]), cache
-        )
-        plain = self.forward(Batch.after(cache, [1], [[first, right]]), cache)
-        assert branched.logits is not None, "logits were asked for"
-        assert plain.logits is not None, "logits were asked for"
-        held = [len(c.layers) and c.get_seq_length() for c in cache.caches]
-        if held != [3, 2]:
-            raise UnsupportedModelError(
-                f"{self.name} keeps no cache that can be cropped; it cannot be run speculatively."
-            )
-        expected = plain.logits[0, 1].float()
-        error = (branched.logits[0, 2].float() - expected).abs().max()
-        low = self.dtype in (torch.float16, torch.bfloat16)
-        if error > (0.1 if low else 1e-3) * expected.std():
-            raise UnsupportedModelError(
-                f"{self.name} does not follow tree attention masks; it cannot be run speculatively."
             )
 
 
@@ -224,9 +208,8 @@ def load_adapter(
         )
     except Exception as error:
         # transformers and safetensors raise a dozen types for broken files.
-        first = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"transformers cannot load {directory} ({first}); "
+            f"transformers cannot load {directory} ({one_line(error)}); "
             "check its config.json and safetensors files."
         ) from error
     model, info = loaded
@@ -265,8 +248,11 @@ def refuse_unsupported(config: Any, name: str) -> None:
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     try:
         layers = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
-    except (KeyError, AttributeError, TypeError) as error:
-        raise UnsupportedModelError(f"{kind} has a cache of its own kind: {error!r}.") from error
+    except Exception as error:
+        # transformers raises whatever it meets in a config that none of its plain caches fits.
+        raise UnsupportedModelError(
+            f"{kind} has a cache of its own kind ({one_line(error)}), which cannot be rolled back."
+        ) from error
     odd = sorted((layers - {"DynamicLayer", "DynamicSlidingWindowLayer"}) | (kinds - _OPEN_MASKS))
     if odd:
         raise UnsupportedModelError(f"{kind} has layers whose cache cannot be rolled back: {odd}.")
@@ -294,3 +280,23 @@ def _windows(config: Any) -> dict[str, int | None]:
     if not kinds:
         kinds = {"full_attention" if window is None else "sliding_attention"}
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+
+
+def _square_tables(model: Any) -> dict[str, Tensor]:
+    """The masks [1, 1, max_context, max_context] that a model holds itself, as GPT-Neo does: it cuts
+    them by the slots of queries and keys."""
+    return {
+        name: table
+        for name, table in model.named_buffers()
+        if table.dtype == torch.bool and table.dim() == 4 and table.shape[-2] == table.shape[-1]
+    }
+
+
+def _by_position(tables: dict[str, Tensor], positions: Tensor, count: int) -> dict[str, Tensor]:
+    """The tables for the last `count` slots, with what each says of positions in place of slots."""
+    total, placed = len(positions), {}
+    for name, table in tables.items():
+        # The rows of earlier slots are not read.
+        placed[name] = table.new_empty(1, 1, total, total)
+        placed[name][..., -count:, :] = table[..., positions[-count:, None], positions]
+    return placed

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.errors import UnsupportedModelError
 from forerun.models.architecture import Architecture
 
 HEAD = "lm_head.weight"
@@ -108,16 +107,8 @@ def _fill(
 
 
 def layout_of(shape: Architecture) -> Layout:
-    """The layout of a family.
-
-    Raises:
-        UnsupportedModelError: for a family without one.
-    """
-    if shape.family not in FAMILIES:
-        raise UnsupportedModelError(
-            f"no tensor layout for {shape.family!r}; known are {', '.join(sorted(FAMILIES))}."
-        )
-    return FAMILIES[shape.family](shape)
+    """The layout of a decoder."""
+    return _gpt2(shape) if shape.family == "gpt2" else _llama_like(shape)
 
 
 def _projection(name: str, outputs: Mapping[str, int], width: int, bias: bool) -> Iterator[Fused]:
@@ -206,12 +197,3 @@ def _with_head(shape: Architecture, tensors: list[Fused], prefix: str, ignored: 
         table = Published(HEAD, (shape.vocab_size, shape.hidden_size))
         tensors.append(Fused("head.weight", (table,)))
     return Layout(tuple(tensors), prefix, re.compile(ignored))
-
-
-FAMILIES: dict[str, Callable[[Architecture], Layout]] = {
-    "llama": _llama_like,
-    "mistral": _llama_like,
-    "qwen2": _llama_like,
-    "qwen3": _llama_like,
-    "gpt2": _gpt2,
-}

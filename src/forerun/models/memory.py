@@ -12,7 +12,7 @@ import torch
 from forerun.errors import CheckpointError, MemoryLimitError
 from forerun.files import size_text
 from forerun.models.architecture import Architecture, native, read_architecture
-from forerun.models.config import one_line
+from forerun.models.config import layer_configs, one_line
 from forerun.models.hf import max_context, refuse_unsupported
 from forerun.models.layouts import Layout, layout_of
 from forerun.models.placement import DTYPES, QUANTIZED, RunConfig
@@ -74,21 +74,25 @@ def describe(config: Any, name: str = "the model") -> ModelSummary:
         return describe_architecture(read_architecture(config))
     refuse_unsupported(config, name)
     text = config.get_text_config()
-    attention_heads = text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // attention_heads
+    widths = [_key_width(layer) for layer in layer_configs(text)]
     parameters = _count_on_meta(config, name)
     return ModelSummary(
         family=config.model_type,
         native=False,
         parameters=parameters,
         weight_bytes=_torch_bytes(parameters),
-        cache_values_per_token=2 * text.num_hidden_layers * heads * size,
+        cache_values_per_token=2 * text.num_hidden_layers * sum(widths) // len(widths),
         max_context=max_context(text, name),
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
     )
+
+
+def _key_width(layer: Any) -> int:
+    heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+    size = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+    return int(heads * size)
 
 
 def describe_architecture(shape: Architecture) -> ModelSummary:

@@ -1,0 +1,88 @@
+"""What a loaded model of transformers is tried with before it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forerun.core import Batch, Tree
+from forerun.errors import UnsupportedModelError
+from forerun.models.config import one_line
+
+if TYPE_CHECKING:
+    from forerun.models.hf import HFModel
+    from forerun.models.hf_cache import HFCache
+
+# The largest value written to the cache: it must fit 16 bits.
+_LARGEST = 1e4
+
+
+def probe(model: HFModel, config: Any) -> None:
+    """Run two siblings behind a text that is longer than the model's windows, and see that the second
+    one and their parent get the logits that they get in a row.
+
+    A model whose code does not use the window of its config is given none.
+
+    Args:
+        config: of the text model.
+
+    Raises:
+        UnsupportedModelError: naming the model and what is wrong.
+    """
+    kind = f"{model.name} ({model.model.config.model_type})"
+    try:
+        wrong = _run_probe(model, config)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        # A model of transformers raises whatever its first failing line raises.
+        raise UnsupportedModelError(
+            f"{kind} fails in transformers with what a tree needs ({one_line(error)}); "
+            "it cannot be run speculatively."
+        ) from error
+    if wrong is not None:
+        raise UnsupportedModelError(f"{kind} {wrong}; it cannot be run speculatively.")
+
+
+def _run_probe(model: HFModel, config: Any) -> str | None:
+    """What is wrong with the model; None when it passes."""
+    sizes = {value for key, value in config.to_dict().items() if "window" in key}
+    windows = [size for size in sizes if type(size) is int and 1 < size < model.max_context - 2]
+    length = max(windows, default=1) + 1
+    cache = model.new_cache(1, length + 3)
+    first, left, right, other = (token % model.vocab_size for token in range(1, 5))
+    model.forward(Batch.after(cache, [0], [[first, other]]), cache)
+    caches = cache.caches[0]
+    if len(caches.layers) == 0 or caches.get_seq_length() != 2:
+        return "keeps no cache that can be cropped"
+    _lengthen(cache, length, [length + 1 - window for window in windows])
+    expected = _logits(model, cache, [first, right], None)
+    cache.trim(0, length)
+    tolerance = (0.1 if model.dtype.itemsize < 4 else 1e-3) * expected.std()
+    for windows_used in (model.windows, dict.fromkeys(model.windows)):
+        model.windows = windows_used
+        branched = _logits(model, cache, [first, left, right], Tree((-1, 0, 0)))
+        cache.trim(0, length)
+        if (branched[[0, 2]] - expected).abs().max() <= tolerance:
+            return None
+    return "does not follow tree attention masks: it gives a token other logits than in a row"
+
+
+def _lengthen(cache: HFCache, length: int, marked: list[int]) -> None:
+    """Make a row's two tokens a text of `length`: copies of the first, with values at the `marked`
+    slots, the last that a window hides, that weigh as much as all others together."""
+    for layer in cache.caches[0].layers:
+        layer.keys = layer.keys[..., :1, :].repeat_interleave(length, -2)
+        values = layer.values[..., :1, :].repeat_interleave(length, -2)
+        mark = (layer.values[..., 1:, :] * length).clamp(-_LARGEST, _LARGEST)
+        values[..., marked, :] = mark
+        layer.values = values
+    cache.positions[0] = list(range(length))
+
+
+def _logits(model: HFModel, cache: HFCache, tokens: list[int], tree: Tree | None) -> Tensor:
+    out = model.forward(Batch.after(cache, [0], [tokens], trees=[tree]), cache)
+    assert out.logits is not None, "logits were asked for"
+    return out.logits[0].float()
