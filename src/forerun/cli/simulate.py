@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forerun.cli.machine import print_json
 from forerun.cli.options import Command, flag_of, given, stronger
 from forerun.cli.simulate_flags import simulate_options
 from forerun.cli.simulate_modes import Mode, find_mode, refuse_without
@@ -56,9 +57,7 @@ def _print(mode: Mode, as_json: bool, result: Result) -> None:
     from forerun.cli.simulation_view import report, show
 
     if as_json:
-        import json
-
-        click.echo(json.dumps(report(mode, result), allow_nan=False))
+        print_json(report(mode, result))
     else:
         show(result)
 
