@@ -78,8 +78,35 @@ def read_architecture(config: Any) -> Architecture:
     Raises:
         CheckpointError: for numbers that contradict each other.
     """
-    gpt2 = config.model_type == "gpt2"
-    shape = _read_gpt2(config) if gpt2 else _read_llama_like(config)
+    family, heads = config.model_type, config.num_attention_heads
+    gpt2 = family == "gpt2"
+    # GPT-2 and, on three projections only, Qwen2 always have biases; Llama and Qwen3 have a switch.
+    biases = gpt2 or (
+        family in ("llama", "qwen3") and bool(getattr(config, "attention_bias", False))
+    )
+    head_dim = None if gpt2 else getattr(config, "head_dim", None)
+    shape = Architecture(
+        family=family,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=(config.n_inner or 4 * config.n_embd)
+        if gpt2
+        else config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=heads,
+        num_kv_heads=heads if gpt2 else config.num_key_value_heads or heads,
+        head_dim=head_dim or config.hidden_size // heads,
+        max_context=config.max_position_embeddings,
+        norm_eps=config.layer_norm_epsilon if gpt2 else config.rms_norm_eps,
+        activation=config.activation_function if gpt2 else config.hidden_act,
+        tied=bool(config.tie_word_embeddings),
+        windows=_windows(config),
+        query_key_norm=family == "qwen3",
+        attention_bias=biases or family == "qwen2",
+        output_bias=biases,
+        mlp_bias=gpt2 or (family == "llama" and bool(getattr(config, "mlp_bias", False))),
+        config=config,
+    )
     if shape.num_heads % shape.num_kv_heads:
         raise CheckpointError(
             f"num_attention_heads is {shape.num_heads}; it must be a multiple of "
@@ -113,58 +140,9 @@ def sliding_window(config: Any) -> int | None:
     return window
 
 
-def _read_gpt2(config: Any) -> Architecture:
-    return Architecture(
-        family="gpt2",
-        vocab_size=config.vocab_size,
-        hidden_size=config.n_embd,
-        intermediate_size=config.n_inner or 4 * config.n_embd,
-        num_layers=config.n_layer,
-        num_heads=config.n_head,
-        num_kv_heads=config.n_head,
-        head_dim=config.n_embd // config.n_head,
-        max_context=config.n_positions,
-        norm_eps=config.layer_norm_epsilon,
-        activation=config.activation_function,
-        tied=bool(config.tie_word_embeddings),
-        windows=(None,) * config.n_layer,
-        attention_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        config=config,
-    )
-
-
-def _read_llama_like(config: Any) -> Architecture:
-    family = config.model_type
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    # Llama and Qwen3 have a switch for biases, Qwen2 always has them, on these three only.
-    switch = bool(getattr(config, "attention_bias", False)) and family in ("llama", "qwen3")
-    return Architecture(
-        family=family,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
-        head_dim=head_dim,
-        max_context=config.max_position_embeddings,
-        norm_eps=config.rms_norm_eps,
-        activation=config.hidden_act,
-        tied=bool(config.tie_word_embeddings),
-        windows=_windows(config),
-        query_key_norm=family == "qwen3",
-        attention_bias=switch or family == "qwen2",
-        output_bias=switch,
-        mlp_bias=bool(getattr(config, "mlp_bias", False)) and family == "llama",
-        config=config,
-    )
-
-
 def _windows(config: Any) -> tuple[int | None, ...]:
     layers: int = config.num_hidden_layers
-    if config.model_type == "llama":
+    if config.model_type in ("llama", "gpt2"):
         return (None,) * layers
     window = sliding_window(config)
     kinds = ["sliding_attention"] * layers if config.model_type == "mistral" else config.layer_types
