@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md shows of new options and methods works as it stands there."""
+"""What CONTRIBUTING.md shows of new options, methods and families works as it stands there."""
 
 from __future__ import annotations
 
@@ -12,58 +12,66 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig
 
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
 from forerun.testing import ToyModel, check_drafter
 from tests.helpers.other_package import POINTS, Point
+from tests.helpers.tiny_models import LLAMA_LIKE, random_model
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def block(language: str) -> str:
-    [found] = re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
-    return str(found)
+def block(language: str, heading: str) -> str:
+    """The block of code in the section under a heading."""
+    section = TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    [code] = re.findall(rf"^```{language}\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    return str(code)
 
 
-@pytest.fixture
-def changed(tmp_path: Path) -> Path:
-    """A copy of the package with the change of the document."""
+def changed(tmp_path: Path, heading: str) -> Path:
+    """A copy of the package with the change that is shown under a heading."""
     copied = tmp_path / "src" / "forerun"
     shutil.copytree(
         ROOT / "src" / "forerun", copied, ignore=shutil.ignore_patterns("*.so", "__pycache__")
     )
-    change = block("diff")
+    change = block("diff", heading)
     assert change.count("+++ ") == 1, "one file"
     subprocess.run(["git", "apply", "-"], input=change, text=True, cwd=tmp_path, check=True)
     return tmp_path / "src"
 
 
 def run(source: Path, *arguments: str) -> str:
-    """Without site (-S), whose hook for an editable install would find the unchanged package."""
+    """What Python prints over the changed package.
+
+    It runs without `site` (-S), whose hook for an editable install would find the unchanged package.
+    """
     path = os.pathsep.join([str(source), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "FORERUN_PROMPT_LOOKUP_PLACES": "65"}
-    program = [sys.executable, "-S", "-m", "forerun.cli.main", *arguments]
+    program = [sys.executable, "-S", *arguments]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 
-def test_an_option_of_a_method_is_one_field(changed: Path) -> None:
-    text = run(changed, "generate", "--help")
+def test_an_option_of_a_method_is_one_field(tmp_path: Path) -> None:
+    forerun = (changed(tmp_path, "Adding an option to a method"), "-m", "forerun.cli.main")
+    text = run(*forerun, "generate", "--help")
     section = text.partition("Method ngram:")[2].partition("Method ")[0]
     assert "--prompt-lookup-places INTEGER" in section
     assert "Places that a tree goes on from.  [default: 8]" in " ".join(section.split()).replace(
         ". [", ".  ["
     )
-    refused = run(changed, "generate", "--prompt", "a", "--method", "ngram")
+    refused = run(*forerun, "generate", "--prompt", "a", "--method", "ngram")
     assert "prompt_lookup_places is 65; it must be an integer in [1, 64]." in refused
 
 
 def test_a_method_of_another_package_is_one_module(
     other_package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "parrot.py").write_text(block("python"))
+    (tmp_path / "parrot.py").write_text(block("python", "A method in a package of its own"))
     monkeypatch.syspath_prepend(tmp_path)
     parrot: Any = importlib.import_module("parrot").Parrot
     monkeypatch.setitem(POINTS, "forerun.drafters", [Point("parrot", parrot)])
@@ -74,3 +82,28 @@ def test_a_method_of_another_package_is_one_module(
     ):
         SpeculativeConfig(method="parrot", options={"parrot_memory": 0})
     assert check_drafter(parrot(2), ToyModel(3)).cases > 0
+
+
+GREEDY = """
+import sys
+from forerun import Engine, SamplingParams
+from forerun.drafters.ngram import NgramDrafter
+from forerun.models import Transformer, load_model
+
+model = load_model(sys.argv[1], backend="torch")
+assert isinstance(model, Transformer)
+params = SamplingParams(temperature=0, max_tokens=24)
+print(*Engine(model, NgramDrafter(1, 3)).generate([[5, 7, 5, 7, 5]], params)[0].token_ids)
+"""
+
+
+def test_a_family_that_publishes_llamas_tensors_is_one_line(tmp_path: Path) -> None:
+    """Its greedy text is that of transformers, beyond the window."""
+    values = {**LLAMA_LIKE, "head_dim": 6, "sliding_window": 4, "eos_token_id": None}
+    config = AutoConfig.for_model("ministral", **values)
+    model = random_model(config)
+    model.save_pretrained(tmp_path / "model")
+    source = changed(tmp_path, "Adding a model family")
+    expected = model.generate(torch.tensor([[5, 7, 5, 7, 5]]), max_new_tokens=24, do_sample=False)
+    printed = run(source, "-c", GREEDY, str(tmp_path / "model"))
+    assert printed.split() == [str(token) for token in expected[0, 5:].tolist()]

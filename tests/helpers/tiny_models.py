@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from forerun.core import Tree
 
 VOCAB = 61
-_LLAMA_LIKE: dict[str, Any] = {
+LLAMA_LIKE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 24,
     "intermediate_size": 40,
@@ -52,7 +52,7 @@ def tiny_config(name: str) -> Any:
     from transformers import AutoConfig
 
     kind, extra = FAMILIES[name]
-    values = dict(_LLAMA_LIKE)
+    values = dict(LLAMA_LIKE)
     if kind == "gpt2":
         values = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 24, "n_layer": 3, "n_head": 4}
     if kind == "gpt_neo":
@@ -66,11 +66,15 @@ def tiny_config(name: str) -> Any:
 
 
 def tiny_model(name: str) -> Any:
+    return random_model(tiny_config(name))
+
+
+def random_model(config: Any) -> Any:
     """A random model whose weights, norms and biases too, are far from their initial values."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config(name)).eval()
+    model = AutoModelForCausalLM.from_config(config).eval()
     for key, parameter in model.named_parameters():
         gain = "norm" in key or ".ln_" in key
         nn.init.normal_(parameter, mean=float(gain), std=0.3)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from forerun.contracts import Cache, DrafterSetup
-from forerun.core import Draft, Drawing, Exactness, ForwardOutput, Plan, Request, Verdict
+from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Request, Verdict
 from forerun.options import NoOptions
 
 if TYPE_CHECKING:
@@ -71,3 +71,21 @@ class BaseDrafter(ABC):
 
     def release(self, request: Request) -> None:
         """Nothing to forget."""
+
+
+class LookupDrafter(BaseDrafter):
+    """Looks its tokens up, for each request by itself, as chains and as trees."""
+
+    takes_trees = True
+
+    def propose(
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        return [
+            self.draft(request, plan) if plan.num_tokens else NO_DRAFT
+            for request, plan in zip(requests, plans, strict=True)
+        ]
+
+    @abstractmethod
+    def draft(self, request: Request, plan: Plan) -> Draft:
+        """The draft of a request that at least one token is planned for."""

@@ -6,28 +6,24 @@ Saxena, "Prompt Lookup Decoding", 2023; the longest match first, the latest of e
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from collections import defaultdict
+from itertools import cycle, islice
+from typing import Self
 
 from pydantic import Field
 
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
-from forerun.drafters.base import BaseDrafter
+from forerun.drafters.base import LookupDrafter
+from forerun.drafters.lookup.places import Continuations
 from forerun.errors import ConfigError
 from forerun.options import options
 from forerun.trees.host import grow_on_host
-
-if TYPE_CHECKING:
-    from forerun.randomness import Randomness
 
 # Places that a tree goes on from.
 MOST_PLACES = 8
 # A place outweighs so many of the next shorter n-gram: more than all of them together.
 LONGER = 2 * MOST_PLACES
-# How probable the next token of a tree is held to be where all places agree; it sets how deep a
-# tree goes before it takes in what is less probable.
-AGREED = 0.9
 # The share of its drafts of 8 tokens that the zoo's target accepted, by the size of the n-gram, greedy
 # and at temperature 0.7 over 60 held-out prompts: of sizes whose next larger one was looked for as
 # well, and of the largest, which stands for all longer matches.
@@ -100,7 +96,7 @@ class NgramOptions:
             )
 
 
-class NgramDrafter(BaseDrafter):
+class NgramDrafter(LookupDrafter):
     """Drafts chains and trees from the request itself: no model, no memory to speak of.
 
     Args:
@@ -111,7 +107,6 @@ class NgramDrafter(BaseDrafter):
     """
 
     name = "ngram"
-    takes_trees = True
     options = NgramOptions
 
     def __init__(
@@ -121,17 +116,12 @@ class NgramDrafter(BaseDrafter):
     ) -> None:
         sizes = NgramOptions(prompt_lookup_min, prompt_lookup_max)
         self.sizes = range(sizes.prompt_lookup_min, sizes.prompt_lookup_max + 1)
-        self._indexes: dict[int, _Index] = {}
+        self._indexes: defaultdict[int, _Index] = defaultdict(lambda: _Index(self.sizes))
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
         sizes = setup.read(NgramOptions)
         return cls(sizes.prompt_lookup_min, sizes.prompt_lookup_max)
-
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        return [self._draft(*pair) for pair in zip(requests, plans, strict=True)]
 
     def confidence(self, request: Request) -> float:
         """By the size of the n-gram alone."""
@@ -143,68 +133,26 @@ class NgramDrafter(BaseDrafter):
         self._indexes.pop(request.request_id, None)
 
     def _index_of(self, request: Request) -> _Index:
-        index = self._indexes.get(request.request_id)
-        if index is None:
-            index = self._indexes[request.request_id] = _Index(self.sizes)
+        index = self._indexes[request.request_id]
         index.update(request.token_ids)
         return index
 
-    def _draft(self, request: Request, plan: Plan) -> Draft:
-        if plan.num_tokens == 0:
-            return NO_DRAFT
-        index = self._index_of(request)
+    def draft(self, request: Request, plan: Plan) -> Draft:
+        index, token_ids = self._index_of(request), request.token_ids
         if plan.is_chain:
-            return _copy(request, index.match(request.token_ids)[0], plan.num_tokens)
-        places = index.matches(request.token_ids)
+            return _copy(request, index.match(token_ids)[0], plan.num_tokens)
+        places = index.matches(token_ids)
         if not places:
             return NO_DRAFT
-        trie = _Trie(request.token_ids)
-        return grow_on_host(request, plan, (0, places), trie.children)
-
-
-class _Trie:
-    """What follows some places of a text, merged where they agree. A state is how far it has gone, and
-    the places with their weights."""
-
-    def __init__(self, token_ids: list[int]) -> None:
-        self._token_ids = token_ids
-
-    def children(self, state: _State) -> list[tuple[int, float, _State]]:
-        """By the weight of their places; of equals the first."""
-        step, places = state
-        token_ids, length = self._token_ids, len(self._token_ids)
-        if len(places) == 1:
-            place = places[0][0]
-            return [(token_ids[place + step % (length - place)], AGREED, (step + 1, places))]
-        tokens = [token_ids[place + step % (length - place)] for place, _ in places]
-        if tokens.count(tokens[0]) == len(tokens):
-            return [(tokens[0], AGREED, (step + 1, places))]
-        parted: dict[int, list[tuple[int, float]]] = {}
-        weights: dict[int, float] = {}
-        for token, weighted in zip(tokens, places, strict=True):
-            if token in parted:
-                parted[token].append(weighted)
-                weights[token] += weighted[1]
-            else:
-                parted[token] = [weighted]
-                weights[token] = weighted[1]
-        total = sum(weights.values()) / AGREED
-        return [
-            (token, weights[token] / total, (step + 1, parted[token]))
-            for token in sorted(weights, key=weights.__getitem__, reverse=True)
-        ]
-
-
-_State = tuple[int, list[tuple[int, float]]]
+        follow = Continuations(token_ids, repeats=True)
+        return grow_on_host(request, plan, (0, places), follow.children)
 
 
 def _copy(request: Request, start: int, count: int) -> Draft:
-    """The tokens from a place on; nothing if that is 0."""
+    """The tokens from a place on, as `Continuations` has them; nothing if that is 0."""
     if not start:
         return NO_DRAFT
-    # A copy that runs into the end of the text goes on with its own beginning: a period.
-    period = len(request) - start
-    copied = [request.token_ids[start + step % period] for step in range(count)]
+    copied = list(islice(cycle(request.token_ids[start : start + count]), count))
     # Nothing comes after a stop token.
     stops = (at + 1 for at, token in enumerate(copied) if token in request.stop_token_ids)
     return Draft.chain(copied[: next(stops, count)])

@@ -9,15 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf, log2
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
-from forerun.drafters.base import BaseDrafter
+from forerun.drafters.base import LookupDrafter
+from forerun.drafters.lookup.places import Continuations
 from forerun.trees.host import grow_on_host
-
-if TYPE_CHECKING:
-    from forerun.randomness import Randomness
 
 # Tokens in a row that show that a place is the right one.
 CERTAIN = 8
@@ -30,14 +28,11 @@ DOUBLINGS, NEAR = 2.0, 4
 # Until the place is certain: tokens drafted for each token of match and for one more; without a match
 # three in a hundred would be right.
 TOKENS_PER_MATCHED = 2
-# Places that a tree goes on from, and how probable its next token is where they agree.
-MOST_BRANCHES, AGREED = 3, 0.9
+# Places that a tree goes on from.
+MOST_BRANCHES = 3
 # The share of its drafts of 16 tokens that was accepted, by the tokens in a row, where one line in ten
 # of held-out Python was replaced, inserted, deleted or changed in a word.
 CONFIDENCES = (0.0, 0.23, 0.43, 0.44, 0.44, 0.48, 0.6, 0.6, 0.88)
-
-Places = tuple[tuple[int, float], ...]
-"""Where the prediction may go on, with weights."""
 
 
 class Alignment:
@@ -114,14 +109,13 @@ class Alignment:
         return matched - log2(1 + max(behind, ahead, 0) / NEAR) / DOUBLINGS
 
 
-class PredictionDrafter(BaseDrafter):
+class PredictionDrafter(LookupDrafter):
     """Drafts the rest of the prediction that a request was given; nothing for one without.
 
     As a tree it goes on from several places while it is not certain where the output is.
     """
 
     name = "prediction"
-    takes_trees = True
     reads_predictions = True
 
     def __init__(self) -> None:
@@ -131,17 +125,12 @@ class PredictionDrafter(BaseDrafter):
     def build(cls, setup: DrafterSetup) -> Self:  # noqa: ARG003
         return cls()
 
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        return [self._draft(*pair) for pair in zip(requests, plans, strict=True)]
-
     def confidence(self, request: Request) -> float:
         """By how many tokens in a row were as predicted."""
-        found = self._follow(request)
-        if found is None or found.place >= len(found.prediction):
+        alignment = self._follow(request)
+        if alignment is None or alignment.place >= len(alignment.prediction):
             return 0.0
-        return CONFIDENCES[min(found.matched, CERTAIN)]
+        return CONFIDENCES[min(alignment.matched, CERTAIN)]
 
     def release(self, request: Request) -> None:
         self._alignments.pop(request.request_id, None)
@@ -151,41 +140,20 @@ class PredictionDrafter(BaseDrafter):
         if not prediction:
             return None
         assert not isinstance(prediction, str), "a request has token ids"
-        found = self._alignments.get(request.request_id)
-        if found is None:
-            found = self._alignments[request.request_id] = Alignment(list(prediction))
-        found.follow(request.token_ids, request.num_prompt_tokens)
-        return found
+        if request.request_id not in self._alignments:
+            self._alignments[request.request_id] = Alignment(list(prediction))
+        alignment = self._alignments[request.request_id]
+        alignment.follow(request.token_ids, request.num_prompt_tokens)
+        return alignment
 
-    def _draft(self, request: Request, plan: Plan) -> Draft:
-        found = self._follow(request) if plan.num_tokens else None
-        if found is None or not found.matched:
+    def draft(self, request: Request, plan: Plan) -> Draft:
+        alignment = self._follow(request)
+        if alignment is None or not alignment.matched:
             return NO_DRAFT
-        depth = plan.num_tokens
-        if found.matched < CERTAIN:
-            depth = min(depth, TOKENS_PER_MATCHED * (found.matched + 1))
-        places = [(found.place, 1.0)]
+        if alignment.matched < CERTAIN:
+            plan = plan.cut(TOKENS_PER_MATCHED * (alignment.matched + 1))
+        places = [(alignment.place, 1.0)]
         if not plan.is_chain:
-            places += [(place, 2.0**-worse) for place, worse in found.others]
-        trie = _Trie(found.prediction)
-        return grow_on_host(request, plan.cut(depth), tuple(places), trie.children)
-
-
-class _Trie:
-    """What follows several places of a prediction, merged where they agree."""
-
-    def __init__(self, prediction: Sequence[int]) -> None:
-        self._prediction = prediction
-
-    def children(self, places: Places) -> list[tuple[int, float, Places]]:
-        """By the weight of their places."""
-        by_token: dict[int, list[tuple[int, float]]] = {}
-        for place, weight in places:
-            if place < len(self._prediction):
-                by_token.setdefault(self._prediction[place], []).append((place + 1, weight))
-        if len(by_token) == 1:
-            return [(token, AGREED, tuple(some)) for token, some in by_token.items()]
-        weights = {token: sum(each[1] for each in some) for token, some in by_token.items()}
-        total = sum(weights.values()) / AGREED
-        ranked = sorted(weights, key=weights.__getitem__, reverse=True)
-        return [(token, weights[token] / total, tuple(by_token[token])) for token in ranked]
+            places += [(place, 2.0**-worse) for place, worse in alignment.others]
+        follow = Continuations(alignment.prediction, repeats=False)
+        return grow_on_host(request, plan, (0, places), follow.children)

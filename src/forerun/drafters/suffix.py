@@ -6,23 +6,21 @@ into the text itself, and where asked to into earlier outputs and a given corpus
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pydantic import Field
 
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
-from forerun.drafters.base import BaseDrafter
+from forerun.drafters.base import LookupDrafter
 from forerun.drafters.lookup.automaton import Match, SuffixAutomaton
 from forerun.drafters.lookup.store import SuffixStore
 from forerun.errors import ConfigError
 from forerun.files import read_text
 from forerun.options import Text, options
 from forerun.trees.host import grow_on_host
-
-if TYPE_CHECKING:
-    from forerun.randomness import Randomness
 
 # Tokens drafted for each token of the match.
 TOKENS_PER_MATCHED = 3
@@ -87,7 +85,7 @@ class SuffixOptions:
     )
 
 
-class SuffixDrafter(BaseDrafter):
+class SuffixDrafter(LookupDrafter):
     """Drafts chains and trees from what has been written before: no model.
 
     Outputs are kept when their requests end, in the store of their namespace, and looked into by
@@ -99,7 +97,6 @@ class SuffixDrafter(BaseDrafter):
     """
 
     name = "suffix"
-    takes_trees = True
     options = SuffixOptions
 
     def __init__(self, store_tokens: int = 0, corpus: Sequence[int] = ()) -> None:
@@ -108,7 +105,7 @@ class SuffixDrafter(BaseDrafter):
         if corpus:
             self._corpora = (SuffixAutomaton(),)
             self._corpora[0].extend(corpus)
-        self._known: dict[int, _Known] = {}
+        self._known: defaultdict[int, _Known] = defaultdict(_Known)
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
@@ -125,11 +122,6 @@ class SuffixDrafter(BaseDrafter):
         corpus = read_corpus(own.suffix_corpus, setup.encode, most_tokens)
         return cls(own.suffix_store_tokens, corpus)
 
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        return [self._draft(*pair) for pair in zip(requests, plans, strict=True)]
-
     def confidence(self, request: Request) -> float:
         """By the length of the match alone."""
         _, _, length = self._update(request).longest()
@@ -140,9 +132,7 @@ class SuffixDrafter(BaseDrafter):
         if request.speculative:
             self.store.add(request.hints.namespace, request.output_ids)
 
-    def _draft(self, request: Request, plan: Plan) -> Draft:
-        if plan.num_tokens < 1:
-            return NO_DRAFT
+    def draft(self, request: Request, plan: Plan) -> Draft:
         automaton, state, length = self._update(request).longest()
         if not length:
             return NO_DRAFT
@@ -152,9 +142,7 @@ class SuffixDrafter(BaseDrafter):
         return grow_on_host(request, plan.cut(depth), state, automaton.children)
 
     def _update(self, request: Request) -> _Known:
-        known = self._known.get(request.request_id)
-        if known is None:
-            known = self._known[request.request_id] = _Known()
+        known = self._known[request.request_id]
         others = (*self.store.automata(request.hints.namespace), *self._corpora)
         known.update(request.token_ids, others)
         return known

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Self
 
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Request, Tree, Verdict
-from forerun.drafters.base import BaseDrafter
-from forerun.drafters.lookup.namespaces import Namespaces
+from forerun.drafters.base import LookupDrafter
+from forerun.drafters.lookup.store import Namespaces
 from forerun.params import SamplingParams
 from forerun.trees.host import grow_on_host
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
-
-    from forerun.randomness import Randomness
 
     Matrix = NDArray[np.int32]
 
@@ -45,7 +43,7 @@ _BLOCK, _LEAST_BLOCKS = 64, 128
 Child = tuple[int, float, int]
 
 
-class TokenRecyclingDrafter(BaseDrafter):
+class TokenRecyclingDrafter(LookupDrafter):
     """Drafts chains and trees from a matrix of next tokens, which starts empty in each namespace.
 
     Requests of a namespace share a matrix, [vocab_size, 8] int32: 4.6 MiB for 150,000 tokens. As many
@@ -57,7 +55,6 @@ class TokenRecyclingDrafter(BaseDrafter):
     """
 
     name = "token_recycling"
-    takes_trees = True
 
     def __init__(self, vocab_size: int, rows: int = 1) -> None:
         import numpy as np
@@ -71,11 +68,6 @@ class TokenRecyclingDrafter(BaseDrafter):
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
         return cls(setup.target.vocab_size, setup.rows)
-
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        return [self._draft(*pair) for pair in zip(requests, plans, strict=True)]
 
     def confidence(self, request: Request) -> float:
         """What is usual, where the newest token has been met before."""
@@ -101,7 +93,7 @@ class TokenRecyclingDrafter(BaseDrafter):
                 matrix = self._matrices.get_or_make(request.hints.namespace)
                 matrix[tokens] = top.cpu().numpy()
 
-    def _draft(self, request: Request, plan: Plan) -> Draft:
+    def draft(self, request: Request, plan: Plan) -> Draft:
         matrix = self._matrices.get(request.hints.namespace)
         if matrix is None:
             return NO_DRAFT

@@ -31,7 +31,7 @@ class Architecture:
     """The shape of a decoder.
 
     Attributes:
-        family: `llama`, `mistral`, `qwen2`, `qwen3` or `gpt2`.
+        family: `gpt2` or one of `LLAMA_LIKE`.
         windows: by layer, how many tokens back it sees, its own included; None for all.
         query_key_norm: whether queries and keys are normalized head by head (Qwen3).
         attention_bias: of the query, key and value projections.
@@ -65,7 +65,7 @@ def native(config: Any) -> bool:
         exotic = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
         plain = not (exotic or config.add_cross_attention or config.reorder_and_upcast_attn)
         return plain and config.activation_function in ACTIVATIONS
-    if config.model_type not in ("llama", "mistral", "qwen2", "qwen3"):
+    if config.model_type not in LLAMA_LIKE:
         return False
     rope = config.rope_parameters or {}
     known_rope = rope.get("rope_type") in ROPE_TYPES and rope.get("partial_rotary_factor", 1) == 1
@@ -78,34 +78,24 @@ def read_architecture(config: Any) -> Architecture:
     Raises:
         CheckpointError: for numbers that contradict each other.
     """
-    family, heads = config.model_type, config.num_attention_heads
-    gpt2 = family == "gpt2"
-    # GPT-2 and, on three projections only, Qwen2 always have biases; Llama and Qwen3 have a switch.
-    biases = gpt2 or (
-        family in ("llama", "qwen3") and bool(getattr(config, "attention_bias", False))
-    )
-    head_dim = None if gpt2 else getattr(config, "head_dim", None)
+    gpt2 = config.model_type == "gpt2"
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    values = {
+        "num_kv_heads": heads,
+        "head_dim": config.hidden_size // heads,
+        "windows": (None,) * layers,
+        **(_read_gpt2(config) if gpt2 else _read_llama_like(config)),
+    }
     shape = Architecture(
-        family=family,
+        family=config.model_type,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=(config.n_inner or 4 * config.n_embd)
-        if gpt2
-        else config.intermediate_size,
-        num_layers=config.num_hidden_layers,
+        num_layers=layers,
         num_heads=heads,
-        num_kv_heads=heads if gpt2 else config.num_key_value_heads or heads,
-        head_dim=head_dim or config.hidden_size // heads,
         max_context=config.max_position_embeddings,
-        norm_eps=config.layer_norm_epsilon if gpt2 else config.rms_norm_eps,
-        activation=config.activation_function if gpt2 else config.hidden_act,
         tied=bool(config.tie_word_embeddings),
-        windows=_windows(config),
-        query_key_norm=family == "qwen3",
-        attention_bias=biases or family == "qwen2",
-        output_bias=biases,
-        mlp_bias=gpt2 or (family == "llama" and bool(getattr(config, "mlp_bias", False))),
         config=config,
+        **values,
     )
     if shape.num_heads % shape.num_kv_heads:
         raise CheckpointError(
@@ -140,10 +130,46 @@ def sliding_window(config: Any) -> int | None:
     return window
 
 
+def _read_gpt2(config: Any) -> dict[str, Any]:
+    return {
+        "intermediate_size": config.n_inner or 4 * config.n_embd,
+        "norm_eps": config.layer_norm_epsilon,
+        "activation": config.activation_function,
+        **dict.fromkeys(("attention_bias", "output_bias", "mlp_bias"), True),
+    }
+
+
+def _read_llama_like(config: Any) -> dict[str, Any]:
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return {
+        "intermediate_size": config.intermediate_size,
+        "num_kv_heads": config.num_key_value_heads or config.num_attention_heads,
+        "head_dim": size,
+        "norm_eps": config.rms_norm_eps,
+        "activation": config.hidden_act,
+        **LLAMA_LIKE[config.model_type](config),
+    }
+
+
 def _windows(config: Any) -> tuple[int | None, ...]:
-    layers: int = config.num_hidden_layers
-    if config.model_type in ("llama", "gpt2"):
-        return (None,) * layers
+    """Windows by layer, for families that say which layers have one."""
     window = sliding_window(config)
-    kinds = ["sliding_attention"] * layers if config.model_type == "mistral" else config.layer_types
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if kind == "sliding_attention" else None for kind in config.layer_types)
+
+
+LLAMA_LIKE: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "llama": lambda config: {
+        "attention_bias": bool(config.attention_bias),
+        "output_bias": bool(config.attention_bias),
+        "mlp_bias": bool(config.mlp_bias),
+    },
+    "mistral": lambda config: {"windows": (sliding_window(config),) * config.num_hidden_layers},
+    "qwen2": lambda config: {"attention_bias": True, "windows": _windows(config)},
+    "qwen3": lambda config: {
+        "query_key_norm": True,
+        "attention_bias": bool(config.attention_bias),
+        "output_bias": bool(config.attention_bias),
+        "windows": _windows(config),
+    },
+}
+"""Families that publish Llama's tensors: in what each differs from the plainest decoder."""

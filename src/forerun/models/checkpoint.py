@@ -22,7 +22,7 @@ from forerun.models.cpu import CpuModel
 from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
 from forerun.models.layouts import layout_of
-from forerun.models.memory import ModelSummary, describe, describe_architecture, kernel_bytes
+from forerun.models.memory import ModelSummary, describe, kernel_bytes
 from forerun.models.placement import Placement, RunConfig, draft_precision, resolve
 from forerun.models.sources import (
     SafetensorsSource,
@@ -101,9 +101,7 @@ class Checkpoint:
             UnsupportedModelError: for an architecture that cannot be run speculatively.
             CheckpointError: for a config of which no model can be made.
         """
-        if self.native:
-            return describe_architecture(self.architecture)
-        return describe(self.config, self.name)
+        return describe(self.config, self.name, self.architecture if self.native else None)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:

@@ -40,7 +40,7 @@ def grow_on_host(request: Request, plan: Plan, root: S, expand: Expand[S]) -> Dr
         return NO_DRAFT
     stops = request.stop_token_ids
     if plan.tree is not None:
-        return _of_shape(plan.tree.parents, plan.num_tokens, stops, root, expand)
+        return _of_shape(plan.tree.cut(plan.num_tokens), stops, root, expand)
     if plan.num_nodes is not None:
         return _best_first(plan.num_nodes, plan.num_tokens, stops, root, expand)
     return _chain(plan.num_tokens, stops, root, expand)
@@ -59,34 +59,26 @@ def _chain(length: int, stops: frozenset[int], state: S, expand: Expand[S]) -> D
     return Draft.chain(tokens) if tokens else NO_DRAFT
 
 
-def _of_shape(
-    shape: tuple[int, ...], depth: int, stops: frozenset[int], root: S, expand: Expand[S]
-) -> Draft:
+def _of_shape(shape: Tree, stops: frozenset[int], root: S, expand: Expand[S]) -> Draft:
     tokens: list[int] = []
     parents: list[int] = []
-    # By the place in the shape, -1 (the text) last: the node there, its depth, its children left.
+    # By index in the shape, that of the text (-1) last: the node in the tree, its state, its children.
     nodes = [-1] * (len(shape) + 1)
-    depths = [0] * (len(shape) + 1)
     states: list[S] = [root] * (len(shape) + 1)
     children: list[list[Child[S]] | None] = [None] * (len(shape) + 1)
-    ranks = [0] * (len(shape) + 1)
-    for place, above in enumerate(shape):
+    for index, (above, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
         parent = nodes[above]
-        # Below what has no token, a stop token or the last level there is nothing.
-        if (above >= 0 and (parent < 0 or tokens[parent] in stops)) or depths[above] == depth:
+        # Nothing is below a node without a token, or below a stop token.
+        if above >= 0 and (parent < 0 or tokens[parent] in stops):
             continue
-        several = children[above]
-        if several is None:
-            several = children[above] = expand(states[above])
-        rank = ranks[above]
-        if rank == len(several):
-            continue
-        ranks[above] = rank + 1
-        nodes[place] = len(tokens)
-        depths[place] = depths[above] + 1
-        token, _, states[place] = several[rank]
-        tokens.append(token)
-        parents.append(parent)
+        siblings = children[above]
+        if siblings is None:
+            siblings = children[above] = expand(states[above])
+        if rank < len(siblings):
+            nodes[index] = len(tokens)
+            token, _, states[index] = siblings[rank]
+            tokens.append(token)
+            parents.append(parent)
     return Draft(Tree(tuple(parents)), tuple(tokens)) if tokens else NO_DRAFT
 
 

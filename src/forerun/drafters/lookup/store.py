@@ -1,67 +1,72 @@
-"""Earlier outputs to draft from: a bounded store, apart for each namespace."""
+"""What drafters keep between requests, apart for each namespace."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from forerun.drafters.lookup.automaton import SuffixAutomaton
-from forerun.drafters.lookup.namespaces import Namespaces
 
-# Namespaces that a store keeps, those used last.
+T = TypeVar("T")
+
+# Namespaces that a `SuffixStore` keeps, those used last.
 MOST_NAMESPACES = 64
 
 
-class Generations:
-    """Automata of the latest texts: a young one that takes them, and an old one before it.
-
-    An automaton cannot forget, so the old one is dropped whole when the young one has its half.
+class Namespaces(Generic[T]):
+    """One thing for each namespace, for the namespaces that were used last.
 
     Args:
-        most_tokens: of both together.
+        make: a new one.
+        most: how many are kept.
+    """
+
+    def __init__(self, make: Callable[[], T], most: int) -> None:
+        self._make, self._most = make, most
+        self._kept: OrderedDict[str, T] = OrderedDict()
+
+    def get(self, name: str) -> T | None:
+        """The one of a namespace, used now, or None."""
+        if name in self._kept:
+            self._kept.move_to_end(name)
+        return self._kept.get(name)
+
+    def get_or_make(self, name: str) -> T:
+        """The one of a namespace, used now; the one that lay idle longest gives way to a new one."""
+        if name not in self._kept:
+            if len(self._kept) == self._most:
+                self._kept.popitem(last=False)
+            self._kept[name] = self._make()
+        self._kept.move_to_end(name)
+        return self._kept[name]
+
+
+class SuffixStore:
+    """Earlier outputs of each namespace, in two automata: the newer takes outputs up to half of what is
+    kept, then it becomes the older, and the one before is dropped, as an automaton cannot forget.
+
+    Args:
+        most_tokens: kept for each namespace; 0 keeps nothing.
     """
 
     def __init__(self, most_tokens: int) -> None:
         self._half = most_tokens // 2
-        self.young, self.old = SuffixAutomaton(), SuffixAutomaton()
-
-    @property
-    def num_tokens(self) -> int:
-        return self.young.num_tokens + self.old.num_tokens
-
-    def add(self, token_ids: Sequence[int]) -> None:
-        """Take a text; of one that fills more than a generation, its end."""
-        kept = token_ids[max(len(token_ids) - self._half, 0) :]
-        if self.young.num_tokens + len(kept) > self._half:
-            self.young, self.old = SuffixAutomaton(), self.young
-        self.young.extend(kept)
-        self.young.end_text()
-
-
-class SuffixStore:
-    """What the requests of each namespace have come to. No namespace sees another's.
-
-    Args:
-        most_tokens: kept for each namespace; 0 keeps nothing.
-        most_namespaces: those used last.
-    """
-
-    def __init__(self, most_tokens: int, most_namespaces: int = MOST_NAMESPACES) -> None:
-        self._most_tokens = most_tokens
-        self._namespaces = Namespaces(lambda: Generations(most_tokens), most_namespaces)
+        self._pairs: Namespaces[list[SuffixAutomaton]] = Namespaces(
+            lambda: [SuffixAutomaton(), SuffixAutomaton()], MOST_NAMESPACES
+        )
 
     def add(self, namespace: str, token_ids: Sequence[int]) -> None:
-        """Keep an output for later requests of its namespace."""
-        if self._most_tokens > 1 and token_ids:
-            self._namespaces.get_or_make(namespace).add(token_ids)
+        """Keep an output for later requests of its namespace; of one longer than half, its end."""
+        if not self._half or not token_ids:
+            return
+        pair, kept = self._pairs.get_or_make(namespace), token_ids[-self._half :]
+        if pair[0].num_tokens + len(kept) > self._half:
+            pair[:] = SuffixAutomaton(), pair[0]
+        pair[0].extend(kept)
+        pair[0].end_text()
 
     def automata(self, namespace: str) -> tuple[SuffixAutomaton, ...]:
         """Those to look into, the newer first; none where the namespace has no outputs."""
-        kept = self._namespaces.get(namespace)
-        if kept is None:
-            return ()
-        return tuple(one for one in (kept.young, kept.old) if one.num_tokens)
-
-    def num_tokens(self, namespace: str) -> int:
-        """Tokens kept for a namespace."""
-        kept = self._namespaces.get(namespace)
-        return 0 if kept is None else kept.num_tokens
+        pair = self._pairs.get(namespace) or ()
+        return tuple(automaton for automaton in pair if automaton.num_tokens)
