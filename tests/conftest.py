@@ -47,7 +47,7 @@ def tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for name, tied in {"tiny": False, "tiny-tied": True}.items():
         monkeypatch.setitem(SHAPES, name, Shape("llama", 64, 2, 4, 128, 96, kv_heads=2, tied=tied))
-    monkeypatch.setattr("forerun.bench.kernels.MODELS", ("zoo", *SHAPES))
+    monkeypatch.setattr("forerun.bench.shapes.MODELS", ("zoo", *SHAPES))
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from benchmarks.checkpoints import write_checkpoint
 from benchmarks.engines import RemoteEngine
 from benchmarks.groups.report import Figure, Setting, spread
-from forerun.bench.kernels import Request, Row, measure
+from forerun.bench.kernels import Row, measure
 from forerun.bench.machine import use_threads
+from forerun.bench.request import Request
 
 GROUP = 2
 SHORT, LONG = 128, 4096

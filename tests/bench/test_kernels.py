@@ -11,7 +11,8 @@ import torch
 from forerun import _native
 from forerun.bench import shapes
 from forerun.bench.forwards import Forwards
-from forerun.bench.kernels import Request, fits, measure
+from forerun.bench.kernels import fits, measure
+from forerun.bench.request import Request
 from forerun.bench.shapes import SHAPES, RandomSource, build
 from forerun.bench.traffic import forward_bytes, matrix_parameters, multiply_adds, weight_bytes
 from forerun.errors import ConfigError, UnknownNameError

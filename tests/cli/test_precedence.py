@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from forerun.cli.asked import sampling_params, speculative_config
+from forerun.cli.asked import sampling_params, speculation
 from forerun.cli.derived import OWN_SECTIONS
 from forerun.cli.flags import generate_options
 from forerun.cli.generate import command
@@ -135,9 +135,9 @@ def test_every_field_has_a_flag_with_its_default() -> None:
         assert _fields(kind) <= flags
     context = command.make_context("generate", [])
     assert sampling_params(context.params) == SamplingParams()
-    config, note = speculative_config(context, context.params, "zoo")
-    assert config == SpeculativeConfig(method="draft_model", model="zoo-draft")
-    assert note is None
+    choice = speculation(context, context.params, "zoo")
+    assert choice.config == SpeculativeConfig(method="draft_model", model="zoo-draft")
+    assert choice.note is None
 
 
 def _fields(kind: type) -> set[str]:

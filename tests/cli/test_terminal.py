@@ -55,7 +55,7 @@ def consoles() -> tuple[Console, io.StringIO, Console, io.StringIO]:
 
 def test_legend_names_every_origin() -> None:
     console, _, stderr, err = consoles()
-    TerminalOutput(console, stderr).legend(Origin)
+    TerminalOutput(console, stderr).legend()
     assert all(origin in err.getvalue() for origin in Origin)
 
 
@@ -64,7 +64,7 @@ def test_progress_leaves_no_trace() -> None:
     output = TerminalOutput(console, stderr)
     unused: Any = None
     output.begin("round 1 of 2, plain", unused)
-    output.legend(Origin)
+    output.legend()
     lines = err.getvalue().split("\r\x1b[2K")
     assert lines[1] == "comparing: round 1 of 2, plain"
     assert "accepted" in lines[2]

@@ -6,55 +6,19 @@ import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from forerun.bench.forwards import Forwards, prefill_seconds
 from forerun.bench.machine import TIMES_THE_CACHE, Machine
-from forerun.bench.shapes import MODELS, build
+from forerun.bench.request import Request
+from forerun.bench.shapes import build
 from forerun.bench.traffic import forward_bytes, multiply_adds, weight_bytes
 from forerun.models.cpu import CpuModel
-from forerun.models.placement import KERNEL_PRECISIONS
 from forerun.models.running import PREFILL_CHUNK
-from forerun.options import known, options
 
-LONGEST = 512
-MOST_CONTEXT = 1 << 17
 _PREFILLS = 3
 
 Progress = Callable[[str], None]
-
-
-_Model = Annotated[str, known("model", lambda: MODELS)]
-_Precision = Annotated[str, known("precision", lambda: KERNEL_PRECISIONS)]
-_Tokens = Annotated[int, Field(ge=1, le=LONGEST)]
-_Context = Annotated[int, Field(ge=0, le=MOST_CONTEXT)]
-
-
-@options
-class Request:
-    """What to measure.
-
-    Raises:
-        ConfigError: for a number out of range.
-        UnknownNameError: for an unknown name.
-    """
-
-    models: tuple[_Model, ...] = Field(
-        default=("zoo", "llama-110m"), description="Names of shapes.MODELS."
-    )
-    precisions: tuple[_Precision, ...] = Field(
-        default=("bf16", "int8", "int4", "fp32"), description="Of the weights."
-    )
-    tokens: tuple[_Tokens, ...] = Field(
-        default=(1, 2, 4, 8, 16, 32, 64),
-        description="Of a forward; 1 is always measured too, since the others are compared with it.",
-    )
-    contexts: tuple[_Context, ...] = Field(
-        default=(128, 4096), description="Tokens in the cache before the forward."
-    )
-    rounds: int = Field(default=7, ge=1, le=10_000, description="Turns of all of it.")
 
 
 @dataclass(frozen=True)
@@ -119,8 +83,8 @@ class Result:
 def measure(request: Request, progress: Progress = lambda _: None) -> Result:
     """Measure all models; `progress` is called with each before it is loaded."""
     result = Result(Machine())
-    for name in request.models:
-        for precision in request.precisions:
+    for name in dict.fromkeys(request.models):
+        for precision in dict.fromkeys(request.precisions):
             progress(f"{name} {precision}")
             model = build(name, precision)
             tokens = sorted({1, *request.tokens})

@@ -14,12 +14,14 @@ from forerun.cli.param_types import type_of
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.engine.config import SpeculativeConfig
+from forerun.engine.pairs import Choice, choose, default_method
 from forerun.errors import ConfigError
 from forerun.options import schema_of
 from forerun.params import SamplingParams
 from forerun.policies import POLICIES
 
 if TYPE_CHECKING:
+    from forerun.engine.engine import Engine
     from forerun.models import Checkpoint
 
 # Caches are allocated in steps of this many tokens.
@@ -40,17 +42,13 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams.from_dict(chosen)
 
 
-def speculative_config(
-    ctx: click.Context, values: Mapping[str, Any], target: str
-) -> tuple[SpeculativeConfig, str | None]:
-    """How the options ask to speculate, and what to say about what was chosen.
+def speculation(ctx: click.Context, values: Mapping[str, Any], target: str) -> Choice:
+    """How the options ask to speculate.
 
     Raises:
         ConfigError: for a value out of range, or an option of another method.
         UnknownNameError: for a name that does not exist.
     """
-    from forerun.engine.pairs import choose, default_method
-
     common = [name for name in schema_of(SpeculativeConfig) if name != "options"]
     chosen = {name: values[RENAMED.get(name, name)] for name in common}
     method = chosen["method"] or default_method(chosen["model"], target)
@@ -64,8 +62,7 @@ def speculative_config(
         flag = name if name in ctx.params and given(ctx, name) else "method_option"
         if yields(ctx, flag, ("method", "draft_model", "policy")):
             (own if name in own else chosen).pop(name)
-    choice = choose(SpeculativeConfig(**chosen, options=own), target)
-    return choice.config, choice.note
+    return choose(SpeculativeConfig(**chosen, options=own), target)
 
 
 def _own_options(ctx: click.Context, values: Mapping[str, Any], kind: type) -> dict[str, Any]:
@@ -104,6 +101,37 @@ def open_checkpoint(values: dict[str, Any]) -> Checkpoint:
     checkpoint = Checkpoint.open(values["model"], values["revision"])
     check_context(values["max_context"], checkpoint.summary.max_context, checkpoint.name)
     return checkpoint
+
+
+def load_engine(
+    values: dict[str, Any],
+    checkpoint: Checkpoint,
+    choice: Choice | None,
+    *,
+    max_context: int,
+    max_batch_size: int = 1,
+) -> Engine:
+    """The engine that the options ask for; says what was chosen where they leave it open.
+
+    Args:
+        choice: how to speculate; None decodes plainly.
+        max_context, max_batch_size: as of `forerun.load`.
+    """
+    from forerun.engine.load import load
+
+    engine = load(
+        checkpoint,
+        False if choice is None else choice.config,
+        dtype=values["dtype"],
+        device=values["device"],
+        backend=values["backend"],
+        max_batch_size=max_batch_size,
+        max_context=max_context,
+        prefix_reuse=values["prefix_reuse"],
+    )
+    if choice is not None and choice.note:
+        click.echo(f"forerun: {choice.note}", err=True)
+    return engine
 
 
 def in_steps(context: int) -> int:

@@ -7,22 +7,20 @@ from typing import Any
 
 import click
 
+from forerun.bench.request import LONGEST, MOST_CONTEXT, Request
 from forerun.cli.combinations import check_threads
 from forerun.cli.config import config_option
-from forerun.cli.flags import AT_LEAST_ONE, json_option
+from forerun.cli.derived import derived
+from forerun.cli.flags import json_option, threads_option
 from forerun.cli.lists import Wholes, list_option
-from forerun.cli.options import Command, Option
+from forerun.cli.machine import made_with, print_json
+from forerun.cli.options import Command
 from forerun.cli.param_types import Name
 from forerun.cli.quiet import quiet_libraries
 from forerun.errors import UnknownNameError
+from forerun.options import schema_of
 
 SUITES = ("kernels",)
-
-
-class Names(Name):
-    """Names with commas between them; the benchmark checks them."""
-
-    name = "list"
 
 
 def bench(what: str, **values: Any) -> None:
@@ -40,8 +38,6 @@ def bench(what: str, **values: Any) -> None:
     check_threads(values["threads"])
     content = _measure(values)
     if values["json"]:
-        from forerun.cli.report import print_json
-
         print_json(content)
     else:
         _print(content)
@@ -52,30 +48,12 @@ def _measure(values: dict[str, Any]) -> dict[str, Any]:
     quiet_libraries()
     import torch
 
-    from forerun.bench.kernels import Request, measure
+    from forerun.bench.kernels import measure
     from forerun.bench.machine import use_threads
-    from forerun.cli.machine import hardware, versions
-    from forerun.cli.report import SCHEMA_VERSION
 
-    request = Request(
-        models=_split(values["models"]),
-        precisions=_split(values["precisions"]),
-        tokens=values["tokens"],
-        contexts=values["contexts"],
-        rounds=values["rounds"],
-    )
-    threads = use_threads(values["threads"])
-    result = measure(request, _announce)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "versions": versions(),
-        "hardware": {**hardware(torch.device("cpu")), "threads": threads},
-        **result.as_dict(),
-    }
-
-
-def _split(names: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in names.split(",")))
+    request = Request(**{name: values[name] for name in schema_of(Request)})
+    use_threads(values["threads"])
+    return {**made_with(torch.device("cpu")), **measure(request, _announce).as_dict()}
 
 
 def _announce(what: str) -> None:
@@ -134,30 +112,22 @@ def _share(share: float | None) -> str:
 
 def _options() -> list[click.Parameter]:
     section = "What to measure (lists: 1,2,4; integers also 1-8 and 4k)"
+    lists = {"tokens": Wholes(1, LONGEST), "contexts": Wholes(0, MOST_CONTEXT)}
+    declared = schema_of(Request)
     return [
         click.Argument(["what"], type=Name(), metavar="WHAT"),
-        Option("models", section, type=Names(), default="zoo,llama-110m", help="By name."),
-        Option(
-            "precisions",
-            section,
-            type=Names(),
-            default="bf16,int8,int4,fp32",
-            help="Of the weights.",
+        *derived(Request, section, without=lists),
+        *(
+            list_option(
+                name,
+                section,
+                kind,
+                ",".join(map(str, declared[name]["default"])),
+                declared[name]["description"],
+            )
+            for name, kind in lists.items()
         ),
-        list_option("tokens", section, Wholes(1, 512), "1,2,4,8,16,32,64", "Of a forward."),
-        list_option(
-            "contexts", section, Wholes(0, 1 << 17), "128,4096", "Tokens in the cache before it."
-        ),
-        Option(
-            "rounds",
-            section,
-            type=AT_LEAST_ONE,
-            default=7,
-            help="Times that everything is measured, in alternation.",
-        ),
-        Option(
-            "threads", section, type=AT_LEAST_ONE, help="Threads of the CPU; torch's own number."
-        ),
+        threads_option(section),
         json_option(),
         config_option(),
     ]

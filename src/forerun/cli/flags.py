@@ -68,9 +68,7 @@ def model_options(dtype: str = "auto") -> list[Option]:
             help="A checkpoint's directory, a hub id, or zoo, the small model of forerun.",
         ),
         *place_options(dtype),
-        Option(
-            "threads", section, type=AT_LEAST_ONE, help="Threads of the CPU; torch's own number."
-        ),
+        threads_option(section),
         *derived(EngineSettings, section, without=_SIZES_AND_ENDINGS),
     ]
 
@@ -102,6 +100,12 @@ def place_options(dtype: str = "auto") -> list[Option]:
             help="Tokens of prompt and output at most; as many as are needed.",
         ),
     ]
+
+
+def threads_option(section: str) -> Option:
+    """`--threads`."""
+    text = "Threads of the CPU; torch's own number."
+    return Option("threads", section, type=AT_LEAST_ONE, help=text)
 
 
 def json_option() -> Option:

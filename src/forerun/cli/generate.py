@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forerun.cli.asked import (
     in_steps,
+    load_engine,
     open_checkpoint,
     sampling_params,
     set_threads,
-    speculative_config,
+    speculation,
 )
 from forerun.cli.combinations import check_prediction, settle
 from forerun.cli.derived import notes
@@ -20,35 +21,16 @@ from forerun.cli.flags import generate_options
 from forerun.cli.options import Command
 from forerun.cli.prompt import read_prediction, read_prompt
 from forerun.cli.quiet import quiet_libraries
-from forerun.engine.config import SpeculativeConfig
+from forerun.engine.pairs import Choice
 from forerun.params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from forerun.cli.report import Outcome, Round
+    from forerun.cli.report import Output
     from forerun.compare.paired import Run
-    from forerun.core import Hints, Origin
+    from forerun.core import Hints
     from forerun.engine.engine import Engine
-    from forerun.engine.requests import TokenEvent
 
 DEFECT_FOUND = 1
-
-
-class Output(Protocol):
-    """Where a result goes: a terminal, a pipe, or one JSON object."""
-
-    def legend(self, origins: Iterable[Origin]) -> None:
-        """Explain the marks before the first token."""
-
-    def event(self, event: TokenEvent) -> None:
-        """See a token as it comes."""
-
-    def begin(self, label: str, run: Run) -> None:
-        """See a run of a comparison begin."""
-
-    def finish(self, outcome: Outcome) -> None:
-        """See the end."""
 
 
 @click.pass_context
@@ -63,50 +45,29 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
     prediction = read_prediction(values["prediction_file"])
     params = sampling_params(values)
     quiet_libraries()
-    config, note = None, None
+    choice = None
     if values["speculative"]:
-        config, note = speculative_config(ctx, values, values["model"])
-        check_prediction(config, values["prediction_file"])
-    engine, prompt_ids = _load(values, text, params, config)
-    if note:
-        click.echo(f"forerun: {note}", err=True)
+        choice = speculation(ctx, values, values["model"])
+        check_prediction(choice.config, values["prediction_file"])
+    engine, prompt_ids = _load(values, text, params, choice)
     from forerun.core import Hints
 
-    hints = Hints(prediction=prediction)
+    run = _compare if values["compare"] else _complete
     output = _choose_output(values["json"])
-    if values["compare"]:
-        return _compare(values, engine, prompt_ids, params, hints, output)
-    return _complete(values, engine, prompt_ids, params, hints, output)
+    return run(values, engine, prompt_ids, params, Hints(prediction=prediction), output)
 
 
 def _load(
-    values: dict[str, Any],
-    text: str,
-    params: SamplingParams,
-    config: SpeculativeConfig | None,
+    values: dict[str, Any], text: str, params: SamplingParams, choice: Choice | None
 ) -> tuple[Engine, list[int]]:
     """The engine, with room for this request and no more, and the prompt's token ids."""
-    from forerun.engine.load import load
-
     set_threads(values)
     checkpoint = open_checkpoint(values)
     prompt_ids = list(checkpoint.tokenizer.encode(text))
-    needed = min(_needed(len(prompt_ids), params), checkpoint.summary.max_context)
-    engine = load(
-        checkpoint,
-        config or False,
-        dtype=values["dtype"],
-        device=values["device"],
-        backend=values["backend"],
-        max_context=values["max_context"] or needed,
-        prefix_reuse=values["prefix_reuse"],
-    )
-    return engine, prompt_ids
-
-
-def _needed(prompt_tokens: int, params: SamplingParams) -> int:
     assert params.max_tokens is not None
-    return in_steps(prompt_tokens + params.max_tokens)
+    needed = in_steps(len(prompt_ids) + params.max_tokens)
+    context = values["max_context"] or min(needed, checkpoint.summary.max_context)
+    return load_engine(values, checkpoint, choice, max_context=context), prompt_ids
 
 
 def _choose_output(as_json: bool) -> Output:
@@ -137,19 +98,20 @@ def _complete(
 
     if values["speculative"]:
         run = Run(engine.stream(prompt_ids, params, hints=hints))
-        _explain(output)
+        output.legend()
     else:
         run = Run(engine.stream_plain(prompt_ids, params))
     rounds: list[Round] | None = [] if values["show_rounds"] else None
     if rounds is not None:
         engine.watch_rounds(lambda _, draft, verdict: rounds.append(Round.of(draft, verdict)))
+    outcome = Outcome(values["model"], engine, run, rounds=rounds)
     try:
         run.follow(output.event)
     except KeyboardInterrupt:
         run.stream.close()
-        output.finish(Outcome(values["model"], engine, run, rounds=rounds))
+        output.finish(outcome)
         raise
-    output.finish(Outcome(values["model"], engine, run, rounds=rounds))
+    output.finish(outcome)
     return 0
 
 
@@ -182,16 +144,10 @@ def _compare(
         shown = started[2] if len(started) > 2 else started[0]
         output.finish(Outcome(values["model"], engine, shown))
         raise
-    _explain(output)
+    output.legend()
     output.finish(Outcome(values["model"], engine, comparison.shown.speculative, comparison))
     difference = comparison.difference
     return DEFECT_FOUND if difference and difference.explanation == DEFECT else 0
-
-
-def _explain(output: Output) -> None:
-    from forerun.core import Origin
-
-    output.legend(Origin)
 
 
 command = Command(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from forerun.cli.combinations import check_context
 from forerun.cli.flags import json_option, place_options
+from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command
 from forerun.cli.param_types import Name
 from forerun.cli.quiet import quiet_libraries
@@ -23,24 +24,6 @@ if TYPE_CHECKING:
 USUAL_CONTEXT = 4096
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Whether target, draft and their caches fit, in bytes.
-
-    Args:
-        context: tokens that the caches are counted for.
-        needed: by everything together.
-        available: on the device now.
-        draft_counted: False where the draft model's config is not available.
-    """
-
-    context: int
-    needed: int
-    available: int
-    fits: bool
-    draft_counted: bool
-
-
 def info(model: str, **values: Any) -> None:
     """What a model is, what it needs and what would draft for it.
 
@@ -50,8 +33,6 @@ def info(model: str, **values: Any) -> None:
     quiet_libraries()
     content = describe_model(model, **values)
     if values["json"]:
-        from forerun.cli.report import print_json
-
         print_json(content)
     else:
         _print(content)
@@ -68,8 +49,6 @@ def describe_model(
     **_: Any,
 ) -> dict[str, Any]:
     """Everything that the command says, as the object of `--json`."""
-    from forerun.cli.machine import hardware, versions
-    from forerun.cli.report import SCHEMA_VERSION
     from forerun.drafters import DRAFTERS
     from forerun.engine.config import SpeculativeConfig
     from forerun.engine.pairs import choose
@@ -82,16 +61,14 @@ def describe_model(
     choice = choose(SpeculativeConfig(), model).config
     context = max_context or min(summary.max_context, USUAL_CONTEXT)
     return {
-        "schema_version": SCHEMA_VERSION,
-        "versions": versions(),
-        "hardware": hardware(run.device),
+        **made_with(run.device),
         "model": model,
         **_of_checkpoint(checkpoint),
         **_of_run(checkpoint, run),
         "known_draft": choice.model,
         "default_method": choice.method,
         "methods": DRAFTERS.names(),
-        "memory": asdict(_memory(checkpoint, choice.model, run, placement, context)),
+        "memory": _memory(checkpoint, choice.model, run, placement, context),
     }
 
 
@@ -131,7 +108,8 @@ def _of_run(checkpoint: Checkpoint, run: RunConfig) -> dict[str, Any]:
 
 def _memory(
     checkpoint: Checkpoint, draft: str | None, run: RunConfig, placement: Placement, context: int
-) -> Memory:
+) -> dict[str, Any]:
+    """Whether target, draft and caches for `context` tokens fit, in bytes."""
     from forerun.engine.load import Pair
     from forerun.models import Checkpoint, available_bytes
 
@@ -141,8 +119,14 @@ def _memory(
         with contextlib.suppress(CheckpointError):
             pair = pair.with_draft(Checkpoint.open(draft), replace(placement, dtype="auto"))
     needed = sum(need.total for need in pair.needs(1, context))
-    available, counted = available_bytes(run.device), pair.draft is not None or draft is None
-    return Memory(context, needed, available, needed <= available, counted)
+    available = available_bytes(run.device)
+    return {
+        "context": context,
+        "needed": needed,
+        "available": available,
+        "fits": needed <= available,
+        "draft_counted": pair.draft is not None or draft is None,
+    }
 
 
 def _print(content: dict[str, Any]) -> None:
@@ -176,7 +160,7 @@ def _rows(content: dict[str, Any]) -> dict[str, str]:
         "known draft": content["known_draft"] or "none; prompt lookup (ngram) needs none",
         "methods": ", ".join(content["methods"]),
         **({"note": " ".join(content["notes"])} if content["notes"] else {}),
-        "memory": _of_memory(Memory(**content["memory"]), content["hardware"]["device"]),
+        "memory": _of_memory(content["memory"], content["hardware"]["device"]),
     }
 
 
@@ -191,12 +175,12 @@ def _of_backend(content: dict[str, Any]) -> str:
     return kinds[content["backend"]] + aside
 
 
-def _of_memory(memory: Memory, device: str) -> str:
-    verdict = "fits" if memory.fits else "does not fit"
-    aside = "" if memory.draft_counted else ", the draft model not counted"
+def _of_memory(memory: dict[str, Any], device: str) -> str:
+    verdict = "fits" if memory["fits"] else "does not fit"
+    aside = "" if memory["draft_counted"] else ", the draft model not counted"
     return (
-        f"{verdict}: {size_text(memory.needed)} with {memory.context} tokens of context"
-        f"{aside}; {size_text(memory.available)} free on {device}"
+        f"{verdict}: {size_text(memory['needed'])} with {memory['context']} tokens of context"
+        f"{aside}; {size_text(memory['available'])} free on {device}"
     )
 
 

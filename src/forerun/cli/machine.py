@@ -1,19 +1,38 @@
-"""What a result was made with: versions and hardware.
+"""JSON objects, and what all of them begin with: versions and hardware.
 
 Only functions that need torch load it: some commands do without.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from forerun import __version__
 
 if TYPE_CHECKING:
     import torch
+
+SCHEMA_VERSION = 1
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """One object on one line of standard output."""
+    click.echo(json.dumps(content, allow_nan=False))
+
+
+def made_with(device: torch.device) -> dict[str, Any]:
+    """The beginning of every object of a command that runs models."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "versions": versions(),
+        "hardware": hardware(device),
+    }
 
 
 def versions() -> dict[str, str]:

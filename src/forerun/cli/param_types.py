@@ -69,7 +69,7 @@ class Listed(click.ParamType[tuple[Any, ...]]):
             return entries
         names = tuple(name.strip() for name in entries)
         if not all(names):
-            self.fail(f"{value!r} is not a list of names such as suffix,ngram.", param, ctx)
+            self.fail(f"{value!r} is not a list of names with commas between them.", param, ctx)
         return names
 
 

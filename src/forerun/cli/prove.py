@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,11 @@ import click
 
 from forerun.cli.asked import (
     in_steps,
+    load_engine,
     open_checkpoint,
     sampling_params,
     set_threads,
-    speculative_config,
+    speculation,
 )
 from forerun.cli.combinations import check_threads
 from forerun.cli.derived import notes
@@ -21,6 +23,7 @@ from forerun.cli.prove_flags import prove_options
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.target_file import check_writable
 from forerun.errors import CheckpointError, ConfigError
+from forerun.files import reason, write_text
 from forerun.options import changes, schema_of
 from forerun.proof.effort import PARTS, Effort
 
@@ -77,11 +80,10 @@ def _load(
 ) -> tuple[Engine, list[list[int]]]:
     """The engine, with room for these prompts, and their token ids."""
     quiet_libraries()
-    from forerun.engine.load import load
     from forerun.proof.prompts import encode_prompts
 
     set_threads(values)
-    config, note = speculative_config(ctx, values, values["model"])
+    choice = speculation(ctx, values, values["model"])
     checkpoint = open_checkpoint(values)
     longest = values["max_context"] or checkpoint.summary.max_context
     if effort.output_tokens >= longest:
@@ -92,18 +94,13 @@ def _load(
     most_tokens = min(values["prompt_tokens"], longest - effort.output_tokens)
     prompts = encode_prompts(checkpoint.tokenizer, texts, most_tokens)
     needed = in_steps(max(len(prompt) for prompt in prompts) + effort.output_tokens)
-    engine = load(
+    engine = load_engine(
+        values,
         checkpoint,
-        config,
-        dtype=values["dtype"],
-        device=values["device"],
-        backend=values["backend"],
-        max_batch_size=values["batch_size"],
+        choice,
         max_context=min(needed, longest),
-        prefix_reuse=values["prefix_reuse"],
+        max_batch_size=values["batch_size"],
     )
-    if note:
-        click.echo(f"forerun: {note}", err=True)
     return engine, prompts
 
 
@@ -120,13 +117,10 @@ def _prove(
         TextColumn("{task.description:12}"),
         BarColumn(),
         TextColumn("{task.completed} of {task.total}"),
+        TimeRemainingColumn(),
     )
     with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
+        *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bars:
         tasks: dict[str, Any] = {}
 
@@ -146,14 +140,11 @@ def _report(
     proof: Proof,
     num_prompts: int,
 ) -> None:
-    from forerun.cli.machine import hardware, versions
-    from forerun.cli.report import SCHEMA_VERSION, print_json
+    from forerun.cli.machine import made_with, print_json
     from forerun.proof.certificate import certificate
 
     content = {
-        "schema_version": SCHEMA_VERSION,
-        "versions": versions(),
-        "hardware": hardware(engine.target.device),
+        **made_with(engine.target.device),
         "settings": _settings(values, engine, params, effort, num_prompts),
         **proof.as_dict(),
     }
@@ -168,13 +159,10 @@ def _report(
 
 
 def _write(file: str, text: str) -> None:
-    from forerun.files import write_text
-
     try:
         write_text(file, text)
     except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise ConfigError(f"certificate {file} cannot be written: {reason}.") from error
+        raise ConfigError(f"certificate {file} cannot be written: {reason(error)}.") from error
     click.echo(f"forerun: certificate written to {file}", err=True)
 
 
@@ -186,8 +174,6 @@ def _settings(
     num_prompts: int,
 ) -> dict[str, Any]:
     """The settings that make the same proof again."""
-    from dataclasses import asdict
-
     return {
         "model": values["model"],
         "revision": values["revision"],

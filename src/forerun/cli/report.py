@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import click
-
-from forerun.cli.machine import hardware, versions
+from forerun.cli.machine import made_with, print_json
 from forerun.compare.paired import Comparison, Run
-from forerun.core import Draft, FinishReason, Origin, Verdict
+from forerun.core import Draft, FinishReason, Verdict
 from forerun.engine.engine import Engine
 from forerun.engine.requests import TokenEvent, TokenLogprob
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -61,34 +55,35 @@ class Outcome:
         return self.run.completion.finish_reason or FinishReason.CANCELLED
 
 
-class JsonOutput:
-    """Prints one object at the end, and nothing before."""
+class Output:
+    """Where a result goes: a terminal, a pipe, or one JSON object."""
 
-    def legend(self, origins: Iterable[Origin]) -> None:
-        """Nothing to explain."""
+    def legend(self) -> None:
+        """Explain the marks before the first token."""
 
     def event(self, event: TokenEvent) -> None:
-        """Nothing is streamed."""
+        """See a token as it comes."""
 
     def begin(self, label: str, run: Run) -> None:
-        """No progress is shown."""
+        """See a run of a comparison begin."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """See the end."""
+        raise NotImplementedError
+
+
+class JsonOutput(Output):
+    """Prints one object at the end, and nothing before."""
 
     def finish(self, outcome: Outcome) -> None:
         print_json(report(outcome))
-
-
-def print_json(content: dict[str, Any]) -> None:
-    """One object on one line of standard output."""
-    click.echo(json.dumps(content, allow_nan=False))
 
 
 def report(outcome: Outcome) -> dict[str, Any]:
     """The object; a comparison adds `plain`, `speedup` and their details."""
     engine, completion = outcome.engine, outcome.run.completion
     content = {
-        "schema_version": SCHEMA_VERSION,
-        "versions": versions(),
-        "hardware": hardware(engine.target.device),
+        **made_with(engine.target.device),
         "model": outcome.model,
         "draft_model": engine.config.model,
         "method": engine.config.method,

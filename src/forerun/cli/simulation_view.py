@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun import __version__
-from forerun.cli.machine import host
+from forerun.cli.machine import SCHEMA_VERSION, host
 from forerun.simulation.report import MEANINGS, Cell, Mark, Result, Table
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
 
-SCHEMA_VERSION = 1
 STYLES = {Mark.NONE: "", Mark.BEST: "bold green", Mark.SLOWER: "red", Mark.NO_ROOM: "yellow"}
 
 

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from forerun.errors import ConfigError
+from forerun.files import reason
 
 
 def check_writable(option: str, file: str) -> None:
@@ -36,5 +37,6 @@ def check_writable(option: str, file: str) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".part"):
             pass
     except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise ConfigError(f"{option} is {file}, which cannot be written: {reason}.") from error
+        raise ConfigError(
+            f"{option} is {file}, which cannot be written: {reason(error)}."
+        ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import IO
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from forerun.cli.report import Outcome
+from forerun.cli.report import Outcome, Output
 from forerun.cli.rounds import show_rounds
 from forerun.cli.styles import STYLES, VISIBLE
 from forerun.compare.paired import Comparison, Run
@@ -25,7 +24,7 @@ from forerun.interrupts import PIECE, held_back, wait_until_writable
 _BAR_WIDTH = 20
 
 
-class PlainOutput:
+class PlainOutput(Output):
     """Text alone on standard output, in UTF-8; everything else on standard error."""
 
     def __init__(self, stdout: IO[str] | None = None, stderr: Console | None = None) -> None:
@@ -33,9 +32,6 @@ class PlainOutput:
         self.stderr = stderr or Console(stderr=True, highlight=False)
         self._written = 0
         self._status_shown = False
-
-    def legend(self, origins: Iterable[Origin]) -> None:
-        """Plain text has no colours to explain."""
 
     def event(self, event: TokenEvent) -> None:
         """Write the text that a token completes."""
@@ -91,10 +87,10 @@ class TerminalOutput(PlainOutput):
         self.console = console or Console(highlight=False)
         super().__init__(self.console.file, stderr)
 
-    def legend(self, origins: Iterable[Origin]) -> None:
+    def legend(self) -> None:
         """Explain the colours."""
         self.clear_status()
-        entries = [Text(f"■ {origin}", STYLES[origin]) for origin in origins]
+        entries = [Text(f"■ {origin}", style) for origin, style in STYLES.items()]
         self.stderr.print(Text("  ").join(entries))
 
     def _put(self, text: str, origin: Origin) -> None:

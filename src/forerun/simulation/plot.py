@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ConfigError
-from forerun.files import atomic_path
+from forerun.files import atomic_path, reason
 from forerun.simulation.report import Curves, HeatMap, Line
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def draw(file: str, charts: Sequence[Curves | HeatMap]) -> None:
         with atomic_path(file) as temporary:
             figure.savefig(temporary, format=format_of(file), dpi=_DPI)
     except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise ConfigError(f"{file} cannot be written: {reason}.") from error
+        raise ConfigError(f"{file} cannot be written: {reason(error)}.") from error
 
 
 def figure_of(charts: Sequence[Curves | HeatMap]) -> Figure:
