@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import gc
 import inspect
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +17,7 @@ import pytest
 import torch
 from pydantic import Field
 
-from forerun.errors import ConfigError, UnknownNameError
+from forerun.errors import ConfigError, ForerunError, UnknownNameError
 from forerun.options import (
     NoOptions,
     Text,
@@ -148,6 +150,34 @@ def test_values_that_cannot_even_be_shown_are_refused() -> None:
     for field in dataclasses.fields(Example):
         with pytest.raises(ConfigError, match="Broken"):
             Example(**{field.name: Broken()})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: Example(color="green"),
+        lambda: Example(length=13),
+        lambda: Example(length="4"),  # type: ignore[arg-type]
+        lambda: check("name", "\udcff", Text),
+    ],
+    ids=["unknown name", "between fields", "type", "single value"],
+)
+def test_a_refusal_keeps_nothing_alive(refused: Callable[[], object]) -> None:
+    """Not what the caller holds while an error is at hand, as it does in a block of its own."""
+
+    class Held:
+        pass
+
+    def refuse() -> weakref.ref[Held]:
+        held = Held()
+        with pytest.raises(ForerunError) as raised:
+            refused()
+        assert raised.value.__context__ is None
+        return weakref.ref(held)
+
+    left = refuse()
+    gc.collect()
+    assert left() is None
 
 
 def test_long_values_are_cut() -> None:

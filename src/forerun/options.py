@@ -48,10 +48,12 @@ def options(owner: type[T]) -> type[T]:
     def initialize(self: Any, *args: Any, **values: Any) -> None:
         try:
             check_all(self, *map(plain, args), **{name: plain(values[name]) for name in values})
+            return
         except ValidationError as error:
             # Options that JSON cannot hold have no schema.
             schema = {field.name: schema_of(made).get(field.name, {}) for field in fields(made)}
-            raise _refusal(error, made.__name__, schema) from None
+            refusal = _refusal(error, made.__name__, schema)
+        raise refusal from None
 
     made.__init__ = initialize
     texts = [f"    {name}: {field.description}" for name, field in made.__pydantic_fields__.items()]
@@ -114,7 +116,8 @@ def check(name: str, value: Any, kind: Any, **bounds: Any) -> Any:
         return adapter.validate_python({name: plain(value)})[name]
     except ValidationError as error:
         schema = adapter.json_schema()["additionalProperties"]
-        raise _refusal(error, name, {name: schema}) from None
+        refusal = _refusal(error, name, {name: schema})
+    raise refusal from None
 
 
 @cache
@@ -176,6 +179,9 @@ def plain(value: Any) -> Any:
 
 def _refusal(error: ValidationError, owner: str, schema: Mapping[str, Any]) -> ForerunError:
     """The first problem of an error, in one line of our own words.
+
+    To be raised when `error` is handled: it refers to what a validator raised, unseen by the garbage
+    collector, and as its context would keep that, its traceback and all frames in it alive forever.
 
     Args:
         owner: what declares the options.

@@ -133,12 +133,14 @@ def test_failing_is_as_probable_as_plainly(rule: str, parents: tuple[int, ...]) 
         for probability, draft in drawn_drafts(drafter, parents):
             nodes = [draft.tokens_to(node) for node in range(-1, len(draft))]
             logits = torch.tensor(np.array([target.row(tuple(node)) for node in nodes])).log()
-            part = TargetRows(logits[None], [draft], [request]).reachable(0)
-            decision = verifier.decide(part.draft, part.probs)
-            for end, share in enumerate(ends_of(decision, len(part.draft)), start=-1):
-                text = tuple(part.draft.tokens_to(end))
-                if end in part.errors:
-                    add(law, (*text, "fails"), probability * share)
+            probs, failed = TargetRows(logits[None], [draft], [request]).unchecked(0)
+            decision = verifier.decide(draft, probs)
+            for end, share in enumerate(ends_of(decision, len(draft)), start=-1):
+                text = tuple(draft.tokens_to(end))
+                path = (-1, *draft.tree.path_to(end))
+                broken = next((node for node in path if failed[node + 1]), None)
+                if broken is not None:
+                    add(law, (*draft.tokens_to(broken), "fails"), probability * share)
                     continue
                 for token, emitted in enumerate(decision.emit[end + 1].tolist()):
                     extend(law, (*text, token), probability * share * emitted, target)

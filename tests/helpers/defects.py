@@ -12,8 +12,8 @@ from forerun.core import Draft, Drawing, Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.randomness import Purpose, Randomness
 from forerun.testing import ToyModel, TreeDrafter
-from forerun.verification.decision import Decision
-from forerun.verification.token import TokenRule, acceptance
+from forerun.verification.decision import Decision, acceptance
+from forerun.verification.token import TokenRule
 
 
 class SoftmaxForArgmax(DraftModelDrafter):

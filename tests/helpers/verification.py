@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from forerun.contracts import Verifier
 from forerun.core import Draft, Request, Verdict
 from forerun.randomness import Randomness
-from forerun.verification import TargetRows
-from forerun.verification.decision import Decision, Pending, to_host
+from forerun.verification import TargetRows, verify_one
+from forerun.verification.decision import Decision, DecisionRule
 
 
 def warp_draft(logits: Tensor, request: Request, draft: Draft) -> Tensor:
@@ -31,7 +30,9 @@ def verify_logits(
 
 def walk(draft: Draft, decision: Decision, request: Request, randomness: Randomness) -> Verdict:
     """Follow a decision, step by step."""
-    wait = Pending.of(request, decision, torch.zeros(len(draft) + 1), randomness)
-    [numbers] = to_host([wait])
-    end = wait.end(numbers, randomness)
-    return Verdict.of(draft, end, wait.token(numbers, end, randomness))
+
+    class Decided(DecisionRule):
+        def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
+            return decision
+
+    return verify_one(Decided(), draft, decision.emit, request, randomness)

@@ -44,6 +44,25 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(threads.thread_pool))
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(threads.rows.__dict__))
 """
 
+USED = """
+import sys
+import forerun
+
+config = forerun.SpeculativeConfig(model="zoo-draft", num_speculative_tokens=3)
+engine = forerun.load("zoo", config, dtype="int8", device="cpu")
+engine.generate(["def add(a, b):"], forerun.SamplingParams(max_tokens=4))
+
+def refuse():
+    own = forerun.load("zoo", False, dtype="fp32", device="cpu")
+    try:
+        forerun.SpeculativeConfig(method="no such method")
+    except forerun.ForerunError as error:
+        return error
+
+refusal = refuse()
+print("refused", refusal.__traceback__ is not None)
+"""
+
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -62,6 +81,14 @@ def test_a_forked_child_runs_and_ends() -> None:
 
 def test_nothing_is_left_at_the_interpreters_end() -> None:
     assert run(HELD).stderr == ""
+
+
+@pytest.mark.zoo
+def test_models_that_are_used_are_freed_at_the_interpreters_end() -> None:
+    """Also those that the frames of an error hold; nanobind reports the others."""
+    done = run(USED)
+    assert done.stdout == "refused True\n"
+    assert done.stderr == ""
 
 
 def test_python_threads_do_not_disturb_each_other() -> None:

@@ -47,8 +47,7 @@ class Case:
             self.parents,
             self.probs,
             self.warp,
-            self.seed,
-            self.committed,
+            (self.seed, self.committed),
         )
 
     def step_by_step(self, logits: Tensor) -> tuple[int, int]:
@@ -159,10 +158,10 @@ def test_an_invalid_draft_is_the_error_of_its_request_alone() -> None:
     rows = torch.full((1, 65), 1 / 65)
     warp = WARPS[1]
     drafts = [
-        native.draft_to_verify("token", [65], [-1], rows, warp, 1, 5),
-        native.draft_to_verify("token", [64], [-1], rows, warp, 1, 5),
-        native.draft_to_verify("coupled", [3], [0], None, warp, 1, 5),
-        native.draft_to_verify("traversal", [3], [-1], None, warp, 1, 5),
+        native.draft_to_verify("token", [65], [-1], rows, warp, (1, 5)),
+        native.draft_to_verify("token", [64], [-1], rows, warp, (1, 5)),
+        native.draft_to_verify("coupled", [3], [0], None, warp, (1, 5)),
+        native.draft_to_verify("traversal", [3], [-1], None, warp, (1, 5)),
     ]
     outside, valid, orphan, point_mass = native.verify_batch(drafts, logits)
     assert isinstance(valid, tuple)
@@ -180,12 +179,12 @@ def test_what_does_not_fit_is_refused() -> None:
     rows = torch.full((1, 8), 1 / 8)
     warp = WARPS[1]
     with pytest.raises(ValueError, match="no rule typical"):
-        native.draft_to_verify("typical", [1], [-1], rows, warp, 1, 5)
+        native.draft_to_verify("typical", [1], [-1], rows, warp, (1, 5))
     with pytest.raises(ValueError, match="one parent"):
-        native.draft_to_verify("token", [1], [], rows, warp, 1, 5)
+        native.draft_to_verify("token", [1], [], rows, warp, (1, 5))
     with pytest.raises(ValueError, match="draft rows"):
-        native.draft_to_verify("token", [1, 2], [-1, 0], rows, warp, 1, 5)
-    draft = native.draft_to_verify("token", [1], [-1], rows, warp, 1, 5)
+        native.draft_to_verify("token", [1, 2], [-1, 0], rows, warp, (1, 5))
+    draft = native.draft_to_verify("token", [1], [-1], rows, warp, (1, 5))
     with pytest.raises(ValueError, match="a row for each draft"):
         native.verify_batch([draft, draft], logits)
     with pytest.raises(ValueError, match="one more"):

@@ -24,7 +24,7 @@ from forerun.testing.enumeration import (
 from forerun.testing.verifier_check import CHAINS, TREES
 from forerun.verification import token, traversal
 from forerun.verification.block import BlockRule
-from forerun.verification.decision import Decision
+from forerun.verification.decision import Decision, acceptance
 from tests.helpers import block_reference
 from tests.helpers import traversal_reference as reference
 
@@ -194,7 +194,7 @@ def test_the_target_drawn_once_a_branch_is_caught() -> None:
         q = draft.dense_probs(rows.shape[-1])
         assert q is not None
         accept = [
-            token.acceptance(rows[parent + 1, one], q[node, one])
+            acceptance(rows[parent + 1, one], q[node, one])
             for node, (parent, one) in enumerate(
                 zip(draft.tree.parents, draft.token_ids, strict=True)
             )

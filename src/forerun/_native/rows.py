@@ -131,19 +131,20 @@ def draft_to_verify(
     parents: Sequence[int],
     draft_probs: Tensor | None,
     warp: Warp,
-    seed: int,
-    committed: int,
+    key: tuple[int, int],
 ) -> DraftToVerify:
     """The draft of one request and how `verify_batch` verifies it.
 
     Args:
         rule: `token`, `traversal` (on a chain: block) or `coupled`.
         draft_probs: [n, V] of the logits' dtype, contiguous; None for point masses.
+        key: the seed and the committed length.
 
     Raises:
         ValueError: for a rule without a compiled form, or parents or rows that do not fit the tokens.
     """
     rows = None if draft_probs is None else to_dlpack(draft_probs)
+    seed, committed = key
     return _native.kernels.DraftToVerify(
         rule, token_ids, parents, rows, warp, seed & _MASK, committed
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -85,6 +86,11 @@ class Tree:
     def children(self, node: int) -> Sequence[int]:
         """The children of `node` (-1: the committed text), in order."""
         return self._children.get(node, ())
+
+    @cached_property
+    def next_sibling(self) -> dict[int, int]:
+        """The sibling after each node that has one."""
+        return dict(itertools.chain.from_iterable(map(itertools.pairwise, self._children.values())))
 
     @property
     def leaves(self) -> list[int]:

@@ -186,7 +186,7 @@ class DraftModelDrafter(BaseDrafter):
             tokens, parents = zip(*(growth.run_frontier() for growth in growing), strict=True)
             if self.translation is not None:
                 own = self.translation.shared.draft_id_of
-                tokens = tuple([own(token) for token in row] for row in tokens)
+                tokens = tuple([own[token] for token in row] for row in tokens)
             logits = self.cache.extend(rows, tokens, parents)
 
     def _over_target(self, logits: Tensor) -> Tensor:

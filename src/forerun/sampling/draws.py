@@ -14,17 +14,13 @@ from forerun.randomness import Purpose, Randomness
 
 def draw(probs: Tensor, uniforms: Sequence[float]) -> list[int]:
     """One token a row of `probs` [N, V]: the inverse of the cumulative distribution at `uniforms`."""
-    return native.draw(probs, uniforms) if native.takes(probs) else _drawn(probs, uniforms).tolist()
+    if native.takes(probs):
+        return native.draw(probs, uniforms)
+    return draw_tensor(probs, uniforms).tolist()
 
 
 def draw_tensor(probs: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """The same, left on the device of `probs`, int64 [N]."""
-    if native.takes(probs):
-        return torch.tensor(native.draw(probs, uniforms))
-    return _drawn(probs, uniforms)
-
-
-def _drawn(probs: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """The same in torch, left on the device of `probs`, int64 [N]."""
     # MPS has no float64; everywhere else the sum of a long float32 row would round visibly.
     wide = probs if probs.device.type == "mps" else probs.double()
     cumulative = wide.cumsum(-1)
@@ -63,9 +59,7 @@ def draw_coupled(probs: Tensor, prefixes: Sequence[Prefix], randomness: Randomne
 
 
 def coupled_tensor(probs: Tensor, prefixes: Sequence[Prefix], randomness: Randomness) -> Tensor:
-    """The same, left on the device of `probs`, int64 [N]."""
-    if native.takes(probs):
-        return torch.tensor(draw_coupled(probs, prefixes, randomness))
+    """The same in torch, left on the device of `probs`, int64 [N]."""
     if all(prefix.params.greedy for prefix in prefixes):
         return probs.argmax(-1)
     return _coupled(probs, _noise(probs, prefixes, randomness))

@@ -3,27 +3,26 @@
 A decision is a list of tests. Each test passes with a probability and names what comes next either
 way: another test, or the end of the walk at a node, where a token is emitted from a row. Rules
 that go down from the root (token) and rules that come up from the leaves (block) differ only in
-the tests that they list, so the same walk serves all of them, and whoever wants the law of the
-outcome can enumerate the same tests instead of walking them.
+the tests that they list, so the same walk serves all of them, and the law of the outcome can be
+enumerated by following the same tests both ways.
 """
 
 from __future__ import annotations
 
-import itertools
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from forerun._native import rows as native
-from forerun.core import Draft, Exactness, Request, Verdict
+from forerun.core import Draft, Verdict
 from forerun.randomness import Purpose, Randomness
 from forerun.sampling import draw, draw_tensor
 from forerun.verification.rows import TargetRows, native_probs, takes
+from forerun.verification.rule import Pending, Rule
 
 
 def end_at(node: int) -> int:
@@ -33,10 +32,10 @@ def end_at(node: int) -> int:
 
 @dataclass(frozen=True)
 class Decision:
-    """The tests of a draft.
+    """The tests of a draft; test i is about node i.
 
     Args:
-        accept: the probability that each test passes, [m].
+        accept: the probability that each test passes, [n].
         on_accept, on_reject: the test that comes next, or `end_at(node)`.
         start: the first test, or `end_at(-1)` where there is none.
         emit: row 0 is the distribution of the emitted token when the walk ends at the committed
@@ -48,6 +47,18 @@ class Decision:
     on_reject: tuple[int, ...]
     start: int
     emit: Tensor
+
+    def end(self, accept: Sequence[float], uniform: Callable[[int], float]) -> int:
+        """Follow the tests; the node where the path ends, -1 for the committed text.
+
+        Args:
+            accept: as the decision's own, on the host.
+            uniform: the random number of a test.
+        """
+        at = self.start
+        while at >= 0:
+            at = self.on_accept[at] if uniform(at) < accept[at] else self.on_reject[at]
+        return ~at - 1
 
 
 Decide = Callable[[Draft, Tensor], Decision]
@@ -66,7 +77,7 @@ def natively(rule: str, check: Callable[[Draft], None] | None = None) -> Callabl
         def decide(draft: Draft, target_probs: Tensor) -> Decision:
             if check is not None:
                 check(draft)
-            if not takes(draft, target_probs):
+            if not (native.takes(target_probs) and takes(draft)):
                 return in_torch(draft, target_probs)
             probs = native_probs(draft, target_probs.dtype)
             accept, on_accept, on_reject, start, emit = native.decide(
@@ -80,87 +91,8 @@ def natively(rule: str, check: Callable[[Draft], None] | None = None) -> Callabl
     return choose
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A decision on its way to the host, and the walk that follows it there.
-
-    On a device a token is drawn from every row, so that nothing has to be asked of it once it is known
-    where the path ends; on the CPU only the row that is needed is drawn from.
-
-    Args:
-        request: whose random numbers it is walked with.
-        decision: its tests.
-        numbers: what the host needs, in one tensor: the acceptance of each test, whether each row is
-            broken, and on a device the token drawn from each row.
-        nodes: the node of the whole draft that each test is about, where some were left out.
-    """
-
-    request: Request
-    decision: Decision
-    numbers: Tensor
-    nodes: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(
-        cls, request: Request, decision: Decision, broken: Tensor, randomness: Randomness
-    ) -> Pending:
-        dtype = decision.accept.dtype
-        numbers = [decision.accept, broken.to(dtype)]
-        if not decision.emit.is_cpu:
-            uniform = randomness.uniform(request.seed, len(request), Purpose.EMIT)
-            # Token ids are exact in float32.
-            numbers.append(draw_tensor(decision.emit, [uniform] * len(decision.emit)).to(dtype))
-        return cls(request, decision, torch.cat(numbers))
-
-    def is_broken(self, numbers: Sequence[float]) -> bool:
-        """Whether any row is not a distribution."""
-        tests = len(self.decision.accept)
-        return any(numbers[tests : tests + len(self.decision.emit)])
-
-    def end(self, numbers: Sequence[float], randomness: Randomness) -> int:
-        """Follow the tests with uniforms; the node where the path ends, -1 for the committed text."""
-        key, decision = (self.request.seed, len(self.request)), self.decision
-        at = decision.start
-        while at >= 0:
-            node = at if self.nodes is None else self.nodes[at]
-            passed = randomness.uniform(*key, Purpose.ACCEPT, node) < numbers[at]
-            at = decision.on_accept[at] if passed else decision.on_reject[at]
-        return ~at - 1
-
-    def token(self, numbers: Sequence[float], end: int, randomness: Randomness) -> int:
-        """The token after the node where the path ends."""
-        emit = self.decision.emit
-        if not emit.is_cpu:
-            return int(numbers[len(numbers) - len(emit) + end + 1])
-        uniform = randomness.uniform(self.request.seed, len(self.request), Purpose.EMIT)
-        return draw(emit[end + 1 : end + 2], [uniform])[0]
-
-
-def to_host(pending: Sequence[Pending]) -> list[list[float]]:
-    """The numbers of each, in one transfer."""
-    if not pending:
-        return []
-    together = torch.cat([wait.numbers for wait in pending]).tolist()
-    ends = list(itertools.accumulate(len(wait.numbers) for wait in pending))
-    return [
-        together[end - len(wait.numbers) : end] for wait, end in zip(pending, ends, strict=True)
-    ]
-
-
-class DecisionRule(ABC):
-    """A rule that is nothing but its decision: it can be enumerated, and it is walked like any other.
-
-    A class whose decisions the kernels know says so when it is made: `class TokenRule(DecisionRule,
-    native="token")`. What inherits from it may decide otherwise, so it has to say so again.
-    """
-
-    name: str
-    exactness = Exactness.DISTRIBUTIONAL
-    native: ClassVar[str | None] = None
-
-    def __init_subclass__(cls, native: str | None = None) -> None:
-        super().__init_subclass__()
-        cls.native = native
+class DecisionRule(Rule):
+    """A rule that is nothing but its decision: it can be enumerated, and all are walked alike."""
 
     @abstractmethod
     def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
@@ -170,80 +102,34 @@ class DecisionRule(ABC):
             ConfigError: for a draft that the rule does not take.
         """
 
-    def check(self, draft: Draft) -> None:
-        """Refuse a draft that the rule does not take.
+    def prepare(self, rows: TargetRows, index: int, randomness: Randomness) -> Pending:
+        """Decide, and leave the walk for when the numbers are on the host.
 
-        Raises:
-            ConfigError: naming a rule that does.
+        On a device a token is drawn from every row, so that nothing has to be asked of it once it
+        is known where the path ends; on the CPU only the row that is needed is drawn from.
         """
+        draft, request = rows.drafts[index], rows.requests[index]
+        probs, failed = rows.unchecked(index)
+        decision = self.decide(draft, probs)
+        emit, dtype, count = decision.emit, decision.accept.dtype, len(draft)
+        key = request.seed, len(request)
+        numbers = [decision.accept, failed.to(dtype)]
+        if not emit.is_cpu:
+            uniform = randomness.uniform(*key, Purpose.EMIT)
+            # Token ids are exact in float32.
+            numbers.append(draw_tensor(emit, [uniform] * len(emit)).to(dtype))
 
-    def verify(
-        self,
-        drafts: Sequence[Draft],
-        rows: TargetRows,
-        requests: Sequence[Request],
-        randomness: Randomness,
-    ) -> list[Verdict]:
-        """Verify the drafts of a round, as `forerun.contracts.Verifier` says: in one call of the
-        kernels where they can, else in torch with one transfer from the device for all of them."""
-        for draft in drafts:
-            self.check(draft)
-        verdicts: dict[int, Verdict] = {}
-        if self.native is not None:
-            verdicts |= rows.verify_natively(self.native, randomness)
-        if len(verdicts) < len(drafts):
-            verdicts |= self._verify_in_torch(verdicts, drafts, rows, requests, randomness)
-        for index in range(len(drafts)):
-            if index not in verdicts:
-                verdicts[index] = self._row_by_row(index, drafts, rows, requests[index], randomness)
-        return [verdicts[index] for index in range(len(drafts))]
+        def walk(values: Sequence[float]) -> Verdict:
+            end = decision.end(values, lambda test: randomness.uniform(*key, Purpose.ACCEPT, test))
+            for node in (-1, *draft.tree.path_to(end)):
+                if values[count + 1 + node]:
+                    return Verdict.up_to(draft, node, rows.error(index, node))
+            if not emit.is_cpu:
+                return Verdict.of(draft, end, int(values[2 * count + 2 + end]))
+            uniform = randomness.uniform(*key, Purpose.EMIT)
+            return Verdict.of(draft, end, draw(emit[end + 1 : end + 2], [uniform])[0])
 
-    def _verify_in_torch(
-        self,
-        done: Container[int],
-        drafts: Sequence[Draft],
-        rows: TargetRows,
-        requests: Sequence[Request],
-        randomness: Randomness,
-    ) -> dict[int, Verdict]:
-        """The verdicts that no hook and no broken row can change."""
-        pending: dict[int, Pending] = {}
-        for index, (draft, request) in enumerate(zip(drafts, requests, strict=True)):
-            if index not in done and request.params.mask is None:
-                probs, broken = rows.unchecked(index)
-                decision = self.decide(draft, probs)
-                pending[index] = Pending.of(request, decision, broken, randomness)
-        verdicts = {}
-        for (index, wait), numbers in zip(
-            pending.items(), to_host(list(pending.values())), strict=True
-        ):
-            if not wait.is_broken(numbers):
-                end = wait.end(numbers, randomness)
-                token = wait.token(numbers, end, randomness)
-                verdicts[index] = Verdict.of(drafts[index], end, token)
-        return verdicts
-
-    def _row_by_row(
-        self,
-        index: int,
-        drafts: Sequence[Draft],
-        rows: TargetRows,
-        request: Request,
-        randomness: Randomness,
-    ) -> Verdict:
-        """Verify a draft whose rows may fail: with a hook, or where one is not a distribution."""
-        draft, reachable = drafts[index], rows.reachable(index)
-        if -1 in reachable.errors:
-            return Verdict.up_to(draft, -1, reachable.errors[-1])
-        decision = self.decide(reachable.draft, reachable.probs)
-        wait = Pending.of(request, decision, reachable.probs.new_zeros(0), randomness)
-        wait = replace(wait, nodes=reachable.nodes)
-        [numbers] = to_host([wait])
-        end = wait.end(numbers, randomness)
-        node = reachable.nodes[end] if end >= 0 else -1
-        if end in reachable.errors:
-            return Verdict.up_to(draft, node, reachable.errors[end])
-        return Verdict.of(draft, node, wait.token(numbers, end, randomness))
+        return Pending(torch.cat(numbers), walk)
 
 
 def normalized(rows: Tensor, fallback: Tensor) -> Tensor:
@@ -251,3 +137,14 @@ def normalized(rows: Tensor, fallback: Tensor) -> Tensor:
     total = rows.sum(-1, keepdim=True)
     smallest = torch.finfo(rows.dtype).tiny
     return (rows / total.clamp_min(smallest)).where(total > 0, fallback)
+
+
+def token_ids_and_rows(draft: Draft, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The token of each node and the row that verifies it, its parent's; both int64 [n]."""
+    tokens = torch.tensor(draft.token_ids, dtype=torch.long, device=device)
+    return tokens, torch.tensor(draft.tree.parents, dtype=torch.long, device=device) + 1
+
+
+def acceptance(p: Tensor, q: Tensor) -> Tensor:
+    """min(1, p/q); a token that its own row gives no probability is refused."""
+    return (p / q).clamp(max=1.0).where(q > 0, torch.zeros_like(p))

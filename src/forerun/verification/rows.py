@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from forerun._native import rows as native
-from forerun.core import Draft, Request, Tree, Verdict
+from forerun.core import Draft, Request, Verdict
+from forerun.errors import DistributionError
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, adjusted, warp, warp_unchecked
 
-if TYPE_CHECKING:
-    from forerun._native.kernels import DraftToVerify
-
-
-@dataclass(frozen=True)
-class Reachable:
-    """A draft without what follows a node after which plain decoding would fail.
-
-    Whether a node has children then depends on the node, which was drawn before them, so leaving
-    them out is exact; the request itself fails only where its path ends at such a node.
-
-    Args:
-        draft: what is left.
-        nodes: the node of the whole draft that each of its nodes is.
-        probs: its rows, [n + 1, V].
-        errors: what goes wrong after a node of `draft`, -1 being the committed text.
-    """
-
-    draft: Draft
-    nodes: tuple[int, ...]
-    probs: Tensor
-    errors: dict[int, Exception]
-
 
 class TargetRows:
-    """The rows that judge the drafts of a round: row 0 of a request follows its committed tokens,
+    """The rows that verify the drafts of a round: row 0 of a request follows its committed tokens,
     row i + 1 follows node i.
 
     Args:
@@ -53,7 +29,10 @@ class TargetRows:
         wide = logits.dtype is torch.float64
         self._logits = (logits if wide else logits.float()).contiguous()
         self.drafts, self.requests = drafts, requests
-        self._probs: dict[int, Tensor] = {}
+        self._are_probs = False
+        # By request: its rows, and which of them failed; by request and node: how.
+        self._probs: dict[int, tuple[Tensor, Tensor]] = {}
+        self._errors: dict[tuple[int, int], Exception] = {}
 
     @classmethod
     def of_probs(
@@ -61,7 +40,9 @@ class TargetRows:
     ) -> TargetRows:
         """Rows that are probabilities already, [n + 1, V] for each request: for enumeration."""
         rows = cls(torch.zeros(len(probs), 0, 0), drafts, requests)
-        rows._probs = dict(enumerate(probs))
+        rows._are_probs = True
+        fine = [torch.zeros(len(row), dtype=torch.bool, device=row.device) for row in probs]
+        rows._probs = dict(enumerate(zip(probs, fine, strict=True)))
         return rows
 
     def of(self, indices: Sequence[int]) -> TargetRows:
@@ -71,9 +52,17 @@ class TargetRows:
         drafts = [self.drafts[index] for index in indices]
         return TargetRows(self._logits[indices], drafts, [self.requests[i] for i in indices])
 
+    @property
+    def on_host(self) -> bool:
+        return self._logits.is_cpu
+
     def logits(self, index: int) -> Tensor:
         """The raw rows of a request, [n + 1, V]."""
         return self._logits[index, : len(self.drafts[index]) + 1]
+
+    def prefix(self, index: int, node: int) -> Prefix:
+        """What stands before the row after a node."""
+        return Prefix(self.requests[index], tuple(self.drafts[index].tokens_to(node)))
 
     def probs(self, index: int) -> Tensor:
         """The rows of a request as it draws from them, [n + 1, V].
@@ -82,26 +71,34 @@ class TargetRows:
             DistributionError: for a row that is NaN or infinite, or that leaves no token possible.
             Exception: of the request's mask hook.
         """
-        if index not in self._probs:
-            self._probs[index] = self._all_rows(index)
-        return self._probs[index]
-
-    def _all_rows(self, index: int) -> Tensor:
-        draft, request = self.drafts[index], self.requests[index]
-        if request.params.mask is None:
-            return warp(self.logits(index), prefixes_of(request, draft))
-        reachable = self.reachable(index)
-        for error in reachable.errors.values():
-            raise error
-        return reachable.probs
+        probs, failed = self.unchecked(index)
+        if failed.any():
+            raise self.error(index, int(failed.nonzero()[0]) - 1)
+        return probs
 
     def unchecked(self, index: int) -> tuple[Tensor, Tensor]:
-        """The same without waiting for a device, and which rows are not distributions, bool [n + 1]."""
-        if index in self._probs:
-            probs = self._probs[index]
-            return probs, torch.zeros(len(probs), dtype=torch.bool, device=probs.device)
-        draft, request = self.drafts[index], self.requests[index]
-        return warp_unchecked(self.logits(index), prefixes_of(request, draft))
+        """The same without waiting for a device, and which rows failed, bool [n + 1]; those are
+        uniform.
+
+        A rule may go on as if the target had such rows: the law of what comes out is exact for that
+        target, and what comes after a prefix whose row failed is never emitted.
+        """
+        if index not in self._probs:
+            if self.requests[index].params.mask is None:
+                made = warp_unchecked(self.logits(index), self._prefixes(index))
+            else:
+                made = self._masked(index)
+            self._probs[index] = made
+        return self._probs[index]
+
+    def error(self, index: int, node: int) -> Exception:
+        """Why the row after a node failed."""
+        if (index, node) not in self._errors:
+            try:
+                self.row(index, node)
+            except DistributionError as error:
+                self._errors[index, node] = error
+        return self._errors[index, node]
 
     def row(self, index: int, node: int) -> Tensor:
         """The row after one node, [1, V].
@@ -109,11 +106,9 @@ class TargetRows:
         Raises:
             DistributionError, Exception: as `probs`.
         """
-        if index in self._probs:
-            return self._probs[index][node + 1 : node + 2]
-        draft, request = self.drafts[index], self.requests[index]
-        prefix = Prefix(request, tuple(draft.tokens_to(node)))
-        return warp(self.logits(index)[node + 1 : node + 2], [prefix])
+        if self._are_probs:
+            return self._probs[index][0][node + 1 : node + 2]
+        return warp(self.logits(index)[node + 1 : node + 2], [self.prefix(index, node)])
 
     def log_probs(self, index: int, node: int, mode: str) -> Tensor:
         """What is reported as log probabilities after a node: of the `raw` or the `processed` row."""
@@ -121,125 +116,94 @@ class TargetRows:
             return self.row(index, node).log()
         return self.logits(index)[node + 1 : node + 2].log_softmax(-1)
 
-    def reachable(self, index: int) -> Reachable:
-        """The part of a draft that plain decoding could come to, row by row.
+    def _masked(self, index: int) -> tuple[Tensor, Tensor]:
+        """The rows of a request with a mask hook, row by row, and after which nodes it failed.
 
-        A mask hook is asked about prefixes alone that plain decoding could reach: not about one that
-        holds a token which the rows before exclude, and not about what follows a stop token. Rows of
-        other prefixes are never followed to an emitted token; they repeat their parent's.
+        The hook is asked about prefixes alone that plain decoding could reach: not about one that
+        holds a token which the rows before exclude, and not about what follows a stop token or a
+        prefix that it failed at. Rows of other prefixes repeat their parent's: none is followed to
+        an emitted token.
         """
         draft, request = self.drafts[index], self.requests[index]
-        position = {-1: -1}
-        nodes: list[int] = []
         rows: list[Tensor] = []
-        asked = {-1: True}
-        errors: dict[int, Exception] = {}
-        for node in range(-1, len(draft)):
-            parent = draft.tree.parents[node] if node >= 0 else -1
+        asked: list[bool] = []
+        for node, parent in enumerate((-1, *draft.tree.parents), start=-1):
             if node >= 0:
-                if parent not in position or position[parent] in errors:
-                    continue
-                position[node] = len(nodes)
-                nodes.append(node)
-                token, before = draft.token_ids[node], rows[position[parent] + 1]
+                token, before = draft.token_ids[node], rows[parent + 1]
                 possible = token not in request.stop_token_ids and bool(before[0, token] > 0)
-                asked[node] = asked[parent] and possible
-            if not asked[node]:
-                rows.append(rows[position[parent] + 1])
-                continue
+                if not (asked[parent + 1] and possible):
+                    rows.append(before)
+                    asked.append(False)
+                    continue
             try:
                 rows.append(self.row(index, node))
             except Exception as error:
-                errors[position[node]] = error
+                self._errors[index, node] = error
                 rows.append(torch.full_like(self.logits(index)[:1], 1 / self._logits.shape[-1]))
-        return Reachable(_part_of(draft, nodes, position), tuple(nodes), torch.cat(rows), errors)
+            asked.append((index, node) not in self._errors)
+        failed = [(index, node) in self._errors for node in range(-1, len(draft))]
+        return torch.cat(rows), torch.tensor(failed, device=self._logits.device)
 
     def verify_natively(self, rule: str, randomness: Randomness) -> dict[int, Verdict]:
-        """What the kernels make of the drafts under a rule, by request, in one call: of all requests
-        that they can verify, and that do not fail.
+        """The verdicts of the kernels under a rule, by request, in one call: of all requests that
+        they can verify, and that do not fail.
 
         Args:
             rule: `token`, `traversal` or `coupled`.
         """
-        if self._probs or not randomness.by_key_alone or not native.takes(self._logits):
+        if self._are_probs or not randomness.by_key_alone or not native.takes(self._logits):
             return {}
-        indices = [index for index in range(len(self.drafts)) if self._is_native(index)]
+        indices = [
+            index
+            for index, (draft, request) in enumerate(zip(self.drafts, self.requests, strict=True))
+            if takes(draft) and request.params.mask is None
+        ]
         if not indices:
             return {}
-        ready = [self._native_draft(rule, index) for index in indices]
-        results = native.verify_batch(ready, self._native_logits(indices))
+        drafts = [
+            native.draft_to_verify(
+                rule,
+                draft.token_ids,
+                draft.tree.parents,
+                native_probs(draft, self._logits.dtype),
+                request.params.warp,
+                (request.seed, len(request)),
+            )
+            for draft, request in ((self.drafts[i], self.requests[i]) for i in indices)
+        ]
+        results = native.verify_batch(drafts, self._adjusted(indices))
         return {
             index: Verdict.of(self.drafts[index], *result)
             for index, result in zip(indices, results, strict=True)
             if not isinstance(result, Exception)
         }
 
-    def _is_native(self, index: int) -> bool:
-        probs = self.drafts[index].probs
-        fits = probs is None or (isinstance(probs, Tensor) and probs.is_cpu)
-        return fits and self.requests[index].params.mask is None
-
-    def _native_draft(self, rule: str, index: int) -> DraftToVerify:
-        draft, request = self.drafts[index], self.requests[index]
-        probs = native_probs(draft, self._logits.dtype)
-        return native.draft_to_verify(
-            rule,
-            draft.token_ids,
-            draft.tree.parents,
-            probs,
-            request.params.warp,
-            request.seed,
-            len(request),
-        )
-
-    def _native_logits(self, indices: list[int]) -> Tensor:
-        """The rows of some requests, after penalties, bias and bans."""
-        logits = self._logits
-        if len(indices) < len(logits):
-            logits = logits[indices]
-        changed = [place for place, index in enumerate(indices) if self._adjusts(index)]
-        if changed and logits is self._logits:
-            logits = logits.clone()
-        for place in changed:
-            draft, request = self.drafts[indices[place]], self.requests[indices[place]]
-            count = len(draft) + 1
-            logits[place, :count] = adjusted(logits[place, :count], prefixes_of(request, draft))
+    def _adjusted(self, indices: list[int]) -> Tensor:
+        """The logits of some requests, after penalties, bias and bans."""
+        logits = self._logits if len(indices) == len(self._logits) else self._logits[indices]
+        for place, index in enumerate(indices):
+            if self.requests[index].params.adjusts:
+                if logits is self._logits:
+                    logits = logits.clone()
+                rows = self.logits(index)
+                logits[place, : len(rows)] = adjusted(rows, self._prefixes(index))
         return logits
 
-    def _adjusts(self, index: int) -> bool:
-        return self.requests[index].params.adjusts
+    def _prefixes(self, index: int) -> list[Prefix]:
+        """What stands before each row of a request."""
+        draft, request = self.drafts[index], self.requests[index]
+        if not request.params.adjusts:
+            # Only penalties, biases and masks look at it.
+            return [Prefix(request)] * (len(draft) + 1)
+        return [self.prefix(index, node) for node in range(-1, len(draft))]
 
 
-def prefixes_of(request: Request, draft: Draft) -> list[Prefix]:
-    """What stands before the n + 1 rows of a draft: the committed tokens, then each node."""
-    if not request.params.adjusts:
-        # Only penalties, biases and masks look at it.
-        return [Prefix(request)] * (len(draft) + 1)
-    return [Prefix(request, tuple(draft.tokens_to(node))) for node in range(-1, len(draft))]
-
-
-def takes(draft: Draft, target_probs: Tensor) -> bool:
-    """Whether the kernels can work on these rows."""
-    probs = draft.probs
-    if not isinstance(probs, Tensor):
-        return probs is None and native.takes(target_probs)
-    return native.takes(target_probs) and probs.is_cpu
+def takes(draft: Draft) -> bool:
+    """Whether the kernels can read the rows of a draft."""
+    return draft.probs is None or (isinstance(draft.probs, Tensor) and draft.probs.is_cpu)
 
 
 def native_probs(draft: Draft, dtype: torch.dtype) -> Tensor | None:
     """The rows of a draft that `takes` has passed, as the kernels read them."""
     probs = draft.probs
     return probs.to(dtype).contiguous() if isinstance(probs, Tensor) else None
-
-
-def _part_of(draft: Draft, nodes: list[int], position: dict[int, int]) -> Draft:
-    """A draft of some of its nodes, parents included."""
-    if len(nodes) == len(draft):
-        return draft
-    tree = Tree(tuple(position[draft.tree.parents[node]] for node in nodes))
-    probs = draft.probs
-    if isinstance(probs, Tensor):
-        probs = probs[nodes] if nodes else None
-    elif probs is not None:
-        probs = type(probs)(probs.token_ids[nodes], probs.values[nodes])
-    return Draft(tree, tuple(draft.token_ids[node] for node in nodes), probs)

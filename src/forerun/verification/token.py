@@ -6,11 +6,18 @@ one after the other as in SpecInfer (arXiv 2305.09781) and Sequoia (arXiv 2402.1
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from forerun.core import Draft
-from forerun.verification.decision import Decision, DecisionRule, end_at, natively, normalized
+from forerun.core import Draft, Tree
+from forerun.verification.decision import (
+    Decision,
+    DecisionRule,
+    acceptance,
+    end_at,
+    natively,
+    normalized,
+    token_ids_and_rows,
+)
 
 
 @natively("token")
@@ -29,9 +36,11 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
     left = target_probs.clone()
     accept = target_probs.new_zeros(len(draft))
     rows = draft.dense_probs(target_probs.shape[-1])
-    tokens = torch.tensor(draft.token_ids, dtype=torch.long, device=left.device)
-    parent_rows = torch.tensor(draft.tree.parents, dtype=torch.long, device=left.device) + 1
-    for nodes in _siblings_by_rank(draft):
+    tokens, parent_rows = token_ids_and_rows(draft, left.device)
+    ranks = draft.tree.ranks
+    # All first children, then all second children, and so on: these can be tested at once.
+    for rank in range(max(ranks, default=-1) + 1):
+        nodes = [node for node, own in enumerate(ranks) if own == rank]
         at, token = parent_rows[nodes], tokens[nodes, None]
         p = left[at]
         if rows is None:
@@ -42,40 +51,17 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
             accept[nodes] = acceptance(p.gather(1, token), q.gather(1, token))[:, 0]
             residual = (p - q).clamp_min_(0.0)
         left[at] = normalized(residual, p)
-    on_accept, on_reject, start = _from_the_root(draft)
+    on_accept, on_reject, start = _from_the_root(draft.tree)
     return Decision(accept.clamp_(0.0, 1.0), on_accept, on_reject, start, left)
 
 
-def acceptance(p: Tensor, q: Tensor) -> Tensor:
-    """min(1, p/q); a token that its own row gives no probability is refused."""
-    return (p / q).clamp(max=1.0).where(q > 0, torch.zeros_like(p))
-
-
-def _siblings_by_rank(draft: Draft) -> list[list[int]]:
-    """All first children, then all second children, and so on: nodes that can be tested at once."""
-    ranks: list[list[int]] = []
-    born: dict[int, int] = {}
-    for node, parent in enumerate(draft.tree.parents):
-        rank = born.get(parent, 0)
-        born[parent] = rank + 1
-        if rank == len(ranks):
-            ranks.append([])
-        ranks[rank].append(node)
-    return ranks
-
-
-def _from_the_root(draft: Draft) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Test i is node i: when it passes, its first child is next; when not, its next sibling."""
-    first_child: dict[int, int] = {}
-    on_reject = [end_at(parent) for parent in draft.tree.parents]
-    latest: dict[int, int] = {}
-    for node, parent in enumerate(draft.tree.parents):
-        if parent in latest:
-            on_reject[latest[parent]] = node
-        latest[parent] = node
-        first_child.setdefault(parent, node)
-    on_accept = tuple(first_child.get(node, end_at(node)) for node in range(len(draft)))
-    return on_accept, tuple(on_reject), first_child.get(-1, end_at(-1))
+def _from_the_root(tree: Tree) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """When the test of a node passes, its first child is next; when not, its next sibling."""
+    first = [next(iter(tree.children(node)), end_at(node)) for node in range(-1, len(tree))]
+    on_reject = (
+        tree.next_sibling.get(node, end_at(parent)) for node, parent in enumerate(tree.parents)
+    )
+    return tuple(first[1:]), tuple(on_reject), first[0]
 
 
 class TokenRule(DecisionRule, native="token"):

@@ -1,21 +1,26 @@
 """Traversal verification of drawn trees (Weng et al., arXiv 2505.12398).
 
-The leaves are judged first, in depth-first order, each with the whole path that leads to it, so that
-what early tokens have to spare makes up for later ones, as in block verification of chains. On a
-chain it is block verification. docs/theory.md has the derivation.
+The leaves are verified first, in depth-first order, each with the whole path that leads to it, so
+that what early tokens have to spare makes up for later ones, as in block verification of chains. On
+a chain it is block verification. docs/theory.md has the derivation.
 """
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
-from forerun.core import Draft
+from forerun.core import Draft, Tree
 from forerun.errors import ConfigError
-from forerun.verification.decision import Decision, DecisionRule, end_at, natively, normalized
-from forerun.verification.token import acceptance
+from forerun.verification.decision import (
+    Decision,
+    DecisionRule,
+    acceptance,
+    end_at,
+    natively,
+    normalized,
+    token_ids_and_rows,
+)
 
 
 def refuse_point_masses(draft: Draft) -> None:
@@ -48,9 +53,8 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
         return Decision(target_probs.new_zeros(0), (), (), end_at(-1), target_probs)
     left = target_probs.clone()
     weights = target_probs.new_ones(len(draft) + 1)
-    tokens = torch.tensor(draft.token_ids, dtype=torch.long, device=left.device)
-    parent_rows = torch.tensor(draft.tree.parents, dtype=torch.long, device=left.device) + 1
-    for stage in _stages(draft):
+    tokens, parent_rows = token_ids_and_rows(draft, left.device)
+    for stage in _stages(draft.tree):
         nodes = torch.tensor(stage, dtype=torch.long, device=left.device)
         at, token = parent_rows[nodes], tokens[nodes, None]
         p, weight = left[at], weights[at]
@@ -59,24 +63,24 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
         weights[nodes + 1] = acceptance(wanted.gather(1, token), q.gather(1, token))[:, 0]
         weights[at] = _weight_left(residual.sum(-1), weight)
         left[at] = normalized(residual, p)
-    on_reject, start = _leaves_first(draft)
+    on_reject, start = _leaves_first(draft.tree)
     on_accept = tuple(end_at(node) for node in range(len(draft)))
     return Decision(weights[1:], on_accept, on_reject, start, left)
 
 
 def _weight_left(spare: Tensor, weight: Tensor) -> Tensor:
-    """What becomes of the weight of nodes of which a child has failed, [k]."""
+    """The weight of nodes after one of their children has failed, [k]."""
     missing = 1.0 - weight
     # Nothing spare and nothing missing: the child cannot have failed, and 0/0 must not be either.
     return torch.where(spare + missing > 0, spare / (spare + missing), torch.ones_like(spare))
 
 
-def _stages(draft: Draft) -> list[list[int]]:
+def _stages(tree: Tree) -> list[list[int]]:
     """Nodes that can be weighed at once, in order: a node comes after its parent and its earlier
     siblings, whose failing changes what it is weighed with. No two of a stage share a parent."""
     stages: list[list[int]] = []
     latest: dict[int, int] = {-1: -1}
-    for node, parent in enumerate(draft.tree.parents):
+    for node, parent in enumerate(tree.parents):
         # Of the sibling before, or of the parent.
         stage = latest[parent] + 1
         latest[parent] = latest[node] = stage
@@ -86,23 +90,19 @@ def _stages(draft: Draft) -> list[list[int]]:
     return stages
 
 
-def _leaves_first(draft: Draft) -> tuple[tuple[int, ...], int]:
+def _leaves_first(tree: Tree) -> tuple[tuple[int, ...], int]:
     """The test that follows when that of a node fails, and the first one: that of the first leaf.
     After a node comes the first leaf below its next sibling, or its parent."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(draft.tree.parents):
-        children.setdefault(parent, []).append(node)
 
     def first_leaf(node: int) -> int:
-        while node in children:
-            node = children[node][0]
+        while tree.children(node):
+            node = tree.children(node)[0]
         return node
 
-    on_reject = [parent if parent >= 0 else end_at(-1) for parent in draft.tree.parents]
-    for siblings in children.values():
-        for one, following in itertools.pairwise(siblings):
-            on_reject[one] = first_leaf(following)
-    return tuple(on_reject), first_leaf(-1) if len(draft) else end_at(-1)
+    on_reject = [parent if parent >= 0 else end_at(-1) for parent in tree.parents]
+    for node, sibling in tree.next_sibling.items():
+        on_reject[node] = first_leaf(sibling)
+    return tuple(on_reject), first_leaf(-1)
 
 
 class TraversalRule(DecisionRule, native="traversal"):

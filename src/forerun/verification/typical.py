@@ -15,7 +15,7 @@ from torch import Tensor
 
 from forerun.core import Draft, Exactness
 from forerun.errors import ConfigError
-from forerun.verification.decision import Decision, DecisionRule, end_at
+from forerun.verification.decision import Decision, DecisionRule, end_at, token_ids_and_rows
 
 # As in Medusa's own code (posterior_threshold, posterior_alpha).
 EPSILON = 0.09
@@ -42,7 +42,7 @@ def decide(
     Raises:
         ConfigError: for a drawn tree.
     """
-    _refuse_others(draft)
+    _refuse_drawn_trees(draft)
     if not len(draft):
         return Decision(target_probs.new_zeros(0), (), (), end_at(-1), target_probs)
     stands: list[bool] = []
@@ -66,15 +66,14 @@ def decide(
 
 
 def _passes(draft: Draft, target_probs: Tensor, epsilon: float, delta: float) -> list[bool]:
-    tokens = torch.tensor(draft.token_ids, dtype=torch.long, device=target_probs.device)
-    rows = torch.tensor(draft.tree.parents, dtype=torch.long, device=target_probs.device) + 1
+    tokens, rows = token_ids_and_rows(draft, target_probs.device)
     entropy = torch.special.entr(target_probs).sum(-1)[rows]
     enough = (delta * (-entropy).exp()).clamp(max=epsilon)
     passes: list[bool] = (target_probs[rows, tokens] > enough).tolist()
     return passes
 
 
-def _refuse_others(draft: Draft) -> None:
+def _refuse_drawn_trees(draft: Draft) -> None:
     if draft.probs is not None and not draft.tree.is_chain:
         raise ConfigError(
             "typical acceptance takes chains and trees of the draft's most likely tokens; "

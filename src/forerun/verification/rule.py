@@ -1,0 +1,86 @@
+"""What all rules share: a whole batch is verified in one call of the kernels, or with one transfer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from forerun.core import Draft, Exactness, Request, Verdict
+from forerun.randomness import Randomness
+from forerun.verification.rows import TargetRows
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What a verdict waits for.
+
+    Args:
+        numbers: what the host needs to know, [k].
+        verdict: makes the verdict of them.
+    """
+
+    numbers: Tensor
+    verdict: Callable[[list[float]], Verdict]
+
+
+class Rule(ABC):
+    """A rule that verifies draft by draft; implements `forerun.contracts.Verifier`.
+
+    A class whose rule the kernels know says so when it is made: `class TokenRule(DecisionRule,
+    native="token")`. What inherits from it may verify otherwise, so it has to say so again.
+    """
+
+    name: str
+    exactness = Exactness.DISTRIBUTIONAL
+    native: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, native: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.native = native
+
+    def check(self, draft: Draft) -> None:
+        """Refuse a draft that the rule does not take.
+
+        Raises:
+            ConfigError: naming a rule that does.
+        """
+
+    @abstractmethod
+    def prepare(self, rows: TargetRows, index: int, randomness: Randomness) -> Pending:
+        """Verify the draft of one request in torch, as far as that goes without the host.
+
+        Args:
+            rows: the target's, with the drafts and their requests.
+            index: of the request.
+            randomness: the engine's.
+        """
+
+    def verify(
+        self,
+        drafts: Sequence[Draft],
+        rows: TargetRows,
+        requests: Sequence[Request],
+        randomness: Randomness,
+    ) -> list[Verdict]:
+        """Verify the drafts of a round, as `forerun.contracts.Verifier` says: in one call of the
+        kernels where they can, else in torch with one transfer from the device for all of them."""
+        for draft in drafts:
+            self.check(draft)
+        verdicts = rows.verify_natively(self.native, randomness) if self.native else {}
+        waiting = {
+            index: self.prepare(rows, index, randomness)
+            for index in range(len(drafts))
+            if index not in verdicts
+        }
+        if waiting:
+            values = torch.cat([pending.numbers for pending in waiting.values()]).tolist()
+            for index, pending in waiting.items():
+                count = len(pending.numbers)
+                verdicts[index] = pending.verdict(values[:count])
+                values = values[count:]
+        return [verdicts[index] for index in range(len(drafts))]
