@@ -16,7 +16,7 @@ from forerun.core import Batch, Drawing, Exactness, ForwardOutput, Plan, Request
 from forerun.drafters.exits.exit_adapter import ExitAdapter
 from forerun.drafters.layer_skip import LayerSkipDrafter, drafting_layers, zoo_adapter
 from forerun.errors import ConfigError, ForerunError, UnsupportedModelError
-from forerun.models.loading import load_model
+from forerun.models import load_model
 from forerun.models.running import prefill
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness

@@ -86,7 +86,7 @@ class RandomSource:
     def __init__(self, architecture: Architecture) -> None:
         generator = torch.Generator().manual_seed(0)
         self._block = (0.02 * torch.randn(_BLOCK, generator=generator)).bfloat16()
-        self._shapes = layout_of(architecture).published()
+        self._shapes = layout_of(architecture).published
 
     def keys(self) -> list[str]:
         """All keys of the layout."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.errors import CheckpointError
 from forerun.models.architecture import Architecture
 from forerun.models.config import one_line, read_object
-from forerun.models.layouts import HEAD, Layout, Published, layout_of
+from forerun.models.layouts import HEAD, Layout, layout_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Rows of two tables that are compared at a time.
@@ -212,12 +212,16 @@ def read_weights(
     Raises:
         CheckpointError: for missing, unexpected or misshapen tensors, naming the first.
     """
-    found = match_keys(source, layout)
-
-    def read(part: Published) -> Tensor:
-        return source.read(found[part.key])
-
-    return layout.fuse(read, dtype, device)
+    keys, weights = match_keys(source, layout), {}
+    for tensor in layout.tensors:
+        # Filled part by part, so that no tensor exists twice for long.
+        ours = torch.empty(tensor.shape, dtype=dtype, device=device)
+        rows = [part.rows for part in tensor.parts]
+        for part, target in zip(tensor.parts, torch.split(ours, rows), strict=True):
+            theirs = source.read(keys[part.key])
+            target.copy_(theirs.t() if part.transposed else theirs)
+        weights[tensor.name] = ours
+    return weights
 
 
 def match_keys(source: Source, layout: Layout) -> dict[str, str]:
@@ -226,43 +230,32 @@ def match_keys(source: Source, layout: Layout) -> dict[str, str]:
     Raises:
         CheckpointError: for missing, unexpected or misshapen tensors, naming the first.
     """
-    expected = layout.published()
-    found: dict[str, str] = {}
-    unexpected = []
-    for key in source.keys():  # noqa: SIM118, a source is no mapping
-        published = key if key in expected else layout.prefix + key
-        if published in expected:
-            found[published] = key
-        elif not layout.ignored.fullmatch(key):
-            unexpected.append(key)
-    _check_keys(source, expected, found, unexpected)
-    for published, key in found.items():
-        if source.shape(key) != expected[published]:
-            raise CheckpointError(
-                f"{source.name}: {key} has shape {list(source.shape(key))}, but config.json asks "
-                f"for {list(expected[published])}; config and weights are not of one model."
-            )
-    return found
-
-
-def _check_keys(
-    source: Source,
-    expected: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, str],
-    unexpected: list[str],
-) -> None:
-    missing = [key for key in expected if key not in found]
+    expected = layout.published
+    stored = {layout.key(key): key for key in source.keys()}  # noqa: SIM118, a source is no mapping
+    missing = [key for key in expected if key not in stored]
     if missing:
-        shape = list(expected[missing[0]])
         raise CheckpointError(
-            f"{source.name} lacks {missing[0]} of shape {shape}{_more(missing)}; "
-            "the checkpoint is incomplete or config.json is of another model."
+            f"{source.name} lacks {missing[0]} of shape {list(expected[missing[0]])}"
+            f"{_more(missing)}; the checkpoint is incomplete or config.json is of another model."
         )
+    unexpected = [
+        key
+        for published, key in stored.items()
+        if published not in expected and not layout.ignored.fullmatch(key)
+    ]
     if unexpected:
         raise CheckpointError(
             f"{source.name} holds {unexpected[0]}{_more(unexpected)}, which config.json has no "
             "place for; config and weights are not of one model."
         )
+    for published, shape in expected.items():
+        if source.shape(stored[published]) != shape:
+            raise CheckpointError(
+                f"{source.name}: {stored[published]} has shape "
+                f"{list(source.shape(stored[published]))}, but config.json asks for {list(shape)}; "
+                "config and weights are not of one model."
+            )
+    return {published: stored[published] for published in expected}
 
 
 def _more(names: list[str]) -> str:
