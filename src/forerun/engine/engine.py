@@ -293,20 +293,14 @@ class Engine:
         return Stats.total([self._scheduler.past, *running])
 
     def _round(self) -> None:
-        with self._alone():
-            scheduler = self._scheduler
-            try:
-                scheduler.settle()
-                scheduler.admit()
-                scheduler.prefill(self._round_seconds)
-                ready = scheduler.ready()
-                if ready:
-                    started = perf_counter()
-                    run_round(self._parts, ready)
-                    self._round_seconds = perf_counter() - started
-            finally:
-                # Whatever stopped it: requests, rows and the cache hold what is committed.
-                scheduler.settle()
+        # Whatever stops it: requests, rows and the cache hold what is committed.
+        with self._alone(), self._scheduler.in_order():
+            self._scheduler.admit()
+            ready = self._scheduler.ready(self._round_seconds)
+            if ready:
+                started = perf_counter()
+                run_round(self._parts, ready)
+                self._round_seconds = perf_counter() - started
 
     def _follow(self, running: Running) -> Iterator[TokenEvent]:
         with self._alone():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 from forerun.core import Batch, FinishReason, Stats
@@ -44,6 +46,7 @@ class Scheduler:
         """Counters of all requests that have ended."""
         self._held: list[list[int]] = [[] for _ in range(num_rows)]
         self._counted: Running | None = None
+        self._in_order = True
         self._least_recent = list(range(num_rows))
         self._chunk = SMALLEST_CHUNK
 
@@ -60,12 +63,6 @@ class Scheduler:
         """The requests with a row, prompts on their way included."""
         return [running for running in self.rows if running is not None]
 
-    def ready(self) -> list[Running]:
-        """Those whose tokens are in the cache, all but the newest: they take part in a round."""
-        return [
-            running for running in self.admitted if running.in_rounds and not self._missing(running)
-        ]
-
     def admit(self) -> None:
         """Give rows to waiting requests, in the order in which they came."""
         while self.waiting and None in self.rows:
@@ -78,17 +75,23 @@ class Scheduler:
             self.rows[row] = running
             self.waiting.popleft()
 
-    def prefill(self, round_seconds: float) -> None:
-        """Run prompts, those first that were admitted first: as far as one round's time goes where
-        streams wait for the next round, else to the end.
+    def ready(self, round_seconds: float) -> list[Running]:
+        """The requests that take part in the next round: all of their tokens but the newest are in the
+        cache. Prompts are run before, those first that were admitted first: as far as one round's time
+        goes where streams wait for the next round, else to the end.
 
         Args:
             round_seconds: that the last round took.
         """
-        left = [
-            running for running in self.admitted if running.in_rounds and self._missing(running)
-        ]
-        for running in sorted(left, key=_order):
+        joining = [running for running in self.admitted if running.in_rounds]
+        left = [running for running in joining if self._missing(running)]
+        if left:
+            self._prefill(sorted(left, key=_order), round_seconds)
+            joining = [running for running in joining if not self._missing(running)]
+        return joining
+
+    def _prefill(self, left: list[Running], round_seconds: float) -> None:
+        for running in left:
             streaming = any(other.num_output_tokens for other in self.admitted)
             if streaming:
                 seconds = self._run_chunk(running, self._chunk)
@@ -98,6 +101,23 @@ class Scheduler:
                 return
             while self._missing(running) and not running.finished:
                 self._run_chunk(running, LARGEST_CHUNK)
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Give back the rows of requests that end in the block; where it is stopped, `settle`, and again
+        before the next block where that was stopped too."""
+        if not self._in_order:
+            self.settle()
+        self._in_order = False
+        try:
+            yield
+            for row, running in enumerate(self.rows):
+                if running is not None and running.finished:
+                    self._end(row, running)
+            self._in_order = True
+        finally:
+            if not self._in_order:
+                self.settle()
 
     def settle(self) -> None:
         """Bring rows, requests and the cache to what is committed, and give back the rows of requests
@@ -112,6 +132,7 @@ class Scheduler:
             settle(self.cache, occupant)
             if occupant.finished:
                 self._end(row, occupant)
+        self._in_order = True
 
     def find(self, request_id: int) -> Running | None:
         """The request of this id that waits or runs."""
