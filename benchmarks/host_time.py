@@ -88,7 +88,7 @@ def zipf_model(row: Tensor, name: str) -> Any:
         tie_word_embeddings=False,
     )
     tensors = {}
-    for key, shape in layout_of(read_architecture(config)).published().items():
+    for key, shape in layout_of(read_architecture(config)).published.items():
         norm = key.endswith("norm.weight")
         tensors[key] = torch.ones(shape) if norm or "embed" in key else torch.zeros(shape)
     tensors["lm_head.weight"] = (row / _WIDTH)[:, None].expand(-1, _WIDTH).contiguous()

@@ -26,7 +26,7 @@ from forerun.compare.paired import compare
 from forerun.contracts import CausalLM
 from forerun.core import Batch, Plan, Request, Stats
 from forerun.drafters.exits.exit_adapter import ExitAdapter
-from forerun.drafters.layer_skip import LayerSkipDrafter, exit_at, zoo_adapter
+from forerun.drafters.layer_skip import LayerSkipDrafter, zoo_adapter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
@@ -196,7 +196,7 @@ def exits(engine: Engine, layers: Iterable[int]) -> list[Choice]:
     """Early exits with the plain head, and with the zoo's adapters where they exist."""
     choices = []
     for layer in layers:
-        skip_layers = tuple(exit_at(layer, engine.target.num_layers))
+        skip_layers = tuple(range(layer, engine.target.num_layers))
         choices.append(Choice(f"exit {layer}", skip_layers))
         path = zoo_adapter(layer)
         if engine.target.name == "zoo" and path.is_file():

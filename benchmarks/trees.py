@@ -23,6 +23,7 @@ from benchmarks.intervals import Interval
 from benchmarks.questions import CATEGORIES, Question, load_questions, read_questions
 from benchmarks.round_costs import RoundCosts, measure_costs
 from benchmarks.rule_pairs import RulePairs
+from benchmarks.tree_acceptance import AcceptanceCounts, fastest_shape
 from forerun.core import Stats, Tree
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -30,8 +31,7 @@ from forerun.engine.load import load
 from forerun.engine.pairs import choose
 from forerun.files import write_text
 from forerun.params import SamplingParams
-from forerun.trees.acceptance import AcceptanceCounts
-from forerun.trees.search import TYPICAL_ACCEPTANCE, best_for_costs, best_shape
+from forerun.trees.search import TYPICAL_ACCEPTANCE, best_shape
 from forerun.trees.shapes import save_tree
 
 RANKS = 8
@@ -135,7 +135,7 @@ def run(study: Study, temperature: float, nodes: int, depth: int, costs: RoundCo
         temperature=temperature,
         acceptance=table.round(4).tolist(),
         searched=searched.parents,
-        fastest=best_for_costs(table, costs.seconds, nodes, depth).shape.parents,
+        fastest=fastest_shape(table, nodes, costs.seconds).parents,
         trials=[_trial(name, own, stats["searched"]) for name, own in stats.items()],
         rules=_rules(study, compared_on, temperature, searched) if temperature else None,
     )

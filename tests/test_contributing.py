@@ -88,10 +88,10 @@ GREEDY = """
 import sys
 from forerun import Engine, SamplingParams
 from forerun.drafters.ngram import NgramDrafter
-from forerun.models import Decoder, load_model
+from forerun.models import Transformer, load_model
 
 model = load_model(sys.argv[1], backend="torch")
-assert isinstance(model, Decoder)
+assert isinstance(model, Transformer)
 params = SamplingParams(temperature=0, max_tokens=24)
 print(*Engine(model, NgramDrafter(1, 3)).generate([[5, 7, 5, 7, 5]], params)[0].token_ids)
 """

@@ -88,7 +88,7 @@ def _write(checkpoint_dir: Path, precision: str, path: Path) -> None:
     architecture = getattr(gguf.MODEL_ARCH, shape.family.upper())
     names = gguf.get_tensor_name_map(architecture, shape.num_layers)
     source = SafetensorsSource(checkpoint_dir)
-    for key in layout_of(shape).published():
+    for key in layout_of(shape).published:
         tensor = _arranged(source.read(key), key, shape).float()
         wide = precision == "fp32" or tensor.dim() == 1
         kind = gguf.GGMLQuantizationType.F32 if wide else gguf.GGMLQuantizationType.BF16

@@ -26,7 +26,7 @@ from forerun import _native
 from forerun.bench.shapes import build
 from forerun.core import Drawing
 from forerun.errors import ConfigError
-from forerun.models.loading import load_model
+from forerun.models import load_model
 from tests.helpers.forwards import run
 
 pytestmark = [

@@ -16,7 +16,7 @@ from forerun.core import Batch, Drawing, Exactness, ForwardOutput, Plan, Request
 from forerun.drafters.exits.exit_adapter import ExitAdapter
 from forerun.drafters.layer_skip import LayerSkipDrafter, drafting_layers, zoo_adapter
 from forerun.errors import ConfigError, ForerunError, UnsupportedModelError
-from forerun.models.loading import load_model
+from forerun.models import load_model
 from forerun.models.running import prefill
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
@@ -328,9 +328,11 @@ def test_options() -> None:
     assert built(target, exit_layer=5).shared_layers == 5
     assert built(target, skip_layers=(2, 6))._rest == [range(3, 6), range(7, 8)]
     for options, said in (
-        ({"exit_layer": 8}, "exit_layer is 8 and the target has 8 layers; give 1 to 7"),
+        ({"exit_layer": 8}, "exit_layer is 8 and the target has 8 layers; give fewer"),
         ({"exit_layer": 2, "skip_layers": (1,)}, "give one of them"),
         ({"exit_adapter": "/nowhere"}, "/nowhere is not a file"),
     ):
         with pytest.raises(ForerunError, match=said):
             built(target, **options)
+    with pytest.raises(ConfigError, match="another method"):
+        built(LayeredToyModel(VOCAB, order=1))

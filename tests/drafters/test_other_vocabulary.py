@@ -14,7 +14,7 @@ import forerun
 from forerun.core import Drawing, Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.model.retokenizer import Translation
-from forerun.drafters.model.vocabulary import SharedVocabulary
+from forerun.drafters.model.vocabulary import SharedVocabulary, Vocabulary
 from forerun.errors import IncompatibleDraftError
 from forerun.models.cpu import CpuModel
 from forerun.params import SamplingParams
@@ -76,7 +76,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("saved")
     ours, theirs = trained(60, LINES[:1] + LINES), trained(90, LINES[::-1])
     target, draft = network(len(ours), 0), network(len(theirs), 1)
-    shared = SharedVocabulary(ours, theirs, len(ours), len(theirs))
+    shared = SharedVocabulary(Vocabulary(ours), Vocabulary(theirs), len(ours), len(theirs))
     assert len(shared.target_ids) < min(len(ours), len(theirs))
     tensors = target.state_dict()
     for key, tensor in draft.state_dict().items():
@@ -133,7 +133,7 @@ DRAFT = ToyModel(6, seed=5)
 
 
 def drafter(rows: int = 2) -> DraftModelDrafter:
-    translation = Translation.of(LETTERS, OTHER_LETTERS, "toy", 5, 6)
+    translation = Translation(LETTERS, OTHER_LETTERS, "toy", 5, 6)
     return DraftModelDrafter(DRAFT, rows, 256, 5, translation)
 
 
@@ -167,7 +167,7 @@ def test_recorded_rows_are_the_drafts_own_over_what_is_shared(temperature: float
 def test_a_text_that_the_draft_cannot_spell_is_decoded_plainly() -> None:
     """It knows no "c"; beside it, others are drafted for."""
     unknown = spelled(["b", "a", "aa"], [("a", "a")])
-    translation = Translation.of(LETTERS, unknown, "toy", 5, 3)
+    translation = Translation(LETTERS, unknown, "toy", 5, 3)
     one = DraftModelDrafter(ToyModel(3), 2, 64, 5, translation)
     requests = [
         Request(row, text, 1, SamplingParams(), seed=0, row=row)

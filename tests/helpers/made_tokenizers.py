@@ -18,6 +18,9 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from forerun.drafters.model.retokenizer import Retokenizer
+from forerun.drafters.model.vocabulary import Vocabulary
+
 PROSE = [
     "The quick brown fox jumps over the lazy dog, and then the dog sleeps.",
     "She sells sea shells by the sea shore; the shells that she sells are shells.",
@@ -116,3 +119,9 @@ def decode(name: str, ids: list[int]) -> str:
 
 def opening(name: str) -> list[int]:
     return [1] if "marks" in name else []
+
+
+def retokenizer_of(tokenizer: Any, draft_tokenizer: Any) -> Retokenizer:
+    """For a draft model that knows all tokens of its tokenizer."""
+    draft_vocab_size = len(draft_tokenizer)
+    return Retokenizer(Vocabulary(tokenizer), Vocabulary(draft_tokenizer), draft_vocab_size)

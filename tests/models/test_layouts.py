@@ -11,6 +11,7 @@ import torch
 
 from forerun.errors import CheckpointError
 from forerun.models import Checkpoint, describe, layout_of, native, read_architecture
+from forerun.models.sources import TensorSource, read_weights
 from tests.helpers.published_configs import PUBLISHED
 from tests.helpers.tiny_models import NATIVE, tiny_config, tiny_model
 
@@ -38,7 +39,7 @@ def meta_shapes(config: Any) -> dict[str, tuple[int, ...]]:
 def test_published_keys_and_shapes(published: tuple[Any, int]) -> None:
     config, parameters = published
     layout = layout_of(read_architecture(config))
-    assert layout.published() == meta_shapes(config)
+    assert layout.published == meta_shapes(config)
     assert layout.num_parameters() == describe(config).parameters == parameters
 
 
@@ -65,20 +66,22 @@ def test_published_rotations(published: tuple[Any, int]) -> None:
 @pytest.mark.parametrize("name", NATIVE)
 def test_tiny_keys_and_shapes(name: str) -> None:
     config = tiny_config(name)
-    assert layout_of(read_architecture(config)).published() == meta_shapes(config)
+    assert layout_of(read_architecture(config)).published == meta_shapes(config)
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_publishing_undoes_fusing(name: str) -> None:
+def test_fused_tensors_hold_the_published_ones(name: str) -> None:
     state = tiny_model(name).state_dict()
     layout = layout_of(read_architecture(tiny_config(name)))
-    ours = layout.fuse(lambda part: state[part.key], torch.float32, torch.device("cpu"))
+    source = TensorSource(state, name)
+    ours = read_weights(source, layout, torch.float32, torch.device("cpu"))
     assert {tensor.name: tensor.shape for tensor in layout.tensors} == {
         key: tuple(tensor.shape) for key, tensor in ours.items()
     }
-    back = dict(layout.publish(ours))
-    assert back.keys() == layout.published().keys()
-    assert all(torch.equal(back[key], state[key]) for key in back)
+    for tensor in layout.tensors:
+        pieces = torch.split(ours[tensor.name], [part.rows for part in tensor.parts])
+        for part, piece in zip(tensor.parts, pieces, strict=True):
+            assert torch.equal(piece.t() if part.transposed else piece, state[part.key])
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.core import Batch, Tree
-from forerun.models.attention import visibility
-from forerun.models.decoder import rms_norm
+from forerun.models.attention import norm, visibility
 from tests.helpers.backends import on_both
 from tests.helpers.forwards import run
 from tests.helpers.tiny_models import FAMILIES, NATIVE, PATHS, TREE, close, tokens
@@ -117,7 +116,7 @@ def test_float64_is_the_same_however_it_is_cut(name: str, load: Any) -> None:
 def test_norms_are_computed_in_their_dtype(dtype: torch.dtype) -> None:
     hidden, weight = torch.randn(2, 3, 8, dtype=dtype), torch.randn(8, dtype=dtype)
     wanted = hidden / (hidden.double().square().mean(-1, keepdim=True) + 0.1).sqrt() * weight
-    close(rms_norm(hidden, weight, 0.1).double(), wanted, 8 * torch.finfo(dtype).eps)
+    close(norm(hidden, weight, None, 0.1).double(), wanted, 8 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("start", [0, 2])

@@ -101,7 +101,7 @@ def _of_run(checkpoint: Checkpoint, run: RunConfig) -> dict[str, Any]:
         "kernels": _native.kernels.level() if _native.AVAILABLE else None,
         "kernels_missing": _native.REASON or None,
         "dtype": run.precision,
-        "cache_bytes_per_token": checkpoint.summary.cache_bytes_per_token(run.cache_dtype),
+        "cache_bytes_per_token": checkpoint.summary.cache_bytes_per_token(run.dtype),
         "exactness": exactness[backend],
     }
 

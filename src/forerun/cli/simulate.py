@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,6 +17,8 @@ from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
     from forerun.simulation.report import Result
+
+T = TypeVar("T")
 
 
 @click.pass_context
@@ -67,42 +70,19 @@ def _sweep(ctx: click.Context, values: dict[str, Any]) -> Result:
 
     simulated = values["rounds"] is not None or values["policy"] == "adaptive"
     refuse_without(ctx, "seed", "--rounds", simulated)
-    return sweep(
-        Request(
-            values["acceptance"],
-            values["cost_ratio"],
-            values["lengths"],
-            values["rounds"],
-            values["seed"],
-            values["policy"] == "adaptive",
-        )
-    )
+    return sweep(_request(Request, values))
 
 
 def _agreement(_: click.Context, values: dict[str, Any]) -> Result:
     from forerun.simulation.agreement_sweep import ROUNDS, Request, sweep_agreement
 
-    rounds = values["rounds"] or ROUNDS
-    return sweep_agreement(
-        Request(values["agreement"], values["cost_ratio"], values["lengths"], rounds)
-    )
+    return sweep_agreement(_request(Request, values, rounds=values["rounds"] or ROUNDS))
 
 
 def _text(_: click.Context, values: dict[str, Any]) -> Result:
     from forerun.simulation.text import Request, read_text, simulate_text
 
-    request = Request(
-        values["text"],
-        values["unit"],
-        values["target_order"],
-        values["draft_order"],
-        values["lengths"],
-        values["cost_ratio"],
-        values["num_tokens"],
-        values["seed"],
-        values["policy"] == "adaptive",
-    )
-    return simulate_text(request, read_text(values["text"]))
+    return simulate_text(_request(Request, values), read_text(values["text"]))
 
 
 def _plan(ctx: click.Context, values: dict[str, Any]) -> Result:
@@ -114,8 +94,12 @@ def _plan(ctx: click.Context, values: dict[str, Any]) -> Result:
             f"--hardware needs --target, a count such as 70B or one of {known_models()}."
         )
     refuse_without(ctx, "parallel_efficiency", "--num-devices", values["num_devices"] > 1)
-    names = Request.__dataclass_fields__
-    return plan(Request(**{name: values[name] for name in names} | _drafts(ctx, values)))
+    return plan(_request(Request, values, **_drafts(ctx, values)))
+
+
+def _request(kind: type[T], values: dict[str, Any], **own: Any) -> T:
+    """The settings of a mode: the options of the same names, but for its own."""
+    return kind(**{field.name: values[field.name] for field in fields(kind)} | own)  # type: ignore[arg-type]
 
 
 def _drafts(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:

@@ -57,8 +57,12 @@ class Batch:
     hidden_layers: tuple[int, ...] = ()
     logits_for: LogitsFor = "all"
 
+    counts: tuple[int, ...] = field(init=False)
+    """New tokens of each row."""
+
     def __post_init__(self) -> None:
-        rows, counts, places = self.rows, self.counts, self.positions
+        rows, counts, places = self.rows, tuple(map(len, self.token_ids)), self.positions
+        object.__setattr__(self, "counts", counts)
         fits = 0 < len(rows) == len(counts) == len(set(rows)) and 0 not in counts
         if not fits or tuple(map(len, places)) != counts or min(map(min, places)) < 0:
             raise ConfigError(
@@ -108,20 +112,15 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @cached_property
-    def counts(self) -> tuple[int, ...]:
-        """New tokens of each row."""
-        return tuple(map(len, self.token_ids))
-
-    @cached_property
+    @property
     def width(self) -> int:
         """New tokens of the longest row."""
         return max(self.counts)
 
-    @cached_property
+    @property
     def even(self) -> bool:
         """Whether all rows have the same number of new tokens."""
-        return min(self.counts) == self.width
+        return min(self.counts) == max(self.counts)
 
     @cached_property
     def furthest(self) -> int:

@@ -7,10 +7,8 @@ itself), a model that always has an answer comes last.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator, Field
@@ -18,6 +16,7 @@ from pydantic import AfterValidator, Field
 from forerun.contracts import Cache, Drafter, DrafterSetup
 from forerun.core import (
     NO_DRAFT,
+    NO_PLAN,
     Draft,
     Drawing,
     Exactness,
@@ -122,23 +121,20 @@ class CascadeDrafter(BaseDrafter):
         lengths: Sequence[int | None] | None = None,
     ) -> None:
         _check_members([member.name for member in members])
-        runs_layers = [member for member in members if member.shared_layers]
-        if len(runs_layers) > 1:
+        if sum(member.shared_layers > 0 for member in members) > 1:
             raise ConfigError(
                 "a cascade takes one member that runs layers of the target; name one."
             )
         self.members, self.least = tuple(members), confidence
+        self.lengths = tuple(lengths or [None] * len(members))
         if any(member.exactness is Exactness.APPROXIMATE for member in members):
             self.exactness = Exactness.APPROXIMATE
-        self.lengths = tuple(lengths or [None] * len(members))
-        every: frozenset[Drawing] = frozenset()
-        self.drawings = reduce(frozenset.union, (member.drawings for member in members), every)
+        self.drawings = members[0].drawings.union(*(member.drawings for member in members))
         self.draws_trees = any(member.draws_trees for member in members)
         self.reads_predictions = any(member.reads_predictions for member in members)
         self.hidden_layers = tuple(sorted({n for member in members for n in member.hidden_layers}))
         self.shared_layers = sum(member.shared_layers for member in members)
-        sizes = [m.vocab_size for m in members if m.vocab_size is not None]
-        self.vocab_size = sizes[0] if sizes else None
+        self.vocab_size = next((m.vocab_size for m in members if m.vocab_size is not None), None)
         self.rows = min((m.rows for m in members if m.rows is not None), default=None)
 
     @classmethod
@@ -160,25 +156,26 @@ class CascadeDrafter(BaseDrafter):
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        asked: dict[int, list[int]] = defaultdict(list)
-        for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
-            if plan.num_tokens:
-                asked[self._choice(request)].append(index)
-        drafts = [NO_DRAFT] * len(requests)
-        for number, indices in asked.items():
-            member = self.members[number]
-            if member.shared_layers:
+        choices = [
+            self._choice(request) if plan.num_tokens else None
+            for request, plan in zip(requests, plans, strict=True)
+        ]
+        for number, member in enumerate(self.members):
+            if member.shared_layers and number in choices:
                 fitted = [
-                    self._fitted(plan, number) if index in indices else Plan(0)
-                    for index, plan in enumerate(plans)
+                    self._fitted(plan, number) if choice == number else NO_PLAN
+                    for plan, choice in zip(plans, choices, strict=True)
                 ]
                 return member.propose(requests, fitted, randomness)
-        for number, indices in asked.items():
-            member = self.members[number]
-            some = [requests[index] for index in indices]
-            fitted = [self._fitted(plans[index], number) for index in indices]
-            for index, draft in zip(indices, member.propose(some, fitted, randomness), strict=True):
-                drafts[index] = draft
+        drafts = [NO_DRAFT] * len(requests)
+        for number, member in enumerate(self.members):
+            indices = [index for index, choice in enumerate(choices) if choice == number]
+            if indices:
+                chosen = [requests[index] for index in indices]
+                fitted = [self._fitted(plans[index], number) for index in indices]
+                proposed = member.propose(chosen, fitted, randomness)
+                for index, draft in zip(indices, proposed, strict=True):
+                    drafts[index] = draft
         return drafts
 
     def observe(
@@ -208,11 +205,10 @@ class CascadeDrafter(BaseDrafter):
             member.release(request)
 
     def _choice(self, request: Request) -> int:
-        last = len(self.members) - 1
         for number, member in enumerate(self.members[:-1]):
             if member.confidence(request) >= self.least:
                 return number
-        return last
+        return len(self.members) - 1
 
     def _fitted(self, plan: Plan, number: int) -> Plan:
         """The plan as a member can follow it."""

@@ -101,26 +101,23 @@ class DraftModelDrafter(BaseDrafter):
         from forerun.trees.growth import start
 
         drafts = [NO_DRAFT] * len(requests)
-        texts = [
-            self._text(request) if plan.num_tokens else None
-            for request, plan in zip(requests, plans, strict=True)
-        ]
-        # Tokens along a path that the draft model's context allows.
-        rooms = [0 if text is None else self.cache.capacity - len(text) for text in texts]
-        drafting = [index for index, room in enumerate(rooms) if room > 0]
+        drafting: dict[int, Plan] = {}
+        missing = []
+        for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
+            text = self._text(request) if plan.num_tokens else None
+            # A path goes as far as the draft model's context allows.
+            if text is not None and len(text) < self.cache.capacity:
+                drafting[index] = plan.cut(self.cache.capacity - len(text))
+                missing.append(self.cache.missing(request.row, text))
         if not drafting:
             return drafts
-        chosen = [requests[index] for index in drafting]
-        fitting = [plans[index].cut(rooms[index]) for index in drafting]
-        missing = [
-            self.cache.missing(requests[index].row, texts[index] or []) for index in drafting
-        ]
+        chosen, fitting = [requests[index] for index in drafting], list(drafting.values())
         if self._in_one_call(chosen, fitting, randomness):
-            grown = self._chains_in_one_call(chosen, missing, fitting)
+            proposed = self._chains_in_one_call(chosen, missing, fitting)
         else:
             growths = [start(*pair) for pair in zip(chosen, fitting, strict=True)]
-            grown = self._grow(growths, missing, randomness)
-        for index, draft in zip(drafting, grown, strict=True):
+            proposed = self._grow(growths, missing, randomness)
+        for index, draft in zip(drafting, proposed, strict=True):
             drafts[index] = draft
         return drafts
 
@@ -140,8 +137,8 @@ class DraftModelDrafter(BaseDrafter):
     def _in_one_call(
         self, requests: list[Request], plans: list[Plan], randomness: Randomness
     ) -> bool:
-        """Whether nothing has to be asked between the steps: no penalties, no masks, no record of
-        keys, and chains alone."""
+        """Whether steps need nothing from here: no penalties, no masks, no record of keys, and chains
+        alone."""
         return (
             self._chains is not None
             and randomness.by_key_alone
@@ -150,10 +147,7 @@ class DraftModelDrafter(BaseDrafter):
         )
 
     def _chains_in_one_call(
-        self,
-        requests: list[Request],
-        missing: list[list[int]],
-        plans: list[Plan],
+        self, requests: list[Request], missing: list[list[int]], plans: list[Plan]
     ) -> list[Draft]:
         """Chains, all steps of all of them in one call of the model."""
         assert self._chains is not None
@@ -175,8 +169,8 @@ class DraftModelDrafter(BaseDrafter):
         """Trees of any kind, level by level."""
         from forerun.trees.growth import grow
 
-        logits = self.cache.catch_up([growth.request.row for growth in growths], missing)
-        growing = growths
+        growing, rows = growths, [growth.request.row for growth in growths]
+        logits = self.cache.catch_up(rows, missing)
         while True:
             grow(growing, self._over_target(logits), randomness)
             growing = [growth for growth in growing if growth.frontier]
@@ -186,7 +180,7 @@ class DraftModelDrafter(BaseDrafter):
             tokens, parents = zip(*(growth.run_frontier() for growth in growing), strict=True)
             if self.translation is not None:
                 own = self.translation.shared.draft_id_of
-                tokens = tuple([own(token) for token in row] for row in tokens)
+                tokens = tuple([own[token] for token in row] for row in tokens)
             logits = self.cache.extend(rows, tokens, parents)
 
     def _over_target(self, logits: Tensor) -> Tensor:

@@ -199,24 +199,6 @@ def drafting_layers(skip_layers: Collection[int], num_layers: int) -> list[range
     return [range(below + 1, above) for below, above in edges if below + 1 < above]
 
 
-def exit_at(layer: int, num_layers: int) -> range:
-    """The layers that an exit after `layer` layers skips.
-
-    Raises:
-        ConfigError: for an exit that is not inside the target.
-    """
-    if num_layers < 2:
-        raise ConfigError(
-            "the target has a single layer, which cannot be left out; use another method."
-        )
-    if not 1 <= layer < num_layers:
-        raise ConfigError(
-            f"exit_layer is {layer} and the target has {num_layers} layers; "
-            f"give 1 to {num_layers - 1}."
-        )
-    return range(layer, num_layers)
-
-
 def zoo_adapter(exit_layer: int) -> Path:
     """Where the zoo's adapter of an exit lies, if it has one."""
     from forerun.models.zoo import zoo_path
@@ -225,10 +207,12 @@ def zoo_adapter(exit_layer: int) -> Path:
 
 
 def _chosen(own: LayerSkipOptions, target: CausalLM) -> tuple[Collection[int], ExitAdapter | None]:
-    """The layers to skip and the adapter that the options name.
+    """The layers to skip and the adapter that the options name; by default a quarter of the layers
+    draft, unless an adapter was trained for another exit.
 
     Raises:
         CheckpointError: for an adapter that cannot be read.
+        ConfigError: for an exit that is not inside the target.
     """
     from forerun.drafters.exits.exit_adapter import ExitAdapter
 
@@ -236,16 +220,19 @@ def _chosen(own: LayerSkipOptions, target: CausalLM) -> tuple[Collection[int], E
     if own.skip_layers is not None:
         return own.skip_layers, adapter
     exit_layer = own.exit_layer
-    if exit_layer is None:
-        # A quarter of the layers, unless an adapter was trained for another exit.
-        early = ZOO_EXIT if target.name == "zoo" else max(1, target.num_layers // 4)
-        if adapter is not None:
-            adapter.check(target)
-        exit_layer = early if adapter is None else adapter.exit_layer
-    skipped = exit_at(exit_layer, target.num_layers)
+    if exit_layer is None and adapter is not None:
+        adapter.check(target)
+        exit_layer = adapter.exit_layer
+    elif exit_layer is None:
+        exit_layer = ZOO_EXIT if target.name == "zoo" else max(1, target.num_layers // 4)
+    if exit_layer >= target.num_layers:
+        raise ConfigError(
+            f"exit_layer is {exit_layer} and the target has {target.num_layers} layers; give fewer "
+            "than it has, or use another method."
+        )
     if adapter is None and target.name == "zoo" and zoo_adapter(exit_layer).is_file():
         adapter = ExitAdapter.load(zoo_adapter(exit_layer))
-    return skipped, adapter
+    return range(exit_layer, target.num_layers), adapter
 
 
 def _probe(target: CausalLM) -> None:

@@ -136,7 +136,7 @@ class Pair:
         if self.draft is None or tokenizer.get_vocab() == self.draft.tokenizer.get_vocab():
             return None
         sizes = (self.target.summary.vocab_size, self.draft.summary.vocab_size)
-        found = Translation.of(tokenizer, self.draft.tokenizer, self.draft.name, *sizes)
+        found = Translation(tokenizer, self.draft.tokenizer, self.draft.name, *sizes)
         logger.warning(
             "%s has another vocabulary than %s: it proposes the %d tokens that both have",
             self.draft.name,

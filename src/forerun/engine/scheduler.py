@@ -1,13 +1,16 @@
-"""Which requests have a row, and how their prompts get into the cache."""
+"""Which requests have a row, how their prompts get into the cache, and whose turn it is."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 from forerun.core import Batch, FinishReason, Stats
 from forerun.engine.requests import Running
-from forerun.engine.round import Parts, settle
+from forerun.engine.round import Parts, run_round, settle
 from forerun.errors import ConfigError
 from forerun.models.running import common_prefix
 
@@ -44,6 +47,9 @@ class Scheduler:
         """Counters of all requests that have ended."""
         self._held: list[list[int]] = [[] for _ in range(num_rows)]
         self._counted: Running | None = None
+        self._in_order = True
+        self._lock, self._owner = threading.Lock(), 0
+        self._round_seconds = 0.0
         self._least_recent = list(range(num_rows))
         self._chunk = SMALLEST_CHUNK
 
@@ -60,12 +66,6 @@ class Scheduler:
         """The requests with a row, prompts on their way included."""
         return [running for running in self.rows if running is not None]
 
-    def ready(self) -> list[Running]:
-        """Those whose tokens are in the cache, all but the newest: they take part in a round."""
-        return [
-            running for running in self.admitted if running.in_rounds and not self._missing(running)
-        ]
-
     def admit(self) -> None:
         """Give rows to waiting requests, in the order in which they came."""
         while self.waiting and None in self.rows:
@@ -78,17 +78,23 @@ class Scheduler:
             self.rows[row] = running
             self.waiting.popleft()
 
-    def prefill(self, round_seconds: float) -> None:
-        """Run prompts, those first that were admitted first: as far as one round's time goes where
-        streams wait for the next round, else to the end.
+    def ready(self, round_seconds: float) -> list[Running]:
+        """The requests that take part in the next round: all of their tokens but the newest are in the
+        cache. Prompts are run before, those first that were admitted first: as far as one round's time
+        goes where streams wait for the next round, else to the end.
 
         Args:
             round_seconds: that the last round took.
         """
-        left = [
-            running for running in self.admitted if running.in_rounds and self._missing(running)
-        ]
-        for running in sorted(left, key=_order):
+        joining = [running for running in self.admitted if running.in_rounds]
+        left = [running for running in joining if self._missing(running)]
+        if left:
+            self._prefill(sorted(left, key=_order), round_seconds)
+            joining = [running for running in joining if not self._missing(running)]
+        return joining
+
+    def _prefill(self, left: list[Running], round_seconds: float) -> None:
+        for running in left:
             streaming = any(other.num_output_tokens for other in self.admitted)
             if streaming:
                 seconds = self._run_chunk(running, self._chunk)
@@ -98,6 +104,60 @@ class Scheduler:
                 return
             while self._missing(running) and not running.finished:
                 self._run_chunk(running, LARGEST_CHUNK)
+
+    def step(self) -> None:
+        """Run one round over all that can run. Whatever stops it: requests, rows and the cache hold
+        what is committed."""
+        with self.alone():
+            if not self._in_order:
+                self.settle()
+            self._in_order = False
+            try:
+                self.admit()
+                ready = self.ready(self._round_seconds)
+                if ready:
+                    started = perf_counter()
+                    run_round(self.parts, ready)
+                    self._round_seconds = perf_counter() - started
+                for row, running in enumerate(self.rows):
+                    if running is not None and running.finished:
+                        self._end(row, running)
+                self._in_order = True
+            finally:
+                if not self._in_order:
+                    self.settle()
+
+    def submit(self, requests: Iterable[Running]) -> None:
+        """Queue requests."""
+        with self.alone():
+            self.waiting.extend(requests)
+
+    def cancel(self, requests: Iterable[Running]) -> None:
+        """End those that wait or run, and give back their rows."""
+        with self.alone():
+            for running in requests:
+                if not running.finished:
+                    running.finish(FinishReason.CANCELLED)
+            self.settle()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait for the rounds of other threads.
+
+        Raises:
+            ConfigError: for a hook or a drafter that calls the engine in which it runs.
+        """
+        if self._owner == threading.get_ident() and self._lock.locked():
+            raise ConfigError(
+                "the engine is in the middle of a round: a hook or a drafter that it calls cannot "
+                "call it; do that when the round has ended."
+            )
+        with self._lock:
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = 0
 
     def settle(self) -> None:
         """Bring rows, requests and the cache to what is committed, and give back the rows of requests
@@ -112,6 +172,7 @@ class Scheduler:
             settle(self.cache, occupant)
             if occupant.finished:
                 self._end(row, occupant)
+        self._in_order = True
 
     def find(self, request_id: int) -> Running | None:
         """The request of this id that waits or runs."""

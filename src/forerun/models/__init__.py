@@ -4,13 +4,10 @@ Importing this package does not import transformers; loading does.
 """
 
 from forerun.models.architecture import Architecture, native, read_architecture
-from forerun.models.checkpoint import Checkpoint
+from forerun.models.checkpoint import Checkpoint, load_model, model_from_tensors
 from forerun.models.cpu import CpuModel
-from forerun.models.decoder import Decoder
-from forerun.models.gpt2 import GPT2
 from forerun.models.hf import HFModel, refuse_unsupported
 from forerun.models.layouts import Layout, layout_of
-from forerun.models.loading import load_model, model_from_tensors
 from forerun.models.memory import (
     MemoryNeed,
     ModelSummary,
@@ -23,11 +20,9 @@ from forerun.models.placement import Placement, RunConfig, resolve_device
 from forerun.models.transformer import Transformer
 
 __all__ = [
-    "GPT2",
     "Architecture",
     "Checkpoint",
     "CpuModel",
-    "Decoder",
     "HFModel",
     "Layout",
     "MemoryNeed",

@@ -79,7 +79,24 @@ def read_architecture(config: Any) -> Architecture:
         CheckpointError: for numbers that contradict each other.
     """
     gpt2 = config.model_type == "gpt2"
-    shape = _read_gpt2(config) if gpt2 else _read_llama_like(config)
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    values = {
+        "num_kv_heads": heads,
+        "head_dim": config.hidden_size // heads,
+        "windows": (None,) * layers,
+        **(_read_gpt2(config) if gpt2 else _read_llama_like(config)),
+    }
+    shape = Architecture(
+        family=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=layers,
+        num_heads=heads,
+        max_context=config.max_position_embeddings,
+        tied=bool(config.tie_word_embeddings),
+        config=config,
+        **values,
+    )
     if shape.num_heads % shape.num_kv_heads:
         raise CheckpointError(
             f"num_attention_heads is {shape.num_heads}; it must be a multiple of "
@@ -113,46 +130,25 @@ def sliding_window(config: Any) -> int | None:
     return window
 
 
-def _read_gpt2(config: Any) -> Architecture:
-    return Architecture(
-        family="gpt2",
-        vocab_size=config.vocab_size,
-        hidden_size=config.n_embd,
-        intermediate_size=config.n_inner or 4 * config.n_embd,
-        num_layers=config.n_layer,
-        num_heads=config.n_head,
-        num_kv_heads=config.n_head,
-        head_dim=config.n_embd // config.n_head,
-        max_context=config.n_positions,
-        norm_eps=config.layer_norm_epsilon,
-        activation=config.activation_function,
-        tied=bool(config.tie_word_embeddings),
-        windows=(None,) * config.n_layer,
-        attention_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        config=config,
-    )
+def _read_gpt2(config: Any) -> dict[str, Any]:
+    return {
+        "intermediate_size": config.n_inner or 4 * config.n_embd,
+        "norm_eps": config.layer_norm_epsilon,
+        "activation": config.activation_function,
+        **dict.fromkeys(("attention_bias", "output_bias", "mlp_bias"), True),
+    }
 
 
-def _read_llama_like(config: Any) -> Architecture:
-    return Architecture(
-        family=config.model_type,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads,
-        max_context=config.max_position_embeddings,
-        norm_eps=config.rms_norm_eps,
-        activation=config.hidden_act,
-        tied=bool(config.tie_word_embeddings),
-        config=config,
-        **{"windows": (None,) * config.num_hidden_layers, **LLAMA_LIKE[config.model_type](config)},
-    )
+def _read_llama_like(config: Any) -> dict[str, Any]:
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return {
+        "intermediate_size": config.intermediate_size,
+        "num_kv_heads": config.num_key_value_heads or config.num_attention_heads,
+        "head_dim": size,
+        "norm_eps": config.rms_norm_eps,
+        "activation": config.hidden_act,
+        **LLAMA_LIKE[config.model_type](config),
+    }
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:

@@ -1,14 +1,21 @@
-"""What every decoder shares: which token sees which, and attention over the cache."""
+"""What every decoder shares: which token sees which, attention over the cache, and norms."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from forerun.contracts import AttentionShape
 from forerun.kv_cache import Appending
+from forerun.models.architecture import Architecture
+from forerun.models.rope import rotate
+
+Parts = Mapping[str, tuple[Tensor, Tensor | None]]
+"""Weights and biases of a layer by short name, such as `qkv`."""
 
 
 @dataclass(frozen=True)
@@ -97,3 +104,61 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Visibility, scale:
         )
         out = out.reshape(batch, heads, width, size)
     return out.transpose(1, 2).reshape(batch, width, heads * size)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What all layers of one forward pass share.
+
+    Attributes:
+        appending: where the new tokens lie in the cache.
+        visible: which slots they see, by sliding window.
+        rotation: cosines and sines [B, 1, n, head_dim] of the rotary embedding, if there is one.
+    """
+
+    appending: Appending
+    visible: Mapping[int | None, Visibility]
+    rotation: tuple[Tensor, Tensor] | None
+
+    def attention(
+        self,
+        layer: int,
+        window: int | None,
+        parts: Parts,
+        shape: Architecture | AttentionShape,
+        hidden: Tensor,
+    ) -> Tensor:
+        """Self-attention of one layer on normed hidden states [B, n, hidden_size], from the parts
+        `qkv`, `output` and, if there are any, `q_norm` and `k_norm`."""
+        fused = functional.linear(hidden, *parts["qkv"])
+        heads = fused.view(*fused.shape[:2], -1, shape.head_dim)
+        sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        query, key, value = torch.split(heads, sizes, dim=2)
+        if "q_norm" in parts:
+            query = norm(query, *parts["q_norm"], shape.norm_eps)
+            key = norm(key, *parts["k_norm"], shape.norm_eps)
+        query, key, value = (vectors.transpose(1, 2) for vectors in (query, key, value))
+        if self.rotation is not None:
+            query, key = rotate(query, self.rotation), rotate(key, self.rotation)
+        self.appending.write(layer, key, value)
+        visible = self.visible[window]
+        keys, values = self.appending.read(layer, visible.first)
+        mixed = attend(query, keys, values, visible, shape.head_dim**-0.5)
+        return functional.linear(mixed, *parts["output"])
+
+
+def norm(hidden: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Layer norm with a bias; without one divide by the root mean square (arXiv 1910.07467), computed
+    in float32 at least."""
+    if bias is not None:
+        return functional.layer_norm(hidden, weight.shape, weight, bias, eps)
+    if hidden.dtype in (torch.float32, torch.float64):
+        return functional.rms_norm(hidden, weight.shape, weight, eps)
+    # Rounded before the weight, as transformers does, so that both agree in 16 bits.
+    return functional.rms_norm(hidden.float(), weight.shape, eps=eps).to(hidden.dtype) * weight
+
+
+def apply_gate(function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    """The function of the first half of [..., 2n], times the second."""
+    gate, up = hidden.chunk(2, dim=-1)
+    return function(gate) * up

@@ -1,28 +1,39 @@
-"""A checkpoint, resolved once: everything that forerun knows about a model before it is loaded."""
+"""A checkpoint, resolved once: everything that forerun knows about a model before it is loaded, and
+loading it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.errors import UnsupportedModelError
 from forerun.interrupts import never_lost
 from forerun.models.architecture import Architecture, native, read_architecture
-from forerun.models.build import build
-from forerun.models.config import read_config, read_end_tokens
+from forerun.models.config import check_config, read_config, read_end_tokens
+from forerun.models.cpu import CpuModel
 from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
 from forerun.models.layouts import layout_of
-from forerun.models.memory import ModelSummary, describe, describe_architecture, kernel_bytes
+from forerun.models.memory import ModelSummary, describe, kernel_bytes
 from forerun.models.placement import Placement, RunConfig, draft_precision, resolve
-from forerun.models.sources import SafetensorsSource, Source, has_weights, with_own_head
+from forerun.models.sources import (
+    SafetensorsSource,
+    Source,
+    TensorSource,
+    has_weights,
+    read_weights,
+    with_own_head,
+)
 from forerun.models.tokenizer import read_tokenizer
+from forerun.models.transformer import Transformer
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +101,7 @@ class Checkpoint:
             UnsupportedModelError: for an architecture that cannot be run speculatively.
             CheckpointError: for a config of which no model can be made.
         """
-        if self.native:
-            return describe_architecture(self.architecture)
-        return describe(self.config, self.name)
+        return describe(self.config, self.name, self.architecture if self.native else None)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -171,7 +180,7 @@ class Checkpoint:
         complete = self if location == self.location else replace(self, location=location)
         if not self.native:
             return load_adapter(complete.directory, self.config, run.dtype, run.device, self.name)
-        return build(complete.architecture, complete.source(), run, self.name)
+        return _build(complete.architecture, complete.source(), run, self.name)
 
     def is_same(self, other: Checkpoint) -> bool:
         """Whether the other is the same checkpoint, by whatever name."""
@@ -183,7 +192,7 @@ class Checkpoint:
             known = self.config.dtype
             return known if isinstance(known, torch.dtype) else None
         source = self.source()
-        return source.slice(source.keys()[0], 0, 0, 1).dtype
+        return source.slice(next(iter(source.shapes)), 0, 0, 1).dtype
 
     def _refuse_quantized(self) -> None:
         settings = getattr(self.config, "quantization_config", None)
@@ -193,3 +202,71 @@ class Checkpoint:
                 f"{self.name} is quantized ({method}), which is not read; "
                 "load the original checkpoint."
             )
+
+
+def load_model(
+    model: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    backend: str = "auto",
+) -> CausalLM:
+    """Load a language model: Llama, Mistral, Qwen2, Qwen3 and GPT-2 on our own decoders, on a CPU with
+    compiled kernels; any other that transformers knows and whose cache can be cropped on the adapter.
+
+    Args:
+        model: `zoo`, a checkpoint's directory, or an id such as `Qwen/Qwen3-0.6B`.
+        revision: branch, tag or commit on the hub.
+        dtype: `fp32`, `bf16`, `fp16`, `fp64`, `int8` and `int4` (on the kernels), or `auto`: the
+            checkpoint's (for float16 on a CPU: float32).
+        device: `cpu`, `cuda`, `mps`, or `auto`: the fastest that is there.
+        backend: `kernels`, `torch`, or `auto`: the kernels where they can run the model.
+
+    Raises:
+        CheckpointError: for missing, corrupt or inconsistent files.
+        UnsupportedModelError: for an architecture that cannot be run speculatively.
+        ConfigError: for a dtype or device that does not exist or is not there.
+    """
+    placement = Placement(dtype, device, backend)
+    checkpoint = Checkpoint.open(model, revision)
+    return checkpoint.load(checkpoint.run_config(placement))
+
+
+def model_from_tensors(
+    config: Any,
+    tensors: Mapping[str, Tensor],
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    backend: str = "torch",
+    name: str = "model",
+) -> CausalLM:
+    """A model on our own decoders from published tensors in memory, such as a `state_dict`.
+
+    Args:
+        config: of transformers.
+        tensors: by published key.
+        dtype, device, backend: as `load_model` takes them.
+        name: how messages call the model.
+
+    Raises:
+        CheckpointError: for missing, unexpected or misshapen tensors.
+        UnsupportedModelError: for a config that none of our decoders runs.
+    """
+    if not native(config):
+        raise UnsupportedModelError(
+            f"{config.model_type} has no decoder of its own here; "
+            "save the model and load it with load_model."
+        )
+    check_config(config, name)
+    stored = next(iter(tensors.values())).dtype if tensors else None
+    source = TensorSource(tensors, name)
+    run = resolve(Placement(dtype, device, backend), stored)
+    return _build(with_own_head(read_architecture(config), source), source, run, name)
+
+
+def _build(shape: Architecture, source: Source, run: RunConfig, name: str) -> CausalLM:
+    if run.backend == "kernels":
+        return CpuModel(shape, source, run.precision, name)
+    return Transformer(shape, read_weights(source, layout_of(shape), run.dtype, run.device), name)

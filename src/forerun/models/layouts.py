@@ -1,13 +1,12 @@
-"""Which published tensors make up each of ours, by family: used by loading, training and export."""
+"""Which published tensors make up each of ours, by family."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from functools import cached_property
 
 from forerun.models.architecture import Architecture
 
@@ -63,137 +62,92 @@ class Layout:
         """The published key of the token embedding."""
         return next(t for t in self.tensors if t.name == "embedding.weight").parts[0].key
 
+    @cached_property
     def published(self) -> dict[str, tuple[int, ...]]:
         """Shapes by published key."""
         return {part.key: part.shape for tensor in self.tensors for part in tensor.parts}
 
     def num_parameters(self) -> int:
         """Parameters of the model, shared ones counted once."""
-        return sum(torch.Size(shape).numel() for shape in self.published().values())
+        return sum(math.prod(shape) for shape in self.published.values())
 
-    def key(self, found: str) -> str:
+    def key(self, stored: str) -> str:
         """The published key that a checkpoint's key stands for."""
-        return found if found in self.published() else self.prefix + found
-
-    def fuse(
-        self, read: Callable[[Published], Tensor], dtype: torch.dtype, device: torch.device
-    ) -> dict[str, Tensor]:
-        """Our tensors by name, filled part by part, so that no tensor exists twice for long.
-
-        Args:
-            read: returns a published tensor; its own errors pass through.
-        """
-        return {tensor.name: _fill(tensor, read, dtype, device) for tensor in self.tensors}
-
-    def publish(self, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """The published tensors, by key, that our `weights` were made of: `fuse` undone."""
-        for tensor in self.tensors:
-            rows = [part.rows for part in tensor.parts]
-            pieces = torch.split(weights[tensor.name], rows)
-            for part, piece in zip(tensor.parts, pieces, strict=True):
-                yield part.key, (piece.t() if part.transposed else piece).contiguous()
-
-
-def _fill(
-    tensor: Fused, read: Callable[[Published], Tensor], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    ours = torch.empty(tensor.shape, dtype=dtype, device=device)
-    start = 0
-    for part in tensor.parts:
-        source = read(part)
-        ours[start : start + part.rows].copy_(source.t() if part.transposed else source)
-        start += part.rows
-    return ours
+        return stored if stored in self.published else self.prefix + stored
 
 
 def layout_of(shape: Architecture) -> Layout:
-    """The layout of a decoder."""
-    return _gpt2(shape) if shape.family == "gpt2" else _llama_like(shape)
+    """The layout of a family, with a head of its own unless that is the embedding."""
+    gpt2 = shape.family == "gpt2"
+    tensors = list(_gpt2(shape) if gpt2 else _llama_like(shape))
+    prefix = "transformer." if gpt2 else "model."
+    ignored = r"(.*\.)?attn\.(masked_)?bias" if gpt2 else r"(.*\.)?rotary_emb\.inv_freq"
+    if shape.tied:
+        ignored = rf"{ignored}|{re.escape(HEAD)}"
+    else:
+        tensors.append(_whole("head.weight", HEAD, shape.vocab_size, shape.hidden_size))
+    return Layout(tuple(tensors), prefix, re.compile(ignored))
 
 
-def _projection(name: str, outputs: Mapping[str, int], width: int, bias: bool) -> Iterator[Fused]:
+def _llama_like(shape: Architecture) -> Iterator[Fused]:
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    yield _whole("embedding.weight", "model.embed_tokens.weight", shape.vocab_size, hidden)
+    for index in range(shape.num_layers):
+        ours, theirs = f"layers.{index}", f"model.layers.{index}"
+        attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
+        yield _whole(f"{ours}.input_norm.weight", f"{theirs}.input_layernorm.weight", hidden)
+        yield _whole(f"{ours}.mlp_norm.weight", f"{theirs}.post_attention_layernorm.weight", hidden)
+        if shape.query_key_norm:
+            for name in ("q_norm.weight", "k_norm.weight"):
+                yield _whole(f"{ours}.{name}", f"{attention}.{name}", shape.head_dim)
+        qkv = {
+            f"{attention}.q_proj": queries,
+            f"{attention}.k_proj": keys,
+            f"{attention}.v_proj": keys,
+        }
+        yield from _linear(f"{ours}.qkv", qkv, hidden, shape.attention_bias)
+        output = {f"{attention}.o_proj": hidden}
+        yield from _linear(f"{ours}.output", output, queries, shape.output_bias)
+        gate_up = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
+        yield from _linear(f"{ours}.gate_up", gate_up, hidden, shape.mlp_bias)
+        yield from _linear(f"{ours}.down", {f"{mlp}.down_proj": hidden}, inner, shape.mlp_bias)
+    yield _whole("norm.weight", "model.norm.weight", hidden)
+
+
+def _gpt2(shape: Architecture) -> Iterator[Fused]:
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    yield _whole("embedding.weight", "transformer.wte.weight", shape.vocab_size, hidden)
+    yield _whole("positions.weight", "transformer.wpe.weight", shape.max_context, hidden)
+    norms = {"norm": "transformer.ln_f"}
+    for index in range(shape.num_layers):
+        ours, theirs = f"layers.{index}", f"transformer.h.{index}"
+        norms |= {f"{ours}.input_norm": f"{theirs}.ln_1", f"{ours}.mlp_norm": f"{theirs}.ln_2"}
+        projections = {
+            "qkv": ("attn.c_attn", hidden, 3 * hidden),
+            "output": ("attn.c_proj", hidden, hidden),
+            "up": ("mlp.c_fc", hidden, inner),
+            "down": ("mlp.c_proj", inner, hidden),
+        }
+        for name, (key, inputs, outputs) in projections.items():
+            # GPT-2 publishes [inputs, outputs], the transpose of a linear layer's matrix.
+            weight = Published(f"{theirs}.{key}.weight", (inputs, outputs), transposed=True)
+            yield Fused(f"{ours}.{name}.weight", (weight,))
+            yield _whole(f"{ours}.{name}.bias", f"{theirs}.{key}.bias", outputs)
+    for name, key in norms.items():
+        yield _whole(f"{name}.weight", f"{key}.weight", hidden)
+        yield _whole(f"{name}.bias", f"{key}.bias", hidden)
+
+
+def _whole(name: str, key: str, *shape: int) -> Fused:
+    """A tensor of ours that is published as it is."""
+    return Fused(name, (Published(key, shape),))
+
+
+def _linear(name: str, outputs: Mapping[str, int], width: int, bias: bool) -> Iterator[Fused]:
     """One matrix of ours from linear layers that read the same input, and its bias."""
     parts = tuple(Published(f"{key}.weight", (rows, width)) for key, rows in outputs.items())
     yield Fused(f"{name}.weight", parts)
     if bias:
         biases = tuple(Published(f"{key}.bias", (rows,)) for key, rows in outputs.items())
         yield Fused(f"{name}.bias", biases)
-
-
-def _llama_layer(shape: Architecture, index: int) -> Iterator[Fused]:
-    ours, theirs = f"layers.{index}", f"model.layers.{index}"
-    attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    norms = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-    for name, key in norms.items():
-        yield Fused(f"{ours}.{name}.weight", (Published(f"{theirs}.{key}.weight", (hidden,)),))
-    if shape.query_key_norm:
-        for name in ("q_norm", "k_norm"):
-            part = Published(f"{attention}.{name}.weight", (shape.head_dim,))
-            yield Fused(f"{ours}.{name}.weight", (part,))
-    outputs = dict(zip("qkv", (queries, keys, keys), strict=True))
-    qkv = {f"{attention}.{letter}_proj": rows for letter, rows in outputs.items()}
-    yield from _projection(f"{ours}.qkv", qkv, hidden, shape.attention_bias)
-    output = {f"{attention}.o_proj": hidden}
-    yield from _projection(f"{ours}.output", output, queries, shape.output_bias)
-    gate_up = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
-    yield from _projection(f"{ours}.gate_up", gate_up, hidden, shape.mlp_bias)
-    yield from _projection(f"{ours}.down", {f"{mlp}.down_proj": hidden}, inner, shape.mlp_bias)
-
-
-def _llama_like(shape: Architecture) -> Layout:
-    table = (shape.vocab_size, shape.hidden_size)
-    tensors = [Fused("embedding.weight", (Published("model.embed_tokens.weight", table),))]
-    for index in range(shape.num_layers):
-        tensors.extend(_llama_layer(shape, index))
-    norm = Published("model.norm.weight", (shape.hidden_size,))
-    tensors.append(Fused("norm.weight", (norm,)))
-    return _with_head(shape, tensors, "model.", r"(.*\.)?rotary_emb\.inv_freq")
-
-
-def _gpt2_layer(shape: Architecture, index: int) -> Iterator[Fused]:
-    ours, theirs = f"layers.{index}", f"transformer.h.{index}"
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    for name, key in {"input_norm": "ln_1", "mlp_norm": "ln_2"}.items():
-        for kind in ("weight", "bias"):
-            yield Fused(f"{ours}.{name}.{kind}", (Published(f"{theirs}.{key}.{kind}", (hidden,)),))
-    projections = {
-        "qkv": ("attn.c_attn", hidden, 3 * hidden),
-        "output": ("attn.c_proj", hidden, hidden),
-        "up": ("mlp.c_fc", hidden, inner),
-        "down": ("mlp.c_proj", inner, hidden),
-    }
-    for name, (key, inputs, outputs) in projections.items():
-        # GPT-2 publishes [inputs, outputs], the transpose of a linear layer's matrix.
-        weight = Published(f"{theirs}.{key}.weight", (inputs, outputs), transposed=True)
-        yield Fused(f"{ours}.{name}.weight", (weight,))
-        bias = Published(f"{theirs}.{key}.bias", (outputs,))
-        yield Fused(f"{ours}.{name}.bias", (bias,))
-
-
-def _gpt2(shape: Architecture) -> Layout:
-    hidden = shape.hidden_size
-    tables = {
-        "embedding": ("wte", (shape.vocab_size, hidden)),
-        "positions": ("wpe", (shape.max_context, hidden)),
-    }
-    tensors = [
-        Fused(f"{name}.weight", (Published(f"transformer.{key}.weight", size),))
-        for name, (key, size) in tables.items()
-    ]
-    for index in range(shape.num_layers):
-        tensors.extend(_gpt2_layer(shape, index))
-    for kind in ("weight", "bias"):
-        tensors.append(Fused(f"norm.{kind}", (Published(f"transformer.ln_f.{kind}", (hidden,)),)))
-    return _with_head(shape, tensors, "transformer.", r"(.*\.)?attn\.(masked_)?bias")
-
-
-def _with_head(shape: Architecture, tensors: list[Fused], prefix: str, ignored: str) -> Layout:
-    """Close a layout: a tied head is the embedding, and its published copy is ignored."""
-    if shape.tied:
-        ignored = rf"{ignored}|{re.escape(HEAD)}"
-    else:
-        table = Published(HEAD, (shape.vocab_size, shape.hidden_size))
-        tensors.append(Fused("head.weight", (table,)))
-    return Layout(tuple(tensors), prefix, re.compile(ignored))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,29 +61,36 @@ class MemoryNeed:
         return self.weight_bytes + self.cache_bytes
 
 
-def describe(config: Any, name: str = "the model") -> ModelSummary:
+def describe(
+    config: Any, name: str = "the model", shape: Architecture | None = None
+) -> ModelSummary:
     """Sizes of the model that a config of transformers describes, without loading it.
 
     Args:
         name: how messages call the model.
+        shape: that one of our own decoders runs, where the weights say more than the config.
 
     Raises:
         UnsupportedModelError: for an architecture that cannot be run speculatively.
         CheckpointError: for a config of which transformers cannot make a model.
     """
-    if native(config):
-        return describe_architecture(read_architecture(config))
-    refuse_unsupported(config, name)
-    text = config.get_text_config()
+    text, ours = config.get_text_config(), native(config)
+    if ours:
+        layout = layout_of(shape or read_architecture(config))
+        parameters = layout.num_parameters()
+        quantized = {name: int(kernel_bytes(layout, name)) for name in QUANTIZED}
+    else:
+        refuse_unsupported(config, name)
+        parameters, quantized = _count_on_meta(config, name), {}
     widths = [_key_width(layer) for layer in layer_configs(text)]
-    parameters = _count_on_meta(config, name)
     return ModelSummary(
         family=config.model_type,
-        native=False,
+        native=ours,
         parameters=parameters,
-        weight_bytes=_torch_bytes(parameters),
+        weight_bytes={key: parameters * dtype.itemsize for key, dtype in DTYPES.items()}
+        | quantized,
         cache_values_per_token=2 * text.num_hidden_layers * sum(widths) // len(widths),
-        max_context=max_context(text, name),
+        max_context=text.max_position_embeddings if ours else max_context(text, name),
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
@@ -93,28 +101,6 @@ def _key_width(layer: Any) -> int:
     heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
     size = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
     return int(heads * size)
-
-
-def describe_architecture(shape: Architecture) -> ModelSummary:
-    """The same of a model that one of our own decoders runs."""
-    layout = layout_of(shape)
-    parameters = layout.num_parameters()
-    quantized = {name: int(kernel_bytes(layout, name)) for name in QUANTIZED}
-    return ModelSummary(
-        family=shape.family,
-        native=True,
-        parameters=parameters,
-        weight_bytes=_torch_bytes(parameters) | quantized,
-        cache_values_per_token=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim,
-        max_context=shape.max_context,
-        vocab_size=shape.vocab_size,
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-    )
-
-
-def _torch_bytes(parameters: int) -> dict[str, int]:
-    return {name: parameters * dtype.itemsize for name, dtype in DTYPES.items()}
 
 
 def kernel_bytes(layout: Layout, precision: str, *, read: bool = False) -> float:
@@ -129,7 +115,7 @@ def kernel_bytes(layout: Layout, precision: str, *, read: bool = False) -> float
     head = "head.weight" if "head.weight" in names else "embedding.weight"
     total = 0.0
     for tensor in layout.tensors:
-        count = torch.Size(tensor.shape).numel()
+        count = math.prod(tensor.shape)
         if len(tensor.shape) == 1:
             total += 4 * count
         elif tensor.name == head:
@@ -163,7 +149,7 @@ def memory_need(
     return MemoryNeed(
         name,
         summary.weight_bytes[run.precision],
-        rows * capacity * summary.cache_bytes_per_token(run.cache_dtype),
+        rows * capacity * summary.cache_bytes_per_token(run.dtype),
     )
 
 

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.contracts import (
-    Attention,
-    AttentionShape,
-    CausalLM,
-    Module,
-    Modules,
-    builds_modules,
-)
+from forerun.contracts import Attention, AttentionShape, CausalLM, Module, Modules, builds_modules
 from forerun.core import Batch
 from forerun.kv_cache import StaticCache
 from forerun.models.architecture import ACTIVATIONS
-from forerun.models.attention import attend, visibility
-from forerun.models.decoder import queries_keys_values, rms_norm
+from forerun.models.attention import Parts, Step, apply_gate, norm, visibility
 from forerun.models.rope import RotaryTable
 
 
@@ -51,24 +44,14 @@ class TorchModules:
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
         """By the root mean square; with a bias a layer norm."""
-        weight = self._take(weight)
-        if bias is None:
-            return lambda hidden: rms_norm(hidden, weight, eps)
-        shift = self._take(bias)
-        return lambda hidden: functional.layer_norm(hidden, weight.shape, weight, shift, eps)
+        weight, bias = self._take(weight), None if bias is None else self._take(bias)
+        return lambda hidden: norm(hidden, weight, bias, eps)
 
     def activation(self, name: str, gated: bool = False) -> Module:
         """The function between the two products of an MLP, from [..., n] to the same; gated, from
         [..., 2n]: of the first half, times the second."""
         function = ACTIVATIONS[name]
-        if not gated:
-            return function
-
-        def gate(hidden: Tensor) -> Tensor:
-            first, second = hidden.chunk(2, dim=-1)
-            return function(first) * second
-
-        return gate
+        return partial(apply_gate, function) if gated else function
 
     def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> Attention:
         """Self-attention with caches of its own.
@@ -76,7 +59,13 @@ class TorchModules:
         Args:
             weights: by name, as in `AttentionShape`.
         """
-        return TorchAttention(shape, {name: self._take(w) for name, w in weights.items()})
+        taken = {name: self._take(weight) for name, weight in weights.items()}
+        parts = {
+            name: (weight, taken.get(f"{name}_bias"))
+            for name, weight in taken.items()
+            if not name.endswith("_bias")
+        }
+        return TorchAttention(shape, parts)
 
     def _take(self, weight: Tensor) -> Tensor:
         return weight.to(self.device, self.dtype)
@@ -85,9 +74,9 @@ class TorchModules:
 class TorchAttention:
     """Self-attention on torch; implements `forerun.contracts.Attention`."""
 
-    def __init__(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> None:
-        self.shape, self.weights = shape, weights
-        qkv = weights["qkv"]
+    def __init__(self, shape: AttentionShape, parts: Parts) -> None:
+        self._shape, self._parts = shape, parts
+        qkv = parts["qkv"][0]
         self._device, self._dtype = qkv.device, qkv.dtype
         self._rotary = None
         if shape.inverse_frequencies:
@@ -95,22 +84,15 @@ class TorchAttention:
             self._rotary = RotaryTable(frequencies, shape.rotary_scale, self._dtype, self._device)
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
-        shape = self.shape
-        sizes = (shape.num_kv_heads, capacity, shape.head_dim)
-        return StaticCache(1, rows, *sizes, self._dtype, self._device)
+        shape = self._shape
+        sizes = (rows, shape.num_kv_heads, capacity, shape.head_dim)
+        return StaticCache(1, sizes, self._dtype, self._device)
 
     def __call__(self, hidden: Tensor, batch: Batch, cache: StaticCache) -> Tensor:
-        shape, weights = self.shape, self.weights
         positions = torch.from_numpy(batch.padded(batch.positions, -1)).to(self._device)
         appending = cache.append(batch, positions, range(1))
-        rotation = None
-        if self._rotary is not None:
-            rotation = self._rotary.at(positions, batch.furthest)
-        fused = functional.linear(hidden, weights["qkv"], weights.get("qkv_bias"))
-        norms = (weights.get("q_norm"), weights.get("k_norm"))
-        query, key, value = queries_keys_values(fused, shape, norms, rotation)
-        appending.write(0, key, value)
-        visible = visibility(appending, shape.window, self._dtype)
-        keys, values = appending.read(0, visible.first)
-        mixed = attend(query, keys, values, visible, shape.head_dim**-0.5)
-        return functional.linear(mixed, weights["output"], weights.get("output_bias"))
+        window = self._shape.window
+        visible = {window: visibility(appending, window, self._dtype)}
+        rotation = None if self._rotary is None else self._rotary.at(positions, batch.furthest)
+        step = Step(appending, visible, rotation)
+        return step.attention(0, window, self._parts, self._shape, hidden)

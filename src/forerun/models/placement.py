@@ -93,13 +93,8 @@ class RunConfig:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights on torch; of quantized ones, what stands for them elsewhere."""
+        """Of weights on torch, and of keys and values, those of quantized weights too."""
         return DTYPES.get(self.precision, torch.bfloat16)
-
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        """Of keys and values."""
-        return self.dtype
 
 
 def resolve(placement: Placement, stored: torch.dtype | None, *, ours: bool = True) -> RunConfig:

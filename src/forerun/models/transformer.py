@@ -1,10 +1,8 @@
-"""The forward pass that all our decoders share; a family adds embedding, layer and head."""
+"""Our own decoder, for every family that it knows."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,29 +13,18 @@ from forerun.contracts import Ability
 from forerun.core import Batch, Exactness, ForwardOutput
 from forerun.errors import CacheError
 from forerun.kv_cache import Appending, StaticCache
-from forerun.models.architecture import Architecture
-from forerun.models.attention import Visibility, attend, visibility
+from forerun.models.architecture import ACTIVATIONS, Architecture
+from forerun.models.attention import Parts, Step, apply_gate, norm, visibility
 from forerun.models.layers import layers_to_run
 from forerun.models.placement import dtype_name
+from forerun.models.rope import RotaryTable, frequencies
 
 
-@dataclass(frozen=True)
-class Step:
-    """What all layers of one forward pass share.
-
-    Attributes:
-        appending: where the new tokens lie in the cache.
-        visible: which slots they see, by sliding window.
-        rotation: cosines and sines [B, 1, n, head_dim] of the rotary embedding, if there is one.
-    """
-
-    appending: Appending
-    visible: dict[int | None, Visibility]
-    rotation: tuple[Tensor, Tensor] | None
-
-
-class Transformer(ABC):
+class Transformer:
     """A decoder over a `StaticCache`; implements `forerun.contracts.CausalLM`.
+
+    Llama, Mistral, Qwen2 and Qwen3 have rotary positions, RMS norms, a gated MLP and shared keys,
+    GPT-2 learned positions, layer norms and biases everywhere; the weights show which.
 
     Args:
         shape: of the model.
@@ -55,13 +42,20 @@ class Transformer(ABC):
         embedding = weights["embedding.weight"]
         self.device, self.dtype = embedding.device, embedding.dtype
         self.precision = dtype_name(self.dtype)
-        self.head_weight = embedding if shape.tied else weights["head.weight"]
+        self._head = embedding if shape.tied else weights["head.weight"]
+        self._activation = ACTIVATIONS[shape.activation]
+        self._layers = [_parts(weights, f"layers.{index}.") for index in range(shape.num_layers)]
+        self._positions = weights.get("positions.weight")
+        self._rotary = None
+        if self._positions is None:
+            rotary = frequencies(shape.config, shape.head_dim)
+            self._rotary = RotaryTable(*rotary, self.dtype, self.device)
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
         """An empty cache of `rows` rows of `capacity` tokens each."""
         shape = self.shape
-        sizes = (shape.num_kv_heads, capacity, shape.head_dim)
-        return StaticCache(self.num_layers, rows, *sizes, self.dtype, self.device)
+        sizes = (rows, shape.num_kv_heads, capacity, shape.head_dim)
+        return StaticCache(self.num_layers, sizes, self.dtype, self.device)
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: StaticCache) -> ForwardOutput:
@@ -80,10 +74,12 @@ class Transformer(ABC):
         step = self._step(cache.append(batch, positions, layers), layers)
         hidden = batch.hidden_in
         if hidden is None:
-            hidden = self.enter(token_ids, positions)
+            hidden = self.embed(token_ids)
+            if self._positions is not None:
+                hidden = hidden + functional.embedding(positions.clamp(min=0), self._positions)
         states = {layers.start: hidden} if layers.start in batch.hidden_layers else {}
         for index in layers:
-            hidden = self.layer(index, hidden, step)
+            hidden = self._layer(index, hidden, step)
             if index + 1 in batch.hidden_layers:
                 states[index + 1] = hidden
         logits = None
@@ -95,41 +91,43 @@ class Transformer(ABC):
     def _step(self, appending: Appending, layers: range) -> Step:
         windows = {self.shape.windows[layer] for layer in layers}
         visible = {window: visibility(appending, window, self.dtype) for window in windows}
-        rotation = self.rotation(appending.positions, appending.batch.furthest)
+        rotation = None
+        if self._rotary is not None:
+            rotation = self._rotary.at(appending.positions, appending.batch.furthest)
         return Step(appending, visible, rotation)
 
-    def attention(
-        self, index: int, step: Step, query: Tensor, key: Tensor, value: Tensor
-    ) -> Tensor:
-        """Store key and value [B, kv_heads, n, d], attend with query [B, heads, n, d]."""
-        visible = step.visible[self.shape.windows[index]]
-        step.appending.write(index, key, value)
-        keys, values = step.appending.read(index, visible.first)
-        return attend(query, keys, values, visible, self.shape.head_dim**-0.5)
-
-    def rotation(self, positions: Tensor, furthest: int) -> tuple[Tensor, Tensor] | None:
-        """The rotary embedding's factors for `positions`, of which `furthest` is the largest."""
-        return None
+    def _layer(self, index: int, hidden: Tensor, step: Step) -> Tensor:
+        parts, shape = self._layers[index], self.shape
+        normed = norm(hidden, *parts["input_norm"], shape.norm_eps)
+        hidden = hidden + step.attention(index, shape.windows[index], parts, shape, normed)
+        normed = norm(hidden, *parts["mlp_norm"], shape.norm_eps)
+        if "up" in parts:
+            inner = self._activation(functional.linear(normed, *parts["up"]))
+        else:
+            inner = apply_gate(self._activation, functional.linear(normed, *parts["gate_up"]))
+        return hidden + functional.linear(inner, *parts["down"])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The embeddings [B, n, hidden_size] of token ids [B, n], without those of positions."""
         return functional.embedding(token_ids, self.weights["embedding.weight"])
 
-    def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Hidden states [B, n, hidden_size] below the first layer."""
-        return self.embed(token_ids)
-
-    @abstractmethod
-    def layer(self, index: int, hidden: Tensor, step: Step) -> Tensor:
-        """Run one layer on hidden states [B, n, hidden_size]."""
-
-    @abstractmethod
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """What stands between the last layer and the output head, on [B, n, hidden_size]."""
+        """The norm before the output head, on [B, n, hidden_size]."""
+        weight, bias = self.weights["norm.weight"], self.weights.get("norm.bias")
+        return norm(hidden, weight, bias, self.shape.norm_eps)
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits [B, n, V] of hidden states [B, n, hidden_size] behind the final norm."""
-        return functional.linear(hidden, self.head_weight)
+        return functional.linear(hidden, self._head)
+
+
+def _parts(weights: Mapping[str, Tensor], prefix: str) -> Parts:
+    parts = {}
+    for key, weight in weights.items():
+        if key.startswith(prefix) and key.endswith(".weight"):
+            name = key.removesuffix(".weight")
+            parts[name.removeprefix(prefix)] = (weight, weights.get(f"{name}.bias"))
+    return parts
 
 
 def _last(hidden: Tensor, batch: Batch) -> Tensor:

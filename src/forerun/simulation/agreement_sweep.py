@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from forerun.simulation.report import (
     Table,
     interval_text,
     long_table,
+    settings_of,
     speedup_cell,
 )
 from forerun.simulation.sweep import LEVEL
@@ -40,8 +41,9 @@ class Request:
 def sweep_agreement(request: Request) -> Result:
     """Rows for every agreement and cost ratio, with the best of the lengths."""
     rows = [row for agreement in request.agreement for row in _rows(request, agreement)]
-    settings = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(request).items()}
-    return Result(settings | {"level": LEVEL}, rows, [_table(rows)], [_chart(request, rows)])
+    return Result(
+        settings_of(request) | {"level": LEVEL}, rows, [_table(rows)], [_chart(request, rows)]
+    )
 
 
 def _rows(request: Request, agreement: float) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from forerun.simulation.planning_tables import (
     losses_table,
     memory_table,
 )
-from forerun.simulation.report import Result
+from forerun.simulation.report import Result, settings_of
 from forerun.simulation.roofline import RooflineCosts
 
 FREE_DRAFTS = (
@@ -49,7 +49,6 @@ def plan(request: Request) -> Result:
         for acceptance in request.acceptance
         for context in request.context
     ]
-    settings = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(request).items()}
     tables = [
         gains_table(request, setup, rows),
         losses_table(request, losses),
@@ -62,7 +61,7 @@ def plan(request: Request) -> Result:
         "losing_batches": losses,
     }
     notes = [FREE_DRAFTS] if setup.free_drafts else []
-    return Result(settings, rows, tables, [gains_chart(request, setup)], facts, notes)
+    return Result(settings_of(request), rows, tables, [gains_chart(request, setup)], facts, notes)
 
 
 def _rows(request: Request, setup: Setup, acceptance: float, context: int) -> list[dict[str, Any]]:

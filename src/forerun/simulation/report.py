@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -111,6 +111,12 @@ class Result:
     charts: Sequence[Curves | HeatMap]
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+
+
+def settings_of(request: Any) -> dict[str, Any]:
+    """The settings of a mode, a dataclass of the options' names, for `--json`."""
+    fields = asdict(request).items()
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
 
 
 def speedup_cell(value: float, best: bool = False, tail: str = "") -> Cell:

@@ -19,6 +19,7 @@ from forerun.simulation.report import (
     Table,
     interval_text,
     long_table,
+    settings_of,
     speedup_cell,
 )
 from forerun.theory.adaptive import AdaptiveLength
@@ -32,41 +33,33 @@ MAP_POINTS = 101
 
 @dataclass(frozen=True)
 class Request:
-    """What to sweep over.
+    """What to sweep over, by the options' names.
 
     Args:
-        acceptances, cost_ratios, lengths: every combination is a row.
+        acceptance, cost_ratio, lengths: every combination is a row.
         rounds: to simulate per setting; None only computes.
         seed: of the simulation.
-        adaptive: whether the adaptive length is a row too.
+        policy: with `adaptive` the adaptive length is a row too.
     """
 
-    acceptances: Sequence[float]
-    cost_ratios: Sequence[float]
+    acceptance: Sequence[float]
+    cost_ratio: Sequence[float]
     lengths: Sequence[int]
     rounds: int | None
     seed: int
-    adaptive: bool
+    policy: str
 
 
 def sweep(request: Request) -> Result:
     """Rows for every acceptance, cost ratio and length."""
     rows = [
         row
-        for acceptance in request.acceptances
-        for ratio in request.cost_ratios
+        for acceptance in request.acceptance
+        for ratio in request.cost_ratio
         for row in _rows(request, acceptance, ratio)
     ]
     table = _wide_table(request, rows) if request.rounds is None else _long_table(rows)
-    settings = {
-        "acceptance": list(request.acceptances),
-        "cost_ratio": list(request.cost_ratios),
-        "lengths": list(request.lengths),
-        "rounds": request.rounds,
-        "seed": request.seed,
-        "policy": "adaptive" if request.adaptive else "fixed",
-        "level": LEVEL,
-    }
+    settings = settings_of(request) | {"level": LEVEL}
     return Result(settings, rows, [table], charts(request))
 
 
@@ -89,7 +82,7 @@ def _rows(request: Request, acceptance: float, ratio: float) -> list[dict[str, A
         if request.rounds is not None:
             row |= _simulated(request, acceptance, ratio, length)
         rows.append(row)
-    if request.adaptive:
+    if request.policy == "adaptive":
         drawn = _simulated(request, acceptance, ratio, AdaptiveLength())
         gain = drawn["simulated_speedup"]
         setting = {"acceptance": acceptance, "cost_ratio": ratio, "policy": "adaptive"}
@@ -125,15 +118,15 @@ def _wide_table(request: Request, rows: list[dict[str, Any]]) -> Table:
         else:
             line, cell = str(row["length"]), speedup_cell(row["speedup"], row["best"])
         cells[row["cost_ratio"], line, row["acceptance"]] = cell
-    lines = [*map(str, request.lengths), *(["adaptive"] if request.adaptive else [])]
+    lines = [*map(str, request.lengths), *(["adaptive"] if request.policy == "adaptive" else [])]
     groups = [
         [
-            [Cell(f"{ratio:g}"), Cell(line), *(cells[ratio, line, a] for a in request.acceptances)]
+            [Cell(f"{ratio:g}"), Cell(line), *(cells[ratio, line, a] for a in request.acceptance)]
             for line in lines
         ]
-        for ratio in request.cost_ratios
+        for ratio in request.cost_ratio
     ]
-    header = ["cost ratio", "length", *(f"acceptance {a:g}" for a in request.acceptances)]
+    header = ["cost ratio", "length", *(f"acceptance {a:g}" for a in request.acceptance)]
     return Table("Speed-up over plain decoding", header, groups)
 
 
@@ -168,12 +161,12 @@ def charts(request: Request) -> list[Curves | HeatMap]:
             f"acceptance {acceptance:g}": Line(
                 request.lengths, np.asarray(speedup(acceptance, lengths, ratio)).tolist()
             )
-            for acceptance in request.acceptances
+            for acceptance in request.acceptance
         }
-        for ratio in request.cost_ratios
+        for ratio in request.cost_ratio
     }
     curves = Curves("Speed-up over length", "tokens drafted a round", panels)
-    return [curves, best_map(lengths, max(1.0, *request.cost_ratios))]
+    return [curves, best_map(lengths, max(1.0, *request.cost_ratio))]
 
 
 def best_map(lengths: np.ndarray, highest_ratio: float) -> HeatMap:

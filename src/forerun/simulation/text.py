@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from forerun.simulation.report import (
     Table,
     interval_text,
     long_table,
+    settings_of,
     speedup_cell,
 )
 from forerun.simulation.rounds import Simulation
@@ -36,7 +37,7 @@ _CACHED_ROWS = 1 << 14
 
 @dataclass(frozen=True)
 class Request:
-    """What to simulate.
+    """What to simulate, by the options' names.
 
     Args:
         text: the name of the file.
@@ -50,10 +51,10 @@ class Request:
     target_order: int
     draft_order: int
     lengths: Sequence[int]
-    cost_ratios: Sequence[float]
+    cost_ratio: Sequence[float]
     num_tokens: int
     seed: int
-    adaptive: bool
+    policy: str
 
 
 def read_text(file: str) -> str:
@@ -84,17 +85,14 @@ def simulate_text(request: Request, content: str) -> Result:
     )
     pair = (_cached(target, request.target_order), _cached(draft, request.draft_order))
     runs = {str(length): _run(request, pair, length) for length in request.lengths}
-    if request.adaptive:
+    if request.policy == "adaptive":
         runs["adaptive"] = _run(request, pair, AdaptiveLength())
     rows = [
         row
-        for ratio in request.cost_ratios
+        for ratio in request.cost_ratio
         for row in _mark_best([_row(name, run, ratio) for name, run in runs.items()])
     ]
-    policy = "adaptive" if request.adaptive else "fixed"
-    settings = asdict(request) | {"policy": policy, "level": LEVEL}
-    del settings["adaptive"]
-    settings["cost_ratio"] = settings.pop("cost_ratios")
+    settings = settings_of(request) | {"level": LEVEL}
     facts = {"characters": len(content), "vocab_size": target.vocab_size}
     return Result(settings, rows, [_table(rows)], [_chart(request, rows)], facts)
 
@@ -161,7 +159,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 def _chart(request: Request, rows: list[dict[str, Any]]) -> Curves:
     lines = {}
-    for ratio in request.cost_ratios:
+    for ratio in request.cost_ratio:
         fixed = [row for row in rows if (row["cost_ratio"], row["policy"]) == (ratio, "fixed")]
         edges = [row["interval"] or (row["speedup"], row["speedup"]) for row in fixed]
         lines[f"cost ratio {ratio:g}"] = Line(

@@ -1,7 +1,7 @@
 """Growing trees with a model, level by level: of a fixed shape, or the most probable nodes.
 
-A growth knows one tree in the making. Whoever has the model asks it for its frontier, runs those
-nodes, and hands it their children, until the frontier is empty. What is drawn follows a fixed shape
+A growth is one tree in the making. The caller, who has the model, runs the nodes of its frontier and
+gives them their children, until the frontier is empty. What is drawn follows a fixed shape
 (SpecInfer, arXiv 2305.09781; Sequoia, arXiv 2402.12374): whether a node exists depends on nothing
 drawn after it. Trees of the most probable tokens expand the best nodes of each level and keep the
 best of all in the end (EAGLE-2, arXiv 2406.16858): they are point masses, which may be chosen among.
@@ -21,7 +21,7 @@ from forerun.core import MOST_NODES, NO_DRAFT, Draft, Drawing, Plan, Request, Tr
 from forerun.randomness import Randomness
 from forerun.sampling import Children, Prefix, draw_siblings
 
-# Nodes of a level that are run, and children that each is asked for, where nothing fixes a shape.
+# Nodes of a level that are run, and children of each, where nothing fixes a shape.
 MOST_EXPANDED = 8
 
 
@@ -61,7 +61,8 @@ class Growth(ABC):
         return [Prefix(self.request, tuple(self._tokens_to(node))) for node in self.frontier]
 
     def run_frontier(self) -> tuple[list[int], list[int]]:
-        """The tokens of the frontier, to be run now, and the how-manieth node run is above each."""
+        """The tokens of the frontier, to be run now, and the index of the parent of each among the nodes
+        run before; -1 is the text."""
         above = [self._order[self.parents[node]] for node in self.frontier]
         for node in self.frontier:
             self._order[node] = len(self._order) - 1
@@ -99,16 +100,16 @@ class ShapeGrowth(Growth):
 
     def extend(self, children: Sequence[Children]) -> None:
         frontier = []
-        for parent, each in zip(self.frontier, children, strict=True):
+        for parent, below in zip(self.frontier, children, strict=True):
             places = self._shape.children(self._place[parent])
-            for token, place in zip(each.token_ids, places, strict=False):
+            for token, place in zip(below.token_ids, places, strict=False):
                 node = self._add(parent, token)
                 self._place[node] = place
                 # Nothing comes after a stop token.
                 if self._shape.children(place) and token not in self.request.stop_token_ids:
                     frontier.append(node)
-            if each.token_ids and each.rows is not None:
-                self._rows.append(each.rows)
+            if below.token_ids and below.rows is not None:
+                self._rows.append(below.rows)
         self.frontier = frontier
 
     def finish(self) -> Draft:
@@ -142,10 +143,10 @@ class BestFirstGrowth(Growth):
 
     def extend(self, children: Sequence[Children]) -> None:
         first = len(self.parents)
-        for parent, each in zip(self.frontier, children, strict=True):
+        for parent, below in zip(self.frontier, children, strict=True):
             reached = self._probs[parent] if parent >= 0 else 1.0
-            for token, share in zip(each.token_ids, each.probs or (), strict=True):
-                # The most probable come first, so that those behind one that is not are not either.
+            for token, share in zip(below.token_ids, below.probs or (), strict=True):
+                # The most probable come first: where one drops out, those after it do.
                 if not self._is_among_the_best(reached * share):
                     break
                 self._add(parent, token)
@@ -166,10 +167,7 @@ class BestFirstGrowth(Growth):
         if len(self._best) < self.num_nodes:
             heapq.heappush(self._best, prob)
             return True
-        if prob <= self._best[0]:
-            return False
-        heapq.heapreplace(self._best, prob)
-        return True
+        return heapq.heappushpop(self._best, prob) < prob
 
     def _to_expand(self, first: int) -> list[int]:
         """The best of the level that begins with node `first`, less those that have dropped out since.
@@ -178,19 +176,18 @@ class BestFirstGrowth(Growth):
         """
         least = self._best[0] if len(self._best) == self.num_nodes else 0.0
         stops = self.request.stop_token_ids
-        going_on = [
+        expandable = [
             node
             for node in range(first, len(self.parents))
             if self._probs[node] >= least and self.token_ids[node] not in stops
         ]
         # The draft's cache has no room for more.
         room = MOST_NODES - len(self._order) + 1
-        return self._largest(going_on, min(self._width, room))
+        return self._largest(expandable, min(self._width, room))
 
     def _largest(self, nodes: Sequence[int], count: int) -> list[int]:
         """The most probable, in their order; of equals the earlier, so that no parent is missing."""
-        ranked = sorted(nodes, key=self._probs.__getitem__, reverse=True)
-        return sorted(ranked[:count])
+        return sorted(heapq.nlargest(count, nodes, key=self._probs.__getitem__))
 
 
 def start(request: Request, plan: Plan) -> Growth:
@@ -219,7 +216,7 @@ def grow(growths: Sequence[Growth], logits: Tensor, randomness: Randomness) -> N
         if len(some) < len(growths):
             chosen = logits[[row for _, at in some for row in at]]
         prefixes = [prefix for growth, _ in some for prefix in growth.prefixes()]
-        nodes = [each for growth, _ in some for each in growth.wanted()]
-        found = iter(draw_siblings(chosen, prefixes, drawing, nodes, randomness))
+        nodes = list(itertools.chain.from_iterable(growth.wanted() for growth, _ in some))
+        children = iter(draw_siblings(chosen, prefixes, drawing, nodes, randomness))
         for growth, at in some:
-            growth.extend(list(itertools.islice(found, len(at))))
+            growth.extend(list(itertools.islice(children, len(at))))

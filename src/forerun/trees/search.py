@@ -2,13 +2,11 @@
 
 A table says how probable it is that, at a node of depth d that is reached, the child of rank r is the
 one accepted. The tokens that a tree gives are then a sum over its nodes of the products along their
-paths, and the best tree of n nodes is put together from the best subtrees. What a tree costs follows
-from measured times; the best size is the one that gives the most tokens a second.
+paths, and the best tree of n nodes is put together from the best subtrees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,82 +24,32 @@ TYPICAL_ACCEPTANCE = (0.6, 0.12, 0.05, 0.03, 0.02, 0.012, 0.008, 0.006)
 
 
 @dataclass(frozen=True)
-class Found:
-    """A shape and what it promises.
-
-    Args:
-        shape: the tree.
-        tokens: expected a round, the recovered or bonus token included.
-        seconds: of a round; 1.0 where no costs were given.
-    """
+class BestShape:
+    """A shape, and the tokens that it gives a round on average, the recovered or bonus token included."""
 
     shape: Tree
     tokens: float
-    seconds: float = 1.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
 
 
-def best_shape(acceptance: ArrayLike, num_nodes: int, depth: int) -> Found:
+def best_shape(acceptance: ArrayLike, num_nodes: int, depth: int) -> BestShape:
     """The shape of `num_nodes` nodes at most, and of `depth` tokens at most, that gives most tokens.
 
     Args:
         acceptance: by rank [R], or by depth and rank [D, R]; deeper nodes take the last depth's.
 
     Raises:
-        ConfigError: for sizes below one, more than 128 nodes, or acceptances that are none.
+        ConfigError: for sizes below one, more than 128 nodes, or invalid acceptances.
     """
-    most = check("num_nodes", num_nodes, int, ge=1, le=MOST_NODES)
-    return _Program(_table(acceptance, depth), most).of_size(most)
-
-
-def best_for_costs(
-    acceptance: ArrayLike,
-    round_seconds: Callable[[int, int], float],
-    num_nodes: int,
-    depth: int,
-) -> Found:
-    """The shape within these bounds that gives the most tokens a second.
-
-    Args:
-        acceptance: as for `best_shape`.
-        round_seconds: of a round whose tree has so many nodes and so many levels.
-
-    Raises:
-        ConfigError: as `best_shape`, and for times that are none.
-    """
-    most = check("num_nodes", num_nodes, int, ge=1, le=MOST_NODES)
-    table = _table(acceptance, depth)
-    best: Found | None = None
-    for levels in range(1, depth + 1):
-        program = _Program(table[:levels], most)
-        for size in range(levels, most + 1):
-            found = program.of_size(size)
-            seconds = round_seconds(len(found.shape), found.shape.depth)
-            if not seconds > 0:
-                raise ConfigError(f"a round of {size} nodes takes {seconds} s; it must be above 0.")
-            found = Found(found.shape, found.tokens, seconds)
-            if best is None or found.tokens_per_second > best.tokens_per_second:
-                best = found
-    assert best is not None
-    return best
-
-
-def expected_tokens(shape: Tree, acceptance: ArrayLike) -> float:
-    """Tokens a round of `shape`, under the same table; ranks beyond it are never accepted."""
-    table = _table(acceptance, shape.depth)
-    reached = np.ones(len(shape) + 1)
-    for node, parent in enumerate(shape.parents):
-        rank = shape.ranks[node]
-        share = table[shape.depths[node], rank] if rank < table.shape[1] else 0.0
-        reached[node + 1] = reached[parent + 1] * share
-    return float(reached.sum())
+    size = check("num_nodes", num_nodes, int, ge=1, le=MOST_NODES)
+    program = _Program(_table(acceptance, depth), size)
+    # With few ranks and levels there is no tree of so many nodes.
+    while not np.isfinite(program.value[size + 1]):
+        size -= 1
+    return BestShape(Tree(program.parents(size)), float(program.value[size + 1]))
 
 
 class _Program:
-    """value[d, n]: the most that a subtree of n nodes gives whose root has depth d, root included.
+    """value[n + 1]: the most that a tree of n nodes gives, the committed token included.
 
     Level by level from the deepest. Among the children of a node those of rank r and beyond share m
     nodes: the r-th takes k >= 1 of them, the rest goes on to rank r + 1, or there is no further child.
@@ -112,11 +60,10 @@ class _Program:
     """
 
     def __init__(self, table: Floats, most: int) -> None:
-        self.num_ranks, self.most = table.shape[1], most
         depths, ranks = table.shape
         count, taken = np.indices((most + 1, most + 1))
         self._rest = np.where((taken >= 1) & (taken <= count), count - taken, most + 1)
-        self.taken = np.zeros((depths, ranks, most + 1), dtype=int)
+        self._taken = np.zeros((depths, ranks, most + 1), dtype=int)
         # Subtrees of the deepest level are leaves; there is none without its root.
         self.value = np.full(most + 2, -np.inf)
         self.value[1] = 1.0
@@ -130,21 +77,16 @@ class _Program:
 
     def _share(self, depth: int, rank: int, acceptance: float, beyond: Floats) -> Floats:
         """The most that children of this rank and those beyond give, by the nodes that they share."""
-        worth = self.value[: self.most + 1].copy()
+        worth = self.value[:-1].copy()
         worth[np.isfinite(worth)] *= acceptance
         given = worth + beyond[self._rest]
-        self.taken[depth, rank] = given.argmax(1)
+        self._taken[depth, rank] = given.argmax(1)
         shared = np.append(given.max(1), -np.inf)
         shared[0] = 0.0
         return shared
 
-    def of_size(self, size: int) -> Found:
-        """The best tree of exactly so many nodes, or of the next smaller number that there is."""
-        while not np.isfinite(self.value[size + 1]):
-            size -= 1
-        return Found(Tree(self._parents(size)), float(self.value[size + 1]))
-
-    def _parents(self, size: int) -> tuple[int, ...]:
+    def parents(self, size: int) -> tuple[int, ...]:
+        """The best tree of `size` nodes."""
         parents: list[int] = []
         # A node and how many nodes lie below it, level by level.
         level, depth = [(-1, size)], 0
@@ -153,7 +95,7 @@ class _Program:
             for node, count in level:
                 rank = 0
                 while count:
-                    taken = int(self.taken[depth, rank, count])
+                    taken = int(self._taken[depth, rank, count])
                     parents.append(node)
                     below.append((len(parents) - 1, taken - 1))
                     count, rank = count - taken, rank + 1

@@ -67,18 +67,20 @@ def test_adapters_are_kept_in_files(tmp_path: Path) -> None:
 
 
 def damaged(path: Path, made: ExitAdapter) -> dict[str, Callable[[], object]]:
-    good = {"format": FORMAT, "version": VERSION, "exit_layer": "1", "hidden_size": "11"}
+    good = {"format": FORMAT, "version": VERSION, "exit_layer": "1"}
     tensors = {name: getattr(made, name).contiguous() for name in ("norm", "gate", "up", "down")}
     short = {**tensors, "down": tensors["down"][:, :4].contiguous()}
     without = {name: tensor for name, tensor in tensors.items() if name != "up"}
+    broken = {**tensors, "norm": tensors["norm"] / 0}
     return {
-        "is no safetensors file": lambda: path.write_bytes(b"nothing"),
-        "is no exit adapter of version 1": lambda: save_file(tensors, path),
+        "cannot be read": lambda: path.write_bytes(b"nothing"),
+        "is not an exit adapter of version 1": lambda: save_file(tensors, path),
         "exit_layer is .0.; it must be a count": lambda: save_file(
             tensors, path, metadata={**good, "exit_layer": "0"}
         ),
-        "no tensor 'down'": lambda: save_file(short, path, metadata=good),
-        "no tensor 'up'": lambda: save_file(without, path, metadata=good),
+        r"tensor 'down' of \[11, 4\]": lambda: save_file(short, path, metadata=good),
+        "does not contain tensor up": lambda: save_file(without, path, metadata=good),
+        "'norm' .* finite numbers": lambda: save_file(broken, path, metadata=good),
     }
 
 

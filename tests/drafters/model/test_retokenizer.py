@@ -13,7 +13,6 @@ from tokenizers import (
     pre_tokenizers,
 )
 
-from forerun.drafters.model.retokenizer import Retokenizer
 from forerun.drafters.model.vocabulary import (
     Vocabulary,
 )
@@ -28,6 +27,7 @@ from tests.helpers.made_tokenizers import (
     encode,
     opening,
     pairs,
+    retokenizer_of,
     spelled,
     texts,
     words,
@@ -41,7 +41,7 @@ def test_a_text_in_the_drafts_tokens_is_the_same_text(
     target: str, draft: str, data: st.DataObject, text: str
 ) -> None:
     """And is what the draft's tokenizer makes of it, however the text has come about."""
-    retokenizer = Retokenizer(TOKENIZERS[target], TOKENIZERS[draft])
+    retokenizer = retokenizer_of(TOKENIZERS[target], TOKENIZERS[draft])
     tokens = encode(target, text)
     assume(decode(target, tokens) == text)
     end = 0
@@ -62,7 +62,10 @@ def test_a_text_in_the_drafts_tokens_is_the_same_text(
 def test_long_texts_are_no_other(target: str, draft: str, data: st.DataObject) -> None:
     pieces = st.sampled_from([" " + word for word in WORDS] + HARD)
     text = "The" + "".join(data.draw(st.lists(pieces, min_size=60, max_size=100)))
-    tokens, retokenizer = encode(target, text), Retokenizer(TOKENIZERS[target], TOKENIZERS[draft])
+    tokens, retokenizer = (
+        encode(target, text),
+        retokenizer_of(TOKENIZERS[target], TOKENIZERS[draft]),
+    )
     for end in sorted({*range(9, len(tokens), data.draw(st.integers(3, 40))), len(tokens)}):
         found = retokenizer.ids(0, tokens[:end])
         if "\ufffd" not in decode(target, tokens[:end]):
@@ -80,7 +83,7 @@ def test_tokens_that_no_tokenizer_would_choose(
     """Any tokens at all, as a model may emit them: the same text, or none if they are no text."""
     ordinary = sorted(Vocabulary(TOKENIZERS[target]).ordinary.values())
     tokens = data.draw(st.lists(st.sampled_from(ordinary), min_size=1, max_size=80))
-    retokenizer = Retokenizer(TOKENIZERS[target], TOKENIZERS[draft])
+    retokenizer = retokenizer_of(TOKENIZERS[target], TOKENIZERS[draft])
     retokenizer.ids(0, tokens[: len(tokens) // 2])
     found, text = retokenizer.ids(0, tokens), decode(target, tokens)
     # A space that decoding drops is all that there may be.
@@ -91,7 +94,7 @@ def test_tokens_that_no_tokenizer_would_choose(
 @pytest.mark.parametrize("draft", ["more bytes", "more marks"])
 @pytest.mark.parametrize("text", ["the dog sleeps. " * 400, "日本語naïve" * 400, "\n" * 3000])
 def test_a_round_costs_the_end_of_the_text(draft: str, text: str) -> None:
-    retokenizer = Retokenizer(TOKENIZERS["bytes"], TOKENIZERS[draft])
+    retokenizer = retokenizer_of(TOKENIZERS["bytes"], TOKENIZERS[draft])
     asked: list[int] = []
     inner = retokenizer._tokenizer
 
@@ -111,14 +114,14 @@ def test_a_round_costs_the_end_of_the_text(draft: str, text: str) -> None:
 
 
 def test_half_a_character_waits_for_the_rest() -> None:
-    retokenizer = Retokenizer(TOKENIZERS["bytes"], TOKENIZERS["marks"])
+    retokenizer = retokenizer_of(TOKENIZERS["bytes"], TOKENIZERS["marks"])
     tokens = encode("bytes", "so 🙂")
     found = [retokenizer.ids(0, tokens[:end]) for end in range(len(tokens) - 4, len(tokens) + 1)]
     assert [one is None for one in found] == [False, True, True, True, False]
 
 
 def test_bytes_that_are_no_text_end_drafting_for_that_text_alone() -> None:
-    retokenizer = Retokenizer(TOKENIZERS["bytes"], TOKENIZERS["marks"])
+    retokenizer = retokenizer_of(TOKENIZERS["bytes"], TOKENIZERS["marks"])
     half = encode("bytes", "🙂")[:2]
     broken = half + encode("bytes", "the dog")
     assert retokenizer.ids(0, half) is None
@@ -153,7 +156,10 @@ def prefixing(kind: str) -> Any:
 )
 def test_spaces_put_before_a_text_are_not_put_into_it(kind: str, text: str) -> None:
     other = prefixing(kind)
-    to, back = Retokenizer(TOKENIZERS["bytes"], other), Retokenizer(other, TOKENIZERS["bytes"])
+    to, back = (
+        retokenizer_of(TOKENIZERS["bytes"], other),
+        retokenizer_of(other, TOKENIZERS["bytes"]),
+    )
     tokens = encode("bytes", text)
     for end in [*range(1, len(tokens), 5), len(tokens)]:
         found, so_far = to.ids(0, tokens[:end]), decode("bytes", tokens[:end])
@@ -171,7 +177,7 @@ def test_spaces_put_before_a_text_are_not_put_into_it(kind: str, text: str) -> N
 def test_what_the_draft_cannot_spell_is_not_drafted_after(normalizer: Any) -> None:
     draft = byte_level(300, PROSE, "<eos>")
     draft.backend_tokenizer.normalizer = normalizer
-    retokenizer = Retokenizer(TOKENIZERS["bytes"], draft)
+    retokenizer = retokenizer_of(TOKENIZERS["bytes"], draft)
     assert retokenizer.ids(0, encode("bytes", "the dog")) is not None
     assert retokenizer.ids(1, encode("bytes", "THE DOG e\u0301")) is None
 
@@ -179,7 +185,7 @@ def test_what_the_draft_cannot_spell_is_not_drafted_after(normalizer: Any) -> No
 def test_words_that_the_draft_does_not_know_neither() -> None:
     target = words(["?", "the", "dog", "sleeps", "fox"])
     draft = words(["?", "fox", "dog", "the"])
-    retokenizer = Retokenizer(target, draft)
+    retokenizer = retokenizer_of(target, draft)
     assert retokenizer.ids(0, [1, 2]) == [3, 2]
     assert retokenizer.ids(0, [1, 2, 4]) == [3, 2, 1]
     assert retokenizer.ids(0, [1, 2, 4, 3]) is None
@@ -187,7 +193,7 @@ def test_words_that_the_draft_does_not_know_neither() -> None:
 
 @pairs
 def test_no_text_has_no_tokens_but_the_opening(target: str, draft: str) -> None:
-    retokenizer = Retokenizer(TOKENIZERS[target], TOKENIZERS[draft])
+    retokenizer = retokenizer_of(TOKENIZERS[target], TOKENIZERS[draft])
     assert retokenizer.ids(0, []) == (opening(draft) or None)
     assert retokenizer.ids(1, opening(target)) == (opening(draft) or None)
     # The target's own beginning of text is no text.
@@ -200,7 +206,7 @@ def test_special_tokens_become_each_other_or_are_spelled_out() -> None:
     target, draft = byte_level(400, PROSE, "<|end|>"), byte_level(300, CODE, "<eos>")
     for one, names in ((target, ["<turn>", "<think>"]), (draft, ["<turn>", "<|end|>"])):
         one.add_special_tokens({"additional_special_tokens": names})
-    retokenizer = Retokenizer(target, draft)
+    retokenizer = retokenizer_of(target, draft)
     number = {name: n for name, n in draft.get_vocab().items() if name.startswith("<")}
     found = retokenizer.ids(0, target.encode("<turn>the dog<|end|><think>"))
     assert found is not None
@@ -222,10 +228,10 @@ def test_special_tokens_become_each_other_or_are_spelled_out() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 2), texts, st.booleans()), max_size=8))
 def test_what_it_has_seen_before_does_not_matter(history: list[tuple[int, str, bool]]) -> None:
-    used = Retokenizer(TOKENIZERS["marks"], TOKENIZERS["bytes"])
+    used = retokenizer_of(TOKENIZERS["marks"], TOKENIZERS["bytes"])
     for request, text, released in history:
         tokens = encode("marks", text)
-        fresh = Retokenizer(TOKENIZERS["marks"], TOKENIZERS["bytes"])
+        fresh = retokenizer_of(TOKENIZERS["marks"], TOKENIZERS["bytes"])
         assert used.ids(request, tokens) == fresh.ids(request, tokens)
         if released:
             used.release(request)

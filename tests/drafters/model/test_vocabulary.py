@@ -13,12 +13,8 @@ from tokenizers import (
     models,
 )
 
-from forerun.drafters.model.retokenizer import Retokenizer, Translation
-from forerun.drafters.model.vocabulary import (
-    SharedVocabulary,
-    check_overlap,
-    shared_tokens,
-)
+from forerun.drafters.model.retokenizer import Translation
+from forerun.drafters.model.vocabulary import SharedVocabulary, Vocabulary
 from forerun.errors import IncompatibleDraftError
 from tests.helpers.made_tokenizers import (
     CODE,
@@ -29,8 +25,13 @@ from tests.helpers.made_tokenizers import (
     encode,
     fast,
     pairs,
+    retokenizer_of,
     words,
 )
+
+
+def shared_by(target: Any, draft: Any, *sizes: int) -> SharedVocabulary:
+    return SharedVocabulary(Vocabulary(target), Vocabulary(draft), *(sizes or (999, 999)))
 
 
 @pairs
@@ -44,7 +45,7 @@ def test_shared_tokens_stand_for_the_same_text(target: str, draft: str) -> None:
 
     ours, theirs = meanings(target), meanings(draft)
     ends = TOKENIZERS[target].eos_token_id, TOKENIZERS[draft].eos_token_id
-    found = shared_tokens(TOKENIZERS[target], TOKENIZERS[draft])
+    found = list(shared_by(TOKENIZERS[target], TOKENIZERS[draft]).draft_id_of.items())
     assert ends in found
     found.remove(ends)
     assert len(found) > 100
@@ -55,7 +56,7 @@ def test_shared_tokens_stand_for_the_same_text(target: str, draft: str) -> None:
 
 
 def test_a_fallback_for_a_byte_stands_for_nothing_that_has_a_token() -> None:
-    draft = dict(shared_tokens(TOKENIZERS["bytes"], TOKENIZERS["marks"]))
+    draft = shared_by(TOKENIZERS["bytes"], TOKENIZERS["marks"]).draft_id_of
     names = TOKENIZERS["marks"].get_vocab()
     [letter] = encode("bytes", "q")
     assert draft[letter] == names["q"] != names["<0x71>"]
@@ -67,10 +68,10 @@ def test_added_tokens_that_are_not_special_are_text() -> None:
     target, draft = byte_level(300, PROSE, "<end>"), byte_level(310, CODE, "<end>")
     for one, more in ((target, ["   ", "<think>"]), (draft, ["<think>", "<tool>", "   "])):
         one.add_tokens(more)
-    found = dict(shared_tokens(target, draft))
+    found = shared_by(target, draft).draft_id_of
     for name in ("   ", "<think>"):
         assert found[target.get_vocab()[name]] == draft.get_vocab()[name]
-    ids = Retokenizer(target, draft).ids(0, target.encode("the<think>   dog"))
+    ids = retokenizer_of(target, draft).ids(0, target.encode("the<think>   dog"))
     assert ids == draft.encode("the<think>   dog")
 
 
@@ -78,24 +79,25 @@ def test_added_tokens_that_are_not_special_are_text() -> None:
 def test_rows_hold_the_drafts_logits_in_the_targets_places(dtype: torch.dtype) -> None:
     target, draft = TOKENIZERS["bytes"], TOKENIZERS["more marks"]
     # The draft model lacks the last tokens of its tokenizer and has no use for some columns.
-    shared = SharedVocabulary(target, draft, 450, len(draft) - 20)
+    shared = shared_by(target, draft, 450, len(draft) - 20)
     logits = torch.randn(3, len(draft) - 20, generator=torch.Generator().manual_seed(0)).to(dtype)
     rows = shared.to_target(logits)
     assert rows.shape == (3, 450)
     assert rows.dtype == dtype
-    found = [pair for pair in shared_tokens(target, draft) if pair[1] < len(draft) - 20]
-    assert len(found) == len(shared.target_ids) < len(shared_tokens(target, draft))
+    whole = shared_by(target, draft).draft_id_of
+    found = [pair for pair in whole.items() if pair[1] < len(draft) - 20]
+    assert len(found) == len(shared.target_ids) < len(whole)
     for one, other in found:
-        assert shared.draft_id_of(one) == other
+        assert shared.draft_id_of[one] == other
         assert torch.equal(rows[:, one], logits[:, other])
     assert int(rows.isinf().sum()) == 3 * (450 - len(found))
 
 
 def test_a_vocabulary_is_wholly_in_itself() -> None:
     one = TOKENIZERS["bytes"]
-    whole = SharedVocabulary(one, one, 400, 400)
+    whole = shared_by(one, one, 400, 400)
     assert whole.sizes == (whole.num_ordinary,) * 2
-    half = SharedVocabulary(one, one, len(one) // 2, 400)
+    half = shared_by(one, one, len(one) // 2, 400)
     assert half.num_ordinary == pytest.approx(whole.num_ordinary / 2, rel=0.01)
 
 
@@ -118,24 +120,24 @@ def test_too_little_in_common_is_refused_with_numbers(what: str) -> None:
     target, draft = TOO_LITTLE[what]()
     numbers = what if what[0].isdigit() else "0 of its 3 tokens are among the target's 315"
     with pytest.raises(IncompatibleDraftError, match=rf"some/draft .*{numbers}.*'ngram'"):
-        Translation.of(target, draft, "some/draft", 1000, 1000)
+        Translation(target, draft, "some/draft", 1000, 1000)
 
 
 @pairs
 def test_enough_in_common_is_not(target: str, draft: str) -> None:
-    check_overlap(SharedVocabulary(TOKENIZERS[target], TOKENIZERS[draft], 999, 999), "some/draft")
+    shared_by(TOKENIZERS[target], TOKENIZERS[draft]).check("some/draft")
 
 
 def test_just_enough_is_enough() -> None:
     for size, kept in ((200, range(175, 275)), (380, range(19))):
         pair = words([*map(WORD, range(size))]), words([*map(WORD, kept)])
-        check_overlap(SharedVocabulary(*pair, 999, 999), "some/draft")
+        shared_by(*pair).check("some/draft")
 
 
 def test_tokenizers_that_cannot_be_read_are_refused() -> None:
     pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     pieces.decoder = decoders.WordPiece()
     with pytest.raises(IncompatibleDraftError, match=r"WordPiece .*'ngram'"):
-        shared_tokens(TOKENIZERS["bytes"], fast(pieces))
+        Vocabulary(fast(pieces))
     with pytest.raises(IncompatibleDraftError, match=r"object .*tokenizer\.json"):
-        shared_tokens(object(), TOKENIZERS["bytes"])
+        Vocabulary(object())

@@ -3,6 +3,7 @@ head can read, so that the first layers alone can draft."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,6 @@ class ExitAdapter:
             "format": FORMAT,
             "version": VERSION,
             "exit_layer": str(self.exit_layer),
-            "hidden_size": str(self.hidden_size),
             "target": self.target,
         }
         tensors = {
@@ -107,7 +107,7 @@ class ExitAdapter:
         """Read what `save` wrote, onto the CPU.
 
         Raises:
-            CheckpointError: for a path that is no such file, or one whose tensors do not fit each
+            CheckpointError: for a path that is not such a file, or one whose tensors do not fit each
                 other.
         """
         if not is_regular(path):
@@ -117,42 +117,29 @@ class ExitAdapter:
         try:
             with safe_open(str(path), framework="pt") as file:
                 metadata: Mapping[str, str] = file.metadata() or {}
-                names = set(file.keys())
-                tensors = {name: file.get_tensor(name) for name in _TENSORS if name in names}
+                if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
+                    raise CheckpointError(
+                        f"{path} is not an exit adapter of version {VERSION}; make one with "
+                        "'python -m recipes.exit_adapter' in forerun's repository."
+                    )
+                tensors = [file.get_tensor(name) for name in _TENSORS]
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path} is no safetensors file ({error}); give the path of an exit adapter."
+                f"{path} cannot be read ({error}); give the path of an exit adapter."
             ) from error
-        return cls._of(path, metadata, tensors)
-
-    @classmethod
-    def _of(
-        cls, path: str | Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
-    ) -> ExitAdapter:
-        if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
+        exit_layer = metadata.get("exit_layer", "")
+        if not re.fullmatch("[1-9][0-9]{0,8}", exit_layer):
             raise CheckpointError(
-                f"{path} is no exit adapter of version {VERSION}; make one with "
-                "'python -m recipes.exit_adapter' in forerun's repository."
+                f"{path}: exit_layer is {shown(exit_layer)}; it must be a count of 1 or more. "
+                "Make the file again."
             )
-        width = _number(path, metadata, "hidden_size")
-        inner = len(tensors["gate"]) if "gate" in tensors else 0
-        shapes = {"norm": (width,), "gate": (inner, width), "up": (inner, width)}
-        shapes["down"] = (width, inner)
-        for name, shape in shapes.items():
-            if name not in tensors or tuple(tensors[name].shape) != shape or inner == 0:
+        width = tensors[0].numel()
+        inner = tensors[1].numel() // max(width, 1)
+        shapes = [(width,), (inner, width), (inner, width), (width, inner)]
+        for name, tensor, shape in zip(_TENSORS, tensors, shapes, strict=True):
+            if tensor.shape != shape or not tensor.numel() or not tensor.isfinite().all():
                 raise CheckpointError(
-                    f"{path} holds no tensor {name!r} of the shape that an adapter of width {width} "
-                    "has; the file is incomplete, make it again."
+                    f"{path} holds a tensor {name!r} of {list(tensor.shape)} that is not made of "
+                    f"{list(shape)} finite numbers; make the file again."
                 )
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-            raise CheckpointError(f"{path} holds weights that are no numbers; make it again.")
-        return cls(_number(path, metadata, "exit_layer"), metadata.get("target", "?"), **tensors)
-
-
-def _number(path: str | Path, metadata: Mapping[str, str], name: str) -> int:
-    text = metadata.get(name, "")
-    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
-        raise CheckpointError(
-            f"{path}: {name} is {shown(text)}; it must be a count of 1 or more. Make the file again."
-        )
-    return int(text)
+        return cls(int(exit_layer), metadata.get("target", "?"), *tensors)

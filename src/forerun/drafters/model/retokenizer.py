@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from forerun.drafters.model.vocabulary import SharedVocabulary, Vocabulary, check_overlap
+from forerun.drafters.model.vocabulary import SharedVocabulary, Vocabulary
 
 # Draft tokens at the end of a text that may still change as it grows. Only a rare word is longer.
 _OPEN = 16
@@ -43,21 +43,14 @@ class Retokenizer:
     each other where they are written alike or end a text; others of the target's are spelled out.
 
     Args:
-        tokenizer: the target's, or its `Vocabulary`.
-        draft_tokenizer: the draft model's, or its `Vocabulary`.
-        draft_vocab_size: tokens that the draft model itself knows; None for all of its tokenizer's.
-
-    Raises:
-        IncompatibleDraftError: for tokenizers whose tokens cannot be read.
+        ours, theirs: the target's vocabulary and the draft model's.
+        draft_vocab_size: tokens that the draft model itself knows.
     """
 
-    def __init__(
-        self, tokenizer: Any, draft_tokenizer: Any, draft_vocab_size: int | None = None
-    ) -> None:
-        self._size = draft_vocab_size
-        self._target, self._draft = Vocabulary.of(tokenizer), Vocabulary.of(draft_tokenizer)
-        self._tokenizer = _continuing(self._draft.description)
-        self._special = _paired_specials(self._target, self._draft)
+    def __init__(self, ours: Vocabulary, theirs: Vocabulary, draft_vocab_size: int) -> None:
+        self._size, self._target, self._draft = draft_vocab_size, ours, theirs
+        self._tokenizer = _continuing(theirs.description)
+        self._special = _paired_specials(ours, theirs)
         self._texts: dict[int, _Text] = {}
 
     def ids(self, request_id: int, token_ids: list[int]) -> list[int] | None:
@@ -113,9 +106,8 @@ class Retokenizer:
             return False
         text.tail_ids = self._tokenizer.encode(string, add_special_tokens=False).ids
         # Normalizers and unknown tokens make another text of some.
-        text.lost = self._spell(text.tail_ids) != text.tail
-        if self._size is not None and max(text.tail_ids, default=0) >= self._size:
-            text.lost = True
+        changed = self._spell(text.tail_ids) != text.tail
+        text.lost = changed or max(text.tail_ids, default=0) >= self._size
         return not text.lost
 
     def _settle(self, text: _Text) -> None:
@@ -144,37 +136,38 @@ class Retokenizer:
         return b"".join(self._draft.bytes_of[number] for number in ids)
 
 
-@dataclass(frozen=True)
 class Translation:
-    """What a drafter needs to draft with a model of another vocabulary."""
+    """What a drafter needs to draft with a model of another vocabulary.
 
-    shared: SharedVocabulary
-    retokenizer: Retokenizer
+    Args:
+        tokenizer, draft_tokenizer: the target's and the draft model's.
+        name: of the draft model.
+        target_vocab_size, draft_vocab_size: columns of their logits.
 
-    @classmethod
-    def of(
-        cls,
+    Raises:
+        IncompatibleDraftError: where too little is shared, or the tokenizers cannot be read.
+    """
+
+    def __init__(
+        self,
         tokenizer: Any,
         draft_tokenizer: Any,
         name: str,
         target_vocab_size: int,
         draft_vocab_size: int,
-    ) -> Translation:
-        """Between a target and the draft model called `name`.
-
-        Raises:
-            IncompatibleDraftError: where too little is shared, or the tokenizers cannot be read.
-        """
-        ours, theirs = Vocabulary.of(tokenizer), Vocabulary.of(draft_tokenizer)
-        shared = SharedVocabulary(ours, theirs, target_vocab_size, draft_vocab_size)
-        check_overlap(shared, name)
-        return cls(shared, Retokenizer(ours, theirs, draft_vocab_size))
+    ) -> None:
+        ours, theirs = Vocabulary(tokenizer), Vocabulary(draft_tokenizer)
+        self.shared = SharedVocabulary(ours, theirs, target_vocab_size, draft_vocab_size)
+        self.shared.check(name)
+        self.retokenizer = Retokenizer(ours, theirs, draft_vocab_size)
 
 
 def _paired_specials(ours: Vocabulary, theirs: Vocabulary) -> dict[int, int]:
     """The draft's special token of each of the target's that it has, too."""
     numbers = {content: number for number, content in theirs.special.items()}
-    pairs = {one: numbers[content] for one, content in ours.special.items() if content in numbers}
+    pairs = {
+        number: numbers[content] for number, content in ours.special.items() if content in numbers
+    }
     if ours.eos is not None and theirs.eos is not None:
         pairs[ours.eos] = theirs.eos
     return pairs
@@ -195,7 +188,7 @@ def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
     if step is None or step["type"] == "Prepend":
         return None
     changes: dict[str, Any] = {
-        key: [kept for one in step[key] if (kept := _without_prefix(one)) is not None]
+        key: list(filter(None, map(_without_prefix, step[key])))
         for key in ("normalizers", "pretokenizers")
         if key in step
     }

@@ -2,7 +2,7 @@
 
 A draft model of another vocabulary proposes shared tokens alone: token-level intersection (Timor et
 al., arXiv 2502.05202). Its rows of logits are restricted to them before anything is drawn, so what
-verification is told is what was drawn from, and the target's whole distribution comes out.
+verification reads is what was drawn from, and the target's whole distribution comes out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from forerun.errors import IncompatibleDraftError
 
@@ -62,65 +63,58 @@ class Vocabulary:
             if number not in self.special and self.bytes_of[number]:
                 self.ordinary.setdefault(self.bytes_of[number], number)
 
-    @classmethod
-    def of(cls, tokenizer: Any) -> Vocabulary:
-        """Of a tokenizer; a vocabulary, which takes time to read, is handed through."""
-        return tokenizer if isinstance(tokenizer, cls) else cls(tokenizer)
 
-
-def shared_tokens(tokenizer: Any, draft_tokenizer: Any) -> list[tuple[int, int]]:
-    """Pairs (target id, draft id) of tokens that stand for the same bytes, by rising target id.
+class SharedVocabulary:
+    """The tokens of two models that stand for the same bytes.
 
     Special tokens are never shared, but for the ends of text: proposing where a text ends saves the
     target's last forward, and both models mean the same by it.
 
     Args:
-        tokenizer: the target's, or its `Vocabulary`.
-        draft_tokenizer: the draft model's, or its `Vocabulary`.
-
-    Raises:
-        IncompatibleDraftError: for tokenizers whose tokens cannot be read.
-    """
-    ours, theirs = Vocabulary.of(tokenizer), Vocabulary.of(draft_tokenizer)
-    both = ours.ordinary.keys() & theirs.ordinary.keys()
-    pairs = [(ours.ordinary[one], theirs.ordinary[one]) for one in both]
-    if ours.eos is not None and theirs.eos is not None:
-        pairs.append((ours.eos, theirs.eos))
-    return sorted(pairs)
-
-
-class SharedVocabulary:
-    """The tokens that two models share.
-
-    Args:
-        tokenizer: the target's, or its `Vocabulary`.
-        draft_tokenizer: the draft model's, or its `Vocabulary`.
+        ours, theirs: the target's vocabulary and the draft model's.
         target_vocab_size: columns of the target's logits.
         draft_vocab_size: columns of the draft model's; tokens that either lacks are not shared.
-
-    Raises:
-        IncompatibleDraftError: for tokenizers whose tokens cannot be read.
     """
 
     def __init__(
-        self, tokenizer: Any, draft_tokenizer: Any, target_vocab_size: int, draft_vocab_size: int
+        self, ours: Vocabulary, theirs: Vocabulary, target_vocab_size: int, draft_vocab_size: int
     ) -> None:
-        ours, theirs = Vocabulary.of(tokenizer), Vocabulary.of(draft_tokenizer)
         self.target_vocab_size = target_vocab_size
         self.sizes = (len(ours.ordinary), len(theirs.ordinary))
         """Ordinary tokens of the target's vocabulary and of the draft's."""
-        self._draft_ids = {
-            one: other
-            for one, other in shared_tokens(ours, theirs)
-            if one < target_vocab_size and other < draft_vocab_size
+        both = ours.ordinary.keys() & theirs.ordinary.keys()
+        pairs = [(ours.ordinary[spelled], theirs.ordinary[spelled]) for spelled in both]
+        if ours.eos is not None and theirs.eos is not None:
+            pairs.append((ours.eos, theirs.eos))
+        self.draft_id_of = {
+            target_id: draft_id
+            for target_id, draft_id in sorted(pairs)
+            if target_id < target_vocab_size and draft_id < draft_vocab_size
         }
-        self.num_ordinary = len(self._draft_ids.keys() - ours.special.keys())
-        self.target_ids = torch.tensor(list(self._draft_ids), dtype=torch.long)
-        self.draft_ids = torch.tensor(list(self._draft_ids.values()), dtype=torch.long)
+        """The draft's id of each shared token, by the target's."""
+        self.num_ordinary = len(self.draft_id_of.keys() - ours.special.keys())
+        self.target_ids = torch.tensor(list(self.draft_id_of), dtype=torch.long)
+        self.draft_ids = torch.tensor(list(self.draft_id_of.values()), dtype=torch.long)
+
+    def check(self, name: str) -> None:
+        """Refuse a draft that can propose too few of the target's tokens to be of use.
+
+        Raises:
+            IncompatibleDraftError: with the numbers.
+        """
+        smaller, larger = sorted(self.sizes)
+        count = self.num_ordinary
+        if not count or count < LEAST_OF_SMALLER * smaller or count < LEAST_OF_LARGER * larger:
+            raise IncompatibleDraftError(
+                f"the draft model {name} has another vocabulary: {count} of its {self.sizes[1]} tokens "
+                f"are among the target's {self.sizes[0]}, and {LEAST_OF_SMALLER:.0%} of the smaller "
+                f"vocabulary and {LEAST_OF_LARGER:.0%} of the larger are needed for its drafts to help; "
+                "choose a draft whose tokenizer is closer to the target's, or method 'ngram'."
+            )
 
     def to_target(self, logits: Tensor) -> Tensor:
         """The draft's logits [N, draft V] as logits [N, target V] of the same dtype: those of shared
-        tokens in the target's places, -inf elsewhere."""
+        tokens in the target's columns, -inf elsewhere."""
         if self.target_ids.device != logits.device:
             self.target_ids = self.target_ids.to(logits.device)
             self.draft_ids = self.draft_ids.to(logits.device)
@@ -128,34 +122,14 @@ class SharedVocabulary:
         rows[:, self.target_ids] = logits[:, self.draft_ids]
         return rows
 
-    def draft_id_of(self, target_id: int) -> int:
-        """The draft's id of a token that was drawn from `to_target`'s rows."""
-        return self._draft_ids[target_id]
-
-
-def check_overlap(shared: SharedVocabulary, name: str) -> None:
-    """Refuse a draft that can propose too few of the target's tokens to be of use.
-
-    Raises:
-        IncompatibleDraftError: with the numbers.
-    """
-    smaller, larger = sorted(shared.sizes)
-    count = shared.num_ordinary
-    if count and count >= LEAST_OF_SMALLER * smaller and count >= LEAST_OF_LARGER * larger:
-        return
-    raise IncompatibleDraftError(
-        f"the draft model {name} has another vocabulary: {count} of its {shared.sizes[1]} tokens are "
-        f"among the target's {shared.sizes[0]}, and {LEAST_OF_SMALLER:.0%} of the smaller vocabulary "
-        f"and {LEAST_OF_LARGER:.0%} of the larger are needed for its drafts to help; choose a draft "
-        "whose tokenizer is closer to the target's, or method 'ngram'."
-    )
-
 
 def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     """A step of a tokenizer, or those of a sequence of them."""
     if step is None:
         return []
-    return [one for part in step[name] for one in _steps(part, name)] if name in step else [step]
+    return (
+        [inner for part in step[name] for inner in _steps(part, name)] if name in step else [step]
+    )
 
 
 def _reader(decoders: list[dict[str, Any]]) -> Callable[[str], bytes]:
@@ -165,7 +139,7 @@ def _reader(decoders: list[dict[str, Any]]) -> Callable[[str], bytes]:
         # Without a decoder tokens are joined by spaces.
         return lambda token: f" {token}".encode()
     if "ByteLevel" in kinds:
-        alphabet = _byte_alphabet()
+        alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()}
         return lambda token: _from_alphabet(token, alphabet)
     marks = [_mark(step) for step in decoders]
     if not kinds <= _SPELLED or not any(marks):
@@ -197,16 +171,6 @@ def _drops_first_space(step: dict[str, Any]) -> bool:
     return drops is not None and step[drops] not in ("never", 0)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The characters that GPT-2's byte-level alphabet writes for bytes: printable ones for themselves,
-    others for the rest in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + index): byte for index, byte in enumerate(rest)
-    }
-
-
 def _from_alphabet(token: str, alphabet: dict[str, int]) -> bytes:
     try:
         return bytes(map(alphabet.__getitem__, token))
@@ -217,7 +181,9 @@ def _from_alphabet(token: str, alphabet: dict[str, int]) -> bytes:
 
 def _special(tokenizer: Any, description: dict[str, Any]) -> dict[int, str]:
     """Special tokens by id; added tokens that are not special are ordinary text."""
-    added = {one["id"]: one["content"] for one in description["added_tokens"] if one["special"]}
+    added = {
+        token["id"]: token["content"] for token in description["added_tokens"] if token["special"]
+    }
     named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
     return added | dict(named)
 

@@ -15,7 +15,7 @@ from forerun.contracts import AttentionShape, Module
 from forerun.core import Batch
 from forerun.errors import CheckpointError
 from forerun.models.cpu.cache import CpuCache, new_cache
-from forerun.models.cpu.errors import typed
+from forerun.models.cpu.errors import TypedErrors
 from forerun.models.cpu.weights import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forerun._native.kernels import ThreadPool
+
+_ERRORS = TypedErrors("a module")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class CpuModules:
 
         def linear(hidden: Tensor) -> Tensor:
             out = torch.empty(*hidden.shape[:-1], rows)
-            _run(native.run, pool, _capsule(hidden), to_dlpack(out))
+            with _ERRORS:
+                native.run(pool, _capsule(hidden), to_dlpack(out))
             return out
 
         return linear
@@ -79,7 +82,8 @@ class CpuModules:
 
         def norm(hidden: Tensor) -> Tensor:
             out = torch.empty(hidden.shape)
-            _run(native.run, pool, _capsule(hidden), to_dlpack(out))
+            with _ERRORS:
+                native.run(pool, _capsule(hidden), to_dlpack(out))
             return out
 
         return norm
@@ -92,7 +96,8 @@ class CpuModules:
 
         def activation(hidden: Tensor) -> Tensor:
             out = torch.empty(*hidden.shape[:-1], hidden.shape[-1] // parts)
-            _run(_native.kernels.activate, pool, native, _capsule(hidden), to_dlpack(out), level)
+            with _ERRORS:
+                _native.kernels.activate(pool, native, _capsule(hidden), to_dlpack(out), level)
             return out
 
         return activation
@@ -149,16 +154,16 @@ class CpuAttention:
         """
         make = torch.empty if batch.even else torch.zeros
         out = make(*hidden.shape[:-1], self.hidden_size)
-        _run(
-            self.native.run,
-            self.pool,
-            cache.native,
-            batch.rows,
-            batch.positions,
-            _capsule(hidden),
-            batch.tree_mask,
-            to_dlpack(out),
-        )
+        with _ERRORS:
+            self.native.run(
+                self.pool,
+                cache.native,
+                batch.rows,
+                batch.positions,
+                _capsule(hidden),
+                batch.tree_mask,
+                to_dlpack(out),
+            )
         return out
 
 
@@ -194,10 +199,3 @@ def _built(make: Callable[..., Any], *arguments: Any) -> Any:
         return make(*arguments)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"weights that the CPU kernels cannot run: {error}.") from None
-
-
-def _run(run: Callable[..., None], *arguments: Any) -> None:
-    try:
-        run(*arguments)
-    except Exception as error:
-        raise typed("a module", error) from None

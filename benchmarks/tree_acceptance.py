@@ -1,11 +1,14 @@
-"""What was accepted, by depth and rank: what a search for shapes goes by."""
+"""What was accepted, by depth and rank, and the fastest shape for it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.core import Draft, Verdict
+from forerun.core import Draft, Tree, Verdict
+from forerun.trees.search import best_shape
 
 Floats = NDArray[np.float64]
 
@@ -59,3 +62,22 @@ class AcceptanceCounts:
                     table[depth, rank] = _FALL * table[depth, rank - 1]
             table[depth] /= max(1.0, table[depth].sum())
         return table
+
+
+def fastest_shape(
+    table: Floats, num_nodes: int, round_seconds: Callable[[int, int], float]
+) -> Tree:
+    """The shape of `num_nodes` nodes at most that gives the most tokens a second.
+
+    Args:
+        table: acceptance by depth and rank, as of `AcceptanceCounts`; its rows are the levels there may be.
+        num_nodes: of the tree at most.
+        round_seconds: of a round whose tree has so many nodes and so many levels.
+    """
+    best = [
+        best_shape(table[:levels], size, levels)
+        for levels in range(1, len(table) + 1)
+        for size in range(levels, num_nodes + 1)
+    ]
+    rates = [one.tokens / round_seconds(len(one.shape), one.shape.depth) for one in best]
+    return best[int(np.argmax(rates))].shape
