@@ -33,9 +33,12 @@ class SuffixAutomaton:
     A state stands for the substrings that end at the same places; `length` is that of its longest,
     and its suffix link leads to the longest one that ends at more places. A state with one transition
     has it in two arrays; only those with more have a dict, for the others.
+
+    Args:
+        token_ids: the beginning of the first text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, token_ids: Iterable[int] = ()) -> None:
         self.length = array("i", (0,))
         self.link = array("i", (-1,))
         self.count = array("i", (0,))
@@ -48,6 +51,7 @@ class SuffixAutomaton:
         self.last = ROOT
         """The state of the whole text since its beginning."""
         self.num_tokens = 0
+        self.extend(token_ids)
 
     def end_text(self) -> None:
         """Begin another text: no substring goes across."""
@@ -185,7 +189,7 @@ class SuffixAutomaton:
 class Match:
     """The longest ending of a growing text that an automaton of other texts holds.
 
-    The automaton may grow meanwhile; an ending that it has learned since is found as the text grows
+    The automaton may grow meanwhile; an ending that it has learned since is matched as the text grows
     on, not at once. Each token takes constant time when seen over the whole text.
 
     Args:
@@ -201,7 +205,7 @@ class Match:
     def extend(self, token_ids: Iterable[int]) -> None:
         """Follow the text by these tokens."""
         step, link, lengths = self.automaton.step, self.automaton.link, self.automaton.length
-        state, length = self.found()
+        state, length = self.longest()
         for token in token_ids:
             target = step(state, token)
             while not target and state:
@@ -212,10 +216,10 @@ class Match:
                 state, length = target, length + 1
         self._state, self._length = state, length
 
-    def found(self) -> tuple[int, int]:
+    def longest(self) -> tuple[int, int]:
         """The state of the match and its length in tokens; the root and 0 where there is none."""
         lengths, link = self.automaton.length, self.automaton.link
-        # Since it was found, its state may have been left to longer substrings.
+        # Meanwhile its state may have been left to longer substrings.
         while self._state and self._length <= lengths[link[self._state]]:
             self._state = link[self._state]
         return self._state, self._length
