@@ -86,7 +86,7 @@ def weights(name: str, seed: int = 0) -> dict[str, Tensor]:
     """Published tensors of a model whose attention looks at many tokens, none of them alike."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for key, shape in layout_of(architecture(name)).published.items():
+    for key, shape in sorted(layout_of(architecture(name)).published.items()):
         values = torch.randn(shape, generator=generator)
         if len(shape) == 1:
             values = 0.3 * values + float("norm.weight" in key or "ln_" in key)
