@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import forerun
-from forerun.errors import CacheError, ForerunError, UnknownNameError
+from forerun.errors import ForerunError, UnknownNameError
 from forerun.options import from_mapping
 from forerun.params import SamplingParams
 
@@ -46,18 +46,3 @@ def test_a_process_pool_hands_errors_on() -> None:
         pytest.raises(UnknownNameError, match="Did you mean 'seed'"),
     ):
         pool.submit(from_mapping, SamplingParams, {"sead": 1}).result()
-
-
-def test_every_error_of_the_cache_is_one_line() -> None:
-    made = [
-        CacheError.no_room(0, 4),
-        CacheError.full(1, 6, 3, 8),
-        CacheError.beyond_context(64, 64),
-        CacheError.behind_a_gap(0, 5, 3),
-        CacheError.wrong_row(2, 2),
-        CacheError.uneven_layers(0, 2, 5),
-        CacheError.wrong_path(0, 3, [1, 0], 5),
-        CacheError.negative_length(0, -1),
-        CacheError.wrong_layers(range(2, 4), 3),
-    ]
-    assert all("\n" not in str(error) for error in made)

@@ -21,7 +21,7 @@ All of them can be pickled, so that a process pool hands them on.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from reprlib import Repr
 from typing import Any
 
@@ -77,10 +77,7 @@ class MemoryLimitError(ModelError):
 
 
 class CacheError(ForerunError):
-    """A cache that is full or was asked for something that it does not hold.
-
-    Every kind of cache makes its errors here, so that all of them say the same.
-    """
+    """A cache that is full or was asked for something that it does not hold."""
 
     @classmethod
     def no_room(cls, rows: int, capacity: int) -> CacheError:
@@ -90,60 +87,11 @@ class CacheError(ForerunError):
         )
 
     @classmethod
-    def full(cls, row: int, held: int, count: int, capacity: int) -> CacheError:
-        """For `count` tokens more than a row that holds `held` can take."""
-        return cls(
-            f"row {row} holds {held} tokens and cannot take {count} more: its capacity is "
-            f"{capacity}; make the cache larger or trim the row."
-        )
-
-    @classmethod
     def beyond_context(cls, position: int, max_context: int) -> CacheError:
         """For a token at a position that the model does not have."""
         return cls(
             f"position {position} lies beyond the context of {max_context} tokens; "
             "end the text or draft less far."
-        )
-
-    @classmethod
-    def behind_a_gap(cls, row: int, position: int, before: int) -> CacheError:
-        """For a position that a token with so many tokens before it cannot have."""
-        return cls(
-            f"position {position} in row {row} follows {before} tokens; positions start at 0 "
-            "and leave none out."
-        )
-
-    @classmethod
-    def wrong_row(cls, row: int, rows: int) -> CacheError:
-        """For a row that a cache of so many rows does not have."""
-        return cls(f"row {row} is not in this cache; it has rows 0 to {rows - 1}.")
-
-    @classmethod
-    def uneven_layers(cls, row: int, least: int, most: int) -> CacheError:
-        """For a row whose layers to be run hold different numbers of tokens."""
-        return cls(
-            f"layers of row {row} hold {least} to {most} tokens; trim the row or run the layers "
-            "that lag behind first."
-        )
-
-    @classmethod
-    def wrong_path(cls, row: int, length: int, path: Sequence[int], held: int) -> CacheError:
-        """For tokens to keep that do not ascend or that the row, which holds `held`, does not have."""
-        return cls(
-            f"cannot keep tokens {list(path)} after the first {length} in row {row}: they must "
-            f"ascend from 0 and the row holds {held} tokens."
-        )
-
-    @classmethod
-    def negative_length(cls, row: int, length: int) -> CacheError:
-        """For a row that is to be trimmed to less than nothing."""
-        return cls(f"cannot trim row {row} to {length} tokens; 0 empties it.")
-
-    @classmethod
-    def wrong_layers(cls, layers: range, count: int) -> CacheError:
-        """For layers that a cache of `count` layers does not have."""
-        return cls(
-            f"cannot trim layers {layers.start} to {layers.stop - 1} of a cache of {count} layers."
         )
 
 

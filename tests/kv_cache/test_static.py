@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +17,8 @@ LAYERS, ROWS, HEADS, CAPACITY, SIZE = 2, 3, 2, 8, 4
 
 @pytest.fixture
 def cache() -> StaticCache:
-    sizes = (LAYERS, ROWS, HEADS, CAPACITY, SIZE)
-    return StaticCache(*sizes, dtype=torch.float64, device=torch.device("cpu"))
+    shape = (ROWS, HEADS, CAPACITY, SIZE)
+    return StaticCache(LAYERS, shape, torch.float64, torch.device("cpu"))
 
 
 def new(rows: list[int], positions: list[list[int]]) -> Batch:
@@ -137,9 +139,30 @@ def test_other_misuse_is_refused(cache: StaticCache) -> None:
     with pytest.raises(CacheError, match="cannot trim layers 1 to 2 of a cache of 2 layers"):
         cache.trim(0, 0, range(1, 3))
     with pytest.raises(CacheError, match="at least 1 of each"):
-        StaticCache(1, 0, 1, 8, 4, torch.float32, torch.device("cpu"))
+        StaticCache(1, (0, 1, 8, 4), torch.float32, torch.device("cpu"))
 
 
 def test_bytes_are_those_of_the_tensors(cache: StaticCache) -> None:
     slots = ROWS * CAPACITY
     assert cache.nbytes == 2 * LAYERS * slots * HEADS * SIZE * 8 + slots * 8
+
+
+REFUSED: dict[str, tuple[Callable[[StaticCache], object], str]] = {
+    "full": (lambda cache: begin(cache, new([1], [list(range(9))]), ALL), "cannot take 9 more"),
+    "gap": (lambda cache: begin(cache, new([1], [[1]]), ALL), "follows 0 tokens"),
+    "row": (lambda cache: cache.length(3), "it has rows 0 to 2"),
+    "layers": (lambda cache: cache.trim(0, 0, range(2, 4)), "layers 2 to 3 of a cache of 2 layers"),
+    "uneven": (lambda cache: begin(cache, new([0], [[3]]), ALL), "hold 2 to 3 tokens"),
+    "path": (lambda cache: cache.keep(0, 1, [1, 0]), r"\[1, 0\] after the first 1 in row 0"),
+    "length": (lambda cache: cache.trim(0, -1), "0 empties it"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_in_one_line(name: str, cache: StaticCache) -> None:
+    use, message = REFUSED[name]
+    put(cache, [0], [[0, 1, 2]], ALL)
+    cache.trim(0, 2, range(1, 2))
+    with pytest.raises(CacheError, match=message) as caught:
+        use(cache)
+    assert "\n" not in str(caught.value)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
 
-from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
-from forerun.core import MOST_NODES, NO_HINTS, Exactness, FinishReason, Hints, Stats
+from forerun.contracts import Cache, CausalLM, Drafter, Verifier
+from forerun.core import MOST_NODES, NO_HINTS, Exactness, Hints, Stats
 from forerun.engine.compatibility import EngineSettings, check_depth, check_engine, check_part
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Prompt, listed, repeated
-from forerun.engine.plain import stream_plain
 from forerun.engine.requests import Completion, Running, TokenEvent
-from forerun.engine.round import OnRound, Parts, run_round
+from forerun.engine.round import OnRound, Parts
 from forerun.engine.scheduler import Scheduler
-from forerun.engine.stream import Stream
+from forerun.engine.stream import Stream, follow, follow_plain
 from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, PromptError, shown
 from forerun.params import SamplingParams
-from forerun.policies import make_policy
 from forerun.randomness import Randomness, fresh_seed
 from forerun.trees.plans import resolve_tree
 from forerun.verification import AUTO
@@ -71,23 +67,15 @@ class Engine:
         )
         self.config = SpeculativeConfig() if config is None else config
         check_engine(target, drafter, self.config, settings)
-        for name, part in (("tokenizer", tokenizer), ("randomness", randomness)):
-            if part is not None:
-                check_part(name, part)
+        check_part("tokenizer", tokenizer)
+        check_part("randomness", randomness)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids = frozenset(settings.eos_token_ids)
         self.max_context = settings.max_context or target.max_context
         self.max_batch_size = settings.max_batch_size
         self.rules: dict[str, Verifier] = {}
         """Rules in use by name; one that is put here is used in place of the table's."""
-        self.policy: Policy | None = None
-        if drafter is not None:
-            self.policy = make_policy(
-                self.config.policy,
-                self.config.num_speculative_tokens,
-                self.config.monitor,
-                self.config.options,
-            )
+        self.policy = None if drafter is None else self.config.make_policy()
         tree = resolve_tree(self.config.tree)
         check_depth(tree, self.config)
         # A chain never reaches past the context.
@@ -109,8 +97,6 @@ class Engine:
         self._intake = Intake(target, tokenizer, self.eos_token_ids, self.max_context)
         self._added: dict[int, Running] = {}
         self._handed_out: dict[int, int] = {}
-        self._lock, self._owner = threading.Lock(), 0
-        self._round_seconds = 0.0
 
     def add(
         self,
@@ -128,10 +114,9 @@ class Engine:
             PromptError: for an empty prompt or one that leaves no room for a token.
             ConfigError: for token ids outside the vocabulary, or stop strings without a tokenizer.
         """
-        with self._alone():
-            running = self._intake.take(prompt, params, speculative, hints)
-            self._added[running.request.request_id] = running
-            self._scheduler.waiting.append(running)
+        running = self._take(prompt, params, speculative, hints)
+        self._added[running.request.request_id] = running
+        self._scheduler.submit([running])
         return running.request.request_id
 
     def step(self) -> list[TokenEvent]:
@@ -140,7 +125,7 @@ class Engine:
         A request that fails (a mask hook that raises, say) ends by itself with the finish reason
         ERROR, and its completion carries the error.
         """
-        self._round()
+        self._scheduler.step()
         events, counts, before = [], {}, self._handed_out
         for number, running in list(self._added.items()):
             fresh = running.events(before.get(number, 0))
@@ -170,20 +155,19 @@ class Engine:
         all_prompts = listed(prompts, "prompts", PromptError)
         all_params = repeated(params, SamplingParams, len(all_prompts), "sets of parameters")
         all_hints = repeated(hints, Hints, len(all_prompts), "hints")
-        with self._alone():
-            requests = [
-                self._intake.take(prompt, own, speculative, hint)
-                for prompt, own, hint in zip(all_prompts, all_params, all_hints, strict=True)
-            ]
-            self._scheduler.waiting.extend(requests)
+        requests = [
+            self._take(prompt, own, speculative, hint)
+            for prompt, own, hint in zip(all_prompts, all_params, all_hints, strict=True)
+        ]
+        self._scheduler.submit(requests)
         try:
             while not all(running.finished for running in requests):
-                self._round()
+                self._scheduler.step()
                 for running in requests:
                     if running.progress.error is not None:
                         raise running.progress.error
         finally:
-            self._cancel(requests)
+            self._scheduler.cancel(requests)
         return [running.completion() for running in requests]
 
     def stream(
@@ -198,9 +182,8 @@ class Engine:
 
         It is queued when the first token is asked for; leaving the loop early cancels it.
         """
-        with self._alone():
-            running = self._intake.take(prompt, params, speculative, hints)
-        return Stream(running.request.request_id, self._follow(running), running.completion)
+        running = self._take(prompt, params, speculative, hints)
+        return Stream(running, follow(self._scheduler, running))
 
     def stream_plain(self, prompt: Prompt, params: SamplingParams = DEFAULT_PARAMS) -> Stream:
         """The same by the plain loop, without drafter or rounds: the baseline to compare with.
@@ -208,9 +191,8 @@ class Engine:
         Raises:
             ConfigError: when the first token is asked for and no row is free.
         """
-        with self._alone():
-            running = self._intake.take(prompt, params, speculative=False)
-        return Stream(running.request.request_id, self._decode_plain(running), running.completion)
+        running = self._take(prompt, params, speculative=False)
+        return Stream(running, follow_plain(self._scheduler, running))
 
     def completion(self, request_id: int) -> Completion:
         """The result so far of a request made with `add`; one that has ended is handed out once.
@@ -230,7 +212,7 @@ class Engine:
         running = self._scheduler.find(request_id)
         if running is None:
             return False
-        self._cancel([running])
+        self._scheduler.cancel([running])
         return True
 
     def use_seeds(self, source: Callable[[], int] = fresh_seed) -> None:
@@ -261,7 +243,7 @@ class Engine:
         Raises:
             ConfigError: while requests wait or run.
         """
-        with self._alone():
+        with self._scheduler.alone():
             if self._scheduler.has_work:
                 raise ConfigError("the cache is in use; finish or cancel the requests first.")
             self._scheduler.forget()
@@ -292,68 +274,8 @@ class Engine:
         running = (running.stats for running in self._scheduler.admitted)
         return Stats.total([self._scheduler.past, *running])
 
-    def _round(self) -> None:
-        # Whatever stops it: requests, rows and the cache hold what is committed.
-        with self._alone(), self._scheduler.in_order():
-            self._scheduler.admit()
-            ready = self._scheduler.ready(self._round_seconds)
-            if ready:
-                started = perf_counter()
-                run_round(self._parts, ready)
-                self._round_seconds = perf_counter() - started
-
-    def _follow(self, running: Running) -> Iterator[TokenEvent]:
-        with self._alone():
-            self._scheduler.waiting.append(running)
-        seen = 0
-        try:
-            # Rounds that another thread ran may have brought tokens, the last ones too.
-            while (events := running.events(seen)) or not running.finished:
-                seen += len(events)
-                yield from events
-                if not running.finished:
-                    self._round()
-        finally:
-            self._cancel([running])
-        if running.progress.error is not None:
-            raise running.progress.error
-
-    def _decode_plain(self, running: Running) -> Iterator[TokenEvent]:
-        """Its row takes no part in the rounds; each token is decoded alone."""
-        parts = self._parts
-        with self._alone():
-            self._scheduler.take_row(running)
-        try:
-            events = stream_plain(self.target, parts.cache, running, parts.randomness)
-            while not running.finished:
-                with self._alone():
-                    event = next(events)
-                yield event
-        finally:
-            self._cancel([running])
-
-    def _cancel(self, requests: Iterable[Running]) -> None:
-        with self._alone():
-            for running in requests:
-                if not running.finished:
-                    running.finish(FinishReason.CANCELLED)
-            self._scheduler.settle()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Wait for the calls of other threads.
-
-        Raises:
-            ConfigError: for a hook or a drafter that calls the engine in which it runs.
-        """
-        if self._owner == threading.get_ident() and self._lock.locked():
-            raise ConfigError(
-                "the engine is in the middle of a round: a hook or a drafter that it calls cannot "
-                "call it; do that when the round has ended."
-            )
-        with self._lock:
-            self._owner = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._owner = 0
+    def _take(
+        self, prompt: Prompt, params: SamplingParams, speculative: bool, hints: Hints = NO_HINTS
+    ) -> Running:
+        with self._scheduler.alone():
+            return self._intake.take(prompt, params, speculative, hints)

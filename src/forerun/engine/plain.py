@@ -17,7 +17,7 @@ from forerun.randomness import Randomness
 from forerun.sampling import Prefix, draw_plain, log_probs, warp
 
 
-def stream_plain(
+def decode_plain(
     target: CausalLM, cache: Cache, running: Running, randomness: Randomness
 ) -> Iterator[TokenEvent]:
     """Decode one request token by token; `running` holds what was generated so far."""

@@ -1,15 +1,16 @@
-"""Which requests have a row, and how their prompts get into the cache."""
+"""Which requests have a row, how their prompts get into the cache, and whose turn it is."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
 from forerun.core import Batch, FinishReason, Stats
 from forerun.engine.requests import Running
-from forerun.engine.round import Parts, settle
+from forerun.engine.round import Parts, run_round, settle
 from forerun.errors import ConfigError
 from forerun.models.running import common_prefix
 
@@ -47,6 +48,8 @@ class Scheduler:
         self._held: list[list[int]] = [[] for _ in range(num_rows)]
         self._counted: Running | None = None
         self._in_order = True
+        self._lock, self._owner = threading.Lock(), 0
+        self._round_seconds = 0.0
         self._least_recent = list(range(num_rows))
         self._chunk = SMALLEST_CHUNK
 
@@ -102,22 +105,59 @@ class Scheduler:
             while self._missing(running) and not running.finished:
                 self._run_chunk(running, LARGEST_CHUNK)
 
-    @contextmanager
-    def in_order(self) -> Iterator[None]:
-        """Give back the rows of requests that end in the block; where it is stopped, `settle`, and again
-        before the next block where that was stopped too."""
-        if not self._in_order:
-            self.settle()
-        self._in_order = False
-        try:
-            yield
-            for row, running in enumerate(self.rows):
-                if running is not None and running.finished:
-                    self._end(row, running)
-            self._in_order = True
-        finally:
+    def step(self) -> None:
+        """Run one round over all that can run. Whatever stops it: requests, rows and the cache hold
+        what is committed."""
+        with self.alone():
             if not self._in_order:
                 self.settle()
+            self._in_order = False
+            try:
+                self.admit()
+                ready = self.ready(self._round_seconds)
+                if ready:
+                    started = perf_counter()
+                    run_round(self.parts, ready)
+                    self._round_seconds = perf_counter() - started
+                for row, running in enumerate(self.rows):
+                    if running is not None and running.finished:
+                        self._end(row, running)
+                self._in_order = True
+            finally:
+                if not self._in_order:
+                    self.settle()
+
+    def submit(self, requests: Iterable[Running]) -> None:
+        """Queue requests."""
+        with self.alone():
+            self.waiting.extend(requests)
+
+    def cancel(self, requests: Iterable[Running]) -> None:
+        """End those that wait or run, and give back their rows."""
+        with self.alone():
+            for running in requests:
+                if not running.finished:
+                    running.finish(FinishReason.CANCELLED)
+            self.settle()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait for the rounds of other threads.
+
+        Raises:
+            ConfigError: for a hook or a drafter that calls the engine in which it runs.
+        """
+        if self._owner == threading.get_ident() and self._lock.locked():
+            raise ConfigError(
+                "the engine is in the middle of a round: a hook or a drafter that it calls cannot "
+                "call it; do that when the round has ended."
+            )
+        with self._lock:
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = 0
 
     def settle(self) -> None:
         """Bring rows, requests and the cache to what is committed, and give back the rows of requests

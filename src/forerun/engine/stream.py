@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from forerun.engine.requests import Completion, TokenEvent
+from forerun.engine.plain import decode_plain
+from forerun.engine.requests import Completion, Running, TokenEvent
+from forerun.engine.scheduler import Scheduler
 
 
 class Stream:
-    """An iterator of `TokenEvent`; `completion` is what has come of the request so far.
+    """An iterator of `TokenEvent`; `completion` is the result so far.
 
     Closing it, or dropping it, ends the request and frees its row.
     """
 
-    def __init__(
-        self, request_id: int, events: Iterator[TokenEvent], completion: Callable[[], Completion]
-    ) -> None:
-        self.request_id = request_id
-        self._events, self._completion = events, completion
+    def __init__(self, running: Running, events: Iterator[TokenEvent]) -> None:
+        self._running, self._events = running, events
 
     def __iter__(self) -> Iterator[TokenEvent]:
         return self
@@ -26,11 +25,47 @@ class Stream:
         return next(self._events)
 
     @property
+    def request_id(self) -> int:
+        return self._running.request.request_id
+
+    @property
     def completion(self) -> Completion:
-        return self._completion()
+        return self._running.completion()
 
     def close(self) -> None:
         """End the request; what was generated stays in `completion`."""
         close = getattr(self._events, "close", None)
         if close is not None:
             close()
+
+
+def follow(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]:
+    """Queue a request and run rounds until it ends."""
+    scheduler.submit([running])
+    seen = 0
+    try:
+        # Rounds that another thread ran may have brought tokens, the last ones too.
+        while (events := running.events(seen)) or not running.finished:
+            seen += len(events)
+            yield from events
+            if not running.finished:
+                scheduler.step()
+    finally:
+        scheduler.cancel([running])
+    if running.progress.error is not None:
+        raise running.progress.error
+
+
+def follow_plain(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]:
+    """Decode a request by the plain loop; its row takes no part in the rounds."""
+    with scheduler.alone():
+        scheduler.take_row(running)
+    parts = scheduler.parts
+    try:
+        events = decode_plain(parts.target, parts.cache, running, parts.randomness)
+        while not running.finished:
+            with scheduler.alone():
+                event = next(events)
+            yield event
+    finally:
+        scheduler.cancel([running])

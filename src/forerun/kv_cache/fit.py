@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
+from forerun.contracts import Cache
 from forerun.core import Batch
 from forerun.errors import CacheError
 
 
-class Held(Protocol):
-    """What is asked of a cache."""
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def capacity(self) -> int: ...
-
-    def length(self, row: int, layer: int | None = None) -> int: ...
-
-
-def held_before(batch: Batch, cache: Held, layers: range) -> tuple[int, ...]:
+def held_before(batch: Batch, cache: Cache, layers: range) -> tuple[int, ...]:
     """How many tokens each row of a batch holds before it is run in `layers`.
 
     Raises:
@@ -33,12 +21,21 @@ def held_before(batch: Batch, cache: Held, layers: range) -> tuple[int, ...]:
         held = {cache.length(row, layer) for layer in layers}
         start = min(held)
         if len(held) > 1:
-            raise CacheError.uneven_layers(row, start, max(held))
+            raise CacheError(
+                f"layers of row {row} hold {start} to {max(held)} tokens; trim the row or run the "
+                "layers that lag behind first."
+            )
         if start + len(positions) > cache.capacity:
-            raise CacheError.full(row, start, len(positions), cache.capacity)
+            raise CacheError(
+                f"row {row} holds {start} tokens and cannot take {len(positions)} more: its "
+                f"capacity is {cache.capacity}; make the cache larger or trim the row."
+            )
         for before, position in enumerate(positions, start):
             if position > before:
-                raise CacheError.behind_a_gap(row, position, before)
+                raise CacheError(
+                    f"position {position} in row {row} follows {before} tokens; positions start at "
+                    "0 and leave none out."
+                )
         starts.append(start)
     return tuple(starts)
 
@@ -50,7 +47,7 @@ def check_row(row: int, rows: int) -> None:
         CacheError: naming the rows that there are.
     """
     if not 0 <= row < rows:
-        raise CacheError.wrong_row(row, rows)
+        raise CacheError(f"row {row} is not in this cache; it has rows 0 to {rows - 1}.")
 
 
 def check_path(row: int, length: int, path: Sequence[int], held: int) -> None:
@@ -61,7 +58,10 @@ def check_path(row: int, length: int, path: Sequence[int], held: int) -> None:
     """
     ascending = all(low < high for low, high in zip((-1, *path), path, strict=False))
     if not ascending or not 0 <= length <= held or (path and length + path[-1] >= held):
-        raise CacheError.wrong_path(row, length, path, held)
+        raise CacheError(
+            f"cannot keep tokens {list(path)} after the first {length} in row {row}: they must "
+            f"ascend from 0 and the row holds {held} tokens."
+        )
 
 
 def check_length(row: int, length: int) -> None:
@@ -71,7 +71,7 @@ def check_length(row: int, length: int) -> None:
         CacheError: for a negative one.
     """
     if length < 0:
-        raise CacheError.negative_length(row, length)
+        raise CacheError(f"cannot trim row {row} to {length} tokens; 0 empties it.")
 
 
 def layers_to_trim(layers: range | None, num_layers: int) -> range:
@@ -83,5 +83,8 @@ def layers_to_trim(layers: range | None, num_layers: int) -> range:
     if layers is None:
         return range(num_layers)
     if layers and not 0 <= min(layers) <= max(layers) < num_layers:
-        raise CacheError.wrong_layers(layers, num_layers)
+        raise CacheError(
+            f"cannot trim layers {layers.start} to {layers.stop - 1} of a cache of {num_layers} "
+            "layers."
+        )
     return layers

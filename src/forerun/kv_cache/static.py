@@ -17,10 +17,7 @@ class StaticCache:
 
     Args:
         num_layers: layers of the model.
-        rows: rows of the batch.
-        kv_heads: heads that keys and values have.
-        capacity: tokens a row.
-        head_dim: size of one head.
+        shape: rows, heads that keys and values have, tokens a row, size of one head.
         dtype: of keys and values.
         device: where they lie.
 
@@ -30,37 +27,24 @@ class StaticCache:
         positions: the position of each slot's token, int64 [rows, capacity]; a sliding window over
             the nodes of a tree needs it, as slots and positions differ there.
         lengths: tokens held, `lengths[layer][row]`.
+        rows, capacity: rows, and tokens a row.
     """
 
     def __init__(
         self,
         num_layers: int,
-        rows: int,
-        kv_heads: int,
-        capacity: int,
-        head_dim: int,
+        shape: tuple[int, int, int, int],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.rows, self.capacity = rows, capacity = shape[0], shape[2]
         if rows < 1 or capacity < 1:
             raise CacheError.no_room(rows, capacity)
-        shape = (rows, kv_heads, capacity, head_dim)
         # Zeros, not empty memory: a masked slot weighs nothing, but nothing times NaN is NaN.
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.positions = torch.zeros((rows, capacity), dtype=torch.int64, device=device)
         self.lengths = [[0] * rows for _ in range(num_layers)]
-        self._capacity = capacity
-
-    @property
-    def capacity(self) -> int:
-        """Tokens a row."""
-        return self._capacity
-
-    @property
-    def rows(self) -> int:
-        """Rows of the batch."""
-        return len(self.positions)
 
     @property
     def nbytes(self) -> int:
@@ -167,20 +151,16 @@ class Appending:
             self._index = torch.tensor(rows, device=positions.device)
         self._scatter = None if adjacent and self.even else self._targets()
 
-    def _targets(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _targets(self) -> tuple[Tensor, ...]:
         """For each token that is not padding: its flat index in the batch, its row and its slot."""
-        flat: list[int] = []
-        rows: list[int] = []
-        slots: list[int] = []
         batch = self.batch
-        for b, (row, start, count) in enumerate(
-            zip(batch.rows, self.starts, batch.counts, strict=True)
-        ):
-            flat.extend(range(b * batch.width, b * batch.width + count))
-            rows.extend([row] * count)
-            slots.extend(range(start, start + count))
-        targets = torch.tensor([flat, rows, slots], device=self.positions.device)
-        return targets[0], targets[1], targets[2]
+        starts = zip(batch.rows, self.starts, batch.counts, strict=True)
+        targets = [
+            (index * batch.width + token, row, start + token)
+            for index, (row, start, count) in enumerate(starts)
+            for token in range(count)
+        ]
+        return torch.tensor(targets, device=self.positions.device).unbind(1)
 
     def write_positions(self) -> None:
         """Note the positions of the new slots."""

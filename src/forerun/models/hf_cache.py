@@ -30,17 +30,7 @@ class HFCache:
         # Without a config every layer is a full one, whatever the model's windows.
         self.caches: list[Any] = [DynamicCache() for _ in range(rows)]
         self.positions: list[list[int]] = [[] for _ in range(rows)]
-        self._capacity = capacity
-
-    @property
-    def rows(self) -> int:
-        """Rows of the batch."""
-        return len(self.caches)
-
-    @property
-    def capacity(self) -> int:
-        """Tokens a row."""
-        return self._capacity
+        self.rows, self.capacity = rows, capacity
 
     @property
     def nbytes(self) -> int:

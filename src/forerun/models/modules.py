@@ -85,8 +85,8 @@ class TorchAttention:
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
         shape = self._shape
-        sizes = (shape.num_kv_heads, capacity, shape.head_dim)
-        return StaticCache(1, rows, *sizes, self._dtype, self._device)
+        sizes = (rows, shape.num_kv_heads, capacity, shape.head_dim)
+        return StaticCache(1, sizes, self._dtype, self._device)
 
     def __call__(self, hidden: Tensor, batch: Batch, cache: StaticCache) -> Tensor:
         positions = torch.from_numpy(batch.padded(batch.positions, -1)).to(self._device)

@@ -54,8 +54,8 @@ class Transformer:
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
         """An empty cache of `rows` rows of `capacity` tokens each."""
         shape = self.shape
-        sizes = (shape.num_kv_heads, capacity, shape.head_dim)
-        return StaticCache(self.num_layers, rows, *sizes, self.dtype, self.device)
+        sizes = (rows, shape.num_kv_heads, capacity, shape.head_dim)
+        return StaticCache(self.num_layers, sizes, self.dtype, self.device)
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: StaticCache) -> ForwardOutput:

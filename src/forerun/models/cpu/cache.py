@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from forerun import _native
 from forerun.errors import CacheError, MemoryLimitError
+from forerun.models.cpu.errors import TypedErrors
+
+_ERRORS = TypedErrors("the cache")
 
 
-@dataclass(frozen=True)
 class CpuCache:
-    """Keys and values of a batch of rows, in the order in which the kernels read them."""
+    """Keys and values of a batch of rows, in the order in which the kernels read them.
 
-    native: Any
+    Args:
+        native: of the kernels.
+    """
 
-    @property
-    def rows(self) -> int:
-        """Rows of the batch."""
-        return int(self.native.rows)
-
-    @property
-    def capacity(self) -> int:
-        """Tokens a row."""
-        return int(self.native.capacity)
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.rows, self.capacity = int(native.rows), int(native.capacity)
 
     @property
     def nbytes(self) -> int:
@@ -37,12 +33,9 @@ class CpuCache:
         Raises:
             CacheError: for a row or a layer that does not exist.
         """
-        try:
-            if layer is None:
-                return int(self.native.length(row))
-            return int(self.native.layer_length(layer, row))
-        except _native.kernels.CacheError as error:
-            raise CacheError(str(error)) from None
+        native = self.native
+        with _ERRORS:
+            return int(native.length(row) if layer is None else native.layer_length(layer, row))
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
         """Of the tokens of `row` after the first `length`, keep those at `path`, in their order.
@@ -53,10 +46,8 @@ class CpuCache:
             CacheError: for a row that does not exist, and unless `path` ascends and the longest
                 layer holds it.
         """
-        try:
+        with _ERRORS:
             self.native.keep(row, length, path)
-        except _native.kernels.CacheError as error:
-            raise CacheError(str(error)) from None
 
     def trim(self, row: int, length: int, layers: range | None = None) -> None:
         """Forget the tokens of `row` after the first `length`, in `layers` alone unless None.
@@ -64,10 +55,8 @@ class CpuCache:
         Raises:
             CacheError: for a row or layers that do not exist, or a negative length.
         """
-        try:
+        with _ERRORS:
             self.native.trim(row, length, None if layers is None else (layers.start, layers.stop))
-        except _native.kernels.CacheError as error:
-            raise CacheError(str(error)) from None
 
 
 def new_cache(native: Any, rows: int, capacity: int, name: str) -> CpuCache:

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from forerun import _native
-from forerun.errors import CacheError, ConfigError, MemoryLimitError
+from forerun.errors import CacheError, ConfigError, DistributionError, MemoryLimitError
 
 
-def typed(name: str, error: Exception) -> Exception:
-    """The error to raise where running the model or module called `name` has failed."""
-    if isinstance(error, _native.kernels.CacheError):
-        return CacheError(str(error))
-    if isinstance(error, MemoryError):
-        return MemoryLimitError(
-            f"there is not enough memory to run {name}; run fewer tokens at once."
-        )
-    if isinstance(error, (ValueError, TypeError)):
-        return ConfigError(f"{name} cannot run this: {_first_line(error)}")
-    return error
+@dataclass(frozen=True)
+class TypedErrors:
+    """Raises what the kernels raise inside a `with` as errors of our own.
 
+    A class, as these blocks are entered for each part of a model: a generator takes several times as long.
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    Args:
+        name: of the model, module or cache that is used.
+    """
+
+    name: str
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        if isinstance(error, _native.kernels.CacheError):
+            raise CacheError(str(error)) from None
+        if isinstance(error, _native.kernels.RowError):
+            raise DistributionError(f"{self.name}: {error}.") from None
+        if isinstance(error, MemoryError):
+            raise MemoryLimitError(
+                f"there is not enough memory to run {self.name}; run fewer tokens at once."
+            ) from None
+        if isinstance(error, (ValueError, TypeError)):
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(f"{self.name} cannot run this: {first}") from None

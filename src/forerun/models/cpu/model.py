@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +16,12 @@ from forerun.errors import (
     CacheError,
     CheckpointError,
     ConfigError,
-    DistributionError,
     MemoryLimitError,
     UnknownNameError,
 )
 from forerun.models.architecture import Architecture
 from forerun.models.cpu.cache import CpuCache, new_cache
-from forerun.models.cpu.chains import native_chain
-from forerun.models.cpu.errors import typed
+from forerun.models.cpu.errors import TypedErrors
 from forerun.models.cpu.modules import CpuModules
 from forerun.models.cpu.threads import shared_pool, thread_pool
 from forerun.models.cpu.weights import chunks, describe_shape
@@ -39,6 +38,30 @@ LEVELS = ("portable", "avx2", "avx512")
 GROUPS = (32, 64, 128)
 
 
+@dataclass(frozen=True)
+class KernelChoice:
+    """Which kernels run a model; the defaults are the best there are.
+
+    Args:
+        level: the instruction set, `portable`, `avx2` or `avx512`; empty for the best there is.
+        group: columns that share a scale in int8 and int4: 32, 64 or 128; 0 for 64 and 32.
+        threads: how many to run on; None for the process's own number.
+
+    Raises:
+        ConfigError: for a level or a group that there is not.
+    """
+
+    level: str = ""
+    group: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.level not in ("", *LEVELS):
+            raise UnknownNameError("level", self.level, LEVELS)
+        if self.group not in (0, *GROUPS):
+            raise ConfigError(f"group is {self.group}; it must be 32, 64 or 128 columns, or 0.")
+
+
 class CpuModel:
     """A decoder on the compiled kernels; implements `forerun.contracts.CausalLM`.
 
@@ -52,14 +75,12 @@ class CpuModel:
         precision: of the weights: `fp32`, `bf16`, `int8` or `int4`. Keys and values are kept in fp32
             for fp32, else in bf16; the head of an int4 model is int8.
         name: how messages and reports call the model.
-        level: the instruction set, `portable`, `avx2` or `avx512`; empty takes the best there is.
-        group: columns that share a scale in int8 and int4: 32, 64 or 128; 0 for 64 and 32.
-        threads: how many to run on; None takes what the process was told to.
+        choice: of the kernels.
 
     Raises:
         CheckpointError: for missing, unexpected, misshapen or non-finite weights, or a shape that
             the kernels cannot run.
-        ConfigError: for a precision, level, group or number of threads that there is not.
+        ConfigError: for a precision or a number of threads that there is not.
         MemoryLimitError: when there is no memory for them.
     """
 
@@ -72,20 +93,20 @@ class CpuModel:
         source: Source,
         precision: str,
         name: str,
-        *,
-        level: str = "",
-        group: int = 0,
-        threads: int | None = None,
+        choice: KernelChoice = KernelChoice(),
     ) -> None:
-        _check_choices(precision, level, group)
+        if precision not in KERNEL_PRECISIONS:
+            raise UnknownNameError("precision", precision, KERNEL_PRECISIONS)
         self.shape, self.name, self.precision = shape, name, precision
         self.vocab_size, self.num_layers = shape.vocab_size, shape.num_layers
         self.hidden_size, self.max_context = shape.hidden_size, shape.max_context
         self.device, self.dtype = torch.device("cpu"), torch.float32
-        self._pool = shared_pool() if threads is None else thread_pool(threads)
-        self._level = level
+        self._pool = shared_pool() if choice.threads is None else thread_pool(choice.threads)
+        self._level = choice.level
+        self._errors = TypedErrors(name)
         try:
-            self._decoder = _native.kernels.Decoder(describe_shape(shape, precision, group), level)
+            described = describe_shape(shape, precision, choice.group)
+            self._decoder = _native.kernels.Decoder(described, choice.level)
             self._load(source)
         except ValueError as error:
             raise CheckpointError(f"{name} cannot run on the CPU kernels: {error}.") from None
@@ -130,19 +151,20 @@ class CpuModel:
         if batch.logits_for != "none" and layers.stop == self.num_layers:
             logits = make(len(batch), 1 if last else batch.width, self.vocab_size)
         hidden = {i: make(len(batch), batch.width, self.hidden_size) for i in batch.hidden_layers}
-        self._run(
-            self._decoder.forward,
-            cache.native,
-            batch.rows,
-            batch.token_ids,
-            batch.positions,
-            (layers.start, layers.stop),
-            None if logits is None else logits.numpy(),
-            last,
-            batch.tree_mask,
-            None if batch.hidden_in is None else _floats(batch.hidden_in),
-            [(layer, out.numpy()) for layer, out in hidden.items()],
-        )
+        with self._errors:
+            self._decoder.forward(
+                self._pool,
+                cache.native,
+                batch.rows,
+                batch.token_ids,
+                batch.positions,
+                (layers.start, layers.stop),
+                None if logits is None else logits.numpy(),
+                last,
+                batch.tree_mask,
+                None if batch.hidden_in is None else _floats(batch.hidden_in),
+                [(layer, out.numpy()) for layer, out in hidden.items()],
+            )
         return ForwardOutput(logits, hidden)
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -153,10 +175,8 @@ class CpuModel:
         """
         ids = token_ids.long().contiguous()
         out = torch.empty(*ids.shape, self.hidden_size)
-        try:
+        with self._errors:
             self._decoder.embed(ids.flatten().numpy(), out.flatten(0, -2).numpy())
-        except ValueError as error:
-            raise typed(self.name, error) from None
         return out
 
     def final_norm(self, hidden: Tensor) -> Tensor:
@@ -180,7 +200,8 @@ class CpuModel:
         """Run a part of the decoder on [..., hidden_size]; [..., width]."""
         out = torch.empty(*hidden.shape[:-1], width)
         states = _floats(hidden).reshape(-1, hidden.shape[-1])
-        self._run(part, states, out.view(-1, width).numpy())
+        with self._errors:
+            part(self._pool, states, out.view(-1, width).numpy())
         return out
 
     def modules(self) -> CpuModules:
@@ -188,12 +209,6 @@ class CpuModel:
         # As with the output head, int4 would cost a draft more of its aim than it saves time.
         precision = "int8" if self.precision == "int4" else self.precision
         return CpuModules(self._pool, precision, level=self._level)
-
-    def _run(self, forward: Callable[..., None], *arguments: Any) -> None:
-        try:
-            forward(self._pool, *arguments)
-        except Exception as error:
-            raise typed(self.name, error) from None
 
     def draft_chains(
         self, cache: CpuCache, requests: Sequence[ChainRequest], vocab_size: int
@@ -204,24 +219,19 @@ class CpuModel:
             CacheError: when a row is full or a position lies beyond the context.
             DistributionError: for logits that are not numbers.
         """
-        shapes = [
-            (chain.limit if chain.drawing is Drawing.SAMPLED else 0, vocab_size)
+        probs = [
+            torch.empty(chain.limit if chain.drawing is Drawing.SAMPLED else 0, vocab_size)
             for chain in requests
         ]
-        probs = [torch.empty(shape) for shape in shapes]
-        try:
+        with self._errors:
             drafted = _native.kernels.draft_chains(
                 self._decoder,
                 self._pool,
                 cache.native,
-                [native_chain(chain) for chain in requests],
+                [_native_chain(chain) for chain in requests],
                 [rows.numpy() for rows in probs],
                 vocab_size,
             )
-        except _native.kernels.RowError as error:
-            raise DistributionError(f"{self.name}: {error}.") from None
-        except Exception as error:
-            raise typed(self.name, error) from None
         return [
             Draft.chain(tokens, rows[: len(tokens)] if len(rows) and tokens else None)
             for tokens, rows in zip(drafted, probs, strict=True)
@@ -246,13 +256,18 @@ class CpuModel:
                     raise CheckpointError(f"{source.name}: {error}.") from None
 
 
-def _check_choices(precision: str, level: str, group: int) -> None:
-    if precision not in KERNEL_PRECISIONS:
-        raise UnknownNameError("precision", precision, KERNEL_PRECISIONS)
-    if level not in ("", *LEVELS):
-        raise UnknownNameError("level", level, LEVELS)
-    if group not in (0, *GROUPS):
-        raise ConfigError(f"a group has 32, 64 or 128 columns, not {group}; 0 leaves it to us.")
+def _native_chain(chain: ChainRequest) -> Any:
+    text, params = chain.text, chain.text.params
+    return _native.kernels.DraftChain(
+        chain.row,
+        chain.pending,
+        chain.limit,
+        list(text.stop_token_ids),
+        chain.drawing.value,
+        (params.temperature, params.top_k, params.top_p, params.min_p),
+        text.seed % 2**64,
+        len(text),
+    )
 
 
 def _floats(hidden: Tensor) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from forerun.contracts import AttentionShape, Module
 from forerun.core import Batch
 from forerun.errors import CheckpointError
 from forerun.models.cpu.cache import CpuCache, new_cache
-from forerun.models.cpu.errors import typed
+from forerun.models.cpu.errors import TypedErrors
 from forerun.models.cpu.weights import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forerun._native.kernels import ThreadPool
+
+_ERRORS = TypedErrors("a module")
+# Columns that share a scale in int8 and int4: the kernels choose.
+_GROUP = 0
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,11 @@ class CpuModules:
     Args:
         pool: the threads to run on.
         precision: of the matrices: `fp32`, `bf16`, `int8` or `int4`.
-        group: columns that share a scale in int8 and int4; 0 for 64 and 32.
         level: the instruction set; empty takes the best there is.
     """
 
     pool: ThreadPool
     precision: str
-    group: int = 0
     level: str = ""
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Module:
@@ -56,14 +58,15 @@ class CpuModules:
             _array(weight),
             _array(bias),
             self.precision,
-            self.group,
+            _GROUP,
             self.level,
         )
         pool, rows = self.pool, len(weight)
 
         def linear(hidden: Tensor) -> Tensor:
             out = torch.empty(*hidden.shape[:-1], rows)
-            _run(native.run, pool, _capsule(hidden), to_dlpack(out))
+            with _ERRORS:
+                native.run(pool, _capsule(hidden), to_dlpack(out))
             return out
 
         return linear
@@ -79,7 +82,8 @@ class CpuModules:
 
         def norm(hidden: Tensor) -> Tensor:
             out = torch.empty(hidden.shape)
-            _run(native.run, pool, _capsule(hidden), to_dlpack(out))
+            with _ERRORS:
+                native.run(pool, _capsule(hidden), to_dlpack(out))
             return out
 
         return norm
@@ -92,7 +96,8 @@ class CpuModules:
 
         def activation(hidden: Tensor) -> Tensor:
             out = torch.empty(*hidden.shape[:-1], hidden.shape[-1] // parts)
-            _run(_native.kernels.activate, pool, native, _capsule(hidden), to_dlpack(out), level)
+            with _ERRORS:
+                _native.kernels.activate(pool, native, _capsule(hidden), to_dlpack(out), level)
             return out
 
         return activation
@@ -117,7 +122,7 @@ class CpuModules:
             _array(weights.get("q_norm")),
             _array(weights.get("k_norm")),
             self.precision,
-            self.group,
+            _GROUP,
             self.level,
         )
         return CpuAttention(self.pool, native, len(weights["output"]))
@@ -149,16 +154,16 @@ class CpuAttention:
         """
         make = torch.empty if batch.even else torch.zeros
         out = make(*hidden.shape[:-1], self.hidden_size)
-        _run(
-            self.native.run,
-            self.pool,
-            cache.native,
-            batch.rows,
-            batch.positions,
-            _capsule(hidden),
-            batch.tree_mask,
-            to_dlpack(out),
-        )
+        with _ERRORS:
+            self.native.run(
+                self.pool,
+                cache.native,
+                batch.rows,
+                batch.positions,
+                _capsule(hidden),
+                batch.tree_mask,
+                to_dlpack(out),
+            )
         return out
 
 
@@ -194,10 +199,3 @@ def _built(make: Callable[..., Any], *arguments: Any) -> Any:
         return make(*arguments)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"weights that the CPU kernels cannot run: {error}.") from None
-
-
-def _run(run: Callable[..., None], *arguments: Any) -> None:
-    try:
-        run(*arguments)
-    except Exception as error:
-        raise typed("a module", error) from None
