@@ -136,8 +136,8 @@ class CpuAttention:
         """An empty cache of `rows` rows of `capacity` tokens each.
 
         Raises:
-            CacheError: for less than one of either.
-            MemoryLimitError: when there is no memory for it.
+            CacheError: for fewer than one row or token.
+            MemoryLimitError: when it does not fit into memory.
         """
         return new_cache(self.native, rows, capacity, "an attention module")
 
