@@ -48,6 +48,8 @@ def check_part(name: str, part: Any) -> None:
         ConfigError: naming the part and what it lacks.
     """
     needed, allowed = _PARTS[name]
+    if isinstance(part, type):
+        raise ConfigError(f"{name} is the class {part.__name__} itself; give {allowed}.")
     lacking = [method for method in needed if not callable(getattr(part, method, None))]
     if lacking:
         raise ConfigError(f"{name} is {shown(part)}, which has no {lacking[0]}; give {allowed}.")
