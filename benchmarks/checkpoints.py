@@ -21,6 +21,6 @@ def write_checkpoint(name: str, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(directory)
     with atomic_path(weights) as temporary:
-        tensors = {key: source.read(key).clone() for key in source.keys()}  # noqa: SIM118
+        tensors = {key: source.read(key).clone() for key in source.shapes}
         save_file(tensors, temporary, metadata={"format": "pt"})
     return directory

@@ -12,7 +12,7 @@ from forerun.core import Drawing, Request
 from forerun.errors import ConfigError, DistributionError
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
-from forerun.sampling import Prefix, check_token_ids, couple, draw, draw_draft, warp
+from forerun.sampling import Prefix, check_token_ids, couple, draw, draw_siblings, warp
 
 pytestmark = pytest.mark.usefixtures("form")
 
@@ -191,11 +191,17 @@ def test_drafted_tokens_come_with_the_rows_that_they_were_drawn_from() -> None:
     logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     params = SamplingParams(top_k=2)
     prefixes = [prefix(params)] * 3
-    drawings = [Drawing.SAMPLED, Drawing.GREEDY, Drawing.COUPLED]
-    tokens, rows = draw_draft(logits, prefixes, drawings, [0, 1, 2], Randomness())
-    torch.testing.assert_close(rows, warp(logits, prefixes))
-    assert tokens[1] == logits[1].argmax()
-    assert all(rows[row, token] > 0 for row, token in enumerate(tokens))
+    rows = warp(logits, prefixes)
+    for drawing in Drawing:
+        children = draw_siblings(logits, prefixes, drawing, [[0], [1], [2]], Randomness())
+        for own, row, scores in zip(children, rows, logits, strict=True):
+            [token] = own.token_ids
+            assert row[token] > 0
+            assert (own.rows is not None) == (drawing is Drawing.SAMPLED)
+            if own.rows is not None:
+                torch.testing.assert_close(own.rows[0], row)
+            if drawing is Drawing.GREEDY:
+                assert token == scores.argmax()
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:

@@ -160,17 +160,7 @@ void bind_model(nb::module_& m) {
 
   nb::class_<ThreadPool>(m, "ThreadPool", "Threads that models share, one forward at a time.")
       .def(nb::init<int>(), nb::arg("threads"))
-      .def_prop_ro("threads", &ThreadPool::size)
-      .def(
-          "__enter__",
-          [](ThreadPool& pool) {
-            const nb::gil_scoped_release released;
-            pool.begin();
-          },
-          "Keep the threads awake, and from other callers, for several calls.")
-      .def(
-          "__exit__", [](ThreadPool& pool, const nb::args&) { pool.end(); },
-          nb::sig("def __exit__(self, *args: object) -> None"));
+      .def_prop_ro("threads", &ThreadPool::size);
 
   nb::class_<KvCache>(m, "KvCache", "Keys and values of a batch of rows.")
       .def_prop_ro("rows", [](const KvCache& c) { return c.shape().rows; })

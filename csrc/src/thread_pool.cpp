@@ -129,8 +129,8 @@ void ThreadPool::forget_workers() {
 }
 
 void ThreadPool::begin(bool wake) {
-  std::unique_lock<std::recursive_mutex> turn(crew_->turn);
-  if (wake && size_ > 1 && !spinning_) {
+  std::unique_lock<std::mutex> turn(crew_->turn);
+  if (wake && size_ > 1) {
     if (crew_->workers.empty()) start_workers();
     {
       const std::lock_guard<std::mutex> lock(crew_->mutex);
@@ -139,16 +139,15 @@ void ThreadPool::begin(bool wake) {
     crew_->wake.notify_all();
     spinning_ = true;
   }
-  ++crew_->depth;
+  crew_->begun = true;
   turn.release();  // by end()
 }
 
 void ThreadPool::end() {
-  if (crew_->depth == 0) return;  // begun before a fork
-  if (--crew_->depth == 0) {
-    spinning_ = false;
-    active_.store(false);
-  }
+  if (!crew_->begun) return;  // before a fork
+  crew_->begun = false;
+  spinning_ = false;
+  active_.store(false);
   crew_->turn.unlock();
 }
 

@@ -49,8 +49,6 @@ void check_turns() {
       for (int round = 0; round < 200; ++round) {
         const Forward forward(pool, round % 2 == 0);
         check_once(pool, 30, 1);
-        const Forward again(pool);
-        check_once(pool, 30, 1);
       }
     });
   }

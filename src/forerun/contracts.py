@@ -178,7 +178,7 @@ class Module(Protocol):
     """A part of a model, on hidden states [..., size]."""
 
     def __call__(self, hidden: Tensor, /) -> Tensor:
-        """What the part makes of each token."""
+        """The output of the part for each token."""
 
 
 @dataclass(frozen=True)
@@ -330,8 +330,8 @@ class Drafter(Protocol):
         """One draft a request, of at most the planned number of tokens along any path."""
 
     def confidence(self, request: Request) -> float:
-        """The share of its next draft that it expects to be accepted, in [0, 1], judged before
-        anything is drawn, by the committed tokens alone."""
+        """The share of its next draft that it expects to be accepted, in [0, 1], estimated from the
+        committed tokens alone, before anything is drawn."""
 
     def observe(
         self,
@@ -340,7 +340,7 @@ class Drafter(Protocol):
         verdicts: Sequence[Verdict],
         output: ForwardOutput,
     ) -> None:
-        """See what became of a round, drafted or plain; the requests hold the emitted tokens already.
+        """See the outcome of a round, drafted or plain; the requests hold the emitted tokens already.
 
         Row 0 of `output` belongs to the newest token before the round, row i + 1 to node i. A
         request that failed in the round has emitted nothing.

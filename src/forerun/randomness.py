@@ -63,8 +63,8 @@ class Randomness:
 
     @property
     def by_key_alone(self) -> bool:
-        """Whether all numbers are those of their keys and nobody wants to hear of them, so that
-        the kernels may make them where they need them."""
+        """Whether all numbers are those of their keys and none is recorded, so that the kernels may
+        make them where they need them."""
         return type(self) is Randomness and self._record is None
 
     def uniform(self, seed: int, position: int, purpose: Purpose, node: int = 0) -> float:

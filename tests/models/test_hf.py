@@ -12,9 +12,9 @@ from torch import nn
 
 from forerun.core import Tree
 from forerun.errors import CacheError, UnsupportedModelError
-from forerun.models import Checkpoint, HFModel, Placement, describe, refuse_unsupported
+from forerun.models import Checkpoint, HFModel, Placement, describe
 from forerun.models.config import check_config
-from forerun.models.hf import max_context
+from forerun.models.hf import max_context, refuse_unsupported
 from tests.helpers.forwards import run
 from tests.helpers.tiny_models import VOCAB, close, tiny_config, tiny_model, tokens
 

@@ -16,7 +16,7 @@ from forerun.params import SamplingParams
 from forerun.policies import make_policy
 from forerun.policies.adaptive import AdaptivePolicy
 from forerun.policies.fixed import FixedPolicy
-from forerun.policies.monitor import Monitor
+from forerun.policies.monitor import MIN_ROUNDS, PAUSE, PLAIN_ROUNDS, PROBE_ROUNDS, Monitor
 from forerun.testing import ToyModel, TreeDrafter
 from tests.matrix import TARGET
 
@@ -56,30 +56,47 @@ def planned(monitor: Monitor) -> int:
     return monitor.plan([SEQUENCE])[0].num_tokens
 
 
+def timed() -> Monitor:
+    """A monitor that has timed plain rounds, of a second each."""
+    monitor = Monitor(FixedPolicy(4))
+    for _ in range(PLAIN_ROUNDS):
+        feed(monitor, 0, 0)
+    return monitor
+
+
+# Seconds of a drafting round that pays from 30 % of 4 tokens on.
+SLOW = 2.2
+
+
+def rounds_of(monitor: Monitor, count: int, accepted: int | None) -> None:
+    """Rounds that are planned as drafting ones, or as plain ones where nothing is accepted."""
+    for _ in range(count):
+        if accepted is None:
+            assert planned(monitor) == 0
+            feed(monitor, 0, 0)
+        else:
+            assert planned(monitor) == 4
+            feed(monitor, 4, accepted, SLOW)
+
+
 def test_the_monitor_waits_stops_probes_and_comes_back() -> None:
-    monitor = Monitor(FixedPolicy(4), min_rounds=5, pause=3, probe_rounds=2, break_even=0.3)
-    for _ in range(5):
-        assert planned(monitor) == 4
-        feed(monitor, 4, 1)
-    for _ in range(3):
-        assert planned(monitor) == 0
-        feed(monitor, 0, 0)
-    for _ in range(2):  # the first probe fails
-        assert planned(monitor) == 4
-        feed(monitor, 4, 0)
-    for _ in range(6):  # and doubles the pause
-        assert planned(monitor) == 0
-        feed(monitor, 0, 0)
-    for _ in range(20):  # the second one does not
-        assert planned(monitor) == 4
-        feed(monitor, 4, 3)
+    monitor = timed()
+    rounds_of(monitor, MIN_ROUNDS, 1)
+    rounds_of(monitor, PAUSE, None)
+    rounds_of(monitor, PROBE_ROUNDS, 0)  # the first probe fails
+    rounds_of(monitor, 2 * PAUSE, None)  # and doubles the pause
+    rounds_of(monitor, MIN_ROUNDS, 3)  # the second one does not
+    assert monitor.break_even(1) == pytest.approx(0.3)
+    # It is over, and so is the double pause.
+    rounds_of(monitor, 10, 0)
+    while planned(monitor):
+        feed(monitor, 4, 0, SLOW)
+    rounds_of(monitor, PAUSE, None)
+    assert planned(monitor) == 4
 
 
 def test_the_monitor_leaves_good_drafts_alone() -> None:
-    monitor = Monitor(FixedPolicy(4), min_rounds=5, break_even=0.3)
-    for _ in range(50):
-        assert planned(monitor) == 4
-        feed(monitor, 4, 2)
+    rounds_of(timed(), 3 * MIN_ROUNDS, 2)
 
 
 def test_break_even_follows_from_measured_times() -> None:
@@ -93,18 +110,19 @@ def test_break_even_follows_from_measured_times() -> None:
     assert monitor.break_even(2) is None
 
 
-def test_trees_are_judged_by_their_depth_until_times_are_known() -> None:
+def test_trees_count_by_their_depth_until_times_are_known() -> None:
     """Sixteen nodes of which four are accepted, all that a path has: nothing could be better."""
-    monitor = Monitor(FixedPolicy(4), min_rounds=5)
+    monitor = Monitor(FixedPolicy(4))
     draft = Draft(Tree((-1, 0, 1, 2, *[-1] * 12)), tuple(range(16)))
     origins = (*[Origin.ACCEPTED] * 4, Origin.BONUS)
     verdict = Verdict((0, 1, 2, 3), (0, 1, 2, 3, 4), origins)
-    for _ in range(7):
-        assert planned(monitor) == 4
+    for _ in range(MIN_ROUNDS):
         monitor.observe([SEQUENCE], [draft], [verdict], 1.0)
-    for _ in range(5):
+    for _ in range(MIN_ROUNDS):
         monitor.observe([OTHER], [Draft.chain(range(4))], [Verdict((), (1,), origins[-1:])], 1.0)
-    assert not monitor.plan([OTHER])[0].num_tokens
+    assert monitor.break_even(1) is None
+    # Rounds of two have not been timed either, nor does their batch need plain ones.
+    assert [plan.num_tokens for plan in monitor.plan([SEQUENCE, OTHER])] == [4, 0]
 
 
 def test_rounds_in_which_some_draft_are_timed() -> None:

@@ -25,7 +25,7 @@ from forerun.drafters import DRAFTERS as METHODS
 from forerun.drafters.base import BaseDrafter
 from forerun.errors import ConfigError, ExactnessError
 from forerun.randomness import Purpose, Randomness
-from forerun.sampling import Prefix, draw_draft
+from forerun.sampling import Prefix, draw_siblings
 from forerun.testing import ToyModel, TreeDrafter, check_drafter, check_verifier
 from forerun.testing.verifier_check import default_cases
 from forerun.verification import RULES
@@ -66,14 +66,15 @@ class BigramDrafter(BaseDrafter):
         for node in range(plan.num_tokens):
             logits = counts[(*request.token_ids, *tokens)[-1]].log()[None]
             prefix = Prefix(request, tuple(tokens))
-            (token,), row = draw_draft(logits, [prefix], [plan.drawing], [node], randomness)
-            if token is None:
+            [child] = draw_siblings(logits, [prefix], plan.drawing, [[node]], randomness)
+            if not child.token_ids:
                 break
-            tokens.append(token)
-            rows.append(row[0])
+            tokens += child.token_ids
+            if child.rows is not None:
+                rows.append(child.rows[0])
         if not tokens:
             return NO_DRAFT
-        return Draft.chain(tokens, torch.stack(rows) if plan.drawing is Drawing.SAMPLED else None)
+        return Draft.chain(tokens, torch.stack(rows) if rows else None)
 
 
 def test_a_third_partys_drafter_is_proven() -> None:

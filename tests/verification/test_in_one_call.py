@@ -112,7 +112,7 @@ def cases(
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_call_judges_as_two_do(kind: str, vocab_size: int, dtype: torch.dtype) -> None:
+def test_one_call_verifies_as_two_do(kind: str, vocab_size: int, dtype: torch.dtype) -> None:
     depths = set()
     for rule, draft, logits, request in cases(kind, vocab_size, dtype, 21):
         verdict = in_one_call(rule, draft, logits, request)
@@ -122,7 +122,7 @@ def test_one_call_judges_as_two_do(kind: str, vocab_size: int, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("kind", ["drawn trees", "drawn chains", "traversed trees"])
-def test_greedy_rows_judge_drafts_drawn_from_any(kind: str, dtype: torch.dtype) -> None:
+def test_greedy_rows_verify_drafts_drawn_from_any(kind: str, dtype: torch.dtype) -> None:
     """A drafter may sample where the target takes the most likely token."""
     rule, tree, _ = KINDS[kind]
     greedy = Request(0, [1], 1, PARAMS[0], 5)
@@ -165,8 +165,7 @@ def test_flawed_rows_on_the_path_are_refused(
             kept = [0, *(node + 1 for node in path)].index(row)
             assert verdict.token_ids == tuple(draft.token_ids[node] for node in path[:kept])
         else:
-            # Rules that judge whole paths judge another where one is cut short: it fails at the row
-            # or does not come to it.
+            # Rules that verify whole paths may take another: it fails at the row or misses it.
             visited = [0, *(node + 1 for node in verdict.path)]
             if verdict.error is None:
                 assert row not in visited

@@ -1,4 +1,4 @@
-"""Which rule judges which draft, what each refuses, and what typical acceptance takes."""
+"""Which rule verifies which draft, what each refuses, and what typical acceptance takes."""
 
 from __future__ import annotations
 
@@ -172,11 +172,11 @@ def test_typical_acceptance_changes_the_distribution() -> None:
     """On deterministic trees and on drawn chains; the certain and the greedy apart."""
     assert make_rule("typical").exactness is Exactness.APPROXIMATE
     target, drafter = RandomRows(4, 3, zeros=0.0), RandomRows(4, 103, zeros=0.0)
-    judge = by_decision(typical.decide)
+    emit = by_decision(typical.decide)
     for drafts in ([(1.0, Draft(Tree((-1, -1, 0)), (2, 1, 0)))], drawn_drafts(drafter, (-1, 0))):
-        law = emitted_distribution(judge, target, drafts, 3)
-        assert deviation(law, target_distribution(target, 3)) > 1e-2
-        assert sum(law.values()) == pytest.approx(1.0)
+        emitted = emitted_distribution(emit, target, drafts, 3)
+        assert deviation(emitted, target_distribution(target, 3)) > 1e-2
+        assert sum(emitted.values()) == pytest.approx(1.0)
 
 
 def test_drafts_are_drawn_for_rules_that_take_them() -> None:

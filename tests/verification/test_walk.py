@@ -1,4 +1,4 @@
-"""The walk follows the decision, and the engine's sampled text follows the target's law."""
+"""The walk follows the decision, and the engine's sampled text follows the target's distribution."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("form")
 
 
 class Scripted(Randomness):
-    """Uniforms that someone else chose."""
+    """Uniforms chosen in advance."""
 
     def __init__(self, uniforms: dict[tuple[Purpose, int], float]) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ TARGET, DRAFT = ToyModel(VOCAB, sharpness=1.0), ToyModel(VOCAB, sharpness=1.0, n
         pytest.param("tree", "traversal", marks=pytest.mark.slow),
     ],
 )
-def test_sampled_text_follows_the_law_of_the_target(name: str, rule: str) -> None:
-    """Chi-square of whole outputs against the known law, at a level of about 1e-6."""
+def test_sampled_text_follows_the_targets_distribution(name: str, rule: str) -> None:
+    """Chi-square of whole outputs against the known distribution, at a level of about 1e-6."""
     params = SamplingParams(temperature=0.9, presence_penalty=0.3, max_tokens=LENGTH)
     drafter = DraftModelDrafter(DRAFT, 8, 99) if name == "chain" else TreeDrafter(DRAFT)
     counts = engine_counts(drafter, rule, params, RUNS)

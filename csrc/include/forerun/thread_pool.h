@@ -36,8 +36,8 @@ class ThreadPool {
   int size() const { return size_; }
 
   // Around a forward. From begin() on the calling thread has the workers to itself, awake if it
-  // wants their help; others wait there for its end(). A thread may begin again inside, and the
-  // workers stay awake until the last end(). Outside, the caller works alone.
+  // wants their help; others wait there for its end(), and it must not begin again before. Outside,
+  // the caller works alone.
   void begin(bool wake = true);
   void end();
 
@@ -67,8 +67,8 @@ class ThreadPool {
 
   // The workers and what they wait for.
   struct Crew {
-    std::recursive_mutex turn;  // held from begin() to end()
-    int depth = 0;              // forwards begun and not ended
+    std::mutex turn;     // held from begin() to end()
+    bool begun = false;  // whether it is
     std::mutex mutex;
     std::condition_variable wake;
     bool stopping = false;

@@ -24,11 +24,6 @@ class ThreadPool:
     @property
     def threads(self) -> int: ...
 
-    def __enter__(self) -> None:
-        """Keep the threads awake, and from other callers, for several calls."""
-
-    def __exit__(self, *args: object) -> None: ...
-
 class KvCache:
     """Keys and values of a batch of rows."""
 

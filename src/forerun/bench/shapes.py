@@ -86,23 +86,15 @@ class RandomSource:
     def __init__(self, architecture: Architecture) -> None:
         generator = torch.Generator().manual_seed(0)
         self._block = (0.02 * torch.randn(_BLOCK, generator=generator)).bfloat16()
-        self._shapes = layout_of(architecture).published
-
-    def keys(self) -> list[str]:
-        """All keys of the layout."""
-        return list(self._shapes)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
-        return self._shapes[key]
+        self.shapes = layout_of(architecture).published
 
     def read(self, key: str) -> Tensor:
         """A whole tensor: ones for a norm, else random numbers in bfloat16."""
-        return self.slice(key, 0, 0, self._shapes[key][0])
+        return self.slice(key, 0, 0, self.shapes[key][0])
 
     def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
         """A part of it."""
-        shape = self._shapes[key]
+        shape = self.shapes[key]
         if len(shape) == 1:
             return torch.ones(stop - start, dtype=torch.bfloat16)
         if dim:

@@ -54,8 +54,6 @@ class Tree:
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """The number of drafted ancestors of each node; 0 for a child of the committed text."""
-        if self.is_chain:
-            return tuple(range(len(self.parents)))
         depths: list[int] = []
         for parent in self.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
@@ -127,8 +125,6 @@ class Tree:
     @cached_property
     def rooted(self) -> Tree:
         """The same tree below a node 0 that stands for the newest committed token."""
-        if self.is_chain:
-            return Tree.chain(len(self) + 1)
         return Tree((-1, *(parent + 1 for parent in self.parents)))
 
     def cut(self, depth: int) -> Tree:

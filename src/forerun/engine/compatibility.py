@@ -42,12 +42,15 @@ class EngineSettings:
 
 
 def check_part(name: str, part: Any) -> None:
-    """Refuse a part of an engine that lacks what it must be able to do.
+    """Refuse a part of an engine that lacks what it must be able to do; None is allowed where the part
+    may be left out.
 
     Raises:
         ConfigError: naming the part and what it lacks.
     """
     needed, allowed = _PARTS[name]
+    if part is None and name != "target":
+        return
     if isinstance(part, type):
         raise ConfigError(f"{name} is the class {part.__name__} itself; give {allowed}.")
     lacking = [method for method in needed if not callable(getattr(part, method, None))]
@@ -79,8 +82,8 @@ def check_engine(
             f"the options {', '.join(config.waiting)} are those of a method, and the config names none; "
             "use forerun.load, or hand them to the drafter."
         )
+    check_part("drafter", drafter)
     if drafter is not None:
-        check_part("drafter", drafter)
         check_drafter(drafter, target, config, settings.max_batch_size)
     elif config.method is not None:
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
+from forerun.contracts import Policy
 from forerun.core import MOST_NODES, Drawing, Tree
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.errors import ConfigError, UnknownNameError
@@ -98,7 +99,7 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", self._settled())
         # A policy refuses lengths that it cannot start with.
-        make_policy(self.policy, self.num_speculative_tokens, values=self.options)
+        self.make_policy()
         if self.num_tree_nodes != type(self).num_tree_nodes and self.tree != "auto":
             raise ConfigError(
                 f"num_tree_nodes is {self.num_tree_nodes}, which only tree 'auto' reads; "
@@ -143,6 +144,10 @@ class SpeculativeConfig:
         common = {name: value for name, value in asdict(self).items() if name != "options"}
         own = [asdict(self.read(kind)) for kind in self._kinds]
         return {**common, **self.options, **{name: part[name] for part in own for name in part}}
+
+    def make_policy(self) -> Policy:
+        """The policy, watched by a monitor unless that is switched off."""
+        return make_policy(self.policy, self.num_speculative_tokens, self.monitor, self.options)
 
     def read(self, kind: type[T]) -> T:
         """The options of a class that a method or a policy declares."""

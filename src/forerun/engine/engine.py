@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
+from forerun.contracts import Cache, CausalLM, Drafter, Verifier
 from forerun.core import MOST_NODES, NO_HINTS, Exactness, Hints, Stats
 from forerun.engine.compatibility import EngineSettings, check_depth, check_engine, check_part
 from forerun.engine.config import SpeculativeConfig
@@ -17,7 +17,6 @@ from forerun.engine.stream import Stream, follow, follow_plain
 from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, PromptError, shown
 from forerun.params import SamplingParams
-from forerun.policies import make_policy
 from forerun.randomness import Randomness, fresh_seed
 from forerun.trees.plans import resolve_tree
 from forerun.verification import AUTO
@@ -68,23 +67,15 @@ class Engine:
         )
         self.config = SpeculativeConfig() if config is None else config
         check_engine(target, drafter, self.config, settings)
-        for name, part in (("tokenizer", tokenizer), ("randomness", randomness)):
-            if part is not None:
-                check_part(name, part)
+        check_part("tokenizer", tokenizer)
+        check_part("randomness", randomness)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids = frozenset(settings.eos_token_ids)
         self.max_context = settings.max_context or target.max_context
         self.max_batch_size = settings.max_batch_size
         self.rules: dict[str, Verifier] = {}
         """Rules in use by name; one that is put here is used in place of the table's."""
-        self.policy: Policy | None = None
-        if drafter is not None:
-            self.policy = make_policy(
-                self.config.policy,
-                self.config.num_speculative_tokens,
-                self.config.monitor,
-                self.config.options,
-            )
+        self.policy = None if drafter is None else self.config.make_policy()
         tree = resolve_tree(self.config.tree)
         check_depth(tree, self.config)
         # A chain never reaches past the context.

@@ -64,16 +64,11 @@ def load(
     """
     placement = Placement(dtype, device, backend)
     settings = EngineSettings(max_batch_size, max_context, prefix_reuse=prefix_reuse)
-    if tokenizer is not None:
-        check_part("tokenizer", tokenizer)
+    check_part("tokenizer", tokenizer)
     revision = check("revision", revision, Text | None)
     config = _chosen(speculative, _name_of(model))
     target = _open(model, revision)
-    pair = Pair(target, target.run_config(placement))
-    if config is not None and config.model is not None:
-        draft = Checkpoint.open(config.model, config.revision)
-        placement = replace(placement, dtype=config.read(DraftModelOptions).draft_dtype)
-        pair = pair.with_draft(draft, placement)
+    pair = _paired(Pair(target, target.run_config(placement)), placement, config)
     rows, context = settings.max_batch_size, _context(target, settings.max_context)
     # A chain never reaches past the context.
     tree_slots = 0 if config is None or config.tree is None else MOST_NODES
@@ -150,6 +145,16 @@ class Pair:
         assert self.draft is not None
         assert self.draft_run is not None
         return self.draft.load(self.draft_run)
+
+
+def _paired(pair: Pair, placement: Placement, config: SpeculativeConfig | None) -> Pair:
+    """With the draft model that the config names, if any."""
+    if config is None or config.model is None:
+        return pair
+    draft = Checkpoint.open(config.model, config.revision)
+    return pair.with_draft(
+        draft, replace(placement, dtype=config.read(DraftModelOptions).draft_dtype)
+    )
 
 
 def _open(model: str | os.PathLike[str] | Checkpoint, revision: str | None) -> Checkpoint:

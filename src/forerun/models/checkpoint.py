@@ -192,7 +192,7 @@ class Checkpoint:
             known = self.config.dtype
             return known if isinstance(known, torch.dtype) else None
         source = self.source()
-        return source.slice(source.keys()[0], 0, 0, 1).dtype
+        return source.slice(next(iter(source.shapes)), 0, 0, 1).dtype
 
     def _refuse_quantized(self) -> None:
         settings = getattr(self.config, "quantization_config", None)

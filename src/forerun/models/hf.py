@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from forerun.contracts import Ability
 from forerun.core import Batch, Exactness, ForwardOutput, Tree
@@ -51,7 +53,6 @@ class HFModel:
         self.precision = dtype_name(self.dtype)
         self.windows = _windows(config)
         self._tables = _square_tables(model)
-        self._head: tuple[Part, Part] | None = None
         self._crops_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         probe(self, config)
 
@@ -72,24 +73,19 @@ class HFModel:
         if batch.furthest >= self.max_context:
             raise CacheError.beyond_context(batch.furthest, self.max_context)
         held_before(batch, cache, range(self.num_layers))
-        shape = (len(batch), batch.width)
-        hidden = {
-            layer: torch.zeros(*shape, self.hidden_size, dtype=self.dtype, device=self.device)
-            for layer in batch.hidden_layers
-        }
-        logits: Tensor | None = None
-        if batch.logits_for != "none":
-            rows = batch.width if batch.logits_for == "all" else 1
-            shape = (len(batch), rows)
-            logits = torch.zeros(*shape, self.vocab_size, dtype=self.dtype, device=self.device)
-        for index, count in enumerate(batch.counts):
+        hidden: dict[int, list[Tensor]] = {layer: [] for layer in batch.hidden_layers}
+        logits: list[Tensor] = []
+        for index in range(len(batch)):
             out = self._run(batch, index, cache)
-            for layer, states in hidden.items():
-                states[index, :count] = out.hidden_states[layer][0]
-            if logits is not None:
-                made = out.logits[0, -1:] if batch.logits_for == "last" else out.logits[0]
-                logits[index, : len(made)] = made
-        return ForwardOutput(logits, hidden)
+            for layer, rows in hidden.items():
+                rows.append(out.hidden_states[layer][0])
+            if batch.logits_for != "none":
+                logits.append(out.logits[0, -1:] if batch.logits_for == "last" else out.logits[0])
+        states = {layer: self._padded(rows) for layer, rows in hidden.items()}
+        return ForwardOutput(self._padded(logits) if logits else None, states)
+
+    def _padded(self, rows: list[Tensor]) -> Tensor:
+        return pad_sequence(rows, batch_first=True).to(self.dtype)
 
     @torch.no_grad()
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -114,7 +110,7 @@ class HFModel:
         Raises:
             ConfigError: when the model's final norm and head cannot be told apart from the rest.
         """
-        return self._find_head()[0](hidden)
+        return self._head[0](hidden)
 
     @torch.no_grad()
     def lm_head(self, hidden: Tensor) -> Tensor:
@@ -123,11 +119,11 @@ class HFModel:
         Raises:
             ConfigError: when the model's final norm and head cannot be told apart from the rest.
         """
-        return self._find_head()[1](hidden)
+        return self._head[1](hidden)
 
-    def _find_head(self) -> tuple[Part, Part]:
-        self._head = self._head or find_head(self.model, self.name)
-        return self._head
+    @cached_property
+    def _head(self) -> tuple[Part, Part]:
+        return find_head(self.model, self.name)
 
     def _run(self, batch: Batch, index: int, cache: HFCache) -> Any:
         """One row, without padding, through the model of transformers."""

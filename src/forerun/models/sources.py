@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,11 +27,9 @@ class Source(Protocol):
 
     name: str
 
-    def keys(self) -> list[str]:
-        """All keys that are there."""
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor, without reading it."""
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes by key, of all tensors that are there."""
 
     def read(self, key: str) -> Tensor:
         """The tensor, on the CPU if it comes from a file."""
@@ -44,14 +43,7 @@ class TensorSource:
 
     def __init__(self, tensors: Mapping[str, Tensor], name: str) -> None:
         self.name, self._tensors = name, tensors
-
-    def keys(self) -> list[str]:
-        """All keys that are there."""
-        return list(self._tensors)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
-        return tuple(self._tensors[key].shape)
+        self.shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
 
     def read(self, key: str) -> Tensor:
         """The tensor itself."""
@@ -74,65 +66,55 @@ class SafetensorsSource:
 
     def __init__(self, directory: Path) -> None:
         self.name = str(directory)
-        self._files: dict[Path, Any] = {}
-        self._where = self._index(directory)
-
-    def _index(self, directory: Path) -> dict[str, Path]:
-        if (directory / INDEX).is_file():
-            where = _read_index(directory)
-            for file in sorted(set(where.values())):
-                present = set(self._open(file).keys())
-                lost = [key for key, at in where.items() if at == file and key not in present]
-                if lost:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        indexed = (directory / INDEX).is_file()
+        if not indexed and not (directory / SINGLE).is_file():
+            raise CheckpointError(_no_weights(directory))
+        self._files = _read_index(directory) if indexed else {}
+        for file in sorted(set(self._files.values())) or [directory / SINGLE]:
+            with _opened(file) as tensors:
+                shapes = {
+                    key: tuple(tensors.get_slice(key).get_shape())
+                    for key in tensors.keys()  # noqa: SIM118, a file is no mapping
+                }
+            if not indexed:
+                self._files = dict.fromkeys(shapes, file)
+            for key in (key for key, its_file in self._files.items() if its_file == file):
+                if key not in shapes:
                     raise CheckpointError(
-                        f"{file} lacks {lost[0]}, which {INDEX} places there; download both again."
+                        f"{file} lacks {key}, which {INDEX} places there; download both again."
                     )
-            return where
-        if (directory / SINGLE).is_file():
-            return dict.fromkeys(self._open(directory / SINGLE).keys(), directory / SINGLE)
-        raise CheckpointError(_no_weights(directory))
-
-    def _open(self, file: Path) -> Any:
-        if file not in self._files:
-            try:
-                # The type stubs do not know safe_open as a function.
-                self._files[file] = safe_open(str(file), framework="pt", device="cpu")
-            except FileNotFoundError:
-                raise CheckpointError(
-                    f"{file.name} is missing in {file.parent}; {INDEX} names it: download it."
-                ) from None
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(_broken(file, error)) from error
-        return self._files[file]
-
-    def keys(self) -> list[str]:
-        """All keys that are there."""
-        return list(self._where)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor, from the file's header."""
-        return tuple(self._open(self._where[key]).get_slice(key).get_shape())
+                self.shapes[key] = shapes[key]
 
     def read(self, key: str) -> Tensor:
         """The tensor, on the CPU; only its own bytes are read."""
-        file = self._where[key]
-        try:
-            tensor: Tensor = self._open(file).get_tensor(key)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(_broken(file, error)) from error
+        with _opened(self._files[key]) as tensors:
+            tensor: Tensor = tensors.get_tensor(key)
         return tensor
 
     def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
-        """A part of it. The file is opened for this alone: as long as it is, all pages that were read
-        count as memory of the process."""
-        file = self._where[key]
-        try:
-            with safe_open(str(file), framework="pt", device="cpu") as opened:
-                whole = opened.get_slice(key)
-                part: Tensor = whole[start:stop] if dim == 0 else whole[:, start:stop]
-                return part.clone()
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(_broken(file, error)) from error
+        """A part of it."""
+        with _opened(self._files[key]) as tensors:
+            whole = tensors.get_slice(key)
+            part: Tensor = whole[start:stop] if dim == 0 else whole[:, start:stop]
+            return part.clone()
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A file, opened for one use: as long as it is open, all pages that were read count as memory of
+    the process."""
+    try:
+        with safe_open(str(file), framework="pt", device="cpu") as tensors:
+            yield tensors
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{file.name} is missing in {file.parent}; {INDEX} names it: download it."
+        ) from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{file} is corrupt or cut off ({one_line(error)}); download it again."
+        ) from error
 
 
 def has_weights(directory: Path) -> bool:
@@ -171,7 +153,7 @@ def with_own_head(shape: Architecture, source: Source) -> Architecture:
     """
     if not shape.tied:
         return shape
-    layout, keys = layout_of(shape), source.keys()
+    layout, keys = layout_of(shape), source.shapes
     embeddings = [key for key in keys if layout.key(key) == layout.embedding]
     if HEAD not in keys or not embeddings or _equal(source, HEAD, embeddings[0]):
         return shape
@@ -179,8 +161,8 @@ def with_own_head(shape: Architecture, source: Source) -> Architecture:
 
 
 def _equal(source: Source, first: str, second: str) -> bool:
-    shape = source.shape(first)
-    if shape != source.shape(second):
+    shape = source.shapes[first]
+    if shape != source.shapes[second]:
         return False
     for start in range(0, shape[0], _ROWS):
         stop = min(start + _ROWS, shape[0])
@@ -188,10 +170,6 @@ def _equal(source: Source, first: str, second: str) -> bool:
         if not torch.equal(*parts):
             return False
     return True
-
-
-def _broken(file: Path, error: Exception) -> str:
-    return f"{file} is corrupt or cut off ({one_line(error)}); download it again."
 
 
 def _no_weights(directory: Path) -> str:
@@ -231,7 +209,7 @@ def match_keys(source: Source, layout: Layout) -> dict[str, str]:
         CheckpointError: for missing, unexpected or misshapen tensors, naming the first.
     """
     expected = layout.published
-    stored = {layout.key(key): key for key in source.keys()}  # noqa: SIM118, a source is no mapping
+    stored = {layout.key(key): key for key in source.shapes}
     missing = [key for key in expected if key not in stored]
     if missing:
         raise CheckpointError(
@@ -249,11 +227,11 @@ def match_keys(source: Source, layout: Layout) -> dict[str, str]:
             "place for; config and weights are not of one model."
         )
     for published, shape in expected.items():
-        if source.shape(stored[published]) != shape:
+        key = stored[published]
+        if source.shapes[key] != shape:
             raise CheckpointError(
-                f"{source.name}: {stored[published]} has shape "
-                f"{list(source.shape(stored[published]))}, but config.json asks for {list(shape)}; "
-                "config and weights are not of one model."
+                f"{source.name}: {key} has shape {list(source.shapes[key])}, but config.json asks "
+                f"for {list(shape)}; config and weights are not of one model."
             )
     return {published: stored[published] for published in expected}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from forerun.core import Draft, Plan, Request, Verdict
@@ -31,11 +32,12 @@ class AdaptivePolicy:
                 f"num_speculative_tokens is {num_speculative_tokens}; under policy 'adaptive' "
                 f"it must lie in [{shortest}, {longest}], or use policy 'fixed'."
             )
-        self.num_speculative_tokens, self.limits = num_speculative_tokens, limits
-        self._lengths: dict[int, AdaptiveLength] = {}
+        self._lengths: defaultdict[int, AdaptiveLength] = defaultdict(
+            lambda: AdaptiveLength(num_speculative_tokens, limits)
+        )
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
-        return [Plan(self._length_of(request).length) for request in requests]
+        return [Plan(self._lengths[request.request_id].length) for request in requests]
 
     def observe(
         self,
@@ -46,11 +48,7 @@ class AdaptivePolicy:
     ) -> None:
         for request, draft, verdict in zip(requests, drafts, verdicts, strict=True):
             if len(draft):
-                self._length_of(request).observe(draft.tree.depth, verdict.num_accepted)
+                self._lengths[request.request_id].observe(draft.tree.depth, verdict.num_accepted)
 
     def release(self, request: Request) -> None:
         self._lengths.pop(request.request_id, None)
-
-    def _length_of(self, request: Request) -> AdaptiveLength:
-        start = AdaptiveLength(self.num_speculative_tokens, self.limits)
-        return self._lengths.setdefault(request.request_id, start)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
 from forerun.contracts import Policy
-from forerun.core import Draft, Plan, Request, Verdict
+from forerun.core import NO_PLAN, Draft, Plan, Request, Verdict
 
+# Drafting rounds before the first decision, plain ones before the first probe, drafting ones of a probe.
+MIN_ROUNDS, PAUSE, PROBE_ROUNDS = 24, 32, 6
 # Below this share of the longest path four drafted tokens do not pay where a drafting round takes 2.2
 # plain ones: a careful guess for the first decision, before plain rounds of this run have been timed.
 FIRST_BREAK_EVEN = 0.3
@@ -28,11 +30,31 @@ class _Drafted(NamedTuple):
 
 @dataclass
 class _Watch:
-    """What the monitor knows of one request."""
+    """What the monitor knows of one request: its newest drafts, how many of them the next decision
+    takes, the rounds left of its pause, and the length of the next one."""
 
-    recent: deque[_Drafted]
-    pause: int
+    drafts: list[_Drafted] = field(default_factory=list)
+    rounds: int = MIN_ROUNDS
     paused_for: int = 0
+    pause: int = PAUSE
+
+    def observe(self, draft: Draft, verdict: Verdict, break_even: float | None) -> None:
+        """Note the outcome of a draft, and pause where the newest were not worth their time."""
+        newest = _Drafted(len(draft), draft.tree.depth, verdict.num_accepted)
+        self.drafts = [*self.drafts, newest][-self.rounds :]
+        if len(self.drafts) < self.rounds:
+            return
+        accepted = sum(draft.accepted for draft in self.drafts)
+        if break_even is None:
+            # A tree has many nodes on a level, of which at most one is accepted.
+            pays = accepted >= FIRST_BREAK_EVEN * sum(draft.depth for draft in self.drafts)
+        else:
+            pays = accepted >= break_even * sum(draft.nodes for draft in self.drafts)
+        if pays:
+            self.rounds, self.pause = MIN_ROUNDS, PAUSE
+        else:
+            self.drafts, self.rounds = [], PROBE_ROUNDS
+            self.paused_for, self.pause = self.pause, 2 * self.pause
 
 
 @dataclass
@@ -70,47 +92,33 @@ class _RoundTimes:
 class Monitor:
     """Wraps a policy and plans plain rounds for requests whose drafts are not worth their time.
 
-    After `min_rounds` drafting rounds, a request whose acceptance over its last `min_rounds` lies
-    below break-even decodes plainly for `pause` rounds, then probes for a few rounds; each failed
-    probe doubles the pause. Break-even follows from the measured times of both kinds of round, for
-    the batch size at hand; a few plain rounds are run early on to have them.
+    After `MIN_ROUNDS` drafting rounds, a request whose acceptance over its last ones lies below
+    break-even decodes plainly for `PAUSE` rounds, then probes for a few rounds; each failed probe
+    doubles the pause. Break-even follows from the measured times of both kinds of round, for the
+    batch size at hand; a few plain rounds are run early on to have them.
 
     Args:
         policy: what plans the lengths while speculation is worth it.
-        min_rounds: drafting rounds before the first decision.
-        pause: plain rounds before the first probe.
-        probe_rounds: drafting rounds of a probe.
-        break_even: fixes the acceptance below which to stop; None measures it.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        min_rounds: int = 24,
-        pause: int = 32,
-        probe_rounds: int = 6,
-        break_even: float | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.name = policy.name
-        self.min_rounds, self.pause, self.probe_rounds = min_rounds, pause, probe_rounds
-        self.fixed_break_even = break_even
-        self._times: dict[int, _RoundTimes] = {}
-        self._watches: dict[int, _Watch] = {}
+        # By batch size, and by request.
+        self._times: defaultdict[int, _RoundTimes] = defaultdict(_RoundTimes)
+        self._watches: defaultdict[int, _Watch] = defaultdict(_Watch)
 
     def break_even(self, batch_size: int) -> float | None:
         """The acceptance below which speculation stops; None before it has been measured, when
         `FIRST_BREAK_EVEN` of the longest path is asked for."""
-        fixed = self.fixed_break_even
-        return self._times_of(batch_size).break_even() if fixed is None else fixed
+        return self._times[batch_size].break_even()
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
-        if self.fixed_break_even is None and self._times_of(len(requests)).wants_plain:
-            return [Plan(0)] * len(requests)
-        plans = self.policy.plan(requests)
+        if self._times[len(requests)].wants_plain:
+            return [NO_PLAN] * len(requests)
         return [
-            Plan(0) if self._watch_of(request).paused_for else plan
-            for request, plan in zip(requests, plans, strict=True)
+            NO_PLAN if self._watches[request.request_id].paused_for else plan
+            for request, plan in zip(requests, self.policy.plan(requests), strict=True)
         ]
 
     def observe(
@@ -121,38 +129,15 @@ class Monitor:
         seconds: float,
     ) -> None:
         self.policy.observe(requests, drafts, verdicts, seconds)
-        self._times_of(len(requests)).observe(drafts, seconds)
+        self._times[len(requests)].observe(drafts, seconds)
+        break_even = self.break_even(len(requests))
         for request, draft, verdict in zip(requests, drafts, verdicts, strict=True):
-            watch = self._watch_of(request)
+            watch = self._watches[request.request_id]
             if watch.paused_for:
                 watch.paused_for -= 1
             elif len(draft):
-                drafted = _Drafted(len(draft), draft.tree.depth, verdict.num_accepted)
-                watch.recent.append(drafted)
-                self._judge(watch, self.break_even(len(requests)))
+                watch.observe(draft, verdict, break_even)
 
     def release(self, request: Request) -> None:
         self.policy.release(request)
         self._watches.pop(request.request_id, None)
-
-    def _judge(self, watch: _Watch, break_even: float | None) -> None:
-        if len(watch.recent) < (watch.recent.maxlen or 0):
-            return
-        # A tree has many nodes on a level, of which at most one is accepted.
-        drafted = sum(draft.depth if break_even is None else draft.nodes for draft in watch.recent)
-        accepted = sum(draft.accepted for draft in watch.recent)
-        if accepted / drafted >= (FIRST_BREAK_EVEN if break_even is None else break_even):
-            if watch.recent.maxlen != self.min_rounds:  # a probe that went well
-                watch.recent = deque(watch.recent, maxlen=self.min_rounds)
-                watch.pause = self.pause
-            return
-        watch.paused_for = watch.pause
-        watch.pause *= 2
-        watch.recent = deque(maxlen=self.probe_rounds)
-
-    def _times_of(self, batch_size: int) -> _RoundTimes:
-        return self._times.setdefault(batch_size, _RoundTimes())
-
-    def _watch_of(self, request: Request) -> _Watch:
-        fresh = _Watch(deque(maxlen=self.min_rounds), self.pause)
-        return self._watches.setdefault(request.request_id, fresh)

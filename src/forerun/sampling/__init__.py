@@ -9,7 +9,7 @@ from forerun.sampling.draws import (
     draw_plain,
     draw_tensor,
 )
-from forerun.sampling.proposals import Children, draw_draft, draw_siblings, most_likely
+from forerun.sampling.proposals import Children, draw_siblings
 from forerun.sampling.warping import (
     adjusted,
     check_token_ids,
@@ -27,12 +27,10 @@ __all__ = [
     "coupled_tensor",
     "draw",
     "draw_coupled",
-    "draw_draft",
     "draw_plain",
     "draw_siblings",
     "draw_tensor",
     "log_probs",
-    "most_likely",
     "warp",
     "warp_unchecked",
 ]

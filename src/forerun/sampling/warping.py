@@ -60,7 +60,8 @@ def adjusted(logits: Tensor, prefixes: Sequence[Prefix], *, lenient: bool = Fals
         lenient: a mask hook that fails allows nothing, rather than to raise.
     """
     scores = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
-    if not any(prefix.params.adjusts for prefix in prefixes):
+    some = prefixes[:1] if _are_alike(prefixes) else prefixes
+    if not any(prefix.params.adjusts for prefix in some):
         return scores
     scores = scores.clone()
     histories: dict[int, History] = {}
@@ -91,7 +92,7 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
 
 
 def warp_for_drafts(
-    logits: Tensor, prefixes: Sequence[Prefix], *, ranking: bool = False
+    logits: Tensor, prefixes: Sequence[Prefix], *, ranking: bool
 ) -> tuple[Tensor, frozenset[int]]:
     """As `warp`, with which rows leave no token possible instead of an error for them; those hold no
     distribution. A drafter asks about prefixes that the target may never reach, so a mask hook that
@@ -114,22 +115,25 @@ def _warp(
     logits: Tensor, prefixes: Sequence[Prefix], *, lenient: bool, ranking: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The probabilities, and a flag a row; None where all rows are known to be fine."""
-    first = prefixes[0].params
-    same = all(prefix.params is first for prefix in prefixes)
-    if same and not first.adjusts:
-        scores = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
-    else:
-        scores = adjusted(logits, prefixes, lenient=lenient)
-    if same:
-        return _distributions(scores, _settings(first, ranking))
+    scores = adjusted(logits, prefixes, lenient=lenient)
+    if _are_alike(prefixes):
+        return _distributions(scores, _settings(prefixes[0].params, ranking))
+    groups: dict[Warp, list[int]] = defaultdict(list)
+    for row, prefix in enumerate(prefixes):
+        groups[_settings(prefix.params, ranking)].append(row)
     probs = torch.empty_like(scores)
     flags = torch.zeros(len(scores), dtype=torch.int8, device=scores.device)
-    for rows in _group(prefixes):
-        settings = _settings(prefixes[rows[0]].params, ranking)
+    for settings, rows in groups.items():
         probs[rows], some = _distributions(scores[rows], settings)
         if some is not None:
             flags[rows] = some
     return probs, flags
+
+
+def _are_alike(prefixes: Sequence[Prefix]) -> bool:
+    """Whether all rows have the same parameters, as those of one request do."""
+    first = prefixes[0].params
+    return all(prefix.params is first for prefix in prefixes)
 
 
 def _settings(params: SamplingParams, ranking: bool) -> Warp:
@@ -151,14 +155,6 @@ def _distributions(scores: Tensor, settings: Warp) -> tuple[Tensor, Tensor | Non
     # Rows that are not distributions become ones that can be computed with; their flag tells.
     scores = scores.masked_fill(~fine, 0.0) - largest.masked_fill(~fine, 0.0)
     return _shape(scores, settings), flags.flatten()
-
-
-def _group(prefixes: Sequence[Prefix]) -> list[list[int]]:
-    """Rows that are warped alike, together."""
-    groups: dict[Warp, list[int]] = defaultdict(list)
-    for row, prefix in enumerate(prefixes):
-        groups[prefix.params.warp].append(row)
-    return list(groups.values())
 
 
 def _shape(scores: Tensor, settings: Warp) -> Tensor:

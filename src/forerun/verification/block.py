@@ -1,6 +1,6 @@
 """Block verification of drawn chains (Sun et al., arXiv 2403.10444, algorithm 2).
 
-The chain is judged as a whole: what early tokens have to spare makes up for later ones, so that it
+The chain is verified as a whole: what early tokens have to spare makes up for later ones, so that it
 never accepts less than the token rule on average, and more wherever the two models differ. It is what
 traversal verification is on a chain (docs/theory.md has the proof).
 """

@@ -3,8 +3,8 @@
 A decision is a list of tests. Each test passes with a probability and names what comes next either
 way: another test, or the end of the walk at a node, where a token is emitted from a row. Rules
 that go down from the root (token) and rules that come up from the leaves (block) differ only in
-the tests that they list, so the same walk serves all of them, and the law of the outcome can be
-enumerated by following the same tests both ways.
+the tests that they list, so the same walk serves all of them, and the distribution of the outcome
+can be enumerated by following the same tests both ways.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from forerun.verification.rule import Pending, Rule
 
 
 def end_at(node: int) -> int:
-    """The code of "the path ends at `node`" (-1: at the committed text), told apart by its sign."""
+    """The code of "the path ends at `node`" (-1: at the committed text); negative, as no test is."""
     return ~(node + 1)
 
 
@@ -61,34 +60,16 @@ class Decision:
         return ~at - 1
 
 
-Decide = Callable[[Draft, Tensor], Decision]
-
-
-def natively(rule: str, check: Callable[[Draft], None] | None = None) -> Callable[[Decide], Decide]:
-    """Have the kernels decide where they can; what is decorated is the form in torch.
-
-    Args:
-        rule: what the kernels call it.
-        check: refuses drafts that the rule does not take.
-    """
-
-    def choose(in_torch: Decide) -> Decide:
-        @wraps(in_torch)
-        def decide(draft: Draft, target_probs: Tensor) -> Decision:
-            if check is not None:
-                check(draft)
-            if not (native.takes(target_probs) and takes(draft)):
-                return in_torch(draft, target_probs)
-            probs = native_probs(draft, target_probs.dtype)
-            accept, on_accept, on_reject, start, emit = native.decide(
-                rule, draft.token_ids, draft.tree.parents, target_probs, probs
-            )
-            passes = torch.tensor(accept, dtype=target_probs.dtype)
-            return Decision(passes, tuple(on_accept), tuple(on_reject), start, emit)
-
-        return decide
-
-    return choose
+def decide_natively(rule: str, draft: Draft, target_probs: Tensor) -> Decision | None:
+    """The decision of the kernels under a rule that they know, where they can work on the rows."""
+    if not (native.takes(target_probs) and takes(draft)):
+        return None
+    probs = native_probs(draft, target_probs.dtype)
+    accept, on_accept, on_reject, start, emit = native.decide(
+        rule, draft.token_ids, draft.tree.parents, target_probs, probs
+    )
+    passes = torch.tensor(accept, dtype=target_probs.dtype)
+    return Decision(passes, tuple(on_accept), tuple(on_reject), start, emit)
 
 
 class DecisionRule(Rule):

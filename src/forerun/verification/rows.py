@@ -80,15 +80,12 @@ class TargetRows:
         """The same without waiting for a device, and which rows failed, bool [n + 1]; those are
         uniform.
 
-        A rule may go on as if the target had such rows: the law of what comes out is exact for that
-        target, and what comes after a prefix whose row failed is never emitted.
+        A rule may go on as if the target had such rows: its output is exact for that target, and
+        nothing is emitted after a prefix whose row failed.
         """
         if index not in self._probs:
-            if self.requests[index].params.mask is None:
-                made = warp_unchecked(self.logits(index), self._prefixes(index))
-            else:
-                made = self._masked(index)
-            self._probs[index] = made
+            has_mask = self.requests[index].params.mask is not None
+            self._probs[index] = self._masked(index) if has_mask else self._warped(index)
         return self._probs[index]
 
     def error(self, index: int, node: int) -> Exception:
@@ -116,6 +113,9 @@ class TargetRows:
             return self.row(index, node).log()
         return self.logits(index)[node + 1 : node + 2].log_softmax(-1)
 
+    def _warped(self, index: int) -> tuple[Tensor, Tensor]:
+        return warp_unchecked(self.logits(index), self._prefixes(index))
+
     def _masked(self, index: int) -> tuple[Tensor, Tensor]:
         """The rows of a request with a mask hook, row by row, and after which nodes it failed.
 
@@ -126,21 +126,20 @@ class TargetRows:
         """
         draft, request = self.drafts[index], self.requests[index]
         rows: list[Tensor] = []
-        asked: list[bool] = []
+        asked: set[int] = set()
         for node, parent in enumerate((-1, *draft.tree.parents), start=-1):
             if node >= 0:
                 token, before = draft.token_ids[node], rows[parent + 1]
-                possible = token not in request.stop_token_ids and bool(before[0, token] > 0)
-                if not (asked[parent + 1] and possible):
+                ended = parent not in asked or token in request.stop_token_ids
+                if ended or before[0, token] <= 0:
                     rows.append(before)
-                    asked.append(False)
                     continue
             try:
                 rows.append(self.row(index, node))
+                asked.add(node)
             except Exception as error:
                 self._errors[index, node] = error
                 rows.append(torch.full_like(self.logits(index)[:1], 1 / self._logits.shape[-1]))
-            asked.append((index, node) not in self._errors)
         failed = [(index, node) in self._errors for node in range(-1, len(draft))]
         return torch.cat(rows), torch.tensor(failed, device=self._logits.device)
 

@@ -13,14 +13,13 @@ from forerun.verification.decision import (
     Decision,
     DecisionRule,
     acceptance,
+    decide_natively,
     end_at,
-    natively,
     normalized,
     token_ids_and_rows,
 )
 
 
-@natively("token")
 def decide(draft: Draft, target_probs: Tensor) -> Decision:
     """The tests of the token rule, from the root down.
 
@@ -33,6 +32,10 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
         draft: any tree.
         target_probs: [n + 1, V].
     """
+    return decide_natively("token", draft, target_probs) or _decide_in_torch(draft, target_probs)
+
+
+def _decide_in_torch(draft: Draft, target_probs: Tensor) -> Decision:
     left = target_probs.clone()
     accept = target_probs.new_zeros(len(draft))
     rows = draft.dense_probs(target_probs.shape[-1])

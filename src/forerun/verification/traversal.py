@@ -16,8 +16,8 @@ from forerun.verification.decision import (
     Decision,
     DecisionRule,
     acceptance,
+    decide_natively,
     end_at,
-    natively,
     normalized,
     token_ids_and_rows,
 )
@@ -30,7 +30,6 @@ def refuse_point_masses(draft: Draft) -> None:
         )
 
 
-@natively("traversal", check=refuse_point_masses)
 def decide(draft: Draft, target_probs: Tensor) -> Decision:
     """The tests of traversal verification, from the leaves back to the root.
 
@@ -48,6 +47,12 @@ def decide(draft: Draft, target_probs: Tensor) -> Decision:
     Raises:
         ConfigError: for point masses.
     """
+    refuse_point_masses(draft)
+    decided = decide_natively("traversal", draft, target_probs)
+    return decided or _decide_in_torch(draft, target_probs)
+
+
+def _decide_in_torch(draft: Draft, target_probs: Tensor) -> Decision:
     draft_probs = draft.dense_probs(target_probs.shape[-1])
     if draft_probs is None:
         return Decision(target_probs.new_zeros(0), (), (), end_at(-1), target_probs)

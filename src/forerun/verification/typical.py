@@ -29,8 +29,8 @@ def decide(
 
     A token passes if p(token) > min(epsilon, delta exp(-H(p))), p being the row after its parent,
     temperature and filters applied, and H its entropy in nats. The path ends at the deepest node
-    whose whole path passes, the first of them if there are several; the next token is drawn from
-    the target's row there. Medusa takes the first token of a path greedily, so that a round emits
+    whose whole path passes, the first of them on ties; the next token is drawn from the target's
+    row there. Medusa takes the first token of a path greedily, so that a round emits
     at least one; here the token that ends the round serves for that.
 
     Args:
@@ -43,8 +43,6 @@ def decide(
         ConfigError: for a drawn tree.
     """
     _refuse_drawn_trees(draft)
-    if not len(draft):
-        return Decision(target_probs.new_zeros(0), (), (), end_at(-1), target_probs)
     stands: list[bool] = []
     for parent, passes in zip(
         draft.tree.parents, _passes(draft, target_probs, epsilon, delta), strict=True
@@ -60,7 +58,7 @@ def decide(
         accept=torch.tensor(stands, dtype=target_probs.dtype, device=target_probs.device),
         on_accept=tuple(end_at(node) for node in range(len(draft))),
         on_reject=tuple(on_reject),
-        start=order[0],
+        start=order[0] if order else end_at(-1),
         emit=target_probs,
     )
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from forerun._native.kernels import ThreadPool
 
 _ERRORS = TypedErrors("a module")
+# Columns that share a scale in int8 and int4: the kernels choose.
+_GROUP = 0
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,11 @@ class CpuModules:
     Args:
         pool: the threads to run on.
         precision: of the matrices: `fp32`, `bf16`, `int8` or `int4`.
-        group: columns that share a scale in int8 and int4; 0 for 64 and 32.
         level: the instruction set; empty takes the best there is.
     """
 
     pool: ThreadPool
     precision: str
-    group: int = 0
     level: str = ""
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Module:
@@ -58,7 +58,7 @@ class CpuModules:
             _array(weight),
             _array(bias),
             self.precision,
-            self.group,
+            _GROUP,
             self.level,
         )
         pool, rows = self.pool, len(weight)
@@ -122,7 +122,7 @@ class CpuModules:
             _array(weights.get("q_norm")),
             _array(weights.get("k_norm")),
             self.precision,
-            self.group,
+            _GROUP,
             self.level,
         )
         return CpuAttention(self.pool, native, len(weights["output"]))
