@@ -113,16 +113,28 @@ class LayerSkipDrafter(BaseDrafter):
         """
         import torch
 
-        from forerun.trees.growth import start
+        from forerun.trees.growth import grow, start
 
         assert self._cache is not None, "attach comes first"
-        growths = []
+        running = []
         for request, plan in zip(requests, plans, strict=True):
             room = min(plan.num_tokens, self._cache.capacity - len(request))
-            growths.append(start(request, replace(plan, num_tokens=room)))
+            running.append(start(request, replace(plan, num_tokens=room)))
+        growths = running
+        # By row, the shared layers' output for all tokens run.
         states: dict[int, list[Tensor]] = {request.row: [] for request in requests}
         try:
-            self._grow(growths, states, randomness)
+            while running:
+                hidden, _ = self._run(running, range(self.shared_layers), None)
+                for growth, state in zip(running, hidden, strict=True):
+                    states[growth.request.row].append(state)
+                # The last drafted token goes through the shared layers alone, for the verification.
+                growing = [index for index, growth in enumerate(running) if growth.frontier]
+                if len(growing) < len(running):
+                    running, hidden = [running[index] for index in growing], hidden[growing]
+                if running:
+                    grow(running, self._finish(running, hidden), randomness)
+                running = [g for g in running if len(g.token_ids) == len(states[g.request.row])]
         finally:
             # What the later layers have written while drafting.
             if self._rest:
@@ -133,28 +145,6 @@ class LayerSkipDrafter(BaseDrafter):
             replace(growth.finish(), hidden=torch.cat(states[growth.request.row]))
             for growth in growths
         ]
-
-    def _grow(
-        self, growths: list[Growth], states: dict[int, list[Tensor]], randomness: Randomness
-    ) -> None:
-        """Grow chains token by token; `states` takes the shared layers' output by row."""
-        from forerun.trees.growth import grow
-
-        running = growths
-        for length in itertools.count():
-            hidden, _ = self._run(running, range(self.shared_layers), None)
-            for growth, state in zip(running, hidden, strict=True):
-                states[growth.request.row].append(state)
-            # The last drafted token goes through the shared layers alone, for the verification.
-            growing = [index for index, growth in enumerate(running) if growth.frontier]
-            if not growing:
-                return
-            if len(growing) < len(running):
-                running, hidden = [running[index] for index in growing], hidden[growing]
-            grow(running, self._finish(running, hidden), randomness)
-            running = [growth for growth in running if len(growth.token_ids) > length]
-            if not running:
-                return
 
     def _finish(self, growths: list[Growth], hidden: Tensor) -> Tensor:
         """Go on from the shared layers' output [B, 1, hidden_size]; logits [B, V]."""

@@ -15,10 +15,9 @@ from pydantic import Field
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import LookupDrafter
-from forerun.drafters.lookup.places import Continuations
 from forerun.errors import ConfigError
 from forerun.options import options
-from forerun.trees.host import grow_on_host
+from forerun.trees.host import Continuations, grow_on_host
 
 # Places that a tree goes on from.
 MOST_PLACES = 8
@@ -58,10 +57,9 @@ class _Index:
         """Where the text goes on after the latest earlier copy of its longest known ending, and the
         size of that; zeros if it has none."""
         for size in reversed(self.sizes):
-            if size < len(token_ids):
-                follows = self.follows.get(tuple(token_ids[-size:]))
-                if follows is not None:
-                    return follows, size
+            place = self.follows.get(tuple(token_ids[-size:]), 0)
+            if place:
+                return place, size
         return 0, 0
 
     def matches(self, token_ids: list[int]) -> list[tuple[int, float]]:
@@ -69,7 +67,7 @@ class _Index:
         places: dict[int, float] = {}
         weight = 1.0
         for size in reversed(self.sizes):
-            place = self.follows.get(tuple(token_ids[-size:]), 0) if size < len(token_ids) else 0
+            place = self.follows.get(tuple(token_ids[-size:]), 0)
             while place and len(places) < MOST_PLACES:
                 places.setdefault(place, weight)
                 place = self.earlier[size][place]

@@ -14,8 +14,7 @@ from typing import Self
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import LookupDrafter
-from forerun.drafters.lookup.places import Continuations
-from forerun.trees.host import grow_on_host
+from forerun.trees.host import Continuations, grow_on_host
 
 # Tokens in a row that show that a place is the right one.
 CERTAIN = 8
@@ -79,14 +78,13 @@ class Alignment:
 
     def _look_around(self, token_ids: list[int], end: int) -> None:
         """Move to the place that speaks most for itself, if any speaks more than this one."""
-        lengths = {self.place: self.matched}
-        scores = {self.place: self._score(self.place, self.matched)}
         after = self._after.get(token_ids[end], [])
         middle = bisect_left(after, self._parted)
+        lengths = {self.place: self.matched}
         for place in after[max(middle - PLACES_BEHIND, 0) : middle + PLACES_AHEAD]:
             if place != self.place:
                 lengths[place] = self._compare(place, token_ids, end)
-                scores[place] = self._score(place, lengths[place])
+        scores = {place: self._score(place, matched) for place, matched in lengths.items()}
         # Sorting is stable: where nothing is better, it stays.
         ranked = sorted(scores, key=scores.__getitem__, reverse=True)[:MOST_BRANCHES]
         best = self.place = ranked[0]

@@ -44,29 +44,27 @@ class _Known:
 
     def __init__(self) -> None:
         self.own = SuffixAutomaton()
-        self.matches: list[Match] = []
-        self._others: tuple[SuffixAutomaton, ...] = ()
+        self.matches: dict[SuffixAutomaton, Match] = {}
 
     def update(self, token_ids: list[int], others: tuple[SuffixAutomaton, ...]) -> None:
         """Take in new tokens, and the automata there are by now."""
         new = token_ids[self.own.num_tokens :]
         self.own.extend(new)
-        for match in self.matches:
+        for match in self.matches.values():
             match.extend(new)
-        if others != self._others:
-            self._others = others
-            known = {id(match.automaton): match for match in self.matches}
-            self.matches = [known.get(id(other)) or Match(other, token_ids) for other in others]
+        self.matches = {
+            other: self.matches.get(other) or Match(other, token_ids) for other in others
+        }
 
     def longest(self) -> tuple[SuffixAutomaton, int, int]:
         """The longest match: where, its state and its length; the text's own where lengths tie."""
         own = self.own
         state = max(own.link[own.last], 0)
         best = (own, state, own.length[state])
-        for match in self.matches:
-            state, length = match.found()
+        for automaton, match in self.matches.items():
+            state, length = match.longest()
             if length > best[2]:
-                best = (match.automaton, state, length)
+                best = (automaton, state, length)
         return best
 
 
@@ -86,10 +84,10 @@ class SuffixOptions:
 
 
 class SuffixDrafter(LookupDrafter):
-    """Drafts chains and trees from what has been written before: no model.
+    """Drafts chains and trees from what was written before: no model.
 
-    Outputs are kept when their requests end, in the store of their namespace, and looked into by
-    later requests of that namespace alone; prompts are looked into by their own requests alone.
+    Outputs are kept when their requests end, in the store of their namespace, for later requests of
+    that namespace alone; prompts serve their own requests alone.
 
     Args:
         store_tokens: tokens of earlier outputs kept for each namespace; 0 keeps none.
@@ -101,10 +99,7 @@ class SuffixDrafter(LookupDrafter):
 
     def __init__(self, store_tokens: int = 0, corpus: Sequence[int] = ()) -> None:
         self.store = SuffixStore(store_tokens)
-        self._corpora: tuple[SuffixAutomaton, ...] = ()
-        if corpus:
-            self._corpora = (SuffixAutomaton(),)
-            self._corpora[0].extend(corpus)
+        self._corpora = (SuffixAutomaton(corpus),) if corpus else ()
         self._known: defaultdict[int, _Known] = defaultdict(_Known)
 
     @classmethod

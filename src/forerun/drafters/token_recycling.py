@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 
 from forerun.contracts import DrafterSetup
-from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Request, Tree, Verdict
+from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Request, Verdict
 from forerun.drafters.base import LookupDrafter
 from forerun.drafters.lookup.store import Namespaces
-from forerun.params import SamplingParams
 from forerun.trees.host import grow_on_host
 
 # What needs torch or NumPy is imported where it is used: the help is read without them.
@@ -94,33 +92,27 @@ class TokenRecyclingDrafter(LookupDrafter):
                 matrix[tokens] = top.cpu().numpy()
 
     def draft(self, request: Request, plan: Plan) -> Draft:
+        from forerun.trees.plans import best_tree
+
         matrix = self._matrices.get(request.hints.namespace)
         if matrix is None:
             return NO_DRAFT
         known: dict[int, list[Child]] = {}
 
         def expand(token: int) -> list[Child]:
-            children = known.get(token)
-            if children is None:
+            if token not in known:
                 row = matrix[token].tolist()
                 # A row is filled or empty as a whole.
                 filled = row if row[0] >= 0 else ()
-                children = known[token] = list(zip(filled, RANK_SHARES, filled, strict=False))
-            return children
+                known[token] = list(zip(filled, RANK_SHARES, filled, strict=False))
+            return known[token]
 
         if plan.num_nodes is not None:
-            plan = replace(plan, tree=_static_tree(plan.num_nodes, plan.num_tokens), num_nodes=None)
+            # The same shape for every token, as in the paper, so that only nodes with children are
+            # looked up.
+            tree = best_tree(RANK_SHARES, plan.num_nodes, plan.num_tokens)
+            plan = replace(plan, tree=tree, num_nodes=None)
         return grow_on_host(request, plan, request.token_ids[-1], expand)
-
-
-@lru_cache(maxsize=256)
-def _static_tree(num_nodes: int, num_tokens: int) -> Tree:
-    """The nodes of the largest products of shares: the same for every token, as in the paper, so that
-    only nodes with children are looked up."""
-    nothing = Request(0, [0], 1, SamplingParams(), seed=0)
-    children = [(rank, share, 0) for rank, share in enumerate(RANK_SHARES)]
-    plan = Plan(num_tokens, num_nodes=num_nodes)
-    return grow_on_host(nothing, plan, 0, lambda _: children).tree
 
 
 def likeliest(logits: Tensor, count: int) -> Tensor:

@@ -224,34 +224,32 @@ def refuse_unsupported(config: Any, name: str) -> None:
     Raises:
         UnsupportedModelError: naming the model and the reason.
     """
+    obstacle = _obstacle(config)
+    if obstacle is not None:
+        raise UnsupportedModelError(f"{name} ({config.model_type}) {obstacle}.")
+
+
+def _obstacle(config: Any) -> str | None:
     from transformers import DynamicCache
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KNOWN
 
-    kind = f"{name} ({config.model_type})"
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(
-            f"{kind} is an encoder-decoder; only decoders can be run speculatively."
-        )
+        return "is an encoder-decoder; only decoders can be run speculatively"
     if type(config) not in KNOWN:
-        raise UnsupportedModelError(f"{kind} is no causal language model of transformers.")
+        return "is not a causal language model of transformers"
     model_class: Any = KNOWN[type(config)]
     if getattr(model_class, "_is_stateful", False):
-        raise UnsupportedModelError(
-            f"{kind} is recurrent, wholly or in some layers; its state cannot be rolled back."
-        )
+        return "is recurrent, wholly or in some layers; its state cannot be rolled back"
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
-        raise UnsupportedModelError(f"{kind} takes no positions, which a tree of drafts needs.")
+        return "takes no positions, which a tree of drafts needs"
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     try:
         layers = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
     except Exception as error:
         # transformers raises whatever it meets in a config that none of its plain caches fits.
-        raise UnsupportedModelError(
-            f"{kind} has a cache of its own kind ({one_line(error)}), which cannot be rolled back."
-        ) from error
+        return f"has a cache of its own kind ({one_line(error)}), which cannot be rolled back"
     odd = sorted((layers - {"DynamicLayer", "DynamicSlidingWindowLayer"}) | (kinds - _OPEN_MASKS))
-    if odd:
-        raise UnsupportedModelError(f"{kind} has layers whose cache cannot be rolled back: {odd}.")
+    return f"has layers whose cache cannot be rolled back: {odd}" if odd else None
 
 
 def max_context(config: Any, name: str) -> int:
