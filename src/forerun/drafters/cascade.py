@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from forerun.contracts import Cache, Drafter, DrafterSetup
 from forerun.core import (
@@ -26,7 +26,7 @@ from forerun.core import (
     Verdict,
 )
 from forerun.drafters.base import BaseDrafter
-from forerun.errors import ConfigError, UnknownNameError
+from forerun.errors import ConfigError, UnknownNameError, shown
 from forerun.options import Text, options
 
 if TYPE_CHECKING:
@@ -44,30 +44,24 @@ def parse_member(entry: str) -> tuple[str, int | None]:
 
     Raises:
         ConfigError: for an invalid length.
+        UnknownNameError: for an unknown method.
     """
-    name, colon, length = entry.partition(":")
-    if not colon:
-        return name, None
-    if not length.isdecimal() or not 1 <= int(length) <= LONGEST:
-        raise ConfigError(f"{entry!r} names no length; write draft_model:4, from 1 to {LONGEST}.")
-    return name, int(length)
-
-
-def _known(entry: str) -> str:
     from forerun.drafters import DRAFTERS  # Here, because that package imports this file.
 
-    name, _ = parse_member(entry)
-    others = [other for other in DRAFTERS.names() if other != CascadeDrafter.name]
-    if name not in others:
-        raise UnknownNameError("method of a cascade", name, others)
-    return entry
+    name, colon, length = entry.partition(":")
+    known = [other for other in DRAFTERS.names() if other != CascadeDrafter.name]
+    if name not in known:
+        raise UnknownNameError("method of a cascade", name, known)
+    if colon and length not in map(str, range(1, LONGEST + 1)):
+        raise ConfigError(f"{shown(entry)} names no length; write draft_model:4, 1 to {LONGEST}.")
+    return name, int(length) if colon else None
 
 
 @options
 class CascadeOptions:
     """Which methods a cascade asks, and when it is content."""
 
-    cascade: tuple[Annotated[Text, AfterValidator(_known)], ...] = Field(
+    cascade: tuple[Text, ...] = Field(
         default=("suffix", "draft_model:4"),
         description="Methods in the order in which they are asked, with the tokens that each may draft.",
     )
