@@ -1,8 +1,8 @@
 """Drafters in order: the first that is confident enough proposes, otherwise the last.
 
 The choice follows from the committed tokens alone, before anything is drawn, so what is drawn then is
-verified like any other draft. Free drafters with little to say come first (suffixes of the text
-itself), a model that always has an answer comes last.
+verified like any other draft. Drafters that cost nothing and often have no proposal come first
+(suffixes of the text itself), a model that always has one comes last.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse_member(entry: str) -> tuple[str, int | None]:
     """A method's name, and the tokens that it may draft along a path where the entry says so.
 
     Args:
-        entry: `suffix`, or `draft_model:4`: what is looked up costs nothing, what a model drafts does.
+        entry: `suffix`, or `draft_model:4`: looked-up tokens cost nothing, a model's do.
 
     Raises:
         ConfigError: for an invalid length.
@@ -59,7 +59,7 @@ def parse_member(entry: str) -> tuple[str, int | None]:
 
 @options
 class CascadeOptions:
-    """Which methods a cascade asks, and when it is content."""
+    """Which methods a cascade asks, and how confident they must be."""
 
     cascade: tuple[Text, ...] = Field(
         default=("suffix", "draft_model:4"),
@@ -92,8 +92,8 @@ def _check_members(names: Sequence[str]) -> None:
 class CascadeDrafter(BaseDrafter):
     """Asks its members in turn how confident they are.
 
-    A member that runs layers of the target itself drafts for all requests of a round or for none:
-    where others of a batch are drafted for by such a member, a request that is not decodes plainly.
+    A member that runs layers of the target itself drafts for all requests of a round or for none: if it
+    is chosen for any, the requests for which it is not chosen decode plainly.
 
     Args:
         members: from the first to be asked to the last, which is not asked.

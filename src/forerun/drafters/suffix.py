@@ -40,14 +40,14 @@ CONFIDENCES = ((0, 0.0), (1, 0.32), (2, 0.38), (3, 0.45), (13, 0.56), (20, 0.7),
 
 
 class _Known:
-    """What is known of one request's text: its own automaton and its matches in others."""
+    """The index of one request's text: its own automaton, and its matches in others."""
 
     def __init__(self) -> None:
         self.own = SuffixAutomaton()
         self.matches: dict[SuffixAutomaton, Match] = {}
 
     def update(self, token_ids: list[int], others: tuple[SuffixAutomaton, ...]) -> None:
-        """Take in new tokens, and the automata there are by now."""
+        """Take in new tokens, and the present automata of other texts."""
         new = token_ids[self.own.num_tokens :]
         self.own.extend(new)
         for match in self.matches.values():
