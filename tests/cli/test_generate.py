@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from forerun.cli.report import JsonOutput
+from forerun.models import Checkpoint
 from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli, Write
 
@@ -224,6 +225,9 @@ def test_interruption_leaves_what_there_is(
         count = len(content["token_ids"])
         assert 7 <= count < 24
         assert content["token_ids"] == whole["token_ids"][:count]
+        tokenizer = Checkpoint.open(cli.target).tokenizer
+        decoded = tokenizer.decode(content["token_ids"], skip_special_tokens=True)
+        assert content["text"] == decoded
         assert content["stats"]["num_emitted_tokens"] == len(content["origins"]) == count
         assert content["finish_reason"] == "cancelled"
     else:

@@ -26,7 +26,7 @@ REFUSED = {
     "recurrent_gemma": "is recurrent",
     "t5": "is an encoder-decoder",
     "bart": "is an encoder-decoder",
-    "vit": "is no causal language model",
+    "vit": "is not a causal language model",
     "bloom": "takes no positions",
 }
 

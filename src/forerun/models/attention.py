@@ -113,7 +113,7 @@ class Step:
     Attributes:
         appending: where the new tokens lie in the cache.
         visible: which slots they see, by sliding window.
-        rotation: cosines and sines [B, 1, n, head_dim] of the rotary embedding, if there is one.
+        rotation: cosines and sines [B, 1, n, head_dim] of the rotary embedding, or None.
     """
 
     appending: Appending

@@ -1,4 +1,4 @@
-"""Our own decoder, for every family that it knows."""
+"""forerun's own decoder, for every family that it knows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Transformer:
 
     Args:
         shape: of the model.
-        weights: our tensors by name, as `layouts` names them, on one device in one dtype.
+        weights: by name, as `layouts` names them, on one device in one dtype.
         name: how messages and reports call the model.
     """
 

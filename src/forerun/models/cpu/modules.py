@@ -111,16 +111,12 @@ class CpuModules:
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
+        names = ("qkv", "qkv_bias", "output", "output_bias", "q_norm", "k_norm")
         native = _built(
             _native.kernels.Attention,
             self.pool,
-            _described(shape),
-            _array(weights["qkv"]),
-            _array(weights.get("qkv_bias")),
-            _array(weights["output"]),
-            _array(weights.get("output_bias")),
-            _array(weights.get("q_norm")),
-            _array(weights.get("k_norm")),
+            {**vars(shape), "window": shape.window or 0},
+            *(_array(weights.get(name)) for name in names),
             self.precision,
             _GROUP,
             self.level,
@@ -140,8 +136,8 @@ class CpuAttention:
         """An empty cache of `rows` rows of `capacity` tokens each.
 
         Raises:
-            CacheError: for less than one of either.
-            MemoryLimitError: when there is no memory for it.
+            CacheError: for fewer than one row or token.
+            MemoryLimitError: when it does not fit into memory.
         """
         return new_cache(self.native, rows, capacity, "an attention module")
 
@@ -165,19 +161,6 @@ class CpuAttention:
                 to_dlpack(out),
             )
         return out
-
-
-def _described(shape: AttentionShape) -> dict[str, object]:
-    """The shape as the kernels take it."""
-    return {
-        "num_heads": shape.num_heads,
-        "num_kv_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "window": shape.window or 0,
-        "norm_eps": shape.norm_eps,
-        "inverse_frequencies": list(shape.inverse_frequencies),
-        "rotary_scale": shape.rotary_scale,
-    }
 
 
 def _array(weight: Tensor | None) -> NDArray[np.float32] | None:
