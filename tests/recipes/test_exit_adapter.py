@@ -83,7 +83,7 @@ def test_training_publishes_adapters_that_agree_more(target_path: Path, tmp_path
     loaded = load_model(target_path, dtype="fp32", backend="torch")
     for layer in (1, 2):
         adapter = ExitAdapter.load(tmp_path / "out" / f"exit-{layer}.safetensors")
-        assert (adapter.exit_layer, len(found.norm)) == (layer, 32)
+        assert (adapter.exit_layer, len(adapter.norm)) == (layer, 32)
         assert adapter.target == target_path.name
         LayerSkipDrafter(loaded, range(layer, 4), adapter)
 
