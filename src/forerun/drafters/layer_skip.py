@@ -211,14 +211,13 @@ def _chosen(own: LayerSkipOptions, target: CausalLM) -> tuple[Collection[int], E
         return own.skip_layers, adapter
     exit_layer = own.exit_layer
     if exit_layer is None and adapter is not None:
-        adapter.check(target)
         exit_layer = adapter.exit_layer
     elif exit_layer is None:
         exit_layer = ZOO_EXIT if target.name == "zoo" else max(1, target.num_layers // 4)
     if exit_layer >= target.num_layers:
         raise ConfigError(
-            f"exit_layer is {exit_layer} and the target has {target.num_layers} layers; give fewer "
-            "than it has, or use another method."
+            f"the exit is after layer {exit_layer} and {target.name} has {target.num_layers}; give an "
+            "exit_layer, or an adapter of an exit, below its last layer, or use another method."
         )
     if adapter is None and target.name == "zoo" and zoo_adapter(exit_layer).is_file():
         adapter = ExitAdapter.load(zoo_adapter(exit_layer))

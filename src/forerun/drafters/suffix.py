@@ -40,14 +40,14 @@ CONFIDENCES = ((0, 0.0), (1, 0.32), (2, 0.38), (3, 0.45), (13, 0.56), (20, 0.7),
 
 
 class _Known:
-    """What is known of one request's text: its own automaton and its matches in others."""
+    """The index of one request's text: its own automaton, and its matches in others."""
 
     def __init__(self) -> None:
         self.own = SuffixAutomaton()
         self.matches: dict[SuffixAutomaton, Match] = {}
 
     def update(self, token_ids: list[int], others: tuple[SuffixAutomaton, ...]) -> None:
-        """Take in new tokens, and the automata there are by now."""
+        """Take in new tokens, and the present automata of other texts."""
         new = token_ids[self.own.num_tokens :]
         self.own.extend(new)
         for match in self.matches.values():
@@ -111,11 +111,7 @@ class SuffixDrafter(LookupDrafter):
                 without a tokenizer.
         """
         own = setup.read(SuffixOptions)
-        if own.suffix_corpus is None:
-            return cls(own.suffix_store_tokens)
-        most_tokens = own.suffix_store_tokens or MOST_CORPUS_TOKENS
-        corpus = read_corpus(own.suffix_corpus, setup.encode, most_tokens)
-        return cls(own.suffix_store_tokens, corpus)
+        return cls(own.suffix_store_tokens, _read_corpus(own, setup.encode))
 
     def confidence(self, request: Request) -> float:
         """By the length of the match alone."""
@@ -143,15 +139,11 @@ class SuffixDrafter(LookupDrafter):
         return known
 
 
-def read_corpus(
-    path: str, encode: Callable[[str], list[int]] | None, most_tokens: int
-) -> list[int]:
-    """The token ids of a text file.
-
-    Raises:
-        ConfigError: for a file that is missing, empty, not UTF-8 or longer than `most_tokens`, or
-            without a tokenizer.
-    """
+def _read_corpus(own: SuffixOptions, encode: Callable[[str], list[int]] | None) -> list[int]:
+    """The token ids of the corpus; none where the options name no file."""
+    path, most_tokens = own.suffix_corpus, own.suffix_store_tokens or MOST_CORPUS_TOKENS
+    if path is None:
+        return []
     if encode is None:
         raise ConfigError("suffix_corpus is a text and needs a tokenizer; use forerun.load.")
     text = read_text(

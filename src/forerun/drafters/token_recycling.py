@@ -1,4 +1,4 @@
-"""Drafts from what the target itself held likely after each token, whenever it last met it.
+"""Drafts the tokens that the target itself found most likely after each token when it last ran it.
 
 Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
 Recycling", arXiv 2408.08696: every verification leaves behind the most likely next tokens of each
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 NEXT_TOKENS = 8
 # Namespaces that have a matrix, those used last.
 MOST_NAMESPACES = 8
-# How often the next token was the one of each rank, where there was a row: the zoo's target at
-# temperature 0.7, over 60 held-out prompts.
+# How often the next token was that of each rank, where there was a row: the zoo's target at temperature
+# 0.7, over 60 held-out prompts.
 RANK_SHARES = (0.65, 0.07, 0.036, 0.018, 0.012, 0.01, 0.009, 0.007)
 # The share of its chains of 4 tokens that the target accepted, likewise.
 CONFIDENCE = 0.33
-# Columns whose maximum is found first: the likeliest tokens lie in the blocks of the largest. Ten times
-# faster over 150,000 columns, and no gain over few.
+# Columns of a block: the likeliest tokens lie in the blocks of the largest maxima. Ten times faster over
+# 150,000 columns, and no gain over few.
 _BLOCK, _LEAST_BLOCKS = 64, 128
 
 Child = tuple[int, float, int]
@@ -68,7 +68,7 @@ class TokenRecyclingDrafter(LookupDrafter):
         return cls(setup.target.vocab_size, setup.rows)
 
     def confidence(self, request: Request) -> float:
-        """What is usual, where the newest token has been met before."""
+        """The usual share, where the newest token has a row."""
         matrix = self._matrices.get(request.hints.namespace)
         return CONFIDENCE if matrix is not None and matrix[request.token_ids[-1], 0] >= 0 else 0.0
 
@@ -84,7 +84,7 @@ class TokenRecyclingDrafter(LookupDrafter):
             return
         rounds = zip(requests, drafts, verdicts, output.logits, strict=True)
         for request, draft, verdict, logits in rounds:
-            # The logits of a request that failed may be what it failed for.
+            # A request that failed may have failed for its logits.
             if verdict.token_ids and request.speculative:
                 tokens = [request.token_ids[-1 - len(verdict.token_ids)], *draft.token_ids]
                 top = likeliest(logits[: len(tokens)], NEXT_TOKENS)

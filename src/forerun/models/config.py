@@ -131,7 +131,7 @@ def _in_file(path: Path | str) -> Iterator[None]:
 
 
 def layer_configs(text: Any) -> list[Any]:
-    """The configs of a model's layers, where they differ in size; else that of the model alone."""
+    """One config per layer where layers differ in size, else just the model's."""
     return list(text.per_layer_config) if text.is_heterogeneous else [text]
 
 
@@ -192,7 +192,7 @@ def read_end_tokens(directory: Path, config: Any) -> frozenset[int]:
 
 
 def one_line(error: Exception) -> str:
-    """What another library's error says, on one line that is not too long."""
+    """Another library's message on one line, cut after 200 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:197]}..."
 

@@ -108,7 +108,7 @@ class HFModel:
         """The norm before the output head, on [B, n, hidden_size].
 
         Raises:
-            ConfigError: when the model's final norm and head cannot be told apart from the rest.
+            ConfigError: when the model's final norm and head cannot be run separately.
         """
         return self._head[0](hidden)
 
@@ -117,7 +117,7 @@ class HFModel:
         """Logits [B, n, V] of hidden states [B, n, hidden_size] behind the final norm.
 
         Raises:
-            ConfigError: when the model's final norm and head cannot be told apart from the rest.
+            ConfigError: when the model's final norm and head cannot be run separately.
         """
         return self._head[1](hidden)
 
@@ -141,11 +141,11 @@ class HFModel:
         }
         if tree is None:
             return self.model(**inputs)
-        places = torch.tensor(cache.positions[row], device=self.device)
-        inputs["attention_mask"] = self._masks(places, len(positions), tree)
+        row_positions = torch.tensor(cache.positions[row], device=self.device)
+        inputs["attention_mask"] = self._masks(row_positions, len(positions), tree)
         if not self._tables:
             return self.model(**inputs)
-        tables = _by_position(self._tables, places, len(positions))
+        tables = _by_position(self._tables, row_positions, len(positions))
         return torch.func.functional_call(self.model, tables, kwargs=inputs)
 
     def _masks(self, positions: Tensor, count: int, tree: Tree) -> Any:
@@ -277,8 +277,8 @@ def _windows(config: Any) -> dict[str, int | None]:
 
 
 def _square_tables(model: Any) -> dict[str, Tensor]:
-    """The masks [1, 1, max_context, max_context] that a model holds itself, as GPT-Neo does: it cuts
-    them by the slots of queries and keys."""
+    """The masks [1, 1, max_context, max_context] that a model keeps as buffers, as GPT-Neo does, and
+    indexes by the slots of queries and keys."""
     return {
         name: table
         for name, table in model.named_buffers()
@@ -287,7 +287,7 @@ def _square_tables(model: Any) -> dict[str, Tensor]:
 
 
 def _by_position(tables: dict[str, Tensor], positions: Tensor, count: int) -> dict[str, Tensor]:
-    """The tables for the last `count` slots, with what each says of positions in place of slots."""
+    """The tables with the last `count` rows, and all columns, looked up by position instead of slot."""
     total, placed = len(positions), {}
     for name, table in tables.items():
         # The rows of earlier slots are not read.

@@ -1,4 +1,4 @@
-"""What a loaded model of transformers is tried with before it is used."""
+"""Whether a loaded model of transformers follows positions and tree masks: tried before it is used."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LARGEST = 1e4
 
 
 def probe(model: HFModel, config: Any) -> None:
-    """Run two siblings behind a text that is longer than the model's windows, and see that the second
-    one and their parent get the logits that they get in a row.
+    """Run two siblings after a text that is longer than the model's windows, and compare the logits of
+    the second one and of their parent with those of the same tokens in a chain.
 
-    A model whose code does not use the window of its config is given none.
+    For a model whose code does not use the window of its config, masks have no window either.
 
     Args:
         config: of the text model.
@@ -39,7 +39,7 @@ def probe(model: HFModel, config: Any) -> None:
     except Exception as error:
         # A model of transformers raises whatever its first failing line raises.
         raise UnsupportedModelError(
-            f"{kind} fails in transformers with what a tree needs ({one_line(error)}); "
+            f"{kind} fails in transformers with a tree's inputs ({one_line(error)}); "
             "it cannot be run speculatively."
         ) from error
     if wrong is not None:
@@ -67,12 +67,12 @@ def _run_probe(model: HFModel, config: Any) -> str | None:
         cache.trim(0, length)
         if (branched[[0, 2]] - expected).abs().max() <= tolerance:
             return None
-    return "does not follow tree attention masks: it gives a token other logits than in a row"
+    return "does not follow tree attention masks: logits differ from those of a chain"
 
 
 def _lengthen(cache: HFCache, length: int, marked: list[int]) -> None:
-    """Make a row's two tokens a text of `length`: copies of the first, with values at the `marked`
-    slots, the last that a window hides, that weigh as much as all others together."""
+    """Extend a row of two tokens to `length` copies of the first. At the `marked` slots, the last ones
+    that a window hides, values are as large as all others together, so that a wrong window shows."""
     for layer in cache.caches[0].layers:
         layer.keys = layer.keys[..., :1, :].repeat_interleave(length, -2)
         values = layer.values[..., :1, :].repeat_interleave(length, -2)

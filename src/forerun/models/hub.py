@@ -1,4 +1,4 @@
-"""From what a user names, a zoo model, a directory or a hub id, to a directory with the files."""
+"""Finding a checkpoint: from a zoo model, a directory or a hub id to a directory with its files."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Location:
         """The same checkpoint with its weights, which are downloaded where they are not here yet.
 
         Raises:
-            CheckpointError: when the hub does not deliver.
+            CheckpointError: when the download fails.
         """
         if self.hub_id is None:
             return self
-        found = _download(self.hub_id, self.revision, (*_SMALL_FILES, *_WEIGHTS))
-        return replace(self, directory=found)
+        directory = _download(self.hub_id, self.revision, (*_SMALL_FILES, *_WEIGHTS))
+        return replace(self, directory=directory)
 
 
 def locate(name: str | os.PathLike[str], revision: str | None = None) -> Location:
@@ -54,8 +54,8 @@ def locate(name: str | os.PathLike[str], revision: str | None = None) -> Locatio
         revision: branch, tag or commit on the hub.
 
     Raises:
-        CheckpointError: when there is no such directory, or the hub does not deliver.
-        ConfigError: for the revision of a directory, which has none.
+        CheckpointError: when there is no such directory, or the download fails.
+        ConfigError: for the revision of a directory.
     """
     named = zoo_path(str(name)) if is_zoo(name) else check("model", name, Text)
     path = Path(os.path.expanduser(named))
@@ -86,12 +86,12 @@ def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = huggingface_hub.snapshot_download(
+        directory = huggingface_hub.snapshot_download(
             name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_COPIES)
         )
     except (HFValidationError, OSError) as error:
         raise CheckpointError(_advice(name, revision, error)) from error
-    return Path(found)
+    return Path(directory)
 
 
 def _advice(name: str, revision: str | None, error: Exception) -> str:

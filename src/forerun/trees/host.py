@@ -1,9 +1,8 @@
 """Growing trees on the host, for drafters that look their tokens up and run no model.
 
 Such a drafter is a function from a state to what may come next; the trees are deterministic, so their
-nodes may be chosen by probability. Best first with a heap in which a node
-stands for its later siblings as well (DDTree): each node of the tree costs one function call and
-two entries.
+nodes may be chosen by probability. Best first with a heap in which a node stands for its later siblings
+as well (DDTree): each node of the tree costs one function call and two entries.
 """
 
 from __future__ import annotations
@@ -20,16 +19,7 @@ S = TypeVar("S")
 Child = tuple[int, float, S]
 """A token, how probable it is after its parent, and the state that it leads to."""
 Expand = Callable[[S], list[Child[S]]]
-"""The children of a state, the most probable first; it may be asked about any state that it named."""
-
-# How probable the next token is held to be where all places agree; it sets how deep a tree goes
-# before it takes in what is less probable.
-AGREED = 0.9
-
-Places = list[tuple[int, float]]
-"""Where a text may go on, with weights."""
-State = tuple[int, Places]
-"""How many tokens a path has taken, and the places that it goes on from."""
+"""The children of a state, the most probable first; any state that it returned may be passed to it."""
 
 
 def grow_on_host(request: Request, plan: Plan, root: S, expand: Expand[S]) -> Draft:
@@ -37,8 +27,8 @@ def grow_on_host(request: Request, plan: Plan, root: S, expand: Expand[S]) -> Dr
 
     A chain takes the best child each time, a fixed shape takes children by their rank, and any
     other tree the nodes of the largest products of probabilities along their paths; of equals the
-    one that was met first. Nothing follows a stop token. States are expanded only when their children are
-    needed, each at most once.
+    first to be reached. Nothing follows a stop token. A state is expanded only when its children are
+    needed, and at most once.
 
     Args:
         request: what is drafted for.
@@ -126,8 +116,18 @@ def _best_first(
     return Draft(Tree(tuple(parents)), tuple(tokens))
 
 
+# How probable the next token is held to be where all positions agree; it sets how deep a tree goes
+# before it takes in what is less probable.
+AGREED = 0.9
+
+Positions = list[tuple[int, float]]
+"""Where a text may go on, with weights."""
+State = tuple[int, Positions]
+"""How many tokens a path has taken, and the positions that it goes on from."""
+
+
 class Continuations:
-    """What follows some places of a text, merged where they agree.
+    """What follows some positions of a text, merged where they agree.
 
     Args:
         token_ids: the text.
@@ -138,23 +138,23 @@ class Continuations:
         self._token_ids, self._repeats = token_ids, repeats
 
     def children(self, state: State) -> list[tuple[int, float, State]]:
-        """The next tokens by the weight of their places; of equals the first."""
-        step, places = state
+        """The next tokens by the weight of their positions; of equals the first."""
+        step, positions = state
         token_ids, length = self._token_ids, len(self._token_ids)
-        if len(places) == 1:
-            at = places[0][0]
+        if len(positions) == 1:
+            at = positions[0][0]
             at += step % (length - at) if self._repeats else step
-            return [(token_ids[at], AGREED, (step + 1, places))] if at < length else []
+            return [(token_ids[at], AGREED, (step + 1, positions))] if at < length else []
         if self._repeats:
-            tokens = [token_ids[place + step % (length - place)] for place, _ in places]
+            tokens = [token_ids[position + step % (length - position)] for position, _ in positions]
         else:
-            places = [weighted for weighted in places if weighted[0] + step < length]
-            tokens = [token_ids[place + step] for place, _ in places]
+            positions = [weighted for weighted in positions if weighted[0] + step < length]
+            tokens = [token_ids[position + step] for position, _ in positions]
         if tokens and tokens.count(tokens[0]) == len(tokens):
-            return [(tokens[0], AGREED, (step + 1, places))]
+            return [(tokens[0], AGREED, (step + 1, positions))]
         parted: dict[int, list[tuple[int, float]]] = {token: [] for token in tokens}
         weights = dict.fromkeys(tokens, 0.0)
-        for token, weighted in zip(tokens, places, strict=True):
+        for token, weighted in zip(tokens, positions, strict=True):
             parted[token].append(weighted)
             weights[token] += weighted[1]
         total = sum(weights.values()) / AGREED

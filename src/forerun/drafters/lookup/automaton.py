@@ -1,4 +1,4 @@
-"""A suffix automaton that grows token by token: every text seen, every place, and what came next.
+"""A suffix automaton that grows token by token: all substrings of its texts, and what followed them.
 
 Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985; as an index to draft
 from in Hu et al., "SAM Decoding", arXiv 2411.10666, and with counts in Oliaro et al.,
@@ -15,12 +15,12 @@ ROOT = 0
 # Suffixes that an append counts, the longest first. A text of real words has about ten that occurred
 # before; one token repeated has as many as the text is long, and the shorter ones then count too little.
 MOST_COUNTED = 16
-# Children of a state at most, the most frequent ones: the first words of lines follow each other in
-# hundreds of ways, of which a draft has use for a few.
+# Children of a state at most, the most frequent: the first words of lines follow each other in hundreds
+# of ways, of which a draft needs a few.
 MOST_CHILDREN = 8
-# Children that are sorted; of more, the most frequent are picked first.
+# Up to so many children are sorted; of more, the most frequent are selected first.
 MOST_SORTED = 32
-# Tokens of the text so far that are looked up when a match in another automaton begins anew.
+# Last tokens of the text that are looked up when a match in another automaton begins anew.
 MOST_REMATCHED = 64
 
 Child = tuple[int, float, int]
@@ -30,8 +30,8 @@ Child = tuple[int, float, int]
 class SuffixAutomaton:
     """All substrings of a few texts, with how often each occurred.
 
-    A state stands for the substrings that end at the same places; `length` is that of its longest,
-    and its suffix link leads to the longest one that ends at more places. A state with one transition
+    A state stands for the substrings that end at the same positions; `length` is that of its longest,
+    and its suffix link leads to the longest one that ends at more positions. A state with one transition
     has it in two arrays; only those with more have a dict, for the others.
 
     Args:
@@ -42,9 +42,9 @@ class SuffixAutomaton:
         self.length = array("i", (0,))
         self.link = array("i", (-1,))
         self.count = array("i", (0,))
-        """Places where the substrings of each state end, or fewer; see MOST_COUNTED."""
+        """Positions where the substrings of each state end, or fewer; see MOST_COUNTED."""
         self.latest = array("i", (0,))
-        """The last of these places, or an earlier one."""
+        """The last of these positions, or an earlier one."""
         self._token = array("i", (-1,))
         self._target = array("i", (0,))
         self._others: list[dict[int, int] | None] = [None]
@@ -54,7 +54,7 @@ class SuffixAutomaton:
         self.extend(token_ids)
 
     def end_text(self) -> None:
-        """Begin another text: no substring goes across."""
+        """Begin another text: no substring spans two texts."""
         self.last = ROOT
 
     def extend(self, token_ids: Iterable[int]) -> None:
@@ -63,7 +63,7 @@ class SuffixAutomaton:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """Append one token, in constant time when seen over the whole text."""
+        """Append one token, in constant time averaged over the text."""
         state = self.last
         target = self.step(state, token)
         if target:
@@ -146,11 +146,11 @@ class SuffixAutomaton:
         return token, target
 
     def _count(self) -> None:
-        count, latest, link, place = self.count, self.latest, self.link, self.num_tokens
+        count, latest, link, position = self.count, self.latest, self.link, self.num_tokens
         state, left = self.last, MOST_COUNTED
         while state and left:
             count[state] += 1
-            latest[state] = place
+            latest[state] = position
             state = link[state]
             left -= 1
 

@@ -40,15 +40,15 @@ GROUPS = (32, 64, 128)
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """Which kernels run a model; the defaults are the best there are.
+    """Which kernels run a model; the defaults are the best available.
 
     Args:
-        level: the instruction set, `portable`, `avx2` or `avx512`; empty for the best there is.
+        level: the instruction set, `portable`, `avx2` or `avx512`; empty for the best available.
         group: columns that share a scale in int8 and int4: 32, 64 or 128; 0 for 64 and 32.
         threads: how many to run on; None for the process's own number.
 
     Raises:
-        ConfigError: for a level or a group that there is not.
+        ConfigError: for an unknown level or group.
     """
 
     level: str = ""
@@ -80,8 +80,8 @@ class CpuModel:
     Raises:
         CheckpointError: for missing, unexpected, misshapen or non-finite weights, or a shape that
             the kernels cannot run.
-        ConfigError: for a precision or a number of threads that there is not.
-        MemoryLimitError: when there is no memory for them.
+        ConfigError: for an unknown precision, or more threads than cores.
+        MemoryLimitError: when they do not fit into memory.
     """
 
     exactness = Exactness.BITWISE
@@ -125,8 +125,8 @@ class CpuModel:
         """An empty cache of `rows` rows of `capacity` tokens each.
 
         Raises:
-            CacheError: for none of either.
-            MemoryLimitError: when there is no memory for it.
+            CacheError: for fewer than one row or token.
+            MemoryLimitError: when it does not fit into memory.
         """
         return new_cache(self._decoder, rows, capacity, self.name)
 
@@ -239,9 +239,9 @@ class CpuModel:
 
     def _load(self, source: Source) -> None:
         layout = layout_of(self.shape)
-        found = match_keys(source, layout)
+        keys = match_keys(source, layout)
         for tensor in layout.tensors:
-            for start, chunk in chunks(tensor, source, found):
+            for start, chunk in chunks(tensor, source, keys):
                 try:
                     self._decoder.load(
                         self._pool,

@@ -1,4 +1,4 @@
-"""From a checkpoint to the kernels: the shape in their words, the weights chunk by chunk."""
+"""From a checkpoint to the kernels: the shape by their names, the weights chunk by chunk."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def describe_shape(shape: Architecture, precision: str, group: int) -> dict[str,
 
 
 def chunks(tensor: Fused, source: Source, keys: dict[str, str]) -> Iterator[tuple[int, Tensor]]:
-    """Rows of one of our tensors with the index of the first, read from its published parts.
+    """Rows of a tensor with the index of the first, read chunk by chunk from its published parts.
 
     Args:
         keys: of the source, by published key.
