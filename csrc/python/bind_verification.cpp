@@ -47,6 +47,7 @@ using Decided = std::tuple<std::vector<double>, Ids, Ids, std::int64_t>;
 Rule rule_of(const std::string& name) {
   if (name == "token") return Rule::token;
   if (name == "traversal") return Rule::traversal;
+  if (name == "coupled") return Rule::coupled;
   throw std::invalid_argument("the kernels know no rule " + name);
 }
 
@@ -67,16 +68,9 @@ Decided decide_draft(const std::string& name, const Ids& tokens, const Ids& pare
   });
 }
 
-Method method_of(const std::string& name) {
-  if (name == "token") return Method::token;
-  if (name == "traversal") return Method::traversal;
-  if (name == "coupled") return Method::coupled;
-  throw std::invalid_argument("the kernels know no rule " + name);
-}
-
 // One request's draft as Python hands it over; it keeps the rows that the tokens were drawn from.
 struct Request {
-  Method method;
+  Rule rule;
   Ids tokens;
   Ids parents;
   std::optional<Matrix> draft;
@@ -84,9 +78,9 @@ struct Request {
   std::uint64_t seed;
   std::int64_t committed;
 
-  Request(const std::string& rule, Ids token_ids, Ids parent_nodes, std::optional<Matrix> rows,
+  Request(const std::string& name, Ids token_ids, Ids parent_nodes, std::optional<Matrix> rows,
           const WarpArguments& warp_arguments, std::uint64_t seed, std::int64_t committed)
-      : method(method_of(rule)),
+      : rule(rule_of(name)),
         tokens(std::move(token_ids)),
         parents(std::move(parent_nodes)),
         draft(std::move(rows)),
@@ -109,8 +103,7 @@ struct Request {
       throw std::invalid_argument("draft rows must have the type and the vocabulary of the logits");
     }
     const T* rows = draft ? data<T>(*draft) : nullptr;
-    return {method,   Tree{tokens.data(), parents.data(), size()}, logits, rows, warp, seed,
-            committed};
+    return {rule, Tree{tokens.data(), parents.data(), size()}, logits, rows, warp, seed, committed};
   }
 };
 

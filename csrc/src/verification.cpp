@@ -110,7 +110,8 @@ std::int64_t first_leaf(const Tree& tree, std::int64_t node) {
   return node;
 }
 
-void check_drawn(Rule rule, const Tree& tree, bool drawn) {
+void check_taken(Rule rule, const Tree& tree, bool drawn) {
+  if (rule == Rule::coupled) throw std::invalid_argument("coupled verification decides nothing");
   if (rule == Rule::token || tree.size == 0 || drawn) return;
   throw std::invalid_argument("traversal verification takes drawn trees");
 }
@@ -263,7 +264,7 @@ Decision<T> decide(Rule rule, const Tree& tree, const Rows<T>& rows, T* emit,
                    RowScratch<T>& scratch) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
   check(tree, rows.vocab);
-  check_drawn(rule, tree, rows.draft != nullptr);
+  check_taken(rule, tree, rows.draft != nullptr);
   std::copy(rows.target, rows.target + (tree.size + 1) * rows.vocab, emit);
   return rule == Rule::token ? decide_token(tree, rows, emit, scratch)
                              : decide_traversal(tree, rows, emit, scratch);
@@ -274,7 +275,7 @@ Outcome verify(Rule rule, const Tree& tree, const Rows<T>& rows, const Uniforms&
                RowScratch<T>& scratch) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
   check(tree, rows.vocab);
-  check_drawn(rule, tree, rows.draft != nullptr);
+  check_taken(rule, tree, rows.draft != nullptr);
   return rule == Rule::token ? verify_token(tree, rows, uniforms, scratch)
                              : verify_traversal(tree, rows, uniforms, scratch);
 }

@@ -11,14 +11,13 @@ Outcome run(const DraftToVerify<T>& draft, std::int64_t vocab, RowScratch<T>& sc
   if (draft.warp.greedy()) return verify_greedy(draft.tree, draft.logits, vocab);
   WarpedRows<T> warped(draft.logits, draft.tree.size + 1, vocab, draft.warp, scratch);
   const Rows<T> rows{nullptr, draft.draft, vocab, &warped};
-  if (draft.method == Method::coupled) {
+  if (draft.rule == Rule::coupled) {
     return verify_coupled(draft.tree, rows, draft.seed, draft.committed);
   }
   const Uniforms uniforms = [&](Purpose purpose, std::int64_t node) {
     return uniform(draft.seed, draft.committed, purpose, node);
   };
-  return verify(draft.method == Method::token ? Rule::token : Rule::traversal, draft.tree, rows,
-                uniforms, scratch);
+  return verify(draft.rule, draft.tree, rows, uniforms, scratch);
 }
 
 template <class T>

@@ -124,6 +124,8 @@ void check_bad_trees() {
                verify(Rule::traversal, Tree{known, chain, 2}, masses, half, scratch));
   CHECK_THROWS(std::invalid_argument,
                verify(Rule::traversal, Tree{known, siblings, 2}, masses, half, scratch));
+  CHECK_THROWS(std::invalid_argument,
+               verify(Rule::coupled, Tree{known, chain, 2}, masses, half, scratch));
 }
 
 // `count` rows of probability, with zeros behind the first token.
@@ -203,10 +205,8 @@ void check_batch(Random& random) {
       tokens[i].push_back(
           draw(rows[i].data() + node * vocab, vocab, uniform(i, node, Purpose::draft)));
     }
-    const Method method = i % 3 == 0   ? Method::token
-                          : i % 3 == 1 ? Method::traversal
-                                       : Method::coupled;
-    drafts.push_back({method,
+    const Rule rule = i % 3 == 0 ? Rule::token : i % 3 == 1 ? Rule::traversal : Rule::coupled;
+    drafts.push_back({rule,
                       {tokens[i].data(), parents, size},
                       logits[i].data(),
                       rows[i].data(),

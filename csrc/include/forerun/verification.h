@@ -73,12 +73,12 @@ struct Outcome {
 // Purpose accept with the test's number, or emit with 0.
 using Uniforms = std::function<double(Purpose, std::int64_t)>;
 
-// The rules that are nothing but their decision. Traversal takes drawn trees; on a chain it is
-// block verification.
-enum class Rule { token, traversal };
+// Traversal takes drawn trees; on a chain it is block verification.
+enum class Rule { token, traversal, coupled };
 
-// Both throw std::invalid_argument for an invalid tree, ids outside the vocabulary, or point masses
-// under traversal; every rule takes an empty draft.
+// Of the rules that are nothing but their decision: token and traversal. Both throw
+// std::invalid_argument for another rule, an invalid tree, ids outside the vocabulary, or point
+// masses under traversal; every rule takes an empty draft.
 template <class T>
 Decision<T> decide(Rule rule, const Tree& tree, const Rows<T>& rows, T* emit,
                    RowScratch<T>& scratch);
@@ -100,13 +100,11 @@ template <class T>
 Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed,
                        std::int64_t committed);
 
-enum class Method { token, traversal, coupled };
-
 // The draft of one request and how it is verified. Greedy requests follow the largest logits by any
-// method.
+// rule.
 template <class T>
 struct DraftToVerify {
-  Method method;
+  Rule rule;
   Tree tree;
   const T* logits;  // [n + 1, vocab]
   const T* draft;   // [n, vocab]; null for point masses
