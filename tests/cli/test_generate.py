@@ -53,7 +53,7 @@ def test_the_object_has_its_keys(cli: Cli) -> None:
 
 
 @needs_kernels
-def test_precisions_are_told(cli: Cli) -> None:
+def test_precisions_are_shown(cli: Cli) -> None:
     content = cli.json(*GREEDY, "--device", "cpu")
     assert (content["dtype"], content["draft_dtype"]) == ("fp32", "int8")
     assert content["exactness"] == "bitwise"

@@ -1,4 +1,4 @@
-"""Why speculative and plain output differ at a place: rounding of a near-tie, or a defect."""
+"""Why speculative and plain output differ at a token: rounding of a near-tie, or a defect."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NUMERICS, DEFECT = "numerics", "defect"
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two outputs differ.
+    """The first position where two outputs differ.
 
     Args:
         index: of the output token.
         token_id, text: what speculation emitted there; None where it had ended.
         plain_token_id, plain_text: what plain decoding emitted.
-        margin: gap between the two largest raw logits of the target at that place.
+        margin: gap between the two largest raw logits of the target there.
         gap: how far the worse of the two tokens lies below the best, in the scores that decide:
             logits or, with a seed, log probabilities plus noise. None: the token is impossible, even
             if rounding moves the edge of top-k, top-p or min-p.

@@ -22,7 +22,7 @@ _FRESH = 2**40
 
 
 @dataclass(frozen=True)
-class Judgement:
+class TestResult:
     """The result of a test.
 
     Args:
@@ -60,7 +60,7 @@ class Look:
         seconds: of the look.
     """
 
-    tests: tuple[Judgement, ...]
+    tests: tuple[TestResult, ...]
     num_tokens: int
     num_outputs: int
     rules: tuple[str, ...]
@@ -157,7 +157,7 @@ def _result(tally: Tally, setting: Setting, seconds: float) -> Look:
     edges = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
     return Look(
         tests=tuple(
-            Judgement(
+            TestResult(
                 test.name,
                 QUESTIONS[test.name],
                 test.count,
