@@ -130,12 +130,10 @@ def has_weights(directory: Path) -> bool:
 def _read_index(directory: Path) -> dict[str, Path]:
     """The file of each key."""
     weight_map = read_object(directory / INDEX).get("weight_map")
-    names = weight_map.values() if isinstance(weight_map, dict) else [None]
-    if not all(_is_file_name(name) for name in names):
+    if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
         raise CheckpointError(
             f"{directory / INDEX} has no weight_map of files beside it; download it again."
         )
-    assert isinstance(weight_map, dict), "checked above"
     return {key: directory / name for key, name in weight_map.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from forerun._native.kernels import ThreadPool
 
 _ERRORS = TypedErrors("a module")
-# Columns that share a scale in int8 and int4: the kernels choose.
-_GROUP = 0
 
 
 @dataclass(frozen=True)
@@ -52,24 +51,10 @@ class CpuModules:
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
-        native = _built(
-            _native.kernels.Linear,
-            self.pool,
-            _array(weight),
-            _array(bias),
-            self.precision,
-            _GROUP,
-            self.level,
-        )
-        pool, rows = self.pool, len(weight)
-
-        def linear(hidden: Tensor) -> Tensor:
-            out = torch.empty(*hidden.shape[:-1], rows)
-            with _ERRORS:
-                native.run(pool, _capsule(hidden), to_dlpack(out))
-            return out
-
-        return linear
+        parts = (_array(weight), _array(bias), self.precision)
+        native = _built(_native.kernels.Linear, self.pool, *parts, level=self.level)
+        rows = len(weight)
+        return _module(partial(native.run, self.pool), lambda _: rows)
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
         """By the root mean square; with a bias a layer norm.
@@ -77,30 +62,15 @@ class CpuModules:
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
-        native = _built(_native.kernels.Norm, _array(weight), _array(bias), eps, self.level)
-        pool = self.pool
-
-        def norm(hidden: Tensor) -> Tensor:
-            out = torch.empty(hidden.shape)
-            with _ERRORS:
-                native.run(pool, _capsule(hidden), to_dlpack(out))
-            return out
-
-        return norm
+        native = _built(_native.kernels.Norm, _array(weight), _array(bias), eps, level=self.level)
+        return _module(partial(native.run, self.pool), lambda width: width)
 
     def activation(self, name: str, gated: bool = False) -> Module:
         """The function between the two products of an MLP, from [..., n] to the same; gated, from
         [..., 2n]: of the first half, times the second."""
-        pool, native, level = self.pool, ACTIVATIONS[name], self.level
-        parts = 2 if gated else 1
-
-        def activation(hidden: Tensor) -> Tensor:
-            out = torch.empty(*hidden.shape[:-1], hidden.shape[-1] // parts)
-            with _ERRORS:
-                _native.kernels.activate(pool, native, _capsule(hidden), to_dlpack(out), level)
-            return out
-
-        return activation
+        activate = _native.kernels.activate
+        run = partial(activate, self.pool, ACTIVATIONS[name], level=self.level)
+        return _module(run, lambda width: width // 2 if gated else width)
 
     def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> CpuAttention:
         """Self-attention with caches of its own, in fp32 for fp32, else in bf16.
@@ -118,8 +88,7 @@ class CpuModules:
             {**vars(shape), "window": shape.window or 0},
             *(_array(weights.get(name)) for name in names),
             self.precision,
-            _GROUP,
-            self.level,
+            level=self.level,
         )
         return CpuAttention(self.pool, native, len(weights["output"]))
 
@@ -177,8 +146,20 @@ def _capsule(hidden: Tensor) -> Any:
     return to_dlpack(hidden.contiguous())
 
 
-def _built(make: Callable[..., Any], *arguments: Any) -> Any:
+def _module(run: Callable[..., None], width: Callable[[int], int]) -> Module:
+    """A module that `run` computes, from hidden states to ones of another width."""
+
+    def module(hidden: Tensor) -> Tensor:
+        out = torch.empty(*hidden.shape[:-1], width(hidden.shape[-1]))
+        with _ERRORS:
+            run(_capsule(hidden), to_dlpack(out))
+        return out
+
+    return module
+
+
+def _built(make: Callable[..., Any], *arguments: Any, level: str) -> Any:
     try:
-        return make(*arguments)
+        return make(*arguments, level=level)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"weights that the CPU kernels cannot run: {error}.") from None
