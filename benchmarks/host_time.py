@@ -26,7 +26,8 @@ from forerun.core import Batch
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.models import model_from_tensors, read_architecture
+from forerun.models import model_from_tensors
+from forerun.models.architecture import read_architecture
 from forerun.models.layouts import layout_of
 from forerun.params import SamplingParams
 

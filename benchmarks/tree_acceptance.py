@@ -79,5 +79,7 @@ def fastest_shape(
         for levels in range(1, len(table) + 1)
         for size in range(levels, num_nodes + 1)
     ]
-    rates = [one.tokens / round_seconds(len(one.shape), one.shape.depth) for one in best]
+    rates = [
+        choice.tokens / round_seconds(len(choice.shape), choice.shape.depth) for choice in best
+    ]
     return best[int(np.argmax(rates))].shape

@@ -50,7 +50,7 @@ def run(source: Path, *arguments: str) -> str:
     It runs without `site` (-S), whose hook for an editable install would find the unchanged package.
     """
     path = os.pathsep.join([str(source), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": path, "FORERUN_PROMPT_LOOKUP_PLACES": "65"}
+    environment = {**os.environ, "PYTHONPATH": path, "FORERUN_PROMPT_LOOKUP_POSITIONS": "65"}
     program = [sys.executable, "-S", *arguments]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
@@ -60,12 +60,12 @@ def test_an_option_of_a_method_is_one_field(tmp_path: Path) -> None:
     forerun = (changed(tmp_path, "Adding an option to a method"), "-m", "forerun.cli.main")
     text = run(*forerun, "generate", "--help")
     section = text.partition("Method ngram:")[2].partition("Method ")[0]
-    assert "--prompt-lookup-places INTEGER" in section
-    assert "Places that a tree goes on from.  [default: 8]" in " ".join(section.split()).replace(
+    assert "--prompt-lookup-positions INTEGER" in section
+    assert "Positions that a tree goes on from.  [default: 8]" in " ".join(section.split()).replace(
         ". [", ".  ["
     )
     refused = run(*forerun, "generate", "--prompt", "a", "--method", "ngram")
-    assert "prompt_lookup_places is 65; it must be an integer in [1, 64]." in refused
+    assert "prompt_lookup_positions is 65; it must be an integer in [1, 64]." in refused
 
 
 def test_a_method_of_another_package_is_one_module(

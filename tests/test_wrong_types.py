@@ -28,13 +28,37 @@ from forerun.testing import ToyModel
 TARGET = ToyModel(7)
 
 
+def _fail(*_: Any) -> Any:
+    raise RuntimeError
+
+
 class Odd:
     """Whatever is asked of it fails."""
 
-    def _fail(self, *_: Any) -> Any:
+    def _refuse(self, *_: Any) -> Any:
         raise TypeError
 
-    __iter__ = __len__ = __index__ = __float__ = __fspath__ = _fail
+    __iter__ = __len__ = __index__ = __float__ = __fspath__ = _refuse
+
+
+class Hostile:
+    """Cannot even be compared or read."""
+
+    __eq__ = __bool__ = __iter__ = __len__ = __str__ = _fail
+    __hash__ = object.__hash__
+
+
+class HostileText(str):
+    __eq__ = encode = rstrip = _fail  # type: ignore[assignment]
+    __hash__ = str.__hash__
+
+
+class HostileList(list[Any]):
+    __iter__ = _fail
+
+
+class HostileMapping(dict[Any, Any]):
+    __iter__ = __getitem__ = items = keys = values = _fail
 
 
 ODD = [
@@ -44,6 +68,8 @@ ODD = [
     *(np.int64(3), np.float32(0.5), np.bool_(True), np.array(2), np.array(0.5), np.array([1, 2])),
     *(np.array([[1.0]]), np.array("a"), np.array([None]), np.zeros(0), np.datetime64("2020-01-01")),
     *(torch.tensor(2), torch.tensor(0.5), torch.tensor(True), torch.arange(2), torch.zeros(2, 2)),
+    *(Hostile(), HostileText("ngram"), HostileText(""), HostileList([1]), HostileMapping(a=1)),
+    *({Hostile(): 1}, [[[1]]], np.array(None), {(1, 2): 3}, ToyModel),
     *(torch.zeros(0), Hints(), SamplingParams(), TARGET, frozenset({1}), {"a": 1}, {1: "a"}),
 ]
 LEAVES = st.one_of(
@@ -108,6 +134,29 @@ def test_options_are_made_right_or_refused(name: str, data: st.DataObject) -> No
 @given(values=ANYTHING)
 def test_mappings_are_taken_or_refused(kind: Any, values: Any) -> None:
     refused(lambda: kind.from_dict(values))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: SamplingParams(stop=HostileList(["a"])),  # type: ignore[arg-type]
+        lambda: SamplingParams.from_dict(HostileMapping(top_k=1)),
+        lambda: SamplingParams.from_dict({Hostile(): 1}),  # type: ignore[dict-item]
+        lambda: SpeculativeConfig(tree=HostileMapping(parents=[-1])),  # type: ignore[arg-type]
+        lambda: SpeculativeConfig(method="a" * 9999),
+        lambda: SpeculativeConfig.from_dict(HostileMapping(method="ngram")),
+        lambda: SpeculativeConfig.from_dict({Hostile(): 1}),  # type: ignore[dict-item]
+        lambda: Engine(ToyModel),  # type: ignore[arg-type]
+        lambda: forerun.load("/nowhere/at/all", dtype="a" * 9999),
+    ],
+)
+def test_what_cannot_be_read_is_refused(call: Callable[[], Any]) -> None:
+    assert refused(call) is None
+
+
+def test_text_of_another_type_is_text() -> None:
+    assert type(SamplingParams(stop=HostileText("a")).stop[0]) is str  # type: ignore[arg-type]
+    assert SpeculativeConfig(method=HostileText("ngram")).method == "ngram"
 
 
 PARAMETERS = (

@@ -106,7 +106,7 @@ struct Mlp {
   Linear up;  // gate and up, where gated
   Linear down;
 
-  // y += what becomes of x, [tokens, hidden] both.
+  // y += the output for x, [tokens, hidden] both.
   void run(LayerRun& run, const float* x, float* y, const PackedMatrix* next) const;
 };
 

@@ -58,7 +58,7 @@ class Spinner {
 }  // namespace
 
 // All pools, for the child of a fork: there the workers are gone, whatever they held stays locked,
-// and to wait for them would take for ever.
+// and waiting for them would never end.
 class ForkGuard {
  public:
   static ForkGuard& instance() {

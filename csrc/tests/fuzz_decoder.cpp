@@ -1,6 +1,6 @@
 // Random models, random trees, batches, chunks and threads, for as long as asked: every token's
-// logits must equal those of plain decoding, bit for bit. Built with the sanitizers, it looks for
-// other faults too.
+// logits must equal those of plain decoding, bit for bit, and chains drafted together those drafted
+// alone. Built with the sanitizers, it looks for other faults too.
 //
 //   fuzz_decoder [SECONDS] [SEED]
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include "forerun/decoder.h"
 #include "forerun/errors.h"
 #include "forerun/sampling.h"
+#include "random_chains.h"
 #include "random_decoder.h"
 
 namespace forerun::cpu::test {
@@ -324,7 +325,9 @@ int main(int count, char** arguments) {
   const auto all = levels();
   int cases = 0;
   for (; Clock::now() < end; ++cases) {
-    Case one_case(random, pools, all[static_cast<std::size_t>(cases) % all.size()]);
+    const Level level = all[static_cast<std::size_t>(cases) % all.size()];
+    check_chains(random, pools, level);
+    Case one_case(random, pools, level);
     one_case.chunks();
     one_case.tree();
     one_case.batch();

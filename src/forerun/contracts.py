@@ -321,7 +321,7 @@ class Drafter(Protocol):
         """Make one for an engine."""
 
     def attach(self, cache: Cache) -> None:
-        """Get to know the target's cache, into which a drafter that runs layers of the target may
+        """Receive the target's cache, into which a drafter that runs layers of the target may
         write beyond the committed tokens. The engine calls it once, when it is built."""
 
     def propose(

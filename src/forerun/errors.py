@@ -44,7 +44,7 @@ class UnknownNameError(ConfigError):
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        super().__init__(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+        super().__init__(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(names)}.")
         self.kind, self.name, self.known = kind, name, names
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import fields
 from functools import cache, wraps
 from inspect import cleandoc
@@ -76,6 +75,18 @@ def schema_of(owner: type) -> dict[str, dict[str, Any]]:
     return properties
 
 
+def named(values: Any) -> dict[str, Any]:
+    """Values by name, from a mapping of any library.
+
+    Raises:
+        ConfigError: for anything but a mapping.
+    """
+    read = plain(values)
+    if not isinstance(read, Mapping):
+        raise ConfigError(f"the options are {shown(read)}; they must be a mapping of names.")
+    return {key if isinstance(key, str) else shown(key): value for key, value in read.items()}
+
+
 def from_mapping(owner: type[T], values: Any) -> T:
     """Options from a mapping of names to values.
 
@@ -83,9 +94,7 @@ def from_mapping(owner: type[T], values: Any) -> T:
         ConfigError: for anything but a mapping, and as the class does.
         UnknownNameError: for a name that the class does not declare.
     """
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"the options are {shown(values)}; they must be a mapping of names.")
-    return owner(**{str(name): value for name, value in values.items()})
+    return owner(**named(values))
 
 
 def pick(owner: type[T], values: Mapping[str, Any]) -> T:
@@ -162,19 +171,32 @@ def plain(value: Any) -> Any:
     """Numbers, paths and collections of any library as Python's own; other values as they are."""
     if type(value) in (int, float, str, bool) or value is None or callable(value):
         return value
-    # A value that cannot be read is refused later, as what it is.
-    with suppress(Exception):
+    try:
         if getattr(value, "ndim", None) == 0:
             return value.item()
+        if isinstance(value, str):
+            return str.__str__(value)
         if isinstance(value, numbers.Real):
             return int(value) if isinstance(value, numbers.Integral) else float(value)
         if isinstance(value, os.PathLike):
             return os.fspath(value)
         if isinstance(value, Mapping):
             return {plain(key): plain(entry) for key, entry in value.items()}
-        if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray)):
+        if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
             return tuple(map(plain, value))
+    except Exception:
+        return _Unreadable(value)
     return value
+
+
+class _Unreadable:
+    """Stands for a value whose own methods fail; no option takes it."""
+
+    def __init__(self, value: Any) -> None:
+        self._kind = type(value).__name__
+
+    def __repr__(self) -> str:
+        return f"<{self._kind} that cannot be read>"
 
 
 def _refusal(error: ValidationError, owner: str, schema: Mapping[str, Any]) -> ForerunError:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from forerun.cli.report import JsonOutput
+from forerun.models import Checkpoint
 from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli, Write
 
@@ -52,7 +53,7 @@ def test_the_object_has_its_keys(cli: Cli) -> None:
 
 
 @needs_kernels
-def test_precisions_are_told(cli: Cli) -> None:
+def test_precisions_are_shown(cli: Cli) -> None:
     content = cli.json(*GREEDY, "--device", "cpu")
     assert (content["dtype"], content["draft_dtype"]) == ("fp32", "int8")
     assert content["exactness"] == "bitwise"
@@ -224,6 +225,9 @@ def test_interruption_leaves_what_there_is(
         count = len(content["token_ids"])
         assert 7 <= count < 24
         assert content["token_ids"] == whole["token_ids"][:count]
+        tokenizer = Checkpoint.open(cli.target).tokenizer
+        decoded = tokenizer.decode(content["token_ids"], skip_special_tokens=True)
+        assert content["text"] == decoded
         assert content["stats"]["num_emitted_tokens"] == len(content["origins"]) == count
         assert content["finish_reason"] == "cancelled"
     else:

@@ -55,7 +55,7 @@ def interrupted_soon(output: PlainOutput) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_nobody_who_reads_holds_an_interruption_up(times: int) -> None:
+def test_a_reader_that_has_stopped_delays_no_interruption(times: int) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with suppress(BlockingIOError):

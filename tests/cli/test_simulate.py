@@ -9,9 +9,12 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from forerun.cli.main import application
 from forerun.theory.formulas import expected_tokens, optimal_length, speedup
 from tests.helpers.command_line import Write
+from tests.helpers.refusals import refused
 from tests.helpers.simulate_command import cells, content, simulate
 from tests.helpers.terminal import COLOURED, GREEN, in_terminal
 
@@ -215,6 +218,13 @@ def test_nothing_is_cut_however_narrow_the_terminal(
         title, header, *rows = (" ".join(line.split()) for line in table.splitlines())
         assert {title, *rows} <= shown["40"]
         assert {title, header, *rows} <= shown["400"]
+
+
+@pytest.mark.parametrize("name", ["acceptance", "cost-ratio", "lengths"])
+def test_an_empty_list_is_refused(write: Write, name: str) -> None:
+    file = write("config.toml", f"{name} = []\n")
+    result = CliRunner().invoke(application, ["simulate", "--config", file])
+    refused(result, f"--{name}", "the list is empty")
 
 
 def test_it_answers_without_torch() -> None:

@@ -19,9 +19,7 @@ needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/
 
 def shell(command: str, redirection: str) -> subprocess.CompletedProcess[str]:
     program = f"set -o pipefail; {sys.executable} -m forerun.cli.main {command} {redirection}"
-    return subprocess.run(
-        ["bash", "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    return subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
 
 
 @needs_full

@@ -131,7 +131,7 @@ def test_models_that_are_none(cli: Cli, tmp_path: Path) -> None:
     refused(cli.generate(*PROMPT, "--draft-model", cli.target), "itself")
 
 
-def test_a_draft_that_needs_speculation_from_the_same_place(cli: Cli) -> None:
+def test_a_draft_that_needs_speculation_from_the_same_source(cli: Cli) -> None:
     result = cli.run("generate", "--model", cli.target, *PROMPT, "--no-speculative", "--compare")
     refused(result, "--compare", "--no-speculative")
 
@@ -175,16 +175,14 @@ def test_many_lines_become_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def numeric_options() -> list[tuple[str, str]]:
     """Every option of every command that takes numbers."""
-    found = []
+    options = []
     for name, (module, _) in COMMANDS.items():
-        command = importlib.import_module(module).command
-        commands = getattr(command, "commands", {name: command})
-        for param in (param for one in commands.values() for param in one.params):
+        for param in importlib.import_module(module).command.params:
             numbers = param.type.name.startswith(("integer", "float", "list", "ids", "layers"))
             # Of --prompt-tokens, which cuts longer prompts, any number will do.
             if isinstance(param, click.Option) and numbers and param.name != "prompt_tokens":
-                found.append((name, param.opts[0]))
-    return found
+                options.append((name, param.opts[0]))
+    return options
 
 
 @pytest.mark.parametrize(("command", "option"), numeric_options())

@@ -40,8 +40,8 @@ class Twins:
         # over other lanes.
         self.rounding = 1e-6 if vocab_size > draft.vocab_size else 0.0
         self.both = [DraftModelDrafter(draft, rows, capacity, vocab_size) for _ in range(2)]
-        assert self.both[0]._chains is draft
-        self.both[1]._chains = None
+        assert self.both[0]._drafts_chains
+        self.both[1]._drafts_chains = False
 
     def propose(self, requests: Sequence[Request], plans: Sequence[Plan]) -> list[Draft]:
         """What both propose, once it is known to be the same and to leave the same behind."""

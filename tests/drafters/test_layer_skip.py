@@ -328,7 +328,7 @@ def test_options() -> None:
     assert built(target, exit_layer=5).shared_layers == 5
     assert built(target, skip_layers=(2, 6))._rest == [range(3, 6), range(7, 8)]
     for options, said in (
-        ({"exit_layer": 8}, "exit_layer is 8 and the target has 8 layers; give fewer"),
+        ({"exit_layer": 8}, "the exit is after layer 8 and toy-11 has 8; give"),
         ({"exit_layer": 2, "skip_layers": (1,)}, "give one of them"),
         ({"exit_adapter": "/nowhere"}, "/nowhere is not a file"),
     ):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.core import Draft, Plan, Request
-from forerun.drafters.ngram import MOST_PLACES, NgramDrafter
+from forerun.drafters.ngram import MOST_POSITIONS, NgramDrafter
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
@@ -65,7 +65,7 @@ def slow_places(tokens: list[int], shortest: int, longest: int) -> list[int]:
         for start in range(len(tokens) - size - 1, -1, -1):
             if tokens[start : start + size] == tokens[-size:] and start + size not in found:
                 found.append(start + size)
-    return found[:MOST_PLACES]
+    return found[:MOST_POSITIONS]
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.integers(1, 3), st.integers(0, 2))

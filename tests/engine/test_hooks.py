@@ -123,12 +123,12 @@ def fails(committed: Sequence[int], drafted: Sequence[int]) -> None:
     ],
 )
 def test_failing_is_as_probable_as_plainly(rule: str, parents: tuple[int, ...]) -> None:
-    """By enumeration: the law of texts, where "fails" is what comes after some of them."""
+    """By enumeration: the distribution of texts, where "fails" is what comes after some of them."""
     verifier = RULES[rule]()
     assert isinstance(verifier, DecisionRule)
     for seed in range(3):
         target, drafter = RandomRows(3, seed, zeros=0.0), RandomRows(3, 50 + seed, zeros=0.0)
-        law: dict[tuple[int | str, ...], float] = {}
+        outcomes: dict[tuple[int | str, ...], float] = {}
         request = Request(0, [0], 1, SamplingParams(mask=fails), seed=0)
         for probability, draft in drawn_drafts(drafter, parents):
             nodes = [draft.tokens_to(node) for node in range(-1, len(draft))]
@@ -140,34 +140,36 @@ def test_failing_is_as_probable_as_plainly(rule: str, parents: tuple[int, ...]) 
                 path = (-1, *draft.tree.path_to(end))
                 broken = next((node for node in path if failed[node + 1]), None)
                 if broken is not None:
-                    add(law, (*draft.tokens_to(broken), "fails"), probability * share)
+                    add(outcomes, (*draft.tokens_to(broken), "fails"), probability * share)
                     continue
                 for token, emitted in enumerate(decision.emit[end + 1].tolist()):
-                    extend(law, (*text, token), probability * share * emitted, target)
+                    extend(outcomes, (*text, token), probability * share * emitted, target)
         plain: dict[tuple[int | str, ...], float] = {}
         extend(plain, (), 1.0, target)
-        assert set(law) == set(plain)
-        assert all(abs(law[text] - plain[text]) < 1e-12 for text in plain)
+        assert set(outcomes) == set(plain)
+        assert all(abs(outcomes[text] - plain[text]) < 1e-12 for text in plain)
 
 
 LENGTH = 3
 
 
-def add(law: dict[tuple[int | str, ...], float], text: tuple[int | str, ...], share: float) -> None:
-    law[text] = law.get(text, 0.0) + share
+def add(
+    outcomes: dict[tuple[int | str, ...], float], text: tuple[int | str, ...], share: float
+) -> None:
+    outcomes[text] = outcomes.get(text, 0.0) + share
 
 
 def extend(
-    law: dict[tuple[int | str, ...], float],
+    outcomes: dict[tuple[int | str, ...], float],
     text: tuple[int, ...],
     share: float,
     target: RandomRows,
 ) -> None:
     """Go on by plain decoding, to a length that every draft reaches at most."""
     if text in FAILING:
-        add(law, (*text, "fails"), share)
+        add(outcomes, (*text, "fails"), share)
     elif len(text) >= LENGTH:
-        add(law, text[:LENGTH], share)
+        add(outcomes, text[:LENGTH], share)
     else:
         for token, probability in enumerate(target.row(text)):
-            extend(law, (*text, token), share * float(probability), target)
+            extend(outcomes, (*text, token), share * float(probability), target)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun import _native
 from forerun.models.architecture import Architecture, read_architecture
-from forerun.models.cpu import CpuModel
+from forerun.models.cpu import CpuModel, KernelChoice
 from forerun.models.layouts import layout_of
 from forerun.models.sources import TensorSource
 from tests.helpers.forwards import run
@@ -106,8 +106,8 @@ def model(
     group: int = 0,
 ) -> CpuModel:
     source = TensorSource(weights(name, seed), name)
-    options: dict[str, Any] = {"level": level, "threads": threads, "group": group}
-    return CpuModel(architecture(name), source, precision, name, **options)
+    choice = KernelChoice(level, group, threads)
+    return CpuModel(architecture(name), source, precision, name, choice)
 
 
 def plain(one: CpuModel, ids: list[int]) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ def test_what_transformers_runs_has_no_architecture_of_ours(checkpoint: Any) -> 
     opened = Checkpoint.open(checkpoint("gpt_neox"))
     assert not opened.native
     assert opened.summary.num_layers == 3
-    with pytest.raises(UnsupportedModelError, match=r"\(gpt_neox\) runs through transformers"):
+    with pytest.raises(UnsupportedModelError, match=r"\(gpt_neox\) runs on transformers only"):
         _ = opened.architecture
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from forerun.core import Tree
-from forerun.errors import CacheError, UnsupportedModelError
-from forerun.models import Checkpoint, HFModel, Placement, describe, refuse_unsupported
+from forerun.errors import CacheError, MemoryLimitError, UnsupportedModelError
+from forerun.models import Checkpoint, HFModel, Placement, describe
 from forerun.models.config import check_config
-from forerun.models.hf import max_context
+from forerun.models.hf import max_context, refuse_unsupported
 from tests.helpers.forwards import run
 from tests.helpers.tiny_models import VOCAB, close, tiny_config, tiny_model, tokens
 
@@ -26,7 +26,7 @@ REFUSED = {
     "recurrent_gemma": "is recurrent",
     "t5": "is an encoder-decoder",
     "bart": "is an encoder-decoder",
-    "vit": "is no causal language model",
+    "vit": "is not a causal language model",
     "bloom": "takes no positions",
 }
 
@@ -144,6 +144,18 @@ def test_a_cache_that_transformers_cannot_make_is_refused_by_name(kind: str) -> 
 
     with pytest.raises(UnsupportedModelError, match=rf"\({kind}\) has a cache of its own kind"):
         refuse_unsupported(AutoConfig.for_model(kind), "some/model")
+
+
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
+def test_a_probe_without_memory_says_so(kind: type[Exception]) -> None:
+    reference = tiny_model("gpt_neox")
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise kind("no memory")
+
+    reference.forward = failing
+    with pytest.raises(MemoryLimitError, match="not enough memory to run some/model"):
+        HFModel(reference, "some/model")
 
 
 def test_windows_are_those_of_the_code() -> None:

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from forerun.errors import CheckpointError
-from forerun.models import Checkpoint, describe, layout_of, native, read_architecture
+from forerun.models import Checkpoint, describe
+from forerun.models.architecture import native, read_architecture
+from forerun.models.layouts import layout_of
 from forerun.models.sources import TensorSource, read_weights
 from tests.helpers.published_configs import PUBLISHED
 from tests.helpers.tiny_models import NATIVE, tiny_config, tiny_model

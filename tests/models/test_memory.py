@@ -11,15 +11,8 @@ import pytest
 import torch
 
 from forerun.errors import MemoryLimitError, UnsupportedModelError
-from forerun.models import (
-    MemoryNeed,
-    Placement,
-    RunConfig,
-    available_bytes,
-    check_memory,
-    describe,
-    memory_need,
-)
+from forerun.models import Placement, RunConfig, available_bytes, describe
+from forerun.models.memory import MemoryNeed, check_memory, memory_need
 from forerun.models.placement import resolve
 from tests.helpers.backends import needs_kernels
 from tests.helpers.forwards import run

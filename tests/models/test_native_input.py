@@ -15,7 +15,7 @@ from forerun import _native
 from forerun.core import Batch, Tree
 from forerun.errors import CacheError, CheckpointError, ConfigError, MemoryLimitError
 from forerun.models import model_from_tensors
-from forerun.models.cpu import CpuModel, set_num_threads, shared_pool
+from forerun.models.cpu import CpuModel, KernelChoice, set_num_threads, shared_pool
 from forerun.models.sources import TensorSource
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import (
@@ -174,7 +174,7 @@ def loading(precision: str, change: dict[str, Any], **options: Any) -> CpuModel:
         tensors[key] = tensors[key].clone()
         tensors[key].view(-1)[index] = value
     source = TensorSource(tensors, "here")
-    return CpuModel(architecture("llama"), source, precision, "llama", **options)
+    return CpuModel(architecture("llama"), source, precision, "llama", KernelChoice(**options))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
@@ -212,8 +212,8 @@ def test_other_types_of_weights_are_converted() -> None:
         ({"precision": "int3"}, "unknown precision 'int3'.*Did you mean 'int8'"),
         ({"precision": "fp16"}, "unknown precision 'fp16'"),
         ({"level": "avx"}, "unknown level 'avx'.*Did you mean 'avx2'"),
-        ({"group": 48}, "a group has 32, 64 or 128 columns, not 48"),
-        ({"group": -1}, "a group has 32, 64 or 128"),
+        ({"group": 48}, "group is 48; it must be 32, 64 or 128"),
+        ({"group": -1}, "group is -1; it must be 32"),
         ({"threads": 0}, "0 threads were asked for"),
         ({"threads": 10**6}, "1000000 threads were asked for"),
     ],

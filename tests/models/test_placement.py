@@ -75,7 +75,7 @@ def test_refusals_give_the_reason(options: dict[str, Any], reason: str) -> None:
     ours = options.get("ours", True)
     names = {"device": "cpu"} | {key: name for key, name in options.items() if key != "ours"}
     with pytest.raises(ConfigError, match=reason) as caught:
-        resolve(Placement(**names), None, ours=ours)
+        resolve(Placement(**names), None, native=ours)
     assert "\n" not in str(caught.value)
 
 

@@ -82,10 +82,10 @@ def test_training_publishes_adapters_that_agree_more(target_path: Path, tmp_path
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
     loaded = load_model(target_path, dtype="fp32", backend="torch")
     for layer in (1, 2):
-        found = ExitAdapter.load(tmp_path / "out" / f"exit-{layer}.safetensors")
-        assert (found.exit_layer, found.hidden_size) == (layer, 32)
-        assert found.target == target_path.name
-        LayerSkipDrafter(loaded, range(layer, 4), found)
+        adapter = ExitAdapter.load(tmp_path / "out" / f"exit-{layer}.safetensors")
+        assert (adapter.exit_layer, len(adapter.norm)) == (layer, 32)
+        assert adapter.target == target_path.name
+        LayerSkipDrafter(loaded, range(layer, 4), adapter)
 
 
 @pytest.mark.parametrize("layers", [(), (0,), (2, 4)])

@@ -71,14 +71,14 @@ def test_smooth_scores_are_orthonormal() -> None:
 
 
 @pytest.mark.parametrize("order", ["id", "rank"])
-def test_the_transform_is_uniform_where_outcomes_follow_their_laws(order: str) -> None:
+def test_the_transform_is_uniform_where_outcomes_follow_their_rows(order: str) -> None:
     """Also with zeros and certain rows, in any order; and it is not where they do not."""
     random = np.random.default_rng(1)
     rows = some_rows(40_000, random)
     rows[::10] = np.eye(VOCAB)[3]
     keys = None if order == "id" else -rows
-    for laws, fits in ((rows, True), (sharpened(rows, 0.3), False)):
-        chosen = drawn(laws, random)
+    for followed, fits in ((rows, True), (sharpened(rows, 0.3), False)):
+        chosen = drawn(followed, random)
         low, own = mass_before(rows, chosen, keys)
         places = np.sort(transform(low, own, random.random(len(rows))))
         distance = np.abs(places - np.arange(len(places)) / len(places)).max()
@@ -87,8 +87,8 @@ def test_the_transform_is_uniform_where_outcomes_follow_their_laws(order: str) -
         assert uniform == fits or (order == "id" and not fits)
 
 
-def one_test(kind: str, rows: Floats, laws: Floats, random: np.random.Generator) -> ScoreTest:
-    chosen = drawn(laws, random)
+def one_test(kind: str, rows: Floats, followed: Floats, random: np.random.Generator) -> ScoreTest:
+    chosen = drawn(followed, random)
     test = ScoreTest(kind, 4)
     if kind == "group":
         test.add(*group_scores(rows, chosen, GROUPS))
@@ -118,26 +118,26 @@ def test_the_power_is_what_the_noncentrality_says(kind: str) -> None:
     family = sharpened if kind == "smooth" else lambda rows, s=0.01: favoured(rows, GROUPS, 1, s)
     found = []
     for strength in (0.08, 0.16):
-        laws = family(rows, strength)
+        followed = family(rows, strength)
         if kind == "smooth":
-            mean = mean_smooth_scores(rows, laws, -rows)
+            mean = mean_smooth_scores(rows, followed, -rows)
         else:
-            mean = ((laws - rows) @ np.eye(4)[GROUPS]).mean(0)
+            mean = ((followed - rows) @ np.eye(4)[GROUPS]).mean(0)
         test = one_test(kind, rows, rows, random)
         stated = power(test.noncentrality(mean) * len(rows), test.rank, 0.05)
-        seen = [one_test(kind, rows, laws, random).p_value < 0.05 for _ in range(150)]
+        seen = [one_test(kind, rows, followed, random).p_value < 0.05 for _ in range(150)]
         assert np.mean(seen) == pytest.approx(stated, abs=4 * math.sqrt(0.25 / 150))
         found.append(stated)
     assert found[0] < found[1]
 
 
-def test_mean_scores_of_the_law_itself_are_zero() -> None:
+def test_mean_scores_of_the_distribution_itself_are_zero() -> None:
     rows = some_rows(50, np.random.default_rng(4))
     assert np.allclose(mean_smooth_scores(rows, rows, -rows), 0.0, atol=1e-12)
 
 
 @given(st.integers(0, 1000))
-def test_families_are_laws_and_exclude_what_the_target_excludes(seed: int) -> None:
+def test_families_are_distributions_and_exclude_what_the_target_excludes(seed: int) -> None:
     random = np.random.default_rng(seed)
     rows, draft_rows = some_rows(5, random), some_rows(5, random)
     for others in (sharpened(rows), drawn_to(rows, draft_rows), favoured(rows, GROUPS, 0)):

@@ -87,7 +87,7 @@ class AttentionModule {
   AttentionModule(AttentionSource source, const Packing& packing, ThreadPool& pool);
   ~AttentionModule();
 
-  std::int64_t cols() const;    // of what comes in
+  std::int64_t cols() const;    // of the input
   std::int64_t hidden() const;  // of what goes out
   std::size_t weight_bytes() const;
   KvCache::Shape cache_shape(std::int64_t rows, std::int64_t capacity) const;

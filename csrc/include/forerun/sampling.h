@@ -78,9 +78,10 @@ struct DraftDraw {
   std::int64_t committed = 0;  // length of the sequence
 };
 
-// The token of a chain's `node` and, in `probs`, the row it was drawn from: what draw_draft in
-// forerun/sampling/ returns for the same logits. -1 if the row leaves no token possible. Throws
-// std::domain_error for a broken row. `probs` may be `logits`, or null where the row is not wanted.
+// The token of a chain's `node` and, in `probs`, the row it was drawn from: what draw_siblings
+// in forerun/sampling/ draws as an only child from the same logits. -1 if the row leaves no token
+// possible. Throws std::domain_error for a broken row. `probs` may be `logits`, or null where the
+// row is not wanted.
 std::int64_t draw_drafted(const float* logits, std::int64_t vocab, const DraftDraw& how,
                           std::int64_t node, float* probs, RowScratch<float>& scratch);
 

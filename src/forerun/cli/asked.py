@@ -57,7 +57,7 @@ def speculation(ctx: click.Context, values: Mapping[str, Any], target: str) -> C
     read = _names([policy.options, *(drafter.options for drafter in drafters)])
     if any(Drawing.SAMPLED in drafter.drawings for drafter in drafters):
         read.add("draft_sample_method")
-    # What the method does not read yields to a method from a stronger place, and is refused otherwise.
+    # What the method does not read yields to a method from a stronger source, and is refused otherwise.
     for name in [name for name in (*own, "draft_sample_method") if name not in read]:
         flag = name if name in ctx.params and given(ctx, name) else "method_option"
         if yields(ctx, flag, ("method", "draft_model", "policy")):

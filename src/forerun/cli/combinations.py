@@ -27,7 +27,7 @@ MOST_THREADS_PER_CORE = 4
 
 
 def settle(ctx: click.Context, values: dict[str, Any]) -> None:
-    """Refuse options that contradict each other; an option from a weaker place yields.
+    """Refuse options that contradict each other; an option from a weaker source yields.
 
     Raises:
         ConfigError: naming both, and which to add or to leave out.
@@ -113,8 +113,8 @@ def _exclude(ctx: click.Context, values: dict[str, Any], name: str, other: str) 
 
 
 def yields(ctx: click.Context, name: str, others: tuple[str, ...]) -> bool:
-    """Whether one of the others comes from a stronger place than the option."""
+    """Whether one of the others comes from a stronger source than the option."""
     source = ctx.get_parameter_source(name)
     assert source is not None
-    places = [ctx.get_parameter_source(other) for other in others if given(ctx, other)]
-    return any(place is not None and place < source for place in places)
+    sources = [ctx.get_parameter_source(other) for other in others if given(ctx, other)]
+    return any(other is not None and other < source for other in sources)

@@ -130,7 +130,7 @@ def _compare(
     started: list[Run] = []
 
     def begin(label: str, run: Run) -> None:
-        # Whoever interrupts sees what there is so far.
+        # An interruption shows what there is so far.
         started.append(run)
         output.begin(label, run)
 

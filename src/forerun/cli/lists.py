@@ -75,8 +75,11 @@ def _whole(text: str) -> int:
 
 
 def list_option(name: str, section: str, kind: Numbers, default: str | None, text: str) -> Option:
-    def join(_: click.Context, __: click.Parameter, value: Any) -> tuple[Any, ...]:
-        return tuple(dict.fromkeys(chain(*(value or ()))))
+    def join(ctx: click.Context, param: click.Parameter, value: Any) -> tuple[Any, ...]:
+        values = tuple(dict.fromkeys(chain(*(value or ()))))
+        if not values and default is not None:
+            raise click.BadParameter("the list is empty; give at least one value.", ctx, param)
+        return values
 
     return Option(
         name,

@@ -144,7 +144,7 @@ def stronger(ctx: click.Context, name: str, other: str) -> str:
     variable, and a variable the file.
 
     Raises:
-        ConfigError: when they come from the same place.
+        ConfigError: when they come from the same source.
     """
     first, second = ctx.get_parameter_source(name), ctx.get_parameter_source(other)
     assert first is not None

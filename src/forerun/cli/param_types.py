@@ -27,7 +27,7 @@ class Whole(click.ParamType[str]):
 
 
 class Name(Whole):
-    """Text that is not empty: what names a model, a method or a place."""
+    """Text that is not empty: what names a model, a method or a device."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not str(value):

@@ -40,7 +40,7 @@ class Checked(click.ParamType[Any]):
         return check(param.opts[0], read.convert(value, param, ctx), self.kind, **self.bounds)
 
 
-_POSITIVE = Checked(float, gt=0.0, le=1e9)
+_POSITIVE = Checked(float, ge=1e-6, le=1e9)
 # A type of lists makes an option of numbers with commas between them.
 _TABLES: dict[str, tuple[tuple[str, Any, Any, str], ...]] = {
     "Sweep (lists: 0.5,0.8; integers also 1-12 and 4k)": (
@@ -75,7 +75,7 @@ _TABLES: dict[str, tuple[tuple[str, Any, Any, str], ...]] = {
         ("flops", _POSITIVE, None, "TFLOP/s of its dense matrix products."),
         ("memory", _POSITIVE, None, "GB of its memory."),
         ("num_devices", click.IntRange(1, 1024), 1, "Devices that share the work evenly."),
-        ("parallel_efficiency", Checked(float, gt=0.0, le=1.0), 0.8,
+        ("parallel_efficiency", Checked(float, ge=1e-3, le=1.0), 0.8,
          "Share of their joint limits that several devices reach; assumed."),
         ("overhead", Checked(float, ge=0.0, le=1e6), 0.0,
          "Milliseconds added to every forward, for launches and the host."),

@@ -1,8 +1,7 @@
-"""Why speculative and plain output differ at a place: rounding of a near-tie, or a defect."""
+"""Why speculative and plain output differ at a token: rounding of a near-tie, or a defect."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,13 +28,13 @@ NUMERICS, DEFECT = "numerics", "defect"
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two outputs differ.
+    """The first position where two outputs differ.
 
     Args:
         index: of the output token.
         token_id, text: what speculation emitted there; None where it had ended.
         plain_token_id, plain_text: what plain decoding emitted.
-        margin: gap between the two largest raw logits of the target at that place.
+        margin: gap between the two largest raw logits of the target there.
         gap: how far the worse of the two tokens lies below the best, in the scores that decide:
             logits or, with a seed, log probabilities plus noise. None: the token is impossible, even
             if rounding moves the edge of top-k, top-p or min-p.
@@ -119,16 +118,6 @@ def could_be_drawn(
     top-p or min-p; `logits` are the raw ones there, [V]."""
     row = _Row.of(logits, prompt_ids, output_ids, params)
     return row.gap([token], tolerance(logits, dtype, params)) is not None
-
-
-def deciding_scores(
-    logits: Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int], params: SamplingParams
-) -> Tensor:
-    """The scores [V] whose largest plain decoding takes, in float64, after penalties, bias and masks: the
-    logits (up to a constant) if greedy; with a seed, log probabilities (up to a constant) plus its
-    Gumbel noise, -inf outside top-k, top-p and min-p."""
-    row = _Row.of(logits, prompt_ids, output_ids, params)
-    return row.scores.masked_fill(~row.candidates(row.adjusted), -math.inf)
 
 
 @dataclass(frozen=True)

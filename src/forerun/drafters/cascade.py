@@ -1,17 +1,17 @@
 """Drafters in order: the first that is confident enough proposes, otherwise the last.
 
 The choice follows from the committed tokens alone, before anything is drawn, so what is drawn then is
-verified like any other draft. Free drafters with little to say come first (suffixes of the text
-itself), a model that always has an answer comes last.
+verified like any other draft. Drafters that cost nothing and often have no proposal come first
+(suffixes of the text itself), a model that always has one comes last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from forerun.contracts import Cache, Drafter, DrafterSetup
 from forerun.core import (
@@ -26,7 +26,7 @@ from forerun.core import (
     Verdict,
 )
 from forerun.drafters.base import BaseDrafter
-from forerun.errors import ConfigError, UnknownNameError
+from forerun.errors import ConfigError, UnknownNameError, shown
 from forerun.options import Text, options
 
 if TYPE_CHECKING:
@@ -40,34 +40,28 @@ def parse_member(entry: str) -> tuple[str, int | None]:
     """A method's name, and the tokens that it may draft along a path where the entry says so.
 
     Args:
-        entry: `suffix`, or `draft_model:4`: what is looked up costs nothing, what a model drafts does.
+        entry: `suffix`, or `draft_model:4`: looked-up tokens cost nothing, a model's do.
 
     Raises:
         ConfigError: for an invalid length.
+        UnknownNameError: for an unknown method.
     """
-    name, colon, length = entry.partition(":")
-    if not colon:
-        return name, None
-    if not length.isdecimal() or not 1 <= int(length) <= LONGEST:
-        raise ConfigError(f"{entry!r} names no length; write draft_model:4, from 1 to {LONGEST}.")
-    return name, int(length)
-
-
-def _known(entry: str) -> str:
     from forerun.drafters import DRAFTERS  # Here, because that package imports this file.
 
-    name, _ = parse_member(entry)
-    others = [other for other in DRAFTERS.names() if other != CascadeDrafter.name]
-    if name not in others:
-        raise UnknownNameError("method of a cascade", name, others)
-    return entry
+    name, colon, length = entry.partition(":")
+    known = [other for other in DRAFTERS.names() if other != CascadeDrafter.name]
+    if name not in known:
+        raise UnknownNameError("method of a cascade", name, known)
+    if colon and length not in map(str, range(1, LONGEST + 1)):
+        raise ConfigError(f"{shown(entry)} names no length; write draft_model:4, 1 to {LONGEST}.")
+    return name, int(length) if colon else None
 
 
 @options
 class CascadeOptions:
-    """Which methods a cascade asks, and when it is content."""
+    """Which methods a cascade asks, and how confident they must be."""
 
-    cascade: tuple[Annotated[Text, AfterValidator(_known)], ...] = Field(
+    cascade: tuple[Text, ...] = Field(
         default=("suffix", "draft_model:4"),
         description="Methods in the order in which they are asked, with the tokens that each may draft.",
     )
@@ -98,8 +92,8 @@ def _check_members(names: Sequence[str]) -> None:
 class CascadeDrafter(BaseDrafter):
     """Asks its members in turn how confident they are.
 
-    A member that runs layers of the target itself drafts for all requests of a round or for none:
-    where others of a batch are drafted for by such a member, a request that is not decodes plainly.
+    A member that runs layers of the target itself drafts for all requests of a round or for none: if it
+    is chosen for any, the requests for which it is not chosen decode plainly.
 
     Args:
         members: from the first to be asked to the last, which is not asked.

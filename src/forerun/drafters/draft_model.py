@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
-from forerun.contracts import (
-    CausalLM,
-    ChainRequest,
-    DrafterSetup,
-    DraftsChains,
-    drafts_chains,
-)
+from forerun.contracts import CausalLM, ChainRequest, DrafterSetup, drafts_chains
 from forerun.core import MOST_NODES, NO_DRAFT, Draft, Drawing, Plan, Request
 from forerun.drafters.base import BaseDrafter
 from forerun.options import known, options
@@ -80,9 +74,7 @@ class DraftModelDrafter(BaseDrafter):
         self.vocab_size = self._vocab_size = vocab_size or model.vocab_size
         self.rows = rows
         self.cache = DraftCache(model, rows, capacity, tree_slots)
-        self._chains: DraftsChains | None = None
-        if translation is None and drafts_chains(model):
-            self._chains = model
+        self._drafts_chains = translation is None and drafts_chains(model)
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
@@ -113,7 +105,11 @@ class DraftModelDrafter(BaseDrafter):
             return drafts
         chosen, fitting = [requests[index] for index in drafting], list(drafting.values())
         if self._in_one_call(chosen, fitting, randomness):
-            proposed = self._chains_in_one_call(chosen, missing, fitting)
+            chains = [
+                ChainRequest(request.row, pending, plan.num_tokens, plan.drawing, request)
+                for request, pending, plan in zip(chosen, missing, fitting, strict=True)
+            ]
+            proposed = self.cache.draft_chains(chains, self._vocab_size)
         else:
             growths = [start(*pair) for pair in zip(chosen, fitting, strict=True)]
             proposed = self._grow(growths, missing, randomness)
@@ -137,31 +133,13 @@ class DraftModelDrafter(BaseDrafter):
     def _in_one_call(
         self, requests: list[Request], plans: list[Plan], randomness: Randomness
     ) -> bool:
-        """Whether steps need nothing from here: no penalties, no masks, no record of keys, and chains
-        alone."""
+        """Whether the model drafts alone: chains, without penalties, masks or a record of keys."""
         return (
-            self._chains is not None
+            self._drafts_chains
             and randomness.by_key_alone
             and not any(request.params.adjusts for request in requests)
             and all(plan.is_chain for plan in plans)
         )
-
-    def _chains_in_one_call(
-        self, requests: list[Request], missing: list[list[int]], plans: list[Plan]
-    ) -> list[Draft]:
-        """Chains, all steps of all of them in one call of the model."""
-        assert self._chains is not None
-        chains = [
-            ChainRequest(request.row, pending, plan.num_tokens, plan.drawing, request)
-            for request, pending, plan in zip(requests, missing, plans, strict=True)
-        ]
-        drafts = self._chains.draft_chains(self.cache.cache, chains, self._vocab_size)
-        rows = [request.row for request in requests]
-        self.cache.hold(rows, missing)
-        for row, draft in zip(rows, drafts, strict=True):
-            # The last token has been drawn and not run.
-            self.cache.hold_chain(row, draft.token_ids[:-1])
-        return drafts
 
     def _grow(
         self, growths: list[Growth], missing: list[list[int]], randomness: Randomness

@@ -77,10 +77,7 @@ class LayerSkipDrafter(BaseDrafter):
     options = LayerSkipOptions
 
     def __init__(
-        self,
-        target: CausalLM,
-        skip_layers: Collection[int],
-        adapter: ExitAdapter | None = None,
+        self, target: CausalLM, skip_layers: Collection[int], adapter: ExitAdapter | None = None
     ) -> None:
         self.target = target
         shared, *self._rest = drafting_layers(skip_layers, target.num_layers)
@@ -113,16 +110,28 @@ class LayerSkipDrafter(BaseDrafter):
         """
         import torch
 
-        from forerun.trees.growth import start
+        from forerun.trees.growth import grow, start
 
         assert self._cache is not None, "attach comes first"
-        growths = []
+        running = []
         for request, plan in zip(requests, plans, strict=True):
             room = min(plan.num_tokens, self._cache.capacity - len(request))
-            growths.append(start(request, replace(plan, num_tokens=room)))
+            running.append(start(request, replace(plan, num_tokens=room)))
+        growths = running
+        # By row, the shared layers' output for all tokens run.
         states: dict[int, list[Tensor]] = {request.row: [] for request in requests}
         try:
-            self._grow(growths, states, randomness)
+            while running:
+                hidden, _ = self._run(running, range(self.shared_layers), None)
+                for growth, state in zip(running, hidden, strict=True):
+                    states[growth.request.row].append(state)
+                # The last drafted token goes through the shared layers alone, for the verification.
+                growing = [index for index, growth in enumerate(running) if growth.frontier]
+                if len(growing) < len(running):
+                    running, hidden = [running[index] for index in growing], hidden[growing]
+                if running:
+                    grow(running, self._finish(running, hidden), randomness)
+                running = [g for g in running if len(g.token_ids) == len(states[g.request.row])]
         finally:
             # What the later layers have written while drafting.
             if self._rest:
@@ -133,28 +142,6 @@ class LayerSkipDrafter(BaseDrafter):
             replace(growth.finish(), hidden=torch.cat(states[growth.request.row]))
             for growth in growths
         ]
-
-    def _grow(
-        self, growths: list[Growth], states: dict[int, list[Tensor]], randomness: Randomness
-    ) -> None:
-        """Grow chains token by token; `states` takes the shared layers' output by row."""
-        from forerun.trees.growth import grow
-
-        running = growths
-        for length in itertools.count():
-            hidden, _ = self._run(running, range(self.shared_layers), None)
-            for growth, state in zip(running, hidden, strict=True):
-                states[growth.request.row].append(state)
-            # The last drafted token goes through the shared layers alone, for the verification.
-            growing = [index for index, growth in enumerate(running) if growth.frontier]
-            if not growing:
-                return
-            if len(growing) < len(running):
-                running, hidden = [running[index] for index in growing], hidden[growing]
-            grow(running, self._finish(running, hidden), randomness)
-            running = [growth for growth in running if len(growth.token_ids) > length]
-            if not running:
-                return
 
     def _finish(self, growths: list[Growth], hidden: Tensor) -> Tensor:
         """Go on from the shared layers' output [B, 1, hidden_size]; logits [B, V]."""
@@ -221,14 +208,13 @@ def _chosen(own: LayerSkipOptions, target: CausalLM) -> tuple[Collection[int], E
         return own.skip_layers, adapter
     exit_layer = own.exit_layer
     if exit_layer is None and adapter is not None:
-        adapter.check(target)
         exit_layer = adapter.exit_layer
     elif exit_layer is None:
         exit_layer = ZOO_EXIT if target.name == "zoo" else max(1, target.num_layers // 4)
     if exit_layer >= target.num_layers:
         raise ConfigError(
-            f"exit_layer is {exit_layer} and the target has {target.num_layers} layers; give fewer "
-            "than it has, or use another method."
+            f"the exit is after layer {exit_layer} and {target.name} has {target.num_layers}; give an "
+            "exit_layer, or an adapter of an exit, below its last layer, or use another method."
         )
     if adapter is None and target.name == "zoo" and zoo_adapter(exit_layer).is_file():
         adapter = ExitAdapter.load(zoo_adapter(exit_layer))

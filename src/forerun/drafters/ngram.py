@@ -15,15 +15,14 @@ from pydantic import Field
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import LookupDrafter
-from forerun.drafters.lookup.places import Continuations
 from forerun.errors import ConfigError
 from forerun.options import options
-from forerun.trees.host import grow_on_host
+from forerun.trees.host import Continuations, grow_on_host
 
-# Places that a tree goes on from.
-MOST_PLACES = 8
-# A place outweighs so many of the next shorter n-gram: more than all of them together.
-LONGER = 2 * MOST_PLACES
+# Positions that a tree goes on from.
+MOST_POSITIONS = 8
+# A position outweighs this many of the next shorter n-gram: more than all of them together.
+LONGER = 2 * MOST_POSITIONS
 # The share of its drafts of 8 tokens that the zoo's target accepted, by the size of the n-gram, greedy
 # and at temperature 0.7 over 60 held-out prompts: of sizes whose next larger one was looked for as
 # well, and of the largest, which stands for all longer matches.
@@ -37,7 +36,7 @@ class _Index:
     def __init__(self, sizes: range) -> None:
         self.sizes = sizes
         self.follows: dict[tuple[int, ...], int] = {}
-        # By size and place: where the same n-gram was seen before that; 0 for nowhere.
+        # By size and position: the position of the same n-gram's occurrence before that; 0 for none.
         self.earlier = {size: array("i", (0,)) for size in sizes}
         self.indexed = 1
 
@@ -58,23 +57,22 @@ class _Index:
         """Where the text goes on after the latest earlier copy of its longest known ending, and the
         size of that; zeros if it has none."""
         for size in reversed(self.sizes):
-            if size < len(token_ids):
-                follows = self.follows.get(tuple(token_ids[-size:]))
-                if follows is not None:
-                    return follows, size
+            position = self.follows.get(tuple(token_ids[-size:]), 0)
+            if position:
+                return position, size
         return 0, 0
 
     def matches(self, token_ids: list[int]) -> list[tuple[int, float]]:
-        """Places where the text may go on, longer endings first, then later ones, with weights."""
-        places: dict[int, float] = {}
+        """Positions where the text may go on, longer endings first, then later ones, with weights."""
+        positions: dict[int, float] = {}
         weight = 1.0
         for size in reversed(self.sizes):
-            place = self.follows.get(tuple(token_ids[-size:]), 0) if size < len(token_ids) else 0
-            while place and len(places) < MOST_PLACES:
-                places.setdefault(place, weight)
-                place = self.earlier[size][place]
+            position = self.follows.get(tuple(token_ids[-size:]), 0)
+            while position and len(positions) < MOST_POSITIONS:
+                positions.setdefault(position, weight)
+                position = self.earlier[size][position]
             weight /= LONGER
-        return list(places.items())
+        return list(positions.items())
 
 
 @options
@@ -141,15 +139,15 @@ class NgramDrafter(LookupDrafter):
         index, token_ids = self._index_of(request), request.token_ids
         if plan.is_chain:
             return _copy(request, index.match(token_ids)[0], plan.num_tokens)
-        places = index.matches(token_ids)
-        if not places:
+        positions = index.matches(token_ids)
+        if not positions:
             return NO_DRAFT
         follow = Continuations(token_ids, repeats=True)
-        return grow_on_host(request, plan, (0, places), follow.children)
+        return grow_on_host(request, plan, (0, positions), follow.children)
 
 
 def _copy(request: Request, start: int, count: int) -> Draft:
-    """The tokens from a place on, as `Continuations` has them; nothing if that is 0."""
+    """The tokens from a position on, as `Continuations` has them; nothing if that is 0."""
     if not start:
         return NO_DRAFT
     copied = list(islice(cycle(request.token_ids[start : start + count]), count))

@@ -1,7 +1,7 @@
-"""Drafts from an output that the user expects, and finds back to it where the text goes its own way.
+"""Drafts from an output that the user expects, and returns to it where the text departs from it.
 
 For edits: most of a file comes back as it was. What is emitted is followed through the prediction;
-after a difference it is looked up there again, near the place where the two parted.
+after a difference it is looked up there again, near the position where the two diverged.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from typing import Self
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import LookupDrafter
-from forerun.drafters.lookup.places import Continuations
-from forerun.trees.host import grow_on_host
+from forerun.trees.host import Continuations, grow_on_host
 
-# Tokens in a row that show that a place is the right one.
+# Matching tokens in a row from which on a position counts as certain.
 CERTAIN = 8
-# How far back a place is compared.
+# Tokens before a position that are compared.
 MOST_COMPARED = 16
-# Places compared where a token is found again: so many from where the texts parted on, some before.
-PLACES_AHEAD, PLACES_BEHIND = 16, 4
-# One token of match is worth this many doublings of the distance, which is counted from NEAR on.
+# Positions of the same token that are compared: after the point where the texts diverged, and before.
+POSITIONS_AHEAD, POSITIONS_BEHIND = 16, 4
+# A matching token is worth this many doublings of the distance, which is counted from NEAR on.
 DOUBLINGS, NEAR = 2.0, 4
-# Until the place is certain: tokens drafted for each token of match and for one more; without a match
+# Until the position is certain: tokens drafted for each matching token and for one more; without a match
 # three in a hundred would be right.
 TOKENS_PER_MATCHED = 2
-# Places that a tree goes on from.
+# Positions that a tree goes on from.
 MOST_BRANCHES = 3
 # The share of its drafts of 16 tokens that was accepted, by the tokens in a row, where one line in ten
 # of held-out Python was replaced, inserted, deleted or changed in a word.
@@ -45,17 +44,17 @@ class Alignment:
     def __init__(self, prediction: Sequence[int]) -> None:
         self.prediction = prediction
         self.num_followed = 0
-        self.place = 0
-        """The place in the prediction of the token that should come next."""
+        self.position = 0
+        """The position in the prediction of the token that should come next."""
         self.matched = CERTAIN
         """Tokens before it that were emitted, the beginning of the text counting as certain."""
         self.others: list[tuple[int, float]] = []
-        """Other places that it may be, with how much worse they are."""
+        """Other positions that are possible, with how much lower they score."""
         self._after: dict[int, list[int]] = {}
-        for place, token in enumerate(prediction, 1):
-            self._after.setdefault(token, []).append(place)
-        # Where the texts parted, and how many tokens were emitted since.
-        self._parted, self._since = 0, 0
+        for position, token in enumerate(prediction, 1):
+            self._after.setdefault(token, []).append(position)
+        # Where the texts diverged, and how many tokens were emitted since.
+        self._diverged, self._since = 0, 0
 
     def follow(self, token_ids: list[int], start: int) -> None:
         """Take in what has been emitted since the last call.
@@ -65,54 +64,53 @@ class Alignment:
             start: where its output begins.
         """
         for end in range(start + self.num_followed, len(token_ids)):
-            place, token = self.place, token_ids[end]
-            right = place < len(self.prediction) and self.prediction[place] == token
+            position, token = self.position, token_ids[end]
+            right = position < len(self.prediction) and self.prediction[position] == token
             self.matched = self.matched + 1 if right else 0
-            self.place += 1
+            self.position += 1
             self._since += 1
             self.num_followed += 1
             if self.matched < CERTAIN:
                 self._look_around(token_ids, end)
             if self.matched >= CERTAIN:
-                self._parted, self._since = self.place, 0
+                self._diverged, self._since = self.position, 0
                 self.others = []
 
     def _look_around(self, token_ids: list[int], end: int) -> None:
-        """Move to the place that speaks most for itself, if any speaks more than this one."""
-        lengths = {self.place: self.matched}
-        scores = {self.place: self._score(self.place, self.matched)}
+        """Move to the position of the highest score, if any scores higher than this one."""
         after = self._after.get(token_ids[end], [])
-        middle = bisect_left(after, self._parted)
-        for place in after[max(middle - PLACES_BEHIND, 0) : middle + PLACES_AHEAD]:
-            if place != self.place:
-                lengths[place] = self._compare(place, token_ids, end)
-                scores[place] = self._score(place, lengths[place])
-        # Sorting is stable: where nothing is better, it stays.
+        middle = bisect_left(after, self._diverged)
+        lengths = {self.position: self.matched}
+        for position in after[max(middle - POSITIONS_BEHIND, 0) : middle + POSITIONS_AHEAD]:
+            if position != self.position:
+                lengths[position] = self._compare(position, token_ids, end)
+        scores = {position: self._score(position, matched) for position, matched in lengths.items()}
+        # Sorting is stable: of equal positions the present one stays.
         ranked = sorted(scores, key=scores.__getitem__, reverse=True)[:MOST_BRANCHES]
-        best = self.place = ranked[0]
+        best = self.position = ranked[0]
         self.matched = lengths[best]
-        self.others = [(place, scores[best] - scores[place]) for place in ranked[1:]]
+        self.others = [(position, scores[best] - scores[position]) for position in ranked[1:]]
 
-    def _compare(self, place: int, token_ids: list[int], end: int) -> int:
-        """How many tokens before a place are those up to `end`."""
+    def _compare(self, position: int, token_ids: list[int], end: int) -> int:
+        """How many tokens before a position equal those up to `end`."""
         matched, prediction = 0, self.prediction
-        most = min(place, self.num_followed, MOST_COMPARED)
-        while matched < most and prediction[place - 1 - matched] == token_ids[end - matched]:
+        most = min(position, self.num_followed, MOST_COMPARED)
+        while matched < most and prediction[position - 1 - matched] == token_ids[end - matched]:
             matched += 1
         return matched
 
-    def _score(self, place: int, matched: int) -> float:
-        """Tokens of match, less where a few tokens more or fewer do not explain the place."""
+    def _score(self, position: int, matched: int) -> float:
+        """Matching tokens, less a penalty for what a few inserted or deleted tokens do not explain."""
         if not matched:
             return -inf
-        behind, ahead = self._parted - place, place - self._parted - self._since
+        behind, ahead = self._diverged - position, position - self._diverged - self._since
         return matched - log2(1 + max(behind, ahead, 0) / NEAR) / DOUBLINGS
 
 
 class PredictionDrafter(LookupDrafter):
     """Drafts the rest of the prediction that a request was given; nothing for one without.
 
-    As a tree it goes on from several places while it is not certain where the output is.
+    As a tree it goes on from several positions while it is not certain where the output is.
     """
 
     name = "prediction"
@@ -128,7 +126,7 @@ class PredictionDrafter(LookupDrafter):
     def confidence(self, request: Request) -> float:
         """By how many tokens in a row were as predicted."""
         alignment = self._follow(request)
-        if alignment is None or alignment.place >= len(alignment.prediction):
+        if alignment is None or alignment.position >= len(alignment.prediction):
             return 0.0
         return CONFIDENCES[min(alignment.matched, CERTAIN)]
 
@@ -152,8 +150,8 @@ class PredictionDrafter(LookupDrafter):
             return NO_DRAFT
         if alignment.matched < CERTAIN:
             plan = plan.cut(TOKENS_PER_MATCHED * (alignment.matched + 1))
-        places = [(alignment.place, 1.0)]
+        positions = [(alignment.position, 1.0)]
         if not plan.is_chain:
-            places += [(place, 2.0**-worse) for place, worse in alignment.others]
+            positions += [(position, 2.0**-worse) for position, worse in alignment.others]
         follow = Continuations(alignment.prediction, repeats=False)
-        return grow_on_host(request, plan, (0, places), follow.children)
+        return grow_on_host(request, plan, (0, positions), follow.children)

@@ -40,33 +40,31 @@ CONFIDENCES = ((0, 0.0), (1, 0.32), (2, 0.38), (3, 0.45), (13, 0.56), (20, 0.7),
 
 
 class _Known:
-    """What is known of one request's text: its own automaton and its matches in others."""
+    """The index of one request's text: its own automaton, and its matches in others."""
 
     def __init__(self) -> None:
         self.own = SuffixAutomaton()
-        self.matches: list[Match] = []
-        self._others: tuple[SuffixAutomaton, ...] = ()
+        self.matches: dict[SuffixAutomaton, Match] = {}
 
     def update(self, token_ids: list[int], others: tuple[SuffixAutomaton, ...]) -> None:
-        """Take in new tokens, and the automata there are by now."""
+        """Take in new tokens, and the present automata of other texts."""
         new = token_ids[self.own.num_tokens :]
         self.own.extend(new)
-        for match in self.matches:
+        for match in self.matches.values():
             match.extend(new)
-        if others != self._others:
-            self._others = others
-            known = {id(match.automaton): match for match in self.matches}
-            self.matches = [known.get(id(other)) or Match(other, token_ids) for other in others]
+        self.matches = {
+            other: self.matches.get(other) or Match(other, token_ids) for other in others
+        }
 
     def longest(self) -> tuple[SuffixAutomaton, int, int]:
         """The longest match: where, its state and its length; the text's own where lengths tie."""
         own = self.own
         state = max(own.link[own.last], 0)
         best = (own, state, own.length[state])
-        for match in self.matches:
-            state, length = match.found()
+        for automaton, match in self.matches.items():
+            state, length = match.longest()
             if length > best[2]:
-                best = (match.automaton, state, length)
+                best = (automaton, state, length)
         return best
 
 
@@ -86,10 +84,10 @@ class SuffixOptions:
 
 
 class SuffixDrafter(LookupDrafter):
-    """Drafts chains and trees from what has been written before: no model.
+    """Drafts chains and trees from what was written before: no model.
 
-    Outputs are kept when their requests end, in the store of their namespace, and looked into by
-    later requests of that namespace alone; prompts are looked into by their own requests alone.
+    Outputs are kept when their requests end, in the store of their namespace, for later requests of
+    that namespace alone; prompts serve their own requests alone.
 
     Args:
         store_tokens: tokens of earlier outputs kept for each namespace; 0 keeps none.
@@ -101,10 +99,7 @@ class SuffixDrafter(LookupDrafter):
 
     def __init__(self, store_tokens: int = 0, corpus: Sequence[int] = ()) -> None:
         self.store = SuffixStore(store_tokens)
-        self._corpora: tuple[SuffixAutomaton, ...] = ()
-        if corpus:
-            self._corpora = (SuffixAutomaton(),)
-            self._corpora[0].extend(corpus)
+        self._corpora = (SuffixAutomaton(corpus),) if corpus else ()
         self._known: defaultdict[int, _Known] = defaultdict(_Known)
 
     @classmethod
@@ -116,11 +111,7 @@ class SuffixDrafter(LookupDrafter):
                 without a tokenizer.
         """
         own = setup.read(SuffixOptions)
-        if own.suffix_corpus is None:
-            return cls(own.suffix_store_tokens)
-        most_tokens = own.suffix_store_tokens or MOST_CORPUS_TOKENS
-        corpus = read_corpus(own.suffix_corpus, setup.encode, most_tokens)
-        return cls(own.suffix_store_tokens, corpus)
+        return cls(own.suffix_store_tokens, _read_corpus(own, setup.encode))
 
     def confidence(self, request: Request) -> float:
         """By the length of the match alone."""
@@ -148,15 +139,11 @@ class SuffixDrafter(LookupDrafter):
         return known
 
 
-def read_corpus(
-    path: str, encode: Callable[[str], list[int]] | None, most_tokens: int
-) -> list[int]:
-    """The token ids of a text file.
-
-    Raises:
-        ConfigError: for a file that is missing, empty, not UTF-8 or longer than `most_tokens`, or
-            without a tokenizer.
-    """
+def _read_corpus(own: SuffixOptions, encode: Callable[[str], list[int]] | None) -> list[int]:
+    """The token ids of the corpus; none where the options name no file."""
+    path, most_tokens = own.suffix_corpus, own.suffix_store_tokens or MOST_CORPUS_TOKENS
+    if path is None:
+        return []
     if encode is None:
         raise ConfigError("suffix_corpus is a text and needs a tokenizer; use forerun.load.")
     text = read_text(

@@ -1,4 +1,4 @@
-"""Drafts from what the target itself held likely after each token, whenever it last met it.
+"""Drafts the tokens that the target itself found most likely after each token when it last ran it.
 
 Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
 Recycling", arXiv 2408.08696: every verification leaves behind the most likely next tokens of each
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 
 from forerun.contracts import DrafterSetup
-from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Request, Tree, Verdict
+from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Request, Verdict
 from forerun.drafters.base import LookupDrafter
 from forerun.drafters.lookup.store import Namespaces
-from forerun.params import SamplingParams
 from forerun.trees.host import grow_on_host
 
 # What needs torch or NumPy is imported where it is used: the help is read without them.
@@ -31,13 +29,13 @@ if TYPE_CHECKING:
 NEXT_TOKENS = 8
 # Namespaces that have a matrix, those used last.
 MOST_NAMESPACES = 8
-# How often the next token was the one of each rank, where there was a row: the zoo's target at
-# temperature 0.7, over 60 held-out prompts.
+# How often the next token was that of each rank, where there was a row: the zoo's target at temperature
+# 0.7, over 60 held-out prompts.
 RANK_SHARES = (0.65, 0.07, 0.036, 0.018, 0.012, 0.01, 0.009, 0.007)
 # The share of its chains of 4 tokens that the target accepted, likewise.
 CONFIDENCE = 0.33
-# Columns whose maximum is found first: the likeliest tokens lie in the blocks of the largest. Ten times
-# faster over 150,000 columns, and no gain over few.
+# Columns of a block: the likeliest tokens lie in the blocks of the largest maxima. Ten times faster over
+# 150,000 columns, and no gain over few.
 _BLOCK, _LEAST_BLOCKS = 64, 128
 
 Child = tuple[int, float, int]
@@ -70,7 +68,7 @@ class TokenRecyclingDrafter(LookupDrafter):
         return cls(setup.target.vocab_size, setup.rows)
 
     def confidence(self, request: Request) -> float:
-        """What is usual, where the newest token has been met before."""
+        """The usual share, where the newest token has a row."""
         matrix = self._matrices.get(request.hints.namespace)
         return CONFIDENCE if matrix is not None and matrix[request.token_ids[-1], 0] >= 0 else 0.0
 
@@ -86,7 +84,7 @@ class TokenRecyclingDrafter(LookupDrafter):
             return
         rounds = zip(requests, drafts, verdicts, output.logits, strict=True)
         for request, draft, verdict, logits in rounds:
-            # The logits of a request that failed may be what it failed for.
+            # A request that failed may have failed for its logits.
             if verdict.token_ids and request.speculative:
                 tokens = [request.token_ids[-1 - len(verdict.token_ids)], *draft.token_ids]
                 top = likeliest(logits[: len(tokens)], NEXT_TOKENS)
@@ -94,33 +92,27 @@ class TokenRecyclingDrafter(LookupDrafter):
                 matrix[tokens] = top.cpu().numpy()
 
     def draft(self, request: Request, plan: Plan) -> Draft:
+        from forerun.trees.plans import best_tree
+
         matrix = self._matrices.get(request.hints.namespace)
         if matrix is None:
             return NO_DRAFT
         known: dict[int, list[Child]] = {}
 
         def expand(token: int) -> list[Child]:
-            children = known.get(token)
-            if children is None:
+            if token not in known:
                 row = matrix[token].tolist()
                 # A row is filled or empty as a whole.
                 filled = row if row[0] >= 0 else ()
-                children = known[token] = list(zip(filled, RANK_SHARES, filled, strict=False))
-            return children
+                known[token] = list(zip(filled, RANK_SHARES, filled, strict=False))
+            return known[token]
 
         if plan.num_nodes is not None:
-            plan = replace(plan, tree=_static_tree(plan.num_nodes, plan.num_tokens), num_nodes=None)
+            # The same shape for every token, as in the paper, so that only nodes with children are
+            # looked up.
+            tree = best_tree(RANK_SHARES, plan.num_nodes, plan.num_tokens)
+            plan = replace(plan, tree=tree, num_nodes=None)
         return grow_on_host(request, plan, request.token_ids[-1], expand)
-
-
-@lru_cache(maxsize=256)
-def _static_tree(num_nodes: int, num_tokens: int) -> Tree:
-    """The nodes of the largest products of shares: the same for every token, as in the paper, so that
-    only nodes with children are looked up."""
-    nothing = Request(0, [0], 1, SamplingParams(), seed=0)
-    children = [(rank, share, 0) for rank, share in enumerate(RANK_SHARES)]
-    plan = Plan(num_tokens, num_nodes=num_nodes)
-    return grow_on_host(nothing, plan, 0, lambda _: children).tree
 
 
 def likeliest(logits: Tensor, count: int) -> Tensor:

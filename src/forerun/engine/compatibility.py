@@ -51,6 +51,8 @@ def check_part(name: str, part: Any) -> None:
     needed, allowed = _PARTS[name]
     if part is None and name != "target":
         return
+    if isinstance(part, type):
+        raise ConfigError(f"{name} is the class {part.__name__} itself; give {allowed}.")
     lacking = [method for method in needed if not callable(getattr(part, method, None))]
     if lacking:
         raise ConfigError(f"{name} is {shown(part)}, which has no {lacking[0]}; give {allowed}.")

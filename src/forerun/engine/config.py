@@ -14,7 +14,7 @@ from forerun.contracts import Policy
 from forerun.core import MOST_NODES, Drawing, Tree
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.errors import ConfigError, UnknownNameError
-from forerun.options import Text, changes, check, from_mapping, known, options, pick
+from forerun.options import Text, changes, check, known, named, options, pick
 from forerun.policies import POLICIES, make_policy
 from forerun.registry import Registry
 
@@ -126,9 +126,10 @@ class SpeculativeConfig:
             UnknownNameError: for an unknown key, listing the known ones.
         """
         common = {field.name for field in fields(cls)}
-        if not isinstance(values, Mapping) or "options" in values:
-            return from_mapping(cls, values)
-        own = {str(name): value for name, value in values.items() if name not in common}
+        values = named(values)
+        if "options" in values:
+            return cls(**values)
+        own = {name: value for name, value in values.items() if name not in common}
         try:
             shared = {name: value for name, value in values.items() if name in common}
             return cls(**shared, options=own)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -110,7 +109,7 @@ class Intake:
             raise PromptError(f"the {what} is bytes; decode it, or give a list of token ids.")
         try:
             token_ids = [operator.index(token) for token in prompt]
-        except TypeError as error:
+        except Exception as error:
             raise PromptError(
                 f"a {what} is a text or a list of token ids, whole numbers ({error})."
             ) from error
@@ -144,8 +143,11 @@ def listed(value: Any, what: str, error: type[ForerunError] = ConfigError) -> li
     Raises:
         ForerunError: of the kind `error`, for text and for what is not a collection.
     """
-    # A 0-d array is iterable until it is asked.
-    with suppress(TypeError):
+    try:
+        # A 0-d array is iterable until it is asked.
         if not isinstance(value, str):
             return list(value)
-    raise error(f"{what} are {shown(value)}; put them into a list.")
+        problem = None
+    except Exception as raised:
+        problem = raised
+    raise error(f"{what} are {shown(value)}; put them into a list.") from problem

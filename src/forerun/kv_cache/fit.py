@@ -44,7 +44,7 @@ def check_row(row: int, rows: int) -> None:
     """Raise for a row that a cache of so many rows does not have.
 
     Raises:
-        CacheError: naming the rows that there are.
+        CacheError: naming the rows that it has.
     """
     if not 0 <= row < rows:
         raise CacheError(f"row {row} is not in this cache; it has rows 0 to {rows - 1}.")

@@ -40,7 +40,7 @@ class StaticCache:
         self.rows, self.capacity = rows, capacity = shape[0], shape[2]
         if rows < 1 or capacity < 1:
             raise CacheError.no_room(rows, capacity)
-        # Zeros, not empty memory: a masked slot weighs nothing, but nothing times NaN is NaN.
+        # Zeros, not empty memory: a masked slot has weight 0, but 0 times NaN is NaN.
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.positions = torch.zeros((rows, capacity), dtype=torch.int64, device=device)
@@ -145,7 +145,7 @@ class Appending:
         self.total = max(s + count for s, count in zip(starts, batch.counts, strict=True))
         rows = tuple(batch.rows)
         adjacent = rows == tuple(range(rows[0], rows[0] + len(rows)))
-        # A range of rows is read and written in place; other rows have to be gathered.
+        # A range of rows is read and written in place; other rows are gathered.
         self._index: slice | Tensor = slice(rows[0], rows[0] + len(rows))
         if not adjacent:
             self._index = torch.tensor(rows, device=positions.device)

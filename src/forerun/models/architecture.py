@@ -1,4 +1,4 @@
-"""What a decoder's config.json says, in one set of names for every family."""
+"""A decoder's shape, read from the config of any family that forerun's own decoder runs."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def sliding_window(config: Any) -> int | None:
     """How many tokens back the sliding layers of a config of transformers see; None where it has none.
 
     Raises:
-        CheckpointError: for a number that is no window: libraries disagree on what 0 would mean.
+        CheckpointError: for a window outside [1, 2**30]: libraries disagree on what 0 means.
     """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -172,4 +172,4 @@ LLAMA_LIKE: dict[str, Callable[[Any], dict[str, Any]]] = {
         "windows": _windows(config),
     },
 }
-"""Families that publish Llama's tensors: in what each differs from the plainest decoder."""
+"""Families that publish Llama's tensors, and how each differs from the plainest decoder."""

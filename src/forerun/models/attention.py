@@ -65,11 +65,7 @@ def _visible(appending: Appending, first: int) -> Tensor:
     """Bool [B, n, total - first]: which slots each new token sees, windows aside."""
     batch, device = appending.batch, appending.positions.device
     slots = torch.arange(first, appending.total, device=device)
-    bounds = [
-        appending.starts,
-        [s + n for s, n in zip(appending.starts, batch.counts, strict=True)],
-    ]
-    starts, ends = torch.tensor(bounds, device=device)[:, :, None]
+    starts, counts = torch.tensor([appending.starts, batch.counts], device=device)[:, :, None]
     if batch.tree_mask is None:
         own = starts + torch.arange(batch.width, device=device)
         causal: Tensor = slots <= own[:, :, None]
@@ -79,7 +75,9 @@ def _visible(appending: Appending, first: int) -> Tensor:
     column = slots[None, :] - (starts - (columns - batch.width))
     index = column.clamp(0, columns - 1)[:, None, :].expand(-1, batch.width, -1)
     inside = tree_mask.gather(2, index)
-    visible: Tensor = torch.where(column[:, None, :] < 0, True, inside) & (slots < ends)[:, None, :]
+    visible: Tensor = (
+        torch.where(column[:, None, :] < 0, True, inside) & (slots < starts + counts)[:, None, :]
+    )
     return visible
 
 
@@ -113,7 +111,7 @@ class Step:
     Attributes:
         appending: where the new tokens lie in the cache.
         visible: which slots they see, by sliding window.
-        rotation: cosines and sines [B, 1, n, head_dim] of the rotary embedding, if there is one.
+        rotation: cosines and sines [B, 1, n, head_dim] of the rotary embedding, or None.
     """
 
     appending: Appending

@@ -38,7 +38,7 @@ from forerun.models.transformer import Transformer
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model by name, with its parts, each read when it is first asked for.
+    """A model by name, with its parts, each read on first use.
 
     Attributes:
         name: as the user named it; messages and reports call the model so.
@@ -74,12 +74,12 @@ class Checkpoint:
 
     @property
     def native(self) -> bool:
-        """Whether one of our own decoders runs it; if not, transformers does."""
+        """Whether forerun's own decoder runs it; otherwise transformers does."""
         return native(self.config)
 
     @cached_property
     def architecture(self) -> Architecture:
-        """Its shape, with a head of its own where the weights, if they are there, have one.
+        """Its shape, untied where the weights, if they are downloaded, hold a separate output head.
 
         Raises:
             UnsupportedModelError: for a model that transformers runs.
@@ -87,7 +87,7 @@ class Checkpoint:
         """
         if not self.native:
             raise UnsupportedModelError(
-                f"{self.name} ({self.config.model_type}) runs through transformers alone."
+                f"{self.name} ({self.config.model_type}) runs on transformers only."
             )
         shape = read_architecture(self.config)
         here = shape.tied and has_weights(self.directory)
@@ -144,16 +144,16 @@ class Checkpoint:
         """How it will run.
 
         Raises:
-            ConfigError: for a precision that device or backend lack.
+            ConfigError: for a precision that the device or backend lacks.
         """
-        return resolve(placement, self._stored_dtype(), ours=self.native)
+        return resolve(placement, self._stored_dtype(), native=self.native)
 
     def draft_run_config(self, placement: Placement, target: RunConfig) -> RunConfig:
         """How it will run as the draft model of a target: on the same device, in `auto` also on the
         same backend, and on the kernels quantized.
 
         Raises:
-            ConfigError: for a precision that device or backend lack.
+            ConfigError: for a precision that the device or backend lacks.
         """
         placement = replace(placement, device=str(target.device))
         if placement.dtype != "auto" or not self.native:
@@ -171,7 +171,7 @@ class Checkpoint:
         Raises:
             CheckpointError: for missing, corrupt or inconsistent weights.
             UnsupportedModelError: for an architecture that cannot be run speculatively.
-            MemoryLimitError: when there is no memory for the weights.
+            MemoryLimitError: when the weights do not fit into memory.
         """
         if self.native:
             self._refuse_quantized()
@@ -212,7 +212,7 @@ def load_model(
     device: str = "auto",
     backend: str = "auto",
 ) -> CausalLM:
-    """Load a language model: Llama, Mistral, Qwen2, Qwen3 and GPT-2 on our own decoders, on a CPU with
+    """Load a language model: Llama, Mistral, Qwen2, Qwen3 and GPT-2 on forerun's own decoder, on a CPU with
     compiled kernels; any other that transformers knows and whose cache can be cropped on the adapter.
 
     Args:
@@ -220,13 +220,13 @@ def load_model(
         revision: branch, tag or commit on the hub.
         dtype: `fp32`, `bf16`, `fp16`, `fp64`, `int8` and `int4` (on the kernels), or `auto`: the
             checkpoint's (for float16 on a CPU: float32).
-        device: `cpu`, `cuda`, `mps`, or `auto`: the fastest that is there.
+        device: `cpu`, `cuda`, `mps`, or `auto`: the fastest available.
         backend: `kernels`, `torch`, or `auto`: the kernels where they can run the model.
 
     Raises:
         CheckpointError: for missing, corrupt or inconsistent files.
         UnsupportedModelError: for an architecture that cannot be run speculatively.
-        ConfigError: for a dtype or device that does not exist or is not there.
+        ConfigError: for a dtype or device that does not exist or is not available.
     """
     placement = Placement(dtype, device, backend)
     checkpoint = Checkpoint.open(model, revision)
@@ -242,7 +242,7 @@ def model_from_tensors(
     backend: str = "torch",
     name: str = "model",
 ) -> CausalLM:
-    """A model on our own decoders from published tensors in memory, such as a `state_dict`.
+    """A model on forerun's own decoder from published tensors in memory, such as a `state_dict`.
 
     Args:
         config: of transformers.
@@ -252,11 +252,11 @@ def model_from_tensors(
 
     Raises:
         CheckpointError: for missing, unexpected or misshapen tensors.
-        UnsupportedModelError: for a config that none of our decoders runs.
+        UnsupportedModelError: for a config that forerun's own decoder does not run.
     """
     if not native(config):
         raise UnsupportedModelError(
-            f"{config.model_type} has no decoder of its own here; "
+            f"{config.model_type} has no decoder in forerun; "
             "save the model and load it with load_model."
         )
     check_config(config, name)

@@ -3,7 +3,9 @@ anything is allocated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +67,10 @@ def read_config(directory: Path) -> Any:
     kind = content.get("model_type")
     if not isinstance(kind, str):
         raise CheckpointError(f"{path} names no model_type; add it.")
-    _check_numbers(content.get, path)
-    if isinstance(content.get("text_config"), dict):
-        _check_numbers(content["text_config"].get, path)
+    with _in_file(path):
+        _check_numbers(content.get)
+        if isinstance(content.get("text_config"), dict):
+            _check_numbers(content["text_config"].get)
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
     except Exception as error:
@@ -91,34 +94,44 @@ def check_config(config: Any, path: Path | str) -> None:
     Raises:
         CheckpointError, UnsupportedModelError: naming the file, the value and what is allowed.
     """
+    from transformers.activations import ACT2FN
+
     try:
         text = config.get_text_config()
     except ValueError as error:
         raise UnsupportedModelError(
             f"{path} describes several models ({one_line(error)})."
         ) from error
-    for layer in layer_configs(text):
-        _check_sizes(layer, path)
-    _check_rope(getattr(text, "rope_parameters", None) or {}, path)
-    _check_activation(text, path)
-    try:
+    with _in_file(path):
+        for layer in layer_configs(text):
+            _check_numbers(partial(getattr, layer))
+            for name in _REQUIRED:
+                if hasattr(layer, name) and getattr(layer, name) is None:
+                    raise CheckpointError(f"{name} is null; it must be an integer.")
+        _check_rope(getattr(text, "rope_parameters", None) or {})
+        for name in _ACTIVATIONS:
+            value = getattr(text, name, None)
+            if value is not None and (not isinstance(value, str) or value not in ACT2FN):
+                raise UnknownNameError(name, str(value), ACT2FN)
         if native(config):
             read_architecture(config)
         else:
             sliding_window(text)
-    except CheckpointError as error:
+
+
+@contextmanager
+def _in_file(path: Path | str) -> Iterator[None]:
+    """Errors about values, as errors about the file that holds them."""
+    try:
+        yield
+    except UnknownNameError as error:
+        raise UnsupportedModelError(f"{path}: {error}") from None
+    except (CheckpointError, ConfigError) as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _check_sizes(layer: Any, path: Path | str) -> None:
-    _check_numbers(lambda name: getattr(layer, name, None), path)
-    for name in _REQUIRED:
-        if hasattr(layer, name) and getattr(layer, name) is None:
-            raise CheckpointError(f"{path}: {name} is null; it must be an integer.")
-
-
 def layer_configs(text: Any) -> list[Any]:
-    """The configs of a model's layers, where they differ in size; else that of the model alone."""
+    """One config per layer where layers differ in size, else just the model's."""
     return list(text.per_layer_config) if text.is_heterogeneous else [text]
 
 
@@ -147,13 +160,14 @@ def read_object(path: Path) -> dict[str, Any]:
 def _is_deep(content: Any) -> bool:
     level = [content]
     for _ in range(DEEPEST):
-        level = [
-            value
-            for entry in level
-            if isinstance(entry, (dict, list))
-            for value in (entry.values() if isinstance(entry, dict) else entry)
-        ]
+        level = [value for entry in level for value in _inside(entry)]
     return bool(level)
+
+
+def _inside(entry: Any) -> Iterable[Any]:
+    if isinstance(entry, dict):
+        return entry.values()
+    return entry if isinstance(entry, list) else ()
 
 
 def read_end_tokens(directory: Path, config: Any) -> frozenset[int]:
@@ -178,53 +192,36 @@ def read_end_tokens(directory: Path, config: Any) -> frozenset[int]:
 
 
 def one_line(error: Exception) -> str:
-    """What another library's error says, on one line that is not too long."""
+    """Another library's message on one line, cut after 200 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def _check_numbers(get: Callable[[str], Any], path: Path | str) -> None:
-    """Check the values that `get` returns by name; None is for others to judge."""
+def _check_numbers(get: Callable[[str, None], Any]) -> None:
+    """Check the values that `get` returns by name; None is checked elsewhere."""
     for names, kind, bounds in _NUMBERS:
         for name in names:
-            value = get(name)
+            value = get(name, None)
             # Some models have a size for each layer.
-            entries = value if isinstance(value, list) and name == "intermediate_size" else [value]
-            for entry in entries:
-                _check(path, name, entry, kind, **bounds)
+            sizes = value if isinstance(value, list) and name == "intermediate_size" else [value]
+            for size in sizes:
+                if size is not None:
+                    check(name, size, kind, **bounds)
 
 
-def _check_rope(parameters: Any, path: Path | str) -> None:
+def _check_rope(parameters: Any) -> None:
     """Check the parameters of the rotary embedding: of the model, or by kind of layer."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if not isinstance(parameters, dict):
-        raise CheckpointError(
-            f"{path}: rope_parameters is {shown(parameters)}; it must be an object."
-        )
+        raise CheckpointError(f"rope_parameters is {shown(parameters)}; it must be an object.")
     for value in parameters.values():
         if isinstance(value, dict):
-            _check_rope(value, path)
+            _check_rope(value)
     for name in _ROPE_NUMBERS:
-        _check(path, name, parameters.get(name), float, gt=0.0, le=1e30)
+        if parameters.get(name) is not None:
+            check(name, parameters[name], float, gt=0.0, le=1e30)
     kind = parameters.get("rope_type", "default")
     known = {"axial", *ROPE_TYPES, *ROPE_INIT_FUNCTIONS}
     if not isinstance(kind, str) or kind not in known:
-        raise UnsupportedModelError(f"{path}: {UnknownNameError('rope_type', str(kind), known)}")
-
-
-def _check_activation(text: Any, path: Path | str) -> None:
-    from transformers.activations import ACT2FN
-
-    for name in _ACTIVATIONS:
-        value = getattr(text, name, None)
-        if value is not None and (not isinstance(value, str) or value not in ACT2FN):
-            raise UnsupportedModelError(f"{path}: {UnknownNameError(name, str(value), ACT2FN)}")
-
-
-def _check(path: Path | str, name: str, value: Any, kind: Any, **bounds: Any) -> None:
-    try:
-        if value is not None:
-            check(name, value, kind, **bounds)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        raise UnknownNameError("rope_type", str(kind), known)

@@ -108,7 +108,7 @@ class HFModel:
         """The norm before the output head, on [B, n, hidden_size].
 
         Raises:
-            ConfigError: when the model's final norm and head cannot be told apart from the rest.
+            ConfigError: when the model's final norm and head cannot be run separately.
         """
         return self._head[0](hidden)
 
@@ -117,7 +117,7 @@ class HFModel:
         """Logits [B, n, V] of hidden states [B, n, hidden_size] behind the final norm.
 
         Raises:
-            ConfigError: when the model's final norm and head cannot be told apart from the rest.
+            ConfigError: when the model's final norm and head cannot be run separately.
         """
         return self._head[1](hidden)
 
@@ -141,11 +141,11 @@ class HFModel:
         }
         if tree is None:
             return self.model(**inputs)
-        places = torch.tensor(cache.positions[row], device=self.device)
-        inputs["attention_mask"] = self._masks(places, len(positions), tree)
+        row_positions = torch.tensor(cache.positions[row], device=self.device)
+        inputs["attention_mask"] = self._masks(row_positions, len(positions), tree)
         if not self._tables:
             return self.model(**inputs)
-        tables = _by_position(self._tables, places, len(positions))
+        tables = _by_position(self._tables, row_positions, len(positions))
         return torch.func.functional_call(self.model, tables, kwargs=inputs)
 
     def _masks(self, positions: Tensor, count: int, tree: Tree) -> Any:
@@ -224,34 +224,32 @@ def refuse_unsupported(config: Any, name: str) -> None:
     Raises:
         UnsupportedModelError: naming the model and the reason.
     """
+    obstacle = _obstacle(config)
+    if obstacle is not None:
+        raise UnsupportedModelError(f"{name} ({config.model_type}) {obstacle}.")
+
+
+def _obstacle(config: Any) -> str | None:
     from transformers import DynamicCache
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KNOWN
 
-    kind = f"{name} ({config.model_type})"
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(
-            f"{kind} is an encoder-decoder; only decoders can be run speculatively."
-        )
+        return "is an encoder-decoder; only decoders can be run speculatively"
     if type(config) not in KNOWN:
-        raise UnsupportedModelError(f"{kind} is no causal language model of transformers.")
+        return "is not a causal language model of transformers"
     model_class: Any = KNOWN[type(config)]
     if getattr(model_class, "_is_stateful", False):
-        raise UnsupportedModelError(
-            f"{kind} is recurrent, wholly or in some layers; its state cannot be rolled back."
-        )
+        return "is recurrent, wholly or in some layers; its state cannot be rolled back"
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
-        raise UnsupportedModelError(f"{kind} takes no positions, which a tree of drafts needs.")
+        return "takes no positions, which a tree of drafts needs"
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     try:
         layers = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
     except Exception as error:
         # transformers raises whatever it meets in a config that none of its plain caches fits.
-        raise UnsupportedModelError(
-            f"{kind} has a cache of its own kind ({one_line(error)}), which cannot be rolled back."
-        ) from error
+        return f"has a cache of its own kind ({one_line(error)}), which cannot be rolled back"
     odd = sorted((layers - {"DynamicLayer", "DynamicSlidingWindowLayer"}) | (kinds - _OPEN_MASKS))
-    if odd:
-        raise UnsupportedModelError(f"{kind} has layers whose cache cannot be rolled back: {odd}.")
+    return f"has layers whose cache cannot be rolled back: {odd}" if odd else None
 
 
 def max_context(config: Any, name: str) -> int:
@@ -279,8 +277,8 @@ def _windows(config: Any) -> dict[str, int | None]:
 
 
 def _square_tables(model: Any) -> dict[str, Tensor]:
-    """The masks [1, 1, max_context, max_context] that a model holds itself, as GPT-Neo does: it cuts
-    them by the slots of queries and keys."""
+    """The masks [1, 1, max_context, max_context] that a model keeps as buffers, as GPT-Neo does, and
+    indexes by the slots of queries and keys."""
     return {
         name: table
         for name, table in model.named_buffers()
@@ -289,7 +287,7 @@ def _square_tables(model: Any) -> dict[str, Tensor]:
 
 
 def _by_position(tables: dict[str, Tensor], positions: Tensor, count: int) -> dict[str, Tensor]:
-    """The tables for the last `count` slots, with what each says of positions in place of slots."""
+    """The tables with the last `count` rows, and all columns, looked up by position instead of slot."""
     total, placed = len(positions), {}
     for name, table in tables.items():
         # The rows of earlier slots are not read.

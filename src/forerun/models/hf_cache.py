@@ -1,4 +1,4 @@
-"""A cache for models of transformers: one of its own caches a row, each cropped by itself."""
+"""A cache for models of transformers: each row has a cache of transformers, cropped separately."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HFCache:
             raise CacheError.no_room(rows, capacity)
         from transformers import DynamicCache
 
-        # Without a config every layer is a full one, whatever the model's windows.
+        # Without a config every layer keeps all tokens, whatever the model's windows.
         self.caches: list[Any] = [DynamicCache() for _ in range(rows)]
         self.positions: list[list[int]] = [[] for _ in range(rows)]
         self.rows, self.capacity = rows, capacity
@@ -65,8 +65,7 @@ class HFCache:
         """
         if layers is not None:
             raise CacheError(
-                f"a cache of transformers is trimmed as a whole, not in {layers} alone; "
-                "give no layers."
+                f"a cache of transformers is trimmed in all layers, not just in {layers}; give no layers."
             )
         check_length(row, length)
         self._select(row, range(min(length, self.length(row))))

@@ -17,8 +17,8 @@ _NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 
 @torch.no_grad()
 def find_head(model: Any, name: str) -> tuple[Part, Part]:
-    """The final norm and the output head, if one after the other they give the logits of a forward
-    pass exactly.
+    """The final norm and the output head, if applied in turn they give the logits of a forward pass
+    exactly.
 
     Some models scale or cap their logits, or put something between the two; those show here.
 
@@ -28,8 +28,12 @@ def find_head(model: Any, name: str) -> tuple[Part, Part]:
     output = model.get_output_embeddings()
     inner = model.base_model
     bodies = [inner, getattr(inner, "decoder", None)]
-    found = [getattr(body, norm, None) for body in bodies for norm in _NORMS]
-    norms = [norm for norm in found if norm is not None]
+    norms = [
+        getattr(body, norm)
+        for body in bodies
+        for norm in _NORMS
+        if getattr(body, norm, None) is not None
+    ]
     if output is not None and norms:
         seen: list[Tensor] = []
         hook = norms[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))

@@ -1,4 +1,4 @@
-"""What a loaded model of transformers is tried with before it is used."""
+"""Whether a loaded model of transformers follows positions and tree masks: tried before it is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.core import Batch, Tree
-from forerun.errors import UnsupportedModelError
+from forerun.errors import MemoryLimitError, UnsupportedModelError
 from forerun.models.config import one_line
 
 if TYPE_CHECKING:
@@ -17,29 +17,34 @@ if TYPE_CHECKING:
 
 # The largest value written to the cache: it must fit 16 bits.
 _LARGEST = 1e4
+# A longer window is taken from the config as it is: a text of its length would cost too much memory.
+_LONGEST_WINDOW = 4096
 
 
 def probe(model: HFModel, config: Any) -> None:
-    """Run two siblings behind a text that is longer than the model's windows, and see that the second
-    one and their parent get the logits that they get in a row.
+    """Run two siblings after a text that is longer than the model's windows, and compare the logits of
+    the second one and of their parent with those of the same tokens in a chain.
 
-    A model whose code does not use the window of its config is given none.
+    For a model whose code does not use the window of its config, masks have no window either.
 
     Args:
         config: of the text model.
 
     Raises:
         UnsupportedModelError: naming the model and what is wrong.
+        MemoryLimitError: when there is not enough memory for it.
     """
     kind = f"{model.name} ({model.model.config.model_type})"
     try:
         wrong = _run_probe(model, config)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise MemoryLimitError(
+            f"there is not enough memory to run {kind}; use a smaller dtype or model."
+        ) from error
     except Exception as error:
         # A model of transformers raises whatever its first failing line raises.
         raise UnsupportedModelError(
-            f"{kind} fails in transformers with what a tree needs ({one_line(error)}); "
+            f"{kind} fails in transformers with a tree's inputs ({one_line(error)}); "
             "it cannot be run speculatively."
         ) from error
     if wrong is not None:
@@ -49,7 +54,8 @@ def probe(model: HFModel, config: Any) -> None:
 def _run_probe(model: HFModel, config: Any) -> str | None:
     """What is wrong with the model; None when it passes."""
     sizes = {value for key, value in config.to_dict().items() if "window" in key}
-    windows = [size for size in sizes if type(size) is int and 1 < size < model.max_context - 2]
+    longest = min(_LONGEST_WINDOW, model.max_context - 3)
+    windows = [size for size in sizes if type(size) is int and 1 < size <= longest]
     length = max(windows, default=1) + 1
     cache = model.new_cache(1, length + 3)
     first, left, right, other = (token % model.vocab_size for token in range(1, 5))
@@ -67,12 +73,12 @@ def _run_probe(model: HFModel, config: Any) -> str | None:
         cache.trim(0, length)
         if (branched[[0, 2]] - expected).abs().max() <= tolerance:
             return None
-    return "does not follow tree attention masks: it gives a token other logits than in a row"
+    return "does not follow tree attention masks: logits differ from those of a chain"
 
 
 def _lengthen(cache: HFCache, length: int, marked: list[int]) -> None:
-    """Make a row's two tokens a text of `length`: copies of the first, with values at the `marked`
-    slots, the last that a window hides, that weigh as much as all others together."""
+    """Extend a row of two tokens to `length` copies of the first. At the `marked` slots, the last ones
+    that a window hides, values are as large as all others together, so that a wrong window shows."""
     for layer in cache.caches[0].layers:
         layer.keys = layer.keys[..., :1, :].repeat_interleave(length, -2)
         values = layer.values[..., :1, :].repeat_interleave(length, -2)

@@ -1,4 +1,4 @@
-"""From what a user names, a zoo model, a directory or a hub id, to a directory with the files."""
+"""Finding a checkpoint: from a zoo model, a directory or a hub id to a directory with its files."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Location:
         """The same checkpoint with its weights, which are downloaded where they are not here yet.
 
         Raises:
-            CheckpointError: when the hub does not deliver.
+            CheckpointError: when the download fails.
         """
         if self.hub_id is None:
             return self
-        found = _download(self.hub_id, self.revision, (*_SMALL_FILES, *_WEIGHTS))
-        return replace(self, directory=found)
+        directory = _download(self.hub_id, self.revision, (*_SMALL_FILES, *_WEIGHTS))
+        return replace(self, directory=directory)
 
 
 def locate(name: str | os.PathLike[str], revision: str | None = None) -> Location:
@@ -54,19 +54,19 @@ def locate(name: str | os.PathLike[str], revision: str | None = None) -> Locatio
         revision: branch, tag or commit on the hub.
 
     Raises:
-        CheckpointError: when there is no such directory, or the hub does not deliver.
-        ConfigError: for the revision of a directory, which has none.
+        CheckpointError: when there is no such directory, or the download fails.
+        ConfigError: for the revision of a directory.
     """
-    path = zoo_path(str(name)) if is_zoo(name) else _expand(Path(check("model", name, Text)))
-    kind = _kind(path)
-    if kind == "directory" and revision is not None:
+    named = zoo_path(str(name)) if is_zoo(name) else check("model", name, Text)
+    path = Path(os.path.expanduser(named))
+    if os.path.isdir(path):
+        if revision is None:
+            return Location(path)
         raise ConfigError(
             f"revision {revision!r} is for a model on the hub, and {printable(path)} is a "
             "directory; leave the revision out."
         )
-    if kind == "directory":
-        return Location(path)
-    if kind == "file":
+    if os.path.exists(path):
         raise CheckpointError(
             f"{printable(path)} is a file; give the directory that holds config.json."
         )
@@ -81,52 +81,40 @@ def locate(name: str | os.PathLike[str], revision: str | None = None) -> Locatio
     return Location(directory, str(name), commit)
 
 
-def _expand(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"{printable(path)} names the home of a user who does not exist here."
-        ) from error
-
-
-def _kind(path: Path) -> str:
-    try:
-        return "directory" if path.is_dir() else "file" if path.exists() else "nothing"
-    except (OSError, ValueError):  # A name that is too long or holds a null byte.
-        return "nothing"
-
-
 def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = huggingface_hub.snapshot_download(
+        directory = huggingface_hub.snapshot_download(
             name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_COPIES)
         )
     except (HFValidationError, OSError) as error:
         raise CheckpointError(_advice(name, revision, error)) from error
-    return Path(found)
+    return Path(directory)
 
 
 def _advice(name: str, revision: str | None, error: Exception) -> str:
     """One line that says what to do about an error of the hub."""
     from huggingface_hub import errors
 
-    if isinstance(error, errors.GatedRepoError):
-        return f"{name} is gated: accept its licence on huggingface.co, then set HF_TOKEN."
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{name} has no revision {revision!r}; leave it out for the newest."
-    if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
-        return (
-            f"{name} is neither a directory here nor a model on huggingface.co; check the name, "
-            "and set HF_TOKEN if it is private."
-        )
-    if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
-        return (
-            f"{name} is not (completely) in the local hub cache and the hub cannot be reached; go "
-            "online, unset HF_HUB_OFFLINE, or give a directory."
-        )
     first = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"{name} could not be downloaded: {first}; try again or give a directory."
+    absent = (
+        "is neither a directory here nor a model on huggingface.co; check the name, and set HF_TOKEN "
+        "if it is private"
+    )
+    offline = (
+        "is not (completely) in the local hub cache and the hub cannot be reached; go online, unset "
+        "HF_HUB_OFFLINE, or give a directory"
+    )
+    # A kind before those that it belongs to.
+    advice = {
+        errors.GatedRepoError: "is gated: accept its licence on huggingface.co, then set HF_TOKEN",
+        errors.RevisionNotFoundError: f"has no revision {revision!r}; leave it out for the newest",
+        errors.RepositoryNotFoundError: absent,
+        errors.HFValidationError: absent,
+        errors.LocalEntryNotFoundError: offline,
+        errors.OfflineModeIsEnabled: offline,
+        Exception: f"could not be downloaded: {first}; try again or give a directory",
+    }
+    return f"{name} {next(text for kind, text in advice.items() if isinstance(error, kind))}."

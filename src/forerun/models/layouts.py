@@ -1,4 +1,4 @@
-"""Which published tensors make up each of ours, by family."""
+"""Which published tensors make up each of the decoder's, by family."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True)
 class Published:
-    """A tensor of a published checkpoint: its key, its shape, and whether ours is its transpose."""
+    """A tensor of a published checkpoint: its key, its shape, and whether it is stored transposed."""
 
     key: str
     shape: tuple[int, ...]
@@ -24,20 +24,20 @@ class Published:
 
     @property
     def rows(self) -> int:
-        """Rows that it takes in our tensor."""
+        """Rows that it takes in the stacked tensor."""
         return self.shape[-1] if self.transposed else self.shape[0]
 
 
 @dataclass(frozen=True)
 class Fused:
-    """A tensor of ours: published tensors stacked along its rows."""
+    """A tensor of the decoder: published tensors stacked along its rows."""
 
     name: str
     parts: tuple[Published, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of our tensor."""
+        """Shape of the stacked tensor."""
         first = self.parts[0]
         tail = first.shape[:1] if first.transposed else first.shape[1:]
         return (sum(part.rows for part in self.parts), *tail)
@@ -48,7 +48,7 @@ class Layout:
     """All tensors of a model.
 
     Attributes:
-        tensors: ours, each with the published ones that it is made of.
+        tensors: of the decoder, each with the published ones that it is made of.
         prefix: what the keys of a checkpoint of the bare model, without a head, lack.
         ignored: keys that carry nothing that we need: buffers, and the head of tied embeddings.
     """
@@ -140,12 +140,12 @@ def _gpt2(shape: Architecture) -> Iterator[Fused]:
 
 
 def _whole(name: str, key: str, *shape: int) -> Fused:
-    """A tensor of ours that is published as it is."""
+    """A tensor that is published as it is."""
     return Fused(name, (Published(key, shape),))
 
 
 def _linear(name: str, outputs: Mapping[str, int], width: int, bias: bool) -> Iterator[Fused]:
-    """One matrix of ours from linear layers that read the same input, and its bias."""
+    """One matrix from linear layers that read the same input, and its bias."""
     parts = tuple(Published(f"{key}.weight", (rows, width)) for key, rows in outputs.items())
     yield Fused(f"{name}.weight", parts)
     if bias:

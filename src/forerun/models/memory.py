@@ -1,4 +1,4 @@
-"""Memory that models and caches will take, known before anything is loaded."""
+"""Memory that models and caches will take, computed before anything is loaded."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ModelSummary:
 
     Attributes:
         family: the model type.
-        native: whether it runs on our own decoder, else through transformers.
+        native: whether forerun's own decoder runs it, else transformers.
         parameters: shared ones counted once.
         weight_bytes: by name of the dtype.
-        cache_values_per_token: numbers that one token of one row keeps in the cache.
+        cache_values_per_token: values in the cache per token of a row.
         max_context: in tokens.
     """
 
@@ -43,7 +43,7 @@ class ModelSummary:
     hidden_size: int
 
     def cache_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes that one token of one row keeps in a cache of `dtype`."""
+        """Bytes per token of a row in a cache of `dtype`."""
         return self.cache_values_per_token * dtype.itemsize
 
 
@@ -68,14 +68,14 @@ def describe(
 
     Args:
         name: how messages call the model.
-        shape: that one of our own decoders runs, where the weights say more than the config.
+        shape: where forerun's own decoder runs it and the weights say more than the config.
 
     Raises:
         UnsupportedModelError: for an architecture that cannot be run speculatively.
         CheckpointError: for a config of which transformers cannot make a model.
     """
-    text, ours = config.get_text_config(), native(config)
-    if ours:
+    text, is_native = config.get_text_config(), native(config)
+    if is_native:
         layout = layout_of(shape or read_architecture(config))
         parameters = layout.num_parameters()
         quantized = {name: int(kernel_bytes(layout, name)) for name in QUANTIZED}
@@ -85,12 +85,12 @@ def describe(
     widths = [_key_width(layer) for layer in layer_configs(text)]
     return ModelSummary(
         family=config.model_type,
-        native=ours,
+        native=is_native,
         parameters=parameters,
         weight_bytes={key: parameters * dtype.itemsize for key, dtype in DTYPES.items()}
         | quantized,
         cache_values_per_token=2 * text.num_hidden_layers * sum(widths) // len(widths),
-        max_context=text.max_position_embeddings if ours else max_context(text, name),
+        max_context=text.max_position_embeddings if is_native else max_context(text, name),
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
@@ -161,7 +161,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def check_memory(needs: Sequence[MemoryNeed], device: torch.device) -> None:
-    """See that models and their caches fit on a device together.
+    """Check that models and their caches fit on a device together.
 
     Raises:
         MemoryLimitError: with the numbers, and what to change.

@@ -1,4 +1,4 @@
-"""Parts of a model that heads and adapters are composed of: one way to build them for every target."""
+"""Parts of a model that heads and adapters are composed of, built in one way for every target."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ KERNEL_PRECISIONS = ("fp32", "bf16", "int8", "int4")
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """The device of a name: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`, the fastest that is there.
+    """The device of a name: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`, the fastest available.
 
     Raises:
         UnknownNameError: for a name that does not exist.
@@ -60,7 +60,7 @@ def _there(name: str) -> str:
 
 @options
 class Placement:
-    """How a model is asked to run."""
+    """How a model should run."""
 
     dtype: Annotated[str, known("dtype", lambda: ("auto", *PRECISIONS))] = Field(
         default="auto",
@@ -79,7 +79,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How a model does run.
+    """How a model runs.
 
     Args:
         precision: of its weights, one of PRECISIONS.
@@ -97,23 +97,23 @@ class RunConfig:
         return DTYPES.get(self.precision, torch.bfloat16)
 
 
-def resolve(placement: Placement, stored: torch.dtype | None, *, ours: bool = True) -> RunConfig:
-    """How a model will run that is asked for in a placement.
+def resolve(placement: Placement, stored: torch.dtype | None, *, native: bool = True) -> RunConfig:
+    """How a model will run for a placement.
 
     Args:
         stored: the checkpoint's dtype, which `auto` keeps; None counts as float32. On the CPU `auto`
             makes float32 of float16, which is slow there.
-        ours: whether one of our own decoders runs the model.
+        native: whether forerun's own decoder runs the model.
 
     Raises:
-        ConfigError: for a precision that device or backend lack.
+        ConfigError: for a precision that the device or backend lacks.
     """
     device = resolve_device(placement.device)
     if device.type == "mps" and placement.dtype == "fp64":
         raise ConfigError("dtype 'fp64' does not exist on 'mps'; use 'fp32' or the device 'cpu'.")
     auto = placement.dtype == "auto"
     precision = _stored_precision(stored, device) if auto else placement.dtype
-    obstacle = _kernel_obstacle(precision, device, ours)
+    obstacle = _kernel_obstacle(precision, device, native)
     wanted = placement.backend == "kernels" or precision in QUANTIZED or _native_is_fast()
     if obstacle is None and placement.backend != "torch" and wanted:
         return RunConfig(precision, "kernels", device)
@@ -142,11 +142,11 @@ def _native_is_fast() -> bool:
     return _native.AVAILABLE and _native.kernels.level() != "portable"
 
 
-def _kernel_obstacle(precision: str, device: torch.device, ours: bool) -> str | None:
+def _kernel_obstacle(precision: str, device: torch.device, native: bool) -> str | None:
     """Why the compiled kernels cannot run a model; None if they can."""
     if device.type != "cpu":
         return f"they run on the CPU, not on {device.type!r}"
-    if not ours:
+    if not native:
         return "the model runs through transformers"
     if precision not in KERNEL_PRECISIONS:
         return f"they know {', '.join(KERNEL_PRECISIONS)}"

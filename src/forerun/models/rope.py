@@ -37,7 +37,7 @@ class RotaryTable:
         """Cosines and sines [B, 1, n, head_dim] of positions [B, n], none beyond `furthest`."""
         if furthest >= len(self._cos):
             self._grow(max(furthest + 1, 2 * len(self._cos), _FIRST_ROWS))
-        # Padding has position -1, which reads the table's last row; nobody looks at the result.
+        # Padding has position -1, which reads the table's last row; the result is not used.
         return self._cos[positions][:, None], self._sin[positions][:, None]
 
     def _grow(self, rows: int) -> None:

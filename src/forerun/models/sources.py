@@ -35,7 +35,7 @@ class Source(Protocol):
         """The tensor, on the CPU if it comes from a file."""
 
     def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
-        """A part of it along one of its first two dimensions; what was read before may be forgotten."""
+        """A part of it along one of its first two dimensions."""
 
 
 class TensorSource:
@@ -82,7 +82,7 @@ class SafetensorsSource:
             for key in (key for key, its_file in self._files.items() if its_file == file):
                 if key not in shapes:
                     raise CheckpointError(
-                        f"{file} lacks {key}, which {INDEX} places there; download both again."
+                        f"{file} lacks {key}, which {INDEX} says it holds; download both again."
                     )
                 self.shapes[key] = shapes[key]
 
@@ -102,8 +102,7 @@ class SafetensorsSource:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """A file, opened for one use: as long as it is open, all pages that were read count as memory of
-    the process."""
+    """A file, opened for one use: while it is open, all pages read count as memory of the process."""
     try:
         with safe_open(str(file), framework="pt", device="cpu") as tensors:
             yield tensors
@@ -131,12 +130,10 @@ def has_weights(directory: Path) -> bool:
 def _read_index(directory: Path) -> dict[str, Path]:
     """The file of each key."""
     weight_map = read_object(directory / INDEX).get("weight_map")
-    names = weight_map.values() if isinstance(weight_map, dict) else [None]
-    if not all(_is_file_name(name) for name in names):
+    if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
         raise CheckpointError(
             f"{directory / INDEX} has no weight_map of files beside it; download it again."
         )
-    assert isinstance(weight_map, dict), "checked above"
     return {key: directory / name for key, name in weight_map.items()}
 
 
@@ -145,8 +142,8 @@ def _is_file_name(name: Any) -> bool:
 
 
 def with_own_head(shape: Architecture, source: Source) -> Architecture:
-    """The shape with an output head of its own where the config says that it is the embedding and
-    the weights disagree: what is stored counts, as in transformers.
+    """The shape, untied where the config ties the output head to the embedding but the weights hold
+    another head: what is stored counts, as in transformers.
 
     Raises:
         CheckpointError: for files that cannot be read.
@@ -185,7 +182,7 @@ def _no_weights(directory: Path) -> str:
 def read_weights(
     source: Source, layout: Layout, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """Our tensors by name, from published ones that are all checked before any is read.
+    """The decoder's tensors by name, from published ones that are all checked before any is read.
 
     Raises:
         CheckpointError: for missing, unexpected or misshapen tensors, naming the first.
@@ -223,15 +220,15 @@ def match_keys(source: Source, layout: Layout) -> dict[str, str]:
     ]
     if unexpected:
         raise CheckpointError(
-            f"{source.name} holds {unexpected[0]}{_more(unexpected)}, which config.json has no "
-            "place for; config and weights are not of one model."
+            f"{source.name} holds {unexpected[0]}{_more(unexpected)}, which config.json does "
+            "not describe; config and weights are of different models."
         )
     for published, shape in expected.items():
         key = stored[published]
         if source.shapes[key] != shape:
             raise CheckpointError(
                 f"{source.name}: {key} has shape {list(source.shapes[key])}, but config.json asks "
-                f"for {list(shape)}; config and weights are not of one model."
+                f"for {list(shape)}; config and weights are of different models."
             )
     return {published: stored[published] for published in expected}
 

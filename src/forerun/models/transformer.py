@@ -1,4 +1,4 @@
-"""Our own decoder, for every family that it knows."""
+"""forerun's own decoder, for every family that it knows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Transformer:
 
     Args:
         shape: of the model.
-        weights: our tensors by name, as `layouts` names them, on one device in one dtype.
+        weights: by name, as `layouts` names them, on one device in one dtype.
         name: how messages and reports call the model.
     """
 
@@ -134,5 +134,5 @@ def _last(hidden: Tensor, batch: Batch) -> Tensor:
     """The hidden states [B, 1, hidden_size] of each row's last token that is not padding."""
     if batch.even:
         return hidden[:, -1:]
-    last = torch.tensor([count - 1 for count in batch.counts], device=hidden.device)
-    return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[-1]))
+    last = torch.tensor(batch.counts, device=hidden.device) - 1
+    return hidden[torch.arange(len(batch), device=hidden.device), last][:, None]

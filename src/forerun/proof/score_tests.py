@@ -96,11 +96,11 @@ class SampledRows:
     def offer(self, *rows: Floats) -> None:
         """Offer rows [V] that belong together to the sample (Vitter's algorithm R)."""
         self.seen += 1
-        place = len(self.rows)
-        if place == SAMPLED_ROWS:
-            place = int(self.random.integers(self.seen))
-        if place < SAMPLED_ROWS:
-            self.rows[place : place + 1] = [tuple(row.copy() for row in rows)]
+        slot = len(self.rows)
+        if slot == SAMPLED_ROWS:
+            slot = int(self.random.integers(self.seen))
+        if slot < SAMPLED_ROWS:
+            self.rows[slot : slot + 1] = [tuple(row.copy() for row in rows)]
 
     def stacked(self) -> list[Floats]:
         """The sampled rows of each kind, [N, V]."""

@@ -51,11 +51,13 @@ def draw_plain(probs: Tensor, prefix: Prefix, randomness: Randomness) -> int:
 
 def draw_coupled(probs: Tensor, prefixes: Sequence[Prefix], randomness: Randomness) -> list[int]:
     """One token a row, with the noise that every other draw for the same position uses."""
+    if not native.takes(probs):
+        return coupled_tensor(probs, prefixes, randomness).tolist()
     if all(prefix.params.greedy for prefix in prefixes):
-        return top(probs)
-    if native.takes(probs) and randomness.by_key_alone:
+        return native.top(probs)
+    if randomness.by_key_alone:
         return native.couple_keys(probs, [_key(prefix) for prefix in prefixes])
-    return couple(probs, _noise(probs, prefixes, randomness))
+    return native.couple(probs, _noise(probs, prefixes, randomness))
 
 
 def coupled_tensor(probs: Tensor, prefixes: Sequence[Prefix], randomness: Randomness) -> Tensor:
@@ -74,7 +76,3 @@ def _noise(probs: Tensor, prefixes: Sequence[Prefix], randomness: Randomness) ->
     keys = [_key(prefix) for prefix in prefixes]
     noise = {key: randomness.gumbel(*key, probs.shape[-1], probs.device) for key in set(keys)}
     return torch.stack([noise[key] for key in keys])
-
-
-def top(probs: Tensor) -> list[int]:
-    return native.top(probs) if native.takes(probs) else probs.argmax(-1).tolist()

@@ -35,7 +35,7 @@ class MeasuredCosts:
         self._points = [points for points, _ in measured]
         self._table = np.full([len(points) for points in self._points], np.nan)
         for *index, seconds in zip(
-            *(place for _, place in measured),
+            *(indices for _, indices in measured),
             costs("seconds", columns[-1], above=True),
             strict=True,
         ):

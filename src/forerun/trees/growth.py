@@ -4,7 +4,7 @@ A growth is one tree in the making. The caller, who has the model, runs the node
 gives them their children, until the frontier is empty. What is drawn follows a fixed shape
 (SpecInfer, arXiv 2305.09781; Sequoia, arXiv 2402.12374): whether a node exists depends on nothing
 drawn after it. Trees of the most probable tokens expand the best nodes of each level and keep the
-best of all in the end (EAGLE-2, arXiv 2406.16858): they are point masses, which may be chosen among.
+best of all in the end (EAGLE-2, arXiv 2406.16858): they are point masses, among which may be chosen.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Growth(ABC):
         self.token_ids: list[int] = []
         self.parents: list[int] = []
         self.frontier: list[int] = [-1]
-        """Nodes that get children next: -1, the text, at first."""
+        """Nodes that get children next; at first -1, the text."""
         self._order = {-1: -1}
 
     @abstractmethod
@@ -82,9 +82,9 @@ class Growth(ABC):
 
 
 class ShapeGrowth(Growth):
-    """A tree of a fixed shape, less what there are no tokens for.
+    """A tree of a fixed shape, without the nodes for which there are no tokens.
 
-    Nodes are drawn with random numbers by their place in the shape.
+    The random number of a node is that of its index in the shape.
     """
 
     def __init__(self, request: Request, drawing: Drawing, shape: Tree) -> None:
@@ -92,21 +92,22 @@ class ShapeGrowth(Growth):
         self._shape = shape
         if not shape:
             self.frontier = []
-        self._place = {-1: -1}
+        # The index in the shape of each node.
+        self._index = {-1: -1}
         self._rows: list[Tensor] = []
 
     def wanted(self) -> list[Sequence[int]]:
-        return [self._shape.children(self._place[node]) for node in self.frontier]
+        return [self._shape.children(self._index[node]) for node in self.frontier]
 
     def extend(self, children: Sequence[Children]) -> None:
         frontier = []
         for parent, below in zip(self.frontier, children, strict=True):
-            places = self._shape.children(self._place[parent])
-            for token, place in zip(below.token_ids, places, strict=False):
+            indices = self._shape.children(self._index[parent])
+            for token, index in zip(below.token_ids, indices, strict=False):
                 node = self._add(parent, token)
-                self._place[node] = place
+                self._index[node] = index
                 # Nothing comes after a stop token.
-                if self._shape.children(place) and token not in self.request.stop_token_ids:
+                if self._shape.children(index) and token not in self.request.stop_token_ids:
                     frontier.append(node)
             if below.token_ids and below.rows is not None:
                 self._rows.append(below.rows)
@@ -163,16 +164,16 @@ class BestFirstGrowth(Growth):
         )
 
     def _is_among_the_best(self, prob: float) -> bool:
-        """Whether a node may be in the tree in the end, as far as is known; of equals the earlier is."""
+        """Whether a node of this probability is among the best so far; of equals the earlier is."""
         if len(self._best) < self.num_nodes:
             heapq.heappush(self._best, prob)
             return True
         return heapq.heappushpop(self._best, prob) < prob
 
     def _to_expand(self, first: int) -> list[int]:
-        """The best of the level that begins with node `first`, less those that have dropped out since.
+        """The best of the level that begins with node `first`, without those that have dropped out since.
 
-        A child is no more probable than its parent, so one that has dropped out has none in the tree.
+        A child is at most as probable as its parent, so a node that has dropped out has none in the tree.
         """
         least = self._best[0] if len(self._best) == self.num_nodes else 0.0
         stops = self.request.stop_token_ids
@@ -206,17 +207,14 @@ def grow(growths: Sequence[Growth], logits: Tensor, randomness: Randomness) -> N
         logits: after each node of their frontiers, [N, V], tree after tree.
         randomness: the engine's.
     """
-    ends = list(itertools.accumulate(len(growth.frontier) for growth in growths))
-    rows = [range(end - len(g.frontier), end) for g, end in zip(growths, ends, strict=True)]
-    for drawing in Drawing:
-        some = [(g, at) for g, at in zip(growths, rows, strict=True) if g.drawing is drawing]
-        if not some:
-            continue
+    drawings = [growth.drawing for growth in growths for _ in growth.frontier]
+    for drawing in dict.fromkeys(drawings):
+        some = [growth for growth in growths if growth.drawing is drawing]
         chosen = logits
         if len(some) < len(growths):
-            chosen = logits[[row for _, at in some for row in at]]
-        prefixes = [prefix for growth, _ in some for prefix in growth.prefixes()]
-        nodes = list(itertools.chain.from_iterable(growth.wanted() for growth, _ in some))
+            chosen = logits[[row for row, other in enumerate(drawings) if other is drawing]]
+        prefixes = [prefix for growth in some for prefix in growth.prefixes()]
+        nodes = [wanted for growth in some for wanted in growth.wanted()]
         children = iter(draw_siblings(chosen, prefixes, drawing, nodes, randomness))
-        for growth, at in some:
-            growth.extend(list(itertools.islice(children, len(at))))
+        for growth in some:
+            growth.extend(list(itertools.islice(children, len(growth.frontier))))

@@ -1,15 +1,15 @@
 """Growing trees on the host, for drafters that look their tokens up and run no model.
 
-All that is known of such a drafter is a function from a state to what may come next; the trees are
-deterministic, so their nodes may be chosen by probability. Best first with a heap in which a node
-stands for its later siblings as well (DDTree): each node of the tree costs one function call and
-two entries.
+Such a drafter is a function from a state to what may come next; the trees are deterministic, so their
+nodes may be chosen by probability. Best first with a heap in which a node stands for its later siblings
+as well (DDTree): each node of the tree costs one function call and two entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush, heapreplace
+from itertools import count
 from typing import TypeVar
 
 from forerun.core import NO_DRAFT, Draft, Plan, Request, Tree
@@ -19,7 +19,7 @@ S = TypeVar("S")
 Child = tuple[int, float, S]
 """A token, how probable it is after its parent, and the state that it leads to."""
 Expand = Callable[[S], list[Child[S]]]
-"""The children of a state, the most probable first; it may be asked about any state that it named."""
+"""The children of a state, the most probable first; any state that it returned may be passed to it."""
 
 
 def grow_on_host(request: Request, plan: Plan, root: S, expand: Expand[S]) -> Draft:
@@ -27,8 +27,8 @@ def grow_on_host(request: Request, plan: Plan, root: S, expand: Expand[S]) -> Dr
 
     A chain takes the best child each time, a fixed shape takes children by their rank, and any
     other tree the nodes of the largest products of probabilities along their paths; of equals the
-    one found first. Nothing follows a stop token. States are expanded only when their children are
-    needed, each at most once.
+    first to be reached. Nothing follows a stop token. A state is expanded only when its children are
+    needed, and at most once.
 
     Args:
         request: what is drafted for.
@@ -93,7 +93,7 @@ def _best_first(
     # Minus the probability of a path, a number that breaks ties, minus the probability of its
     # parent's path; then the node among its siblings, its parent, and the levels left below that.
     heap = [(-siblings[0][1], 0, -1.0, siblings, 0, -1, depth)]
-    found = 0
+    numbers = count(1)
     while heap:
         reached, _, above, siblings, rank, parent, levels = heap[0]
         token, _, state = siblings[rank]
@@ -104,15 +104,61 @@ def _best_first(
             break
         rank += 1
         if rank < len(siblings):
-            found += 1
-            entry = (above * siblings[rank][1], found, above, siblings, rank, parent, levels)
-            heapreplace(heap, entry)
+            prob = above * siblings[rank][1]
+            heapreplace(heap, (prob, next(numbers), above, siblings, rank, parent, levels))
         else:
             heappop(heap)
         if levels > 1 and token not in stops:
             below = expand(state)
             if below:
-                found += 1
-                entry = (reached * below[0][1], found, reached, below, 0, node, levels - 1)
-                heappush(heap, entry)
+                prob = reached * below[0][1]
+                heappush(heap, (prob, next(numbers), reached, below, 0, node, levels - 1))
     return Draft(Tree(tuple(parents)), tuple(tokens))
+
+
+# How probable the next token is held to be where all positions agree; it sets how deep a tree goes
+# before it takes in what is less probable.
+AGREED = 0.9
+
+Positions = list[tuple[int, float]]
+"""Where a text may go on, with weights."""
+State = tuple[int, Positions]
+"""How many tokens a path has taken, and the positions that it goes on from."""
+
+
+class Continuations:
+    """What follows some positions of a text, merged where they agree.
+
+    Args:
+        token_ids: the text.
+        repeats: whether what runs into the end of the text goes on with its own beginning: a period.
+    """
+
+    def __init__(self, token_ids: Sequence[int], repeats: bool) -> None:
+        self._token_ids, self._repeats = token_ids, repeats
+
+    def children(self, state: State) -> list[tuple[int, float, State]]:
+        """The next tokens by the weight of their positions; of equals the first."""
+        step, positions = state
+        token_ids, length = self._token_ids, len(self._token_ids)
+        if len(positions) == 1:
+            at = positions[0][0]
+            at += step % (length - at) if self._repeats else step
+            return [(token_ids[at], AGREED, (step + 1, positions))] if at < length else []
+        if self._repeats:
+            tokens = [token_ids[position + step % (length - position)] for position, _ in positions]
+        else:
+            positions = [weighted for weighted in positions if weighted[0] + step < length]
+            tokens = [token_ids[position + step] for position, _ in positions]
+        if tokens and tokens.count(tokens[0]) == len(tokens):
+            return [(tokens[0], AGREED, (step + 1, positions))]
+        parted: dict[int, list[tuple[int, float]]] = {token: [] for token in tokens}
+        weights = dict.fromkeys(tokens, 0.0)
+        for token, weighted in zip(tokens, positions, strict=True):
+            parted[token].append(weighted)
+            weights[token] += weighted[1]
+        total = sum(weights.values()) / AGREED
+        return [
+            (token, weights[token] / total, (step + 1, parted[token]))
+            for token in sorted(weights, key=weights.__getitem__, reverse=True)
+        ]

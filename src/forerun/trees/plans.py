@@ -39,9 +39,10 @@ def plan_tree(tree: str | Tree | None, num_nodes: int, num_tokens: int, drawing:
         return Plan(num_tokens, drawing, tree.cut(num_tokens))
     if drawing is Drawing.GREEDY:
         return Plan(num_tokens, drawing, num_nodes=num_nodes)
-    return Plan(num_tokens, drawing, _typical_tree(num_nodes, num_tokens))
+    return Plan(num_tokens, drawing, best_tree(TYPICAL_ACCEPTANCE, num_nodes, num_tokens))
 
 
 @lru_cache(maxsize=256)
-def _typical_tree(num_nodes: int, depth: int) -> Tree:
-    return best_shape(TYPICAL_ACCEPTANCE, num_nodes, depth).shape
+def best_tree(acceptance: tuple[float, ...], num_nodes: int, depth: int) -> Tree:
+    """The shape that `best_shape` has for an acceptance by rank, searched once."""
+    return best_shape(acceptance, num_nodes, depth).shape

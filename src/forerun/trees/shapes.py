@@ -34,7 +34,13 @@ def parse_tree(content: Any) -> Tree:
     if isinstance(content, (list, tuple)) and content:
         if all(isinstance(entry, (list, tuple)) for entry in content):
             return tree_from_paths(content)
-        return _checked(_from_parents(content))
+        for node, parent in enumerate(content):
+            if not _is_index(parent) or not -1 <= parent < node:
+                raise ConfigError(
+                    f"the parent of node {node} is {shown(parent)}; it must be an earlier node, or "
+                    "-1 for the committed text."
+                )
+        return _checked(Tree(tuple(content)))
     raise ConfigError(
         'give {"parents": [-1, -1, 0]}, {"paths": [[0], [1], [0, 0]]} or one of these lists.'
     )
@@ -86,16 +92,6 @@ def _checked(tree: Tree) -> Tree:
     if not 1 <= len(tree) <= MOST_NODES:
         raise ConfigError(f"a tree of {len(tree)} nodes was given; give 1 to {MOST_NODES} nodes.")
     return tree
-
-
-def _from_parents(content: Sequence[Any]) -> Tree:
-    for node, parent in enumerate(content):
-        if not _is_index(parent) or not -1 <= parent < node:
-            raise ConfigError(
-                f"the parent of node {node} is {shown(parent)}; it must be an earlier node, "
-                "or -1 for the committed text."
-            )
-    return Tree(tuple(content))
 
 
 def _as_path(path: Any) -> tuple[int, ...]:

@@ -90,27 +90,28 @@ class DecisionRule(Rule):
         is known where the path ends; on the CPU only the row that is needed is drawn from.
         """
         draft, request = rows.drafts[index], rows.requests[index]
-        probs, failed = rows.unchecked(index)
+        probs, failed_rows = rows.unchecked(index)
         decision = self.decide(draft, probs)
-        emit, dtype, count = decision.emit, decision.accept.dtype, len(draft)
-        key = request.seed, len(request)
-        numbers = [decision.accept, failed.to(dtype)]
+        emit, key = decision.emit, (request.seed, len(request))
+        numbers = [decision.accept, failed_rows]
         if not emit.is_cpu:
             uniform = randomness.uniform(*key, Purpose.EMIT)
-            # Token ids are exact in float32.
-            numbers.append(draw_tensor(emit, [uniform] * len(emit)).to(dtype))
+            numbers.append(draw_tensor(emit, [uniform] * len(emit)))
 
         def walk(values: Sequence[float]) -> Verdict:
-            end = decision.end(values, lambda test: randomness.uniform(*key, Purpose.ACCEPT, test))
+            accept, rest = values[: len(draft)], values[len(draft) :]
+            failed, tokens = rest[: len(emit)], rest[len(emit) :]
+            end = decision.end(accept, lambda test: randomness.uniform(*key, Purpose.ACCEPT, test))
             for node in (-1, *draft.tree.path_to(end)):
-                if values[count + 1 + node]:
+                if failed[node + 1]:
                     return Verdict.up_to(draft, node, rows.error(index, node))
-            if not emit.is_cpu:
-                return Verdict.of(draft, end, int(values[2 * count + 2 + end]))
+            if tokens:
+                return Verdict.of(draft, end, int(tokens[end + 1]))
             uniform = randomness.uniform(*key, Purpose.EMIT)
             return Verdict.of(draft, end, draw(emit[end + 1 : end + 2], [uniform])[0])
 
-        return Pending(torch.cat(numbers), walk)
+        # In one dtype: token ids are exact in float32.
+        return Pending(torch.cat([part.to(decision.accept.dtype) for part in numbers]), walk)
 
 
 def normalized(rows: Tensor, fallback: Tensor) -> Tensor:
@@ -118,6 +119,14 @@ def normalized(rows: Tensor, fallback: Tensor) -> Tensor:
     total = rows.sum(-1, keepdim=True)
     smallest = torch.finfo(rows.dtype).tiny
     return (rows / total.clamp_min(smallest)).where(total > 0, fallback)
+
+
+def nodes_by(numbers: Sequence[int]) -> list[list[int]]:
+    """The nodes of each number, from 0."""
+    groups: list[list[int]] = [[] for _ in range(max(numbers, default=-1) + 1)]
+    for node, number in enumerate(numbers):
+        groups[number].append(node)
+    return groups
 
 
 def token_ids_and_rows(draft: Draft, device: torch.device) -> tuple[Tensor, Tensor]:

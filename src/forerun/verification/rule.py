@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -78,9 +79,7 @@ class Rule(ABC):
             if index not in verdicts
         }
         if waiting:
-            values = torch.cat([pending.numbers for pending in waiting.values()]).tolist()
+            values = iter(torch.cat([pending.numbers for pending in waiting.values()]).tolist())
             for index, pending in waiting.items():
-                count = len(pending.numbers)
-                verdicts[index] = pending.verdict(values[:count])
-                values = values[count:]
+                verdicts[index] = pending.verdict(list(islice(values, len(pending.numbers))))
         return [verdicts[index] for index in range(len(drafts))]

@@ -15,6 +15,7 @@ from forerun.verification.decision import (
     acceptance,
     decide_natively,
     end_at,
+    nodes_by,
     normalized,
     token_ids_and_rows,
 )
@@ -40,10 +41,8 @@ def _decide_in_torch(draft: Draft, target_probs: Tensor) -> Decision:
     accept = target_probs.new_zeros(len(draft))
     rows = draft.dense_probs(target_probs.shape[-1])
     tokens, parent_rows = token_ids_and_rows(draft, left.device)
-    ranks = draft.tree.ranks
     # All first children, then all second children, and so on: these can be tested at once.
-    for rank in range(max(ranks, default=-1) + 1):
-        nodes = [node for node, own in enumerate(ranks) if own == rank]
+    for nodes in nodes_by(draft.tree.ranks):
         at, token = parent_rows[nodes], tokens[nodes, None]
         p = left[at]
         if rows is None:

@@ -18,6 +18,7 @@ from forerun.verification.decision import (
     acceptance,
     decide_natively,
     end_at,
+    nodes_by,
     normalized,
     token_ids_and_rows,
 )
@@ -59,7 +60,7 @@ def _decide_in_torch(draft: Draft, target_probs: Tensor) -> Decision:
     left = target_probs.clone()
     weights = target_probs.new_ones(len(draft) + 1)
     tokens, parent_rows = token_ids_and_rows(draft, left.device)
-    for stage in _stages(draft.tree):
+    for stage in nodes_by(_stages(draft.tree)):
         nodes = torch.tensor(stage, dtype=torch.long, device=left.device)
         at, token = parent_rows[nodes], tokens[nodes, None]
         p, weight = left[at], weights[at]
@@ -80,18 +81,12 @@ def _weight_left(spare: Tensor, weight: Tensor) -> Tensor:
     return torch.where(spare + missing > 0, spare / (spare + missing), torch.ones_like(spare))
 
 
-def _stages(tree: Tree) -> list[list[int]]:
-    """Nodes that can be weighed at once, in order: a node comes after its parent and its earlier
-    siblings, whose failing changes what it is weighed with. No two of a stage share a parent."""
-    stages: list[list[int]] = []
-    latest: dict[int, int] = {-1: -1}
-    for node, parent in enumerate(tree.parents):
-        # Of the sibling before, or of the parent.
-        stage = latest[parent] + 1
-        latest[parent] = latest[node] = stage
-        if stage == len(stages):
-            stages.append([])
-        stages[stage].append(node)
+def _stages(tree: Tree) -> list[int]:
+    """The stage at which each node can be weighed: after its parent and its earlier siblings, whose
+    failing changes what it is weighed with. No two of a stage share a parent."""
+    stages: list[int] = []
+    for parent, rank in zip(tree.parents, tree.ranks, strict=True):
+        stages.append((stages[parent] if parent >= 0 else -1) + 1 + rank)
     return stages
 
 

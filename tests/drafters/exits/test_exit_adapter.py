@@ -62,7 +62,7 @@ def test_adapters_are_kept_in_files(tmp_path: Path) -> None:
         built(target, exit_adapter=str(path), skip_layers=(3, 5))
     with pytest.raises(IncompatibleDraftError, match="is 11 wide and toy-7 is 7"):
         built(LayeredToyModel(7, order=8), exit_adapter=str(path))
-    with pytest.raises(IncompatibleDraftError, match="after layer 3 and toy-11 has 3"):
+    with pytest.raises(ConfigError, match="after layer 3 and toy-11 has 3"):
         built(LayeredToyModel(VOCAB), exit_adapter=str(path))
 
 

@@ -105,7 +105,7 @@ def test_a_match_is_the_longest_ending_in_the_texts(
             for length in range(end, -1, -1)
             if not length or places(texts, query[end - length : end])
         )
-        state, length = match.found()
+        state, length = match.longest()
         assert length == longest
         assert state == locate(automaton, query[end - longest : end])
 
@@ -122,7 +122,7 @@ def test_a_match_in_an_automaton_that_grows(texts: list[list[int]], query: list[
         if texts:
             automaton.extend(texts.pop())
             automaton.end_text()
-        state, length = match.found()
+        state, length = match.longest()
         assert state == locate(automaton, query[end - length : end])
         assert (state == ROOT) == (length == 0)
 

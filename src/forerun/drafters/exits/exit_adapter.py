@@ -51,37 +51,19 @@ class ExitAdapter:
     up: Tensor
     down: Tensor
 
-    @property
-    def hidden_size(self) -> int:
-        return len(self.norm)
-
-    def check(self, target: CausalLM) -> None:
-        """Refuse a target that the adapter does not fit.
-
-        Raises:
-            IncompatibleDraftError: for a target of another width, or one that has no layers left
-                above the exit.
-        """
-        if self.hidden_size != target.hidden_size:
-            raise IncompatibleDraftError(
-                f"the exit adapter for {self.target} is {self.hidden_size} wide and {target.name} "
-                f"is {target.hidden_size}; give an adapter that was trained for this target."
-            )
-        if self.exit_layer >= target.num_layers:
-            raise IncompatibleDraftError(
-                f"the exit adapter for {self.target} stands after layer {self.exit_layer} and "
-                f"{target.name} has {target.num_layers}; give one of an exit below its last layer."
-            )
-
     def module(self, target: CausalLM) -> Module:
         """What turns hidden states [..., hidden_size] into ones that the target's final norm and head
         can read, on what the target runs on.
 
         Raises:
-            IncompatibleDraftError: as `check`.
+            IncompatibleDraftError: for a target of another width.
             CheckpointError: for weights that cannot run there.
         """
-        self.check(target)
+        if len(self.norm) != target.hidden_size:
+            raise IncompatibleDraftError(
+                f"the exit adapter for {self.target} is {len(self.norm)} wide and {target.name} "
+                f"is {target.hidden_size}; give an adapter that was trained for this target."
+            )
         try:
             return adapt(modules_for(target), self.norm, self.gate, self.up, self.down)
         except CheckpointError as error:

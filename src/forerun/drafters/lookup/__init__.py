@@ -1,1 +1,1 @@
-"""What looks up earlier tokens: an index, what is kept between requests, and for whom."""
+"""Looking up earlier tokens: an index of texts, and what is kept between requests by namespace."""

@@ -1,4 +1,4 @@
-"""A suffix automaton that grows token by token: every text seen, every place, and what came next.
+"""A suffix automaton that grows token by token: all substrings of its texts, and what followed them.
 
 Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985; as an index to draft
 from in Hu et al., "SAM Decoding", arXiv 2411.10666, and with counts in Oliaro et al.,
@@ -15,10 +15,12 @@ ROOT = 0
 # Suffixes that an append counts, the longest first. A text of real words has about ten that occurred
 # before; one token repeated has as many as the text is long, and the shorter ones then count too little.
 MOST_COUNTED = 16
-# Children of a state at most, the most frequent ones: the first words of lines follow each other in
-# hundreds of ways, of which a draft has use for a few.
+# Children of a state at most, the most frequent: the first words of lines follow each other in hundreds
+# of ways, of which a draft needs a few.
 MOST_CHILDREN = 8
-# Tokens of the text so far that are looked up when a match in another automaton begins anew.
+# Up to so many children are sorted; of more, the most frequent are selected first.
+MOST_SORTED = 32
+# Last tokens of the text that are looked up when a match in another automaton begins anew.
 MOST_REMATCHED = 64
 
 Child = tuple[int, float, int]
@@ -28,27 +30,31 @@ Child = tuple[int, float, int]
 class SuffixAutomaton:
     """All substrings of a few texts, with how often each occurred.
 
-    A state stands for the substrings that end at the same places; `length` is that of its longest,
-    and its suffix link leads to the longest one that ends at more places. A state with one transition
+    A state stands for the substrings that end at the same positions; `length` is that of its longest,
+    and its suffix link leads to the longest one that ends at more positions. A state with one transition
     has it in two arrays; only those with more have a dict, for the others.
+
+    Args:
+        token_ids: the beginning of the first text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, token_ids: Iterable[int] = ()) -> None:
         self.length = array("i", (0,))
         self.link = array("i", (-1,))
         self.count = array("i", (0,))
-        """Places where the substrings of each state end, or fewer; see MOST_COUNTED."""
+        """Positions where the substrings of each state end, or fewer; see MOST_COUNTED."""
         self.latest = array("i", (0,))
-        """The last of these places, or an earlier one."""
+        """The last of these positions, or an earlier one."""
         self._token = array("i", (-1,))
         self._target = array("i", (0,))
         self._others: list[dict[int, int] | None] = [None]
         self.last = ROOT
         """The state of the whole text since its beginning."""
         self.num_tokens = 0
+        self.extend(token_ids)
 
     def end_text(self) -> None:
-        """Begin another text: no substring goes across."""
+        """Begin another text: no substring spans two texts."""
         self.last = ROOT
 
     def extend(self, token_ids: Iterable[int]) -> None:
@@ -57,33 +63,26 @@ class SuffixAutomaton:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """Append one token, in constant time when seen over the whole text."""
-        last = self.last
-        target = self.step(last, token)
+        """Append one token, in constant time averaged over the text."""
+        state = self.last
+        target = self.step(state, token)
         if target:
             # Another text has gone on like this.
-            self.last = self._exact(last, token, target)
+            self.last = self._exact(state, token, target)
         else:
-            self.last = new = self._new_state(self.length[last] + 1)
-            link, tokens, others = self.link, self._token, self._others
-            state = last
-            while state >= 0:
-                if tokens[state] == token:
-                    target = self._target[state]
-                    break
+            self.last = new = self._new_state(self.length[state] + 1)
+            link, tokens, step = self.link, self._token, self.step
+            while state >= 0 and not target:
+                others = self._others[state]
                 if tokens[state] < 0:
-                    tokens[state] = token
-                    self._target[state] = new
+                    tokens[state], self._target[state] = token, new
+                elif others is None:
+                    self._others[state] = {token: new}
                 else:
-                    more = others[state]
-                    if more is None:
-                        others[state] = {token: new}
-                    else:
-                        target = more.setdefault(token, new)
-                        if target != new:
-                            break
+                    others[token] = new
                 state = link[state]
-            if state >= 0:
+                target = step(state, token) if state >= 0 else 0
+            if target:
                 link[new] = self._exact(state, token, target)
         self.num_tokens += 1
         self._count()
@@ -101,64 +100,57 @@ class SuffixAutomaton:
         The shares leave room for one token that has never come next. At the end of a text it goes on
         after the longest ending that came before, so that what repeats itself goes on doing so.
         """
-        token = self._token[state]
-        while token < 0:
+        while self._token[state] < 0:
             state = self.link[state]
             if state <= ROOT:
                 return []
-            token = self._token[state]
-        count, target = self.count, self._target[state]
-        others = self._others[state]
+        count, latest = self.count, self.latest
+        token, target, others = self._token[state], self._target[state], self._others[state]
         if others is None:
             often = count[target]
             return [(token, often / (often + 1), target)]
-        latest = self.latest
-        found = [(count[one], latest[one], name, one) for name, one in others.items()]
-        found.append((count[target], latest[target], token, target))
-        total = 1
-        for often, *_ in found:
-            total += often
-        best = sorted(found, reverse=True) if len(found) <= 32 else nlargest(MOST_CHILDREN, found)
-        return [(name, often / total, one) for often, _, name, one in best[:MOST_CHILDREN]]
+        ranked = [(count[to], latest[to], other, to) for other, to in others.items()]
+        ranked.append((count[target], latest[target], token, target))
+        total = 1 + sum([often for often, _, _, _ in ranked])
+        if len(ranked) > MOST_SORTED:
+            ranked = nlargest(MOST_CHILDREN, ranked)
+        ranked.sort(reverse=True)
+        return [(token, often / total, to) for often, _, token, to in ranked[:MOST_CHILDREN]]
 
     def chain(self, state: int, length: int, stops: frozenset[int]) -> list[int]:
         """The first of the children from `state` on: `length` tokens, or up to a stop token."""
         tokens, targets, others = self._token, self._target, self._others
-        found: list[int] = []
-        while len(found) < length:
-            if others[state] is None:
-                token = tokens[state]
-                if token < 0:
-                    state = self.link[state]
-                    if state <= ROOT:
-                        break
-                    continue
-                state = targets[state]
-            else:
-                token, state = self._first_child(state)
-            found.append(token)
+        chain: list[int] = []
+        while len(chain) < length:
+            token, branches = tokens[state], others[state]
+            if token < 0:
+                state = self.link[state]
+                if state <= ROOT:
+                    break
+                continue
+            state = targets[state]
+            if branches is not None:
+                token, state = self._first(token, state, branches)
+            chain.append(token)
             if token in stops:
                 break
-        return found
+        return chain
 
-    def _first_child(self, state: int) -> tuple[int, int]:
+    def _first(self, token: int, target: int, others: dict[int, int]) -> tuple[int, int]:
+        """The most frequent of a token and others, of equals the latest, and where it leads."""
         count, latest = self.count, self.latest
-        token, target = self._token[state], self._target[state]
-        often, when = count[target], latest[target]
-        others = self._others[state]
-        assert others is not None
-        for name, one in others.items():
-            often_too = count[one]
-            if often_too > often or (often_too == often and latest[one] > when):
-                token, target, often, when = name, one, often_too, latest[one]
+        for other, to in others.items():
+            more = count[to] - count[target]
+            if more > 0 or (more == 0 and latest[to] > latest[target]):
+                token, target = other, to
         return token, target
 
     def _count(self) -> None:
-        count, latest, link, place = self.count, self.latest, self.link, self.num_tokens
+        count, latest, link, position = self.count, self.latest, self.link, self.num_tokens
         state, left = self.last, MOST_COUNTED
         while state and left:
             count[state] += 1
-            latest[state] = place
+            latest[state] = position
             state = link[state]
             left -= 1
 
@@ -197,7 +189,7 @@ class SuffixAutomaton:
 class Match:
     """The longest ending of a growing text that an automaton of other texts holds.
 
-    The automaton may grow meanwhile; an ending that it has learned since is found as the text grows
+    The automaton may grow meanwhile; an ending that it has learned since is matched as the text grows
     on, not at once. Each token takes constant time when seen over the whole text.
 
     Args:
@@ -213,7 +205,7 @@ class Match:
     def extend(self, token_ids: Iterable[int]) -> None:
         """Follow the text by these tokens."""
         step, link, lengths = self.automaton.step, self.automaton.link, self.automaton.length
-        state, length = self.found()
+        state, length = self.longest()
         for token in token_ids:
             target = step(state, token)
             while not target and state:
@@ -224,10 +216,10 @@ class Match:
                 state, length = target, length + 1
         self._state, self._length = state, length
 
-    def found(self) -> tuple[int, int]:
+    def longest(self) -> tuple[int, int]:
         """The state of the match and its length in tokens; the root and 0 where there is none."""
         lengths, link = self.automaton.length, self.automaton.link
-        # Since it was found, its state may have been left to longer substrings.
+        # Meanwhile its state may have been left to longer substrings.
         while self._state and self._length <= lengths[link[self._state]]:
             self._state = link[self._state]
         return self._state, self._length

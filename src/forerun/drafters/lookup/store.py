@@ -27,13 +27,13 @@ class Namespaces(Generic[T]):
         self._kept: OrderedDict[str, T] = OrderedDict()
 
     def get(self, name: str) -> T | None:
-        """The one of a namespace, used now, or None."""
+        """The namespace's own, marked as used now, or None."""
         if name in self._kept:
             self._kept.move_to_end(name)
         return self._kept.get(name)
 
     def get_or_make(self, name: str) -> T:
-        """The one of a namespace, used now; the one that lay idle longest gives way to a new one."""
+        """The namespace's own, marked as used now; a new one replaces the least recently used."""
         if name not in self._kept:
             if len(self._kept) == self._most:
                 self._kept.popitem(last=False)
@@ -67,6 +67,6 @@ class SuffixStore:
         pair[0].end_text()
 
     def automata(self, namespace: str) -> tuple[SuffixAutomaton, ...]:
-        """Those to look into, the newer first; none where the namespace has no outputs."""
+        """The automata of a namespace that hold outputs, the newer first."""
         pair = self._pairs.get(namespace) or ()
         return tuple(automaton for automaton in pair if automaton.num_tokens)

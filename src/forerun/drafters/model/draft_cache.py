@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.contracts import Cache, CausalLM
+from forerun.contracts import Cache, CausalLM, ChainRequest, drafts_chains
 from forerun.core import NO_DRAFT, Batch, Draft, Tree
 from forerun.models.running import common_prefix, prefill
 
@@ -76,13 +76,13 @@ class DraftCache:
         held = self._rows[row]
         shared = min(common_prefix(held.token_ids, token_ids), len(token_ids) - 1)
         path = held.path_along(token_ids[shared:-1]) if shared == len(held.token_ids) else []
-        self._rows[row] = _Row(token_ids[:shared])
+        held = self._rows[row] = _Row(token_ids[:shared])
         self.cache.keep(row, shared, path)
         start = shared + len(path)
-        self.hold([row], [token_ids[shared:start]])
+        held.token_ids += token_ids[shared:start]
         if len(token_ids) - start > LARGEST_SHARED_CATCH_UP:
             prefill(self.model, self.cache, row, token_ids[start:-1])
-            self.hold([row], [token_ids[start:-1]])
+            held.token_ids += token_ids[start:-1]
             start = len(token_ids) - 1
         return token_ids[start:]
 
@@ -90,18 +90,20 @@ class DraftCache:
         """Run what `missing` has returned; logits after the last tokens, [B, V]."""
         batch = Batch.after(self.cache, rows, missing, logits_for="last")
         output = self.model.forward(batch, self.cache)
-        self.hold(rows, missing)
+        for row, tokens in zip(rows, missing, strict=True):
+            self._rows[row].token_ids += tokens
         assert output.logits is not None
         return output.logits[:, 0]
 
-    def hold(self, rows: list[int], token_ids: Sequence[Sequence[int]]) -> None:
-        """Note tokens of the text that have been run."""
-        for row, tokens in zip(rows, token_ids, strict=True):
-            self._rows[row].token_ids += tokens
-
-    def hold_chain(self, row: int, token_ids: Sequence[int]) -> None:
-        """Note a drafted chain that has been run."""
-        self._rows[row].draft = Draft.chain(token_ids)
+    def draft_chains(self, chains: Sequence[ChainRequest], vocab_size: int) -> list[Draft]:
+        """Draft chains, all steps of all of them in one call of a model that can; see `DraftsChains`."""
+        assert drafts_chains(self.model)
+        drafts = self.model.draft_chains(self.cache, chains, vocab_size)
+        for chain, draft in zip(chains, drafts, strict=True):
+            self._rows[chain.row].token_ids += chain.pending
+            # The last token has been drawn and not run.
+            self._rows[chain.row].draft = Draft.chain(draft.token_ids[:-1])
+        return drafts
 
     def extend(
         self, rows: list[int], token_ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]

@@ -1,4 +1,4 @@
-"""A text of the target's tokens in those of a draft model with another vocabulary."""
+"""Converts the target's tokens to those of a draft model with another vocabulary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.drafters.model.vocabulary import SharedVocabulary, Vocabulary
 
 # Draft tokens at the end of a text that may still change as it grows. Only a rare word is longer.
 _OPEN = 16
-# A text without a space between words is cut inside of it when it gets this long.
+# A text without spaces is cut between characters when this many tokens are open.
 _OPEN_AT_MOST = 64
 
 
@@ -35,12 +35,12 @@ class _Text:
 
 
 class Retokenizer:
-    """The target's tokens as the draft's, incrementally: text that can no longer change its tokens is
-    left alone, so that a round costs what its end costs, however long the text.
+    """Converts the target's tokens to the draft's, incrementally: text whose tokens can no longer change
+    is not tokenized again, so that the cost of a round does not grow with the text.
 
-    What comes back spells exactly the bytes of the target's tokens, and is what the draft's tokenizer
-    makes of the whole text unless that holds no space for a long way. Special tokens of both become
-    each other where they are written alike or end a text; others of the target's are spelled out.
+    The result spells exactly the bytes of the target's tokens, and is the draft tokenizer's own for the
+    whole text, unless the text has no space for a long way. Special tokens of the target become the
+    draft's where they are written alike or end a text; others are spelled out.
 
     Args:
         ours, theirs: the target's vocabulary and the draft model's.
@@ -54,17 +54,17 @@ class Retokenizer:
         self._texts: dict[int, _Text] = {}
 
     def ids(self, request_id: int, token_ids: list[int]) -> list[int] | None:
-        """The draft's ids of a request's committed tokens, its opening special tokens before them.
+        """The draft's ids of a request's committed tokens, with the special tokens that open a text.
 
         Returns:
-            None where there are none: the text is empty, ends inside a character (which the next
-            token may mend), or holds what the draft's tokenizer cannot spell (for good).
+            None if the text is empty, ends inside a character (until the next token completes it), or
+            holds what the draft's tokenizer cannot spell (for good).
         """
         text = self._texts.get(request_id)
         if text is None or token_ids[: len(text.taken)] != text.taken:
             text = self._texts[request_id] = _Text(kept=list(self._draft.opening))
         new = token_ids[len(text.taken) :]
-        # The draft has a beginning of text of its own, or none.
+        # The draft's own opening stands for the target's beginning of text.
         first = int(not text.taken and new[:1] == [self._target.bos])
         for token in new[first:]:
             self._take(text, token)
@@ -81,7 +81,7 @@ class Retokenizer:
     def _take(self, text: _Text, token: int) -> None:
         special, piece = self._special.get(token), self._target.bytes_of.get(token)
         if special is not None:
-            # Nothing mends a character that a special token interrupts.
+            # A character that a special token interrupts is never completed.
             text.lost = not self._encode(text)
             text.kept += [*text.tail_ids, special]
             text.tail, text.tail_ids = bytearray(), []
@@ -105,13 +105,13 @@ class Retokenizer:
         if complete < len(text.tail):
             return False
         text.tail_ids = self._tokenizer.encode(string, add_special_tokens=False).ids
-        # Normalizers and unknown tokens make another text of some.
+        # Normalizers and unknown tokens change some texts.
         changed = self._spell(text.tail_ids) != text.tail
         text.lost = changed or max(text.tail_ids, default=0) >= self._size
         return not text.lost
 
     def _settle(self, text: _Text) -> None:
-        """Keep the tokens of the tail that what comes later can no longer change."""
+        """Keep the tokens of the tail that later text can no longer change."""
         cut = self._cut(text.tail_ids)
         if cut:
             del text.tail[: len(self._spell(text.tail_ids[:cut]))]
@@ -119,8 +119,8 @@ class Retokenizer:
             del text.tail_ids[:cut]
 
     def _cut(self, ids: list[int]) -> int:
-        """Where to cut a tail: before the space of a word, where no tokenizer merges what is left and
-        right; if there is none for a long way, between two characters."""
+        """Where to cut a tail: before the space of a word, across which no tokenizer merges; after a long
+        way without one, between two characters; 0 for nowhere."""
         if len(ids) <= 2 * _OPEN:
             return 0
         spelled = [self._draft.bytes_of[number] for number in ids]
@@ -163,7 +163,7 @@ class Translation:
 
 
 def _paired_specials(ours: Vocabulary, theirs: Vocabulary) -> dict[int, int]:
-    """The draft's special token of each of the target's that it has, too."""
+    """The draft's special tokens by the target's that are written alike, and the ends of text."""
     numbers = {content: number for number, content in theirs.special.items()}
     pairs = {
         number: numbers[content] for number, content in ours.special.items() if content in numbers
@@ -174,8 +174,8 @@ def _paired_specials(ours: Vocabulary, theirs: Vocabulary) -> dict[int, int]:
 
 
 def _continuing(description: dict[str, Any]) -> Tokenizer:
-    """A tokenizer that takes its input for the middle of a text: it puts nothing before or behind it
-    and sees special tokens in nothing that was only written like them."""
+    """A tokenizer that takes its input for the middle of a text: it adds nothing before or after it, and
+    does not read special tokens from text that is only written like them."""
     nothing = dict.fromkeys(("post_processor", "truncation", "padding"))
     steps = {key: _without_prefix(description[key]) for key in ("normalizer", "pre_tokenizer")}
     tokenizer = Tokenizer.from_str(json.dumps({**description, **nothing, **steps}))

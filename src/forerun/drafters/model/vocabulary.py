@@ -1,4 +1,4 @@
-"""Two vocabularies: what their tokens stand for, and which they share.
+"""Two vocabularies: the bytes of their tokens, and the tokens that they share.
 
 A draft model of another vocabulary proposes shared tokens alone: token-level intersection (Timor et
 al., arXiv 2502.05202). Its rows of logits are restricted to them before anything is drawn, so what
@@ -20,7 +20,7 @@ from forerun.errors import IncompatibleDraftError
 
 # Of the smaller vocabulary: with less in common the two were made for different languages.
 LEAST_OF_SMALLER = 1 / 4
-# Of the larger: a vocabulary of single bytes is contained in most, and proposes no word of theirs.
+# Of the larger: a vocabulary of single bytes is contained in most others, and has none of their words.
 LEAST_OF_LARGER = 1 / 20
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -28,10 +28,10 @@ _SPELLED = {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
 
 
 class Vocabulary:
-    """What the tokens of a tokenizer stand for.
+    """The bytes that the tokens of a tokenizer stand for.
 
     Args:
-        tokenizer: a fast one of transformers: byte-level, in the manner of SentencePiece, or of
+        tokenizer: a fast tokenizer of transformers: byte-level, in the manner of SentencePiece, or of
             plain words.
 
     Raises:
@@ -57,8 +57,8 @@ class Vocabulary:
         self.opening = _opening(tokenizer)
         spare = {number for token, number in names.items() if _BYTE_TOKEN.fullmatch(token)}
         self.ordinary: dict[bytes, int] = {}
-        """The token of each string of bytes. Where there are several: the lowest that is no
-        fallback for a byte, as a fallback stands for what has no token of its own."""
+        """The token of each string of bytes. Of several: the lowest that is not a fallback for a byte, as
+        a fallback stands for what has no token of its own."""
         for number in sorted(self.bytes_of, key=lambda number: (number in spare, number)):
             if number not in self.special and self.bytes_of[number]:
                 self.ordinary.setdefault(self.bytes_of[number], number)

@@ -67,8 +67,8 @@ def new_cache(native: Any, rows: int, capacity: int, name: str) -> CpuCache:
         name: how messages call it.
 
     Raises:
-        CacheError: for less than one of either.
-        MemoryLimitError: when there is no memory for it.
+        CacheError: for fewer than one row or token.
+        MemoryLimitError: when it does not fit into memory.
     """
     if rows < 1 or capacity < 1:
         raise CacheError.no_room(rows, capacity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +38,30 @@ LEVELS = ("portable", "avx2", "avx512")
 GROUPS = (32, 64, 128)
 
 
+@dataclass(frozen=True)
+class KernelChoice:
+    """Which kernels run a model; the defaults are the best available.
+
+    Args:
+        level: the instruction set, `portable`, `avx2` or `avx512`; empty for the best available.
+        group: columns that share a scale in int8 and int4: 32, 64 or 128; 0 for 64 and 32.
+        threads: how many to run on; None for the process's own number.
+
+    Raises:
+        ConfigError: for an unknown level or group.
+    """
+
+    level: str = ""
+    group: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.level not in ("", *LEVELS):
+            raise UnknownNameError("level", self.level, LEVELS)
+        if self.group not in (0, *GROUPS):
+            raise ConfigError(f"group is {self.group}; it must be 32, 64 or 128 columns, or 0.")
+
+
 class CpuModel:
     """A decoder on the compiled kernels; implements `forerun.contracts.CausalLM`.
 
@@ -50,15 +75,13 @@ class CpuModel:
         precision: of the weights: `fp32`, `bf16`, `int8` or `int4`. Keys and values are kept in fp32
             for fp32, else in bf16; the head of an int4 model is int8.
         name: how messages and reports call the model.
-        level: the instruction set, `portable`, `avx2` or `avx512`; empty takes the best there is.
-        group: columns that share a scale in int8 and int4: 32, 64 or 128; 0 for 64 and 32.
-        threads: how many to run on; None takes what the process was told to.
+        choice: of the kernels.
 
     Raises:
         CheckpointError: for missing, unexpected, misshapen or non-finite weights, or a shape that
             the kernels cannot run.
-        ConfigError: for a precision, level, group or number of threads that there is not.
-        MemoryLimitError: when there is no memory for them.
+        ConfigError: for an unknown precision, or more threads than cores.
+        MemoryLimitError: when they do not fit into memory.
     """
 
     exactness = Exactness.BITWISE
@@ -70,21 +93,20 @@ class CpuModel:
         source: Source,
         precision: str,
         name: str,
-        *,
-        level: str = "",
-        group: int = 0,
-        threads: int | None = None,
+        choice: KernelChoice = KernelChoice(),
     ) -> None:
-        _check_choices(precision, level, group)
+        if precision not in KERNEL_PRECISIONS:
+            raise UnknownNameError("precision", precision, KERNEL_PRECISIONS)
         self.shape, self.name, self.precision = shape, name, precision
         self.vocab_size, self.num_layers = shape.vocab_size, shape.num_layers
         self.hidden_size, self.max_context = shape.hidden_size, shape.max_context
         self.device, self.dtype = torch.device("cpu"), torch.float32
-        self._pool = shared_pool() if threads is None else thread_pool(threads)
-        self._level = level
+        self._pool = shared_pool() if choice.threads is None else thread_pool(choice.threads)
+        self._level = choice.level
         self._errors = TypedErrors(name)
         try:
-            self._decoder = _native.kernels.Decoder(describe_shape(shape, precision, group), level)
+            described = describe_shape(shape, precision, choice.group)
+            self._decoder = _native.kernels.Decoder(described, choice.level)
             self._load(source)
         except ValueError as error:
             raise CheckpointError(f"{name} cannot run on the CPU kernels: {error}.") from None
@@ -103,8 +125,8 @@ class CpuModel:
         """An empty cache of `rows` rows of `capacity` tokens each.
 
         Raises:
-            CacheError: for none of either.
-            MemoryLimitError: when there is no memory for it.
+            CacheError: for fewer than one row or token.
+            MemoryLimitError: when it does not fit into memory.
         """
         return new_cache(self._decoder, rows, capacity, self.name)
 
@@ -217,9 +239,9 @@ class CpuModel:
 
     def _load(self, source: Source) -> None:
         layout = layout_of(self.shape)
-        found = match_keys(source, layout)
+        keys = match_keys(source, layout)
         for tensor in layout.tensors:
-            for start, chunk in chunks(tensor, source, found):
+            for start, chunk in chunks(tensor, source, keys):
                 try:
                     self._decoder.load(
                         self._pool,
@@ -232,15 +254,6 @@ class CpuModel:
                     )
                 except ValueError as error:
                     raise CheckpointError(f"{source.name}: {error}.") from None
-
-
-def _check_choices(precision: str, level: str, group: int) -> None:
-    if precision not in KERNEL_PRECISIONS:
-        raise UnknownNameError("precision", precision, KERNEL_PRECISIONS)
-    if level not in ("", *LEVELS):
-        raise UnknownNameError("level", level, LEVELS)
-    if group not in (0, *GROUPS):
-        raise ConfigError(f"a group has 32, 64 or 128 columns, not {group}; 0 leaves it to us.")
 
 
 def _native_chain(chain: ChainRequest) -> Any:

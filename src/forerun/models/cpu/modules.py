@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,13 +38,11 @@ class CpuModules:
     Args:
         pool: the threads to run on.
         precision: of the matrices: `fp32`, `bf16`, `int8` or `int4`.
-        group: columns that share a scale in int8 and int4; 0 for 64 and 32.
         level: the instruction set; empty takes the best there is.
     """
 
     pool: ThreadPool
     precision: str
-    group: int = 0
     level: str = ""
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Module:
@@ -52,24 +51,10 @@ class CpuModules:
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
-        native = _built(
-            _native.kernels.Linear,
-            self.pool,
-            _array(weight),
-            _array(bias),
-            self.precision,
-            self.group,
-            self.level,
-        )
-        pool, rows = self.pool, len(weight)
-
-        def linear(hidden: Tensor) -> Tensor:
-            out = torch.empty(*hidden.shape[:-1], rows)
-            with _ERRORS:
-                native.run(pool, _capsule(hidden), to_dlpack(out))
-            return out
-
-        return linear
+        parts = (_array(weight), _array(bias), self.precision)
+        native = _built(_native.kernels.Linear, self.pool, *parts, level=self.level)
+        rows = len(weight)
+        return _module(partial(native.run, self.pool), lambda _: rows)
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
         """By the root mean square; with a bias a layer norm.
@@ -77,30 +62,15 @@ class CpuModules:
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
-        native = _built(_native.kernels.Norm, _array(weight), _array(bias), eps, self.level)
-        pool = self.pool
-
-        def norm(hidden: Tensor) -> Tensor:
-            out = torch.empty(hidden.shape)
-            with _ERRORS:
-                native.run(pool, _capsule(hidden), to_dlpack(out))
-            return out
-
-        return norm
+        native = _built(_native.kernels.Norm, _array(weight), _array(bias), eps, level=self.level)
+        return _module(partial(native.run, self.pool), lambda width: width)
 
     def activation(self, name: str, gated: bool = False) -> Module:
         """The function between the two products of an MLP, from [..., n] to the same; gated, from
         [..., 2n]: of the first half, times the second."""
-        pool, native, level = self.pool, ACTIVATIONS[name], self.level
-        parts = 2 if gated else 1
-
-        def activation(hidden: Tensor) -> Tensor:
-            out = torch.empty(*hidden.shape[:-1], hidden.shape[-1] // parts)
-            with _ERRORS:
-                _native.kernels.activate(pool, native, _capsule(hidden), to_dlpack(out), level)
-            return out
-
-        return activation
+        activate = _native.kernels.activate
+        run = partial(activate, self.pool, ACTIVATIONS[name], level=self.level)
+        return _module(run, lambda width: width // 2 if gated else width)
 
     def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> CpuAttention:
         """Self-attention with caches of its own, in fp32 for fp32, else in bf16.
@@ -111,19 +81,14 @@ class CpuModules:
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
+        names = ("qkv", "qkv_bias", "output", "output_bias", "q_norm", "k_norm")
         native = _built(
             _native.kernels.Attention,
             self.pool,
-            _described(shape),
-            _array(weights["qkv"]),
-            _array(weights.get("qkv_bias")),
-            _array(weights["output"]),
-            _array(weights.get("output_bias")),
-            _array(weights.get("q_norm")),
-            _array(weights.get("k_norm")),
+            {**vars(shape), "window": shape.window or 0},
+            *(_array(weights.get(name)) for name in names),
             self.precision,
-            self.group,
-            self.level,
+            level=self.level,
         )
         return CpuAttention(self.pool, native, len(weights["output"]))
 
@@ -140,8 +105,8 @@ class CpuAttention:
         """An empty cache of `rows` rows of `capacity` tokens each.
 
         Raises:
-            CacheError: for less than one of either.
-            MemoryLimitError: when there is no memory for it.
+            CacheError: for fewer than one row or token.
+            MemoryLimitError: when it does not fit into memory.
         """
         return new_cache(self.native, rows, capacity, "an attention module")
 
@@ -167,19 +132,6 @@ class CpuAttention:
         return out
 
 
-def _described(shape: AttentionShape) -> dict[str, object]:
-    """The shape as the kernels take it."""
-    return {
-        "num_heads": shape.num_heads,
-        "num_kv_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "window": shape.window or 0,
-        "norm_eps": shape.norm_eps,
-        "inverse_frequencies": list(shape.inverse_frequencies),
-        "rotary_scale": shape.rotary_scale,
-    }
-
-
 def _array(weight: Tensor | None) -> NDArray[np.float32] | None:
     if weight is None:
         return None
@@ -194,8 +146,20 @@ def _capsule(hidden: Tensor) -> Any:
     return to_dlpack(hidden.contiguous())
 
 
-def _built(make: Callable[..., Any], *arguments: Any) -> Any:
+def _module(run: Callable[..., None], width: Callable[[int], int]) -> Module:
+    """A module that `run` computes, from hidden states to ones of another width."""
+
+    def module(hidden: Tensor) -> Tensor:
+        out = torch.empty(*hidden.shape[:-1], width(hidden.shape[-1]))
+        with _ERRORS:
+            run(_capsule(hidden), to_dlpack(out))
+        return out
+
+    return module
+
+
+def _built(make: Callable[..., Any], *arguments: Any, level: str) -> Any:
     try:
-        return make(*arguments)
+        return make(*arguments, level=level)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"weights that the CPU kernels cannot run: {error}.") from None

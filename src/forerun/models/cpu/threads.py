@@ -43,7 +43,7 @@ def num_threads() -> int:
         asked = os.environ.get(THREADS_VARIABLE)
         if asked is not None and not asked.isdecimal():
             raise ConfigError(f"{THREADS_VARIABLE} is {asked!r}; it must be a number of threads.")
-        # Torch counts for itself, and a program may have told it anything.
+        # A program may have set torch's number to anything.
         set_num_threads(int(asked) if asked else min(torch.get_num_threads(), cores()))
     return _asked[-1]
 
@@ -74,7 +74,7 @@ def thread_pool(threads: int) -> ThreadPool:
         ConfigError: for a number below 1 or above that of the cores.
     """
     if not 1 <= threads <= cores():
-        # Threads that wait for a core would hold up those that have one.
+        # Threads that wait for a core would hold up the others.
         raise ConfigError(
             f"{threads} threads were asked for on the CPU kernels; give 1 to {cores()}, the cores "
             "that this process may use."

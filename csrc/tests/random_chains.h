@@ -1,0 +1,74 @@
+// Random chains, drafted side by side on threads, and each alone on one thread: the same bits.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "check.h"
+#include "forerun/draft_chains.h"
+#include "random_decoder.h"
+
+namespace forerun::cpu::test {
+
+inline DraftChain random_chain(Random& random, std::int64_t row, std::int64_t vocab) {
+  DraftChain chain;
+  chain.row = row;
+  for (std::int64_t i = between(random, 1, 12); i > 0; --i)
+    chain.pending.push_back(between(random, 0, vocab - 1));
+  chain.limit = between(random, 1, 6);
+  if (coin(random)) chain.stops = {between(random, 0, vocab - 1), 0};
+  chain.draw.drawing = static_cast<Drawing>(between(random, 0, 2));
+  const double temperatures[] = {0.0, 0.3, 1.0, 2.5};
+  chain.draw.warp.temperature = temperatures[between(random, 0, 3)];
+  if (coin(random)) chain.draw.warp.top_k = between(random, 1, vocab);
+  if (coin(random)) chain.draw.warp.top_p = static_cast<double>(between(random, 1, 99)) / 100.0;
+  if (coin(random)) chain.draw.warp.min_p = static_cast<double>(between(random, 0, 30)) / 100.0;
+  chain.draw.seed = random();
+  chain.draw.committed = between(random, 1, 100);
+  return chain;
+}
+
+// Drafts chains in a cache of their own; the rows that each was drawn from.
+inline std::vector<std::vector<float>> draft(Decoder& decoder, std::vector<DraftChain>& chains,
+                                             std::int64_t vocab, ThreadPool& pool) {
+  KvCache cache(decoder.cache_shape(4, 32));
+  ScratchPool<float> scratches;
+  std::vector<std::vector<float>> probs;
+  for (const DraftChain& chain : chains)
+    probs.emplace_back(static_cast<std::size_t>(chain.limit * vocab));
+  for (std::size_t i = 0; i < chains.size(); ++i) chains[i].probs = probs[i].data();
+  const Forward forward(pool);
+  draft_chains(decoder, cache, chains, vocab, pool, scratches);
+  return probs;
+}
+
+// Half of the vocabularies are so large that threads share the drawing.
+inline void check_chains(Random& random, ThreadPool* (&pools)[3], Level level) {
+  DecoderShape shape = random_shape(random);
+  if (coin(random)) {
+    shape.vocab = between(random, 6000, 12000);
+    shape.hidden = between(random, 1, 24);
+  }
+  const auto decoder = random_decoder(shape, level, random, *pools[2]);
+  const std::int64_t vocab = shape.vocab + between(random, -2, 5);
+  std::vector<DraftChain> chains;
+  for (std::int64_t row = between(random, 0, 3); row >= 0; --row)
+    chains.push_back(random_chain(random, row, shape.vocab));
+  const std::vector<DraftChain> asked = chains;
+  const auto together = draft(*decoder, chains, vocab, *pools[between(random, 0, 2)]);
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    std::vector<DraftChain> alone = {asked[i]};
+    const auto rows = draft(*decoder, alone, vocab, *pools[0]);
+    CHECK(alone[0].tokens == chains[i].tokens, "tokens of chain %zu", i);
+    const auto drawn = static_cast<std::int64_t>(alone[0].tokens.size());
+    CHECK(drawn >= 1 && drawn <= asked[i].limit, "%lld tokens", static_cast<long long>(drawn));
+    CHECK(same_bits(rows[0].data(), together[i].data(), drawn * vocab), "rows of chain %zu", i);
+    for (std::int64_t node = 0; node < drawn; ++node) {
+      const std::int64_t token = alone[0].tokens[static_cast<std::size_t>(node)];
+      CHECK(token >= 0 && token < vocab && rows[0][node * vocab + token] > 0.0f, "token %lld",
+            static_cast<long long>(token));
+    }
+  }
+}
+
+}  // namespace forerun::cpu::test
