@@ -18,7 +18,7 @@ from forerun.errors import ConfigError, ExactnessError
 from forerun.models.running import prefill
 from forerun.params import SamplingParams
 from forerun.randomness import Key, Purpose, Randomness
-from forerun.testing.enumeration import WarpedRows, by_decision, depth_of
+from forerun.testing.enumeration import WarpedRows, by_decision
 from forerun.testing.outcomes import outcomes
 from forerun.testing.toy import ToyModel
 from forerun.testing.verifier_check import BOUND, Case, Enumeration, compare
@@ -213,9 +213,9 @@ def _rules_for(drafts: Sequence[tuple[float, Draft]]) -> Iterator[DecisionRule]:
 
 def _check_draft(setting: _Setting, draft: Draft) -> None:
     vocab_size = setting.target.vocab_size
-    if depth_of(draft.tree.parents) > setting.plan.num_tokens:
+    if draft.tree.depth > setting.plan.num_tokens:
         raise ExactnessError(
-            f"{setting} proposed {depth_of(draft.tree.parents)} tokens along a path; "
+            f"{setting} proposed {draft.tree.depth} tokens along a path; "
             f"the plan allows {setting.plan.num_tokens}."
         )
     if any(not 0 <= token < vocab_size for token in draft.token_ids):
