@@ -107,9 +107,9 @@ class SharedVocabulary:
         if not count or count < LEAST_OF_SMALLER * smaller or count < LEAST_OF_LARGER * larger:
             raise IncompatibleDraftError(
                 f"the draft model {name} has another vocabulary: {count} of its {self.sizes[1]} tokens "
-                f"are among the target's {self.sizes[0]}, and {LEAST_OF_SMALLER:.0%} of the smaller "
-                f"vocabulary and {LEAST_OF_LARGER:.0%} of the larger are needed for its drafts to help; "
-                "choose a draft whose tokenizer is closer to the target's, or method 'ngram'."
+                f"are among the target's {self.sizes[0]} (needed: {LEAST_OF_SMALLER:.0%} of the smaller "
+                f"vocabulary and {LEAST_OF_LARGER:.0%} of the larger); choose a draft whose tokenizer is "
+                "closer to the target's, or method 'ngram'."
             )
 
     def to_target(self, logits: Tensor) -> Tensor:
