@@ -90,10 +90,10 @@ def check_drafter(
         for params in (*samplers, replace(samplers[0], temperature=0.0))
         for plan in _plans(drafter, num_tokens)
     ]
-    total = _enumerate_all(settings)
+    total = sum(map(_enumerate, settings), Enumeration())
     _check_in_engine(drafter, target, prompts, samplers, hints, num_tokens)
     if not total.cases:
-        total = _enumerate_all(settings)
+        total = sum(map(_enumerate, settings), Enumeration())
     if not total.cases and drafter.drawings != {Drawing.COUPLED}:
         raise ExactnessError(
             f"{drafter.name} proposed nothing after any of the prompts; "
@@ -155,13 +155,6 @@ def _plans(drafter: Drafter, num_tokens: int) -> Iterator[Plan]:
                 yield plan_tree(AUTO, len(_SHAPE), num_tokens, drawing)
 
 
-def _enumerate_all(settings: Sequence[_Setting]) -> Enumeration:
-    total = Enumeration()
-    for setting in settings:
-        total = total.plus(_enumerate(setting))
-    return total
-
-
 def _enumerate(setting: _Setting) -> Enumeration:
     """Compare one round, and plain decoding after it, with the target's own distribution."""
     request, committed = setting.request(), len(setting.prompt) - 1
@@ -192,14 +185,15 @@ def _enumerate(setting: _Setting) -> Enumeration:
                 f"{setting} changes the distribution under rule {rule.name!r}: a sequence of "
                 f"{case.length} tokens is off by {result.largest_deviation:.1e} (allowed: {BOUND:.0e})."
             )
-        total = total.plus(replace(result, kinds=(str(setting.plan.drawing),)))
+        total += replace(result, kinds=(str(setting.plan.drawing),))
     return total
 
 
 def _sign(draft: Draft) -> tuple[object, ...]:
     rows = draft.probs
-    values = tuple(rows.flatten().tolist()) if isinstance(rows, Tensor) else rows
-    return draft.token_ids, draft.tree.parents, values if values is None else repr(values)
+    # The text of a tensor is rounded.
+    values = rows.tolist() if isinstance(rows, Tensor) else rows
+    return draft.token_ids, draft.tree.parents, repr(values)
 
 
 def _rules_for(drafts: Sequence[tuple[float, Draft]]) -> Iterator[DecisionRule]:

@@ -86,7 +86,7 @@ class Enumeration:
     kinds: tuple[str, ...] = ()
     worst: str = ""
 
-    def plus(self, other: Enumeration) -> Enumeration:
+    def __add__(self, other: Enumeration) -> Enumeration:
         worst = max(self, other, key=lambda result: result.largest_deviation)
         return Enumeration(
             self.cases + other.cases,
@@ -147,7 +147,7 @@ def enumerate_rule(rule: Verifier, cases: Iterable[Case]) -> Enumeration:
                 result = _compare_with_plain(rule, case)
             except ConfigError:
                 continue
-            total = total.plus(result)
+            total += result
     return total
 
 
