@@ -32,7 +32,6 @@ from forerun.engine.pairs import choose
 from forerun.files import write_text
 from forerun.params import SamplingParams
 from forerun.trees.search import TYPICAL_ACCEPTANCE, best_shape
-from forerun.trees.shapes import save_tree
 
 RANKS = 8
 # Deep along first children, wide where the ranks matter.
@@ -259,7 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     print(costs.table(), "", *map(table, reports), sep="\n")
     if options.out is not None:
-        save_tree(Tree(reports[0].fastest), options.out, acceptance=reports[0].acceptance)
+        shape = {"parents": reports[0].fastest, "acceptance": reports[0].acceptance}
+        write_text(options.out, json.dumps(shape, indent=2) + "\n")
     if options.json is not None:
         content = {"costs": asdict(costs), "reports": [asdict(report) for report in reports]}
         write_text(options.json, json.dumps(content) + "\n")

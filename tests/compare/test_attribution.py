@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from forerun.compare import attribution
-from forerun.compare.attribution import DEFECT, NUMERICS, deciding_scores, first_difference
+from forerun.compare.attribution import DEFECT, NUMERICS, first_difference
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
@@ -24,6 +25,14 @@ TOKENIZER = types.SimpleNamespace(decode=lambda ids: f"<{ids[0]}>")
 def plain_ids(model: Any, params: SamplingParams) -> list[int]:
     stream = Engine(model).stream_plain(PROMPT, params)
     return [event.token_id for event in stream]
+
+
+def deciding_scores(
+    logits: torch.Tensor, output_ids: Sequence[int], params: SamplingParams
+) -> torch.Tensor:
+    """The scores [V] whose largest plain decoding takes; -inf outside top-k, top-p and min-p."""
+    row = attribution._Row.of(logits, PROMPT, output_ids, params)
+    return row.scores.masked_fill(~row.candidates(row.adjusted), -torch.inf)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +49,7 @@ def test_scores_decide_as_plain_decoding_does(params: SamplingParams) -> None:
     ids = plain_ids(model, params)
     for index, token in enumerate(ids):
         logits = attribution._logits_after(model, [*PROMPT, *ids[:index]])
-        scores = deciding_scores(logits, PROMPT, ids[:index], params)
+        scores = deciding_scores(logits, ids[:index], params)
         assert scores.argmax() == token
 
 
@@ -109,7 +118,7 @@ def test_a_token_at_an_edge_is_numerics(
     noise = torch.tensor([-9.0, 0.0, 9.0], dtype=torch.float64)
     monkeypatch.setattr(Randomness, "gumbel", lambda *_: noise)
     monkeypatch.setattr(attribution, "_logits_after", lambda *_: logits)
-    best = int(deciding_scores(logits, PROMPT, [], params).argmax())
+    best = int(deciding_scores(logits, [], params).argmax())
     assert best == (2 if side > 0 else 1)
     target: Any = types.SimpleNamespace(dtype=torch.float32)
     difference = first_difference(target, TOKENIZER, PROMPT, [3 - best], [best], params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.engine import scheduler as scheduler_module
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
+from forerun.engine.requests import Running
 from forerun.models.cpu import CpuModel
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel
@@ -234,3 +236,27 @@ def test_a_round_on_the_kernels_verifies_in_one_call(
     one.generate([[1, 2], [3], [4, 5, 6], [7]], SamplingParams(max_tokens=9, **sampler))
     assert sum(calls) == len(rounds)
     assert max(calls) == 4
+
+
+@pytest.mark.parametrize("how", ["generate", "step"])
+def test_a_round_looks_at_no_request_that_waits_or_has_ended(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    looked_at = Counter[int]()
+    finished: Any = Running.__dict__["finished"]
+
+    def watch(running: Running) -> bool:
+        looked_at[running.request.request_id] += 1
+        return bool(finished.fget(running))
+
+    monkeypatch.setattr(Running, "finished", property(watch))
+    one = Engine(ToyModel(11), max_batch_size=2)
+    if how == "generate":
+        one.generate([[1, 2]] * 80, GREEDY)
+    else:
+        for _ in range(80):
+            one.add([1, 2], GREEDY)
+        while one.has_work:
+            one.step()
+    # Eight rounds each; every one of them looks a few times.
+    assert max(looked_at.values()) < 8 * 10

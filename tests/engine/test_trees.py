@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,6 @@ from forerun.errors import ConfigError, PromptError
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel
 from forerun.trees.plans import plan_tree
-from forerun.trees.shapes import save_tree
 
 TARGET, DRAFT = ToyModel(11), ToyModel(11, noise=1.0)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8]]
@@ -103,7 +103,7 @@ def test_rounds_that_are_watched_add_up_to_the_output() -> None:
 
 
 def test_files_are_read_when_the_engine_is_built(tmp_path: Path) -> None:
-    save_tree(SHAPE, tmp_path / "tree.json")
+    (tmp_path / "tree.json").write_text(json.dumps({"parents": SHAPE.parents}))
     engine = make(tree=str(tmp_path / "tree.json"), num_speculative_tokens=8)
     seen = rounds_of(engine, SamplingParams(temperature=0.0, max_tokens=30))
     assert {draft.tree.parents for _, draft, _ in seen if len(draft) == len(SHAPE)} == {

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from forerun.core import Tree
-from forerun.errors import CacheError, UnsupportedModelError
+from forerun.errors import CacheError, MemoryLimitError, UnsupportedModelError
 from forerun.models import Checkpoint, HFModel, Placement, describe
 from forerun.models.config import check_config
 from forerun.models.hf import max_context, refuse_unsupported
@@ -144,6 +144,18 @@ def test_a_cache_that_transformers_cannot_make_is_refused_by_name(kind: str) -> 
 
     with pytest.raises(UnsupportedModelError, match=rf"\({kind}\) has a cache of its own kind"):
         refuse_unsupported(AutoConfig.for_model(kind), "some/model")
+
+
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
+def test_a_probe_without_memory_says_so(kind: type[Exception]) -> None:
+    reference = tiny_model("gpt_neox")
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise kind("no memory")
+
+    reference.forward = failing
+    with pytest.raises(MemoryLimitError, match="not enough memory to run some/model"):
+        HFModel(reference, "some/model")
 
 
 def test_windows_are_those_of_the_code() -> None:

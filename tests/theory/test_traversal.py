@@ -18,7 +18,6 @@ from forerun.testing.enumeration import (
     RandomRows,
     Rows,
     by_decision,
-    depth_of,
     deviation,
     emitted_distribution,
     ends_of,
@@ -115,7 +114,7 @@ def test_whole_sequences_follow_the_target(
     for seed in range(2):
         target = RandomRows(vocab_size, seed, zeros)
         drafts = drawn(RandomRows(vocab_size, 100 + seed, zeros), fixed(parents), replacement)
-        assert error_of(target, drafts, depth_of(parents) + 1) < 1e-12
+        assert error_of(target, drafts, Tree(parents).depth + 1) < 1e-12
 
 
 @both_ways

@@ -13,7 +13,6 @@ from forerun.core import Draft, SparseProbs, Tree
 from forerun.testing.enumeration import (
     RandomRows,
     by_decision,
-    depth_of,
     deviation,
     drawn_drafts,
     emitted_distribution,
@@ -55,7 +54,7 @@ def test_drawn_chains(decide: Decide, vocab_size: int, parents: tuple[int, ...])
 @pytest.mark.parametrize("parents", TREES, ids=str)
 @pytest.mark.parametrize("decide", [token.decide, traversal.decide], ids=["token", "traversal"])
 def test_drawn_trees(decide: Decide, parents: tuple[int, ...], replacement: bool) -> None:
-    length = depth_of(parents) + 1
+    length = Tree(parents).depth + 1
     for seed in range(2):
         target, draft = RandomRows(3, seed), RandomRows(3, 100 + seed, zeros=0.0)
         drafts = drawn_drafts(draft, parents, replacement)
@@ -66,7 +65,7 @@ def test_drawn_trees(decide: Decide, parents: tuple[int, ...], replacement: bool
 @pytest.mark.parametrize("parents", [*CHAINS, *TREES], ids=str)
 def test_point_masses(parents: tuple[int, ...]) -> None:
     """Any fixed tree is exact, also one that repeats a token among siblings."""
-    length = depth_of(parents) + 1
+    length = Tree(parents).depth + 1
     for seed in range(8):
         random = np.random.default_rng(seed)
         tokens = tuple(random.integers(4, size=len(parents)).tolist())
@@ -120,7 +119,7 @@ def test_traversal_never_accepts_less_than_token_where_deeper_branches_come_firs
         for seed in range(6)
     ]
     assert min(gains) > -1e-12
-    assert (max(gains) > 1e-3) == (depth_of(parents) > 1)
+    assert (max(gains) > 1e-3) == (Tree(parents).depth > 1)
 
 
 @pytest.mark.parametrize("parents", [*CHAINS, *TREES], ids=str)

@@ -182,6 +182,7 @@ def _settings(
         "num_prompts": num_prompts,
         "prompt_tokens": values["prompt_tokens"],
         "batch_size": values["batch_size"],
+        "prefix_reuse": values["prefix_reuse"],
         "speculation": engine.config.as_dict(),
         "sampling": changes(params),
         "effort": asdict(effort),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,16 +118,6 @@ def could_be_drawn(
     top-p or min-p; `logits` are the raw ones there, [V]."""
     row = _Row.of(logits, prompt_ids, output_ids, params)
     return row.gap([token], tolerance(logits, dtype, params)) is not None
-
-
-def deciding_scores(
-    logits: Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int], params: SamplingParams
-) -> Tensor:
-    """The scores [V] whose largest plain decoding takes, in float64, after penalties, bias and masks: the
-    logits (up to a constant) if greedy; with a seed, log probabilities (up to a constant) plus its
-    Gumbel noise, -inf outside top-k, top-p and min-p."""
-    row = _Row.of(logits, prompt_ids, output_ids, params)
-    return row.scores.masked_fill(~row.candidates(row.adjusted), -math.inf)
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,7 @@ class LayerSkipDrafter(BaseDrafter):
     options = LayerSkipOptions
 
     def __init__(
-        self,
-        target: CausalLM,
-        skip_layers: Collection[int],
-        adapter: ExitAdapter | None = None,
+        self, target: CausalLM, skip_layers: Collection[int], adapter: ExitAdapter | None = None
     ) -> None:
         self.target = target
         shared, *self._rest = drafting_layers(skip_layers, target.num_layers)

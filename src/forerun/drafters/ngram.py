@@ -136,21 +136,15 @@ class NgramDrafter(LookupDrafter):
         return index
 
     def draft(self, request: Request, plan: Plan) -> Draft:
-        index, token_ids = self._index_of(request), request.token_ids
-        if plan.is_chain:
-            return _copy(request, index.match(token_ids)[0], plan.num_tokens)
-        positions = index.matches(token_ids)
-        if not positions:
+        index, token_ids, count = self._index_of(request), request.token_ids, plan.num_tokens
+        if not plan.is_chain:
+            follow = Continuations(token_ids, repeats=True)
+            return grow_on_host(request, plan, (0, index.matches(token_ids)), follow.children)
+        start, size = index.match(token_ids)
+        if not size:
             return NO_DRAFT
-        follow = Continuations(token_ids, repeats=True)
-        return grow_on_host(request, plan, (0, positions), follow.children)
-
-
-def _copy(request: Request, start: int, count: int) -> Draft:
-    """The tokens from a position on, as `Continuations` has them; nothing if that is 0."""
-    if not start:
-        return NO_DRAFT
-    copied = list(islice(cycle(request.token_ids[start : start + count]), count))
-    # Nothing comes after a stop token.
-    stops = (at + 1 for at, token in enumerate(copied) if token in request.stop_token_ids)
-    return Draft.chain(copied[: next(stops, count)])
+        # A copy that runs into the end of the text goes on with its own beginning, as in trees.
+        copied = list(islice(cycle(token_ids[start : start + count]), count))
+        # Nothing comes after a stop token.
+        ends = (at + 1 for at, token in enumerate(copied) if token in request.stop_token_ids)
+        return Draft.chain(copied[: next(ends, count)])

@@ -146,19 +146,16 @@ def _read_corpus(own: SuffixOptions, encode: Callable[[str], list[int]] | None) 
         return []
     if encode is None:
         raise ConfigError("suffix_corpus is a text and needs a tokenizer; use forerun.load.")
-    text = read_text(
-        path,
-        "suffix_corpus",
-        ConfigError,
-        most_bytes=most_tokens * MOST_BYTES_PER_TOKEN,
-        remedy="shorten it, or raise suffix_store_tokens",
+    most_bytes, remedy = (
+        most_tokens * MOST_BYTES_PER_TOKEN,
+        "shorten it, or raise suffix_store_tokens",
     )
+    text = read_text(path, "suffix_corpus", ConfigError, most_bytes=most_bytes, remedy=remedy)
     token_ids = encode(text)
     if not token_ids:
         raise ConfigError(f"suffix_corpus {path} is empty; give a text to draft from.")
     if len(token_ids) > most_tokens:
         raise ConfigError(
-            f"suffix_corpus {path} has {len(token_ids)} tokens (allowed: {most_tokens}); "
-            "shorten it, or raise suffix_store_tokens."
+            f"suffix_corpus {path} has {len(token_ids)} tokens (allowed: {most_tokens}); {remedy}."
         )
     return token_ids

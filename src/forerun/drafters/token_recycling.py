@@ -15,7 +15,7 @@ from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Request, Verdict
 from forerun.drafters.base import LookupDrafter
 from forerun.drafters.lookup.store import Namespaces
-from forerun.trees.host import grow_on_host
+from forerun.trees.host import Child, grow_on_host
 
 # What needs torch or NumPy is imported where it is used: the help is read without them.
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ CONFIDENCE = 0.33
 # Columns of a block: the likeliest tokens lie in the blocks of the largest maxima. Ten times faster over
 # 150,000 columns, and no gain over few.
 _BLOCK, _LEAST_BLOCKS = 64, 128
-
-Child = tuple[int, float, int]
 
 
 class TokenRecyclingDrafter(LookupDrafter):
@@ -97,9 +95,9 @@ class TokenRecyclingDrafter(LookupDrafter):
         matrix = self._matrices.get(request.hints.namespace)
         if matrix is None:
             return NO_DRAFT
-        known: dict[int, list[Child]] = {}
+        known: dict[int, list[Child[int]]] = {}
 
-        def expand(token: int) -> list[Child]:
+        def expand(token: int) -> list[Child[int]]:
             if token not in known:
                 row = matrix[token].tolist()
                 # A row is filled or empty as a whole.

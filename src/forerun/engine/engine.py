@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 
 from forerun.contracts import Cache, CausalLM, Drafter, Verifier
 from forerun.core import MOST_NODES, NO_HINTS, Exactness, Hints, Stats
@@ -96,6 +97,8 @@ class Engine:
         self._scheduler = Scheduler(self._parts, self.max_batch_size, settings.prefix_reuse)
         self._intake = Intake(target, tokenizer, self.eos_token_ids, self.max_context)
         self._added: dict[int, Running] = {}
+        # Those of them whose last event has not been handed out, and events handed out by request.
+        self._open: dict[int, Running] = {}
         self._handed_out: dict[int, int] = {}
 
     def add(
@@ -114,10 +117,12 @@ class Engine:
             PromptError: for an empty prompt or one that leaves no room for a token.
             ConfigError: for token ids outside the vocabulary, or stop strings without a tokenizer.
         """
-        running = self._take(prompt, params, speculative, hints)
-        self._added[running.request.request_id] = running
-        self._scheduler.submit([running])
-        return running.request.request_id
+        with self._scheduler.alone():
+            running = self._intake.take(prompt, params, speculative, hints)
+            number = running.request.request_id
+            self._added[number] = self._open[number] = running
+            self._scheduler.waiting.append(running)
+        return number
 
     def step(self) -> list[TokenEvent]:
         """Run one round over all that can run; the new tokens of all requests made with `add`.
@@ -126,18 +131,26 @@ class Engine:
         ERROR, and its completion carries the error.
         """
         self._scheduler.step()
-        events, counts, before = [], {}, self._handed_out
-        for number, running in list(self._added.items()):
-            fresh = running.events(before.get(number, 0))
-            events += fresh
-            counts[number] = before.get(number, 0) + len(fresh)
-        try:
-            self._handed_out = counts
-            return events
-        except BaseException:
-            # Interrupted before the caller has them.
-            self._handed_out = before
-            raise
+        with self._scheduler.alone():
+            before = self._handed_out
+            for number, count in before.items():
+                running = self._open.get(number)
+                if running and running.finished and count == running.num_output_tokens:
+                    del self._open[number]
+            started = _started(self._open.values())
+            counts = {one.request.request_id: one.num_output_tokens for one in started}
+            try:
+                events = [
+                    event
+                    for running in started
+                    for event in running.events(before.get(running.request.request_id, 0))
+                ]
+                self._handed_out = counts
+                return events
+            except BaseException:
+                # Interrupted before the caller has them.
+                self._handed_out = before
+                raise
 
     def generate(
         self,
@@ -161,11 +174,15 @@ class Engine:
         ]
         self._scheduler.submit(requests)
         try:
-            while not all(running.finished for running in requests):
+            left = requests
+            while left:
                 self._scheduler.step()
-                for running in requests:
+                started = _started(left)
+                for running in started:
                     if running.progress.error is not None:
                         raise running.progress.error
+                going_on = [running for running in started if not running.finished]
+                left = going_on + left[len(started) :]
         finally:
             self._scheduler.cancel(requests)
         return [running.completion() for running in requests]
@@ -279,3 +296,8 @@ class Engine:
     ) -> Running:
         with self._scheduler.alone():
             return self._intake.take(prompt, params, speculative, hints)
+
+
+def _started(requests: Iterable[Running]) -> list[Running]:
+    """The first of some requests, up to the first that waits: they start in order."""
+    return list(takewhile(lambda running: running.started, requests))

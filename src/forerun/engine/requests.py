@@ -115,6 +115,10 @@ class Running:
         return self.progress.finish_reason is not None
 
     @property
+    def started(self) -> bool:
+        return self.request.row >= 0 or self.finished
+
+    @property
     def num_output_tokens(self) -> int:
         return self.progress.num_tokens - self.request.num_prompt_tokens
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.core import Batch, Tree
-from forerun.errors import UnsupportedModelError
+from forerun.errors import MemoryLimitError, UnsupportedModelError
 from forerun.models.config import one_line
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # The largest value written to the cache: it must fit 16 bits.
 _LARGEST = 1e4
+# A longer window is taken from the config as it is: a text of its length would cost too much memory.
+_LONGEST_WINDOW = 4096
 
 
 def probe(model: HFModel, config: Any) -> None:
@@ -30,12 +32,15 @@ def probe(model: HFModel, config: Any) -> None:
 
     Raises:
         UnsupportedModelError: naming the model and what is wrong.
+        MemoryLimitError: when there is not enough memory for it.
     """
     kind = f"{model.name} ({model.model.config.model_type})"
     try:
         wrong = _run_probe(model, config)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise MemoryLimitError(
+            f"there is not enough memory to run {kind}; use a smaller dtype or model."
+        ) from error
     except Exception as error:
         # A model of transformers raises whatever its first failing line raises.
         raise UnsupportedModelError(
@@ -49,7 +54,8 @@ def probe(model: HFModel, config: Any) -> None:
 def _run_probe(model: HFModel, config: Any) -> str | None:
     """What is wrong with the model; None when it passes."""
     sizes = {value for key, value in config.to_dict().items() if "window" in key}
-    windows = [size for size in sizes if type(size) is int and 1 < size < model.max_context - 2]
+    longest = min(_LONGEST_WINDOW, model.max_context - 3)
+    windows = [size for size in sizes if type(size) is int and 1 < size <= longest]
     length = max(windows, default=1) + 1
     cache = model.new_cache(1, length + 3)
     first, left, right, other = (token % model.vocab_size for token in range(1, 5))

@@ -8,9 +8,9 @@ from itertools import chain
 from time import perf_counter
 
 from forerun.contracts import Verifier
-from forerun.core import Exactness, Request
+from forerun.core import Exactness, Request, Tree
 from forerun.params import SamplingParams
-from forerun.testing.enumeration import WarpedRows, depth_of, drawn_drafts
+from forerun.testing.enumeration import WarpedRows, drawn_drafts
 from forerun.testing.toy import ToyModel
 from forerun.testing.verifier_check import (
     BOUND,
@@ -96,7 +96,7 @@ def sampler_cases(params: SamplingParams) -> Iterator[Case]:
             drafts = tuple(drawn_drafts(draft, shape))
             # A sharp sampler may leave too few tokens for a tree.
             if drafts:
-                yield Case("sampler", target, drafts, depth_of(shape) + 1)
+                yield Case("sampler", target, drafts, Tree(shape).depth + 1)
 
 
 def small(params: SamplingParams, vocab_size: int) -> SamplingParams:

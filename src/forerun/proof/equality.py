@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -10,12 +10,10 @@ from forerun.compare.attribution import DEFECT, Difference, first_difference
 from forerun.core import NO_HINTS, Exactness, Hints
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
-from forerun.proof.setting import Setting
+from forerun.proof.setting import Progress, Setting, unseen
 
 # Under these a seed gives plain decoding's tokens; under others it only makes a run repeatable.
 SEEDED_RULES = ("auto", "coupled")
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def by_equality(
     engine: Engine,
     prompts: Sequence[list[int]],
     setting: Setting,
-    progress: Progress | None = None,
+    progress: Progress = unseen,
 ) -> Equality:
     """Decode every prompt with and without speculation: greedily, and with a seed where the engine's
     rule promises plain decoding's tokens for it.
@@ -90,7 +88,7 @@ def by_equality(
         engine: with a drafter.
         prompts: token ids.
         setting: how to draw; the first prompt has its seed, every further prompt the next one.
-        progress: called with the number of outputs done, and of all.
+        progress: called with numbers of outputs.
     """
     started = perf_counter()
     base = replace(
@@ -111,8 +109,7 @@ def by_equality(
         for entry in _compare(engine, prompts, params, setting.hints):
             entries.append(entry)
             done += 1
-            if progress is not None:
-                progress(done, total)
+            progress(done, total)
         tokens = sum(count for count, _ in entries)
         differences = [
             PromptDifference(index, difference)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -18,16 +18,13 @@ from forerun.engine.requests import Completion
 from forerun.params import SamplingParams
 from forerun.proof.recorder import Masses, Recorder, masses_of
 from forerun.proof.score_tests import SampledRows, ScoreTests
-from forerun.proof.setting import Setting
+from forerun.proof.setting import Progress, Setting
 from forerun.proof.teacher import teacher_forced
 from forerun.theory.goodness_of_fit import Floats, Ints, mass_before
 from forerun.verification import AUTO, RULES, make_rule
 
 # An odd number near 2^64 / the golden ratio.
 _FAR_APART = 0x9E3779B97F4A7C15
-
-Progress = Callable[[int, int], None]
-"""Called with the number of tokens done, and of all."""
 
 
 @dataclass
@@ -66,7 +63,7 @@ def gather(
     prompts: Sequence[list[int]],
     setting: Setting,
     groups: Ints,
-    progress: Progress | None,
+    progress: Progress,
 ) -> Tally:
     """Generate until there are enough tokens, and test each of them.
 
@@ -75,7 +72,7 @@ def gather(
         prompts: token ids, used in turn.
         setting: what to draw.
         groups: the group of each token, [V].
-        progress: called after each batch.
+        progress: called with the number of tokens after each batch.
     """
     hints = setting.hints or [NO_HINTS] * len(prompts)
     tally = Tally.empty(groups, setting.seed)
@@ -101,8 +98,7 @@ def gather(
             completions = engine.generate(batch, params, hints=hinted)
             _test_outputs(engine, completions, params, masses, tally)
             masses.clear()
-            if progress is not None:
-                progress(min(tally.num_tokens, setting.num_tokens), setting.num_tokens)
+            progress(min(tally.num_tokens, setting.num_tokens), setting.num_tokens)
     return tally
 
 

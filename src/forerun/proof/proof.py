@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +17,7 @@ from forerun.params import SamplingParams
 from forerun.proof.effort import Effort
 from forerun.proof.enumeration import Enumerations, by_enumeration
 from forerun.proof.equality import SEEDED_RULES, Equality, by_equality
-from forerun.proof.setting import Setting
+from forerun.proof.setting import Progress, Setting, unseen
 from forerun.proof.statistics import Statistics, by_statistics
 from forerun.verification import AUTO, FOR_DRAWN, make_rule
 
@@ -24,7 +25,7 @@ GREEDY_NOTE = "greedy output leaves nothing to chance: equality compares every t
 # From the strictest on.
 _LEVELS = (Exactness.BITWISE, Exactness.DISTRIBUTIONAL, Exactness.APPROXIMATE)
 
-Progress = Callable[[str, int, int], None]
+PartProgress = Callable[[str, int, int], None]
 """Called with the name of a part, the amount of it that is done, and the whole amount."""
 
 
@@ -58,23 +59,16 @@ class Proof:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
-        content: dict[str, Any] = {
+        return {
             "passed": self.passed,
             "level": self.level,
             "rule": self.rule,
-            "enumeration": None,
-            "statistics": None,
-            "equality": None,
+            "enumeration": self.enumeration and _of_enumeration(self.enumeration),
+            "statistics": self.statistics and _of_statistics(self.statistics),
+            "equality": self.equality and _of_equality(self.equality),
             "notes": list(self.notes),
             "seconds": self.seconds,
         }
-        if self.enumeration is not None:
-            content["enumeration"] = _of_enumeration(self.enumeration)
-        if self.statistics is not None:
-            content["statistics"] = _of_statistics(self.statistics)
-        if self.equality is not None:
-            content["equality"] = _of_equality(self.equality)
-        return content
 
 
 def prove(
@@ -82,7 +76,7 @@ def prove(
     prompts: Sequence[list[int]],
     params: SamplingParams,
     effort: Effort | None = None,
-    progress: Progress | None = None,
+    progress: PartProgress | None = None,
 ) -> Proof:
     """Prove, as far as it can be proven, that an engine emits the target's own distribution.
 
@@ -188,10 +182,8 @@ def _check_room(engine: Engine, prompts: Sequence[list[int]], effort: Effort) ->
         )
 
 
-def _of_part(part: str, progress: Progress | None) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda done, total: progress(part, done, total)
+def _of_part(part: str, progress: PartProgress | None) -> Progress:
+    return unseen if progress is None else partial(progress, part)
 
 
 def _of_enumeration(part: Enumerations) -> dict[str, Any]:

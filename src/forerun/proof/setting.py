@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from forerun.core import Hints
 from forerun.params import SamplingParams
+
+Progress = Callable[[int, int], None]
+"""Called with the amount of a part that is done, and the whole amount."""
+
+
+def unseen(done: int, total: int) -> None:
+    """No progress is shown."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from time import perf_counter
 import numpy as np
 
 from forerun.engine.engine import Engine
-from forerun.proof.gather import Progress, Tally, gather
+from forerun.proof.gather import Tally, gather
 from forerun.proof.power import Limit, limits
 from forerun.proof.score_tests import QUESTIONS, assign_groups
-from forerun.proof.setting import Setting
+from forerun.proof.setting import Progress, Setting, unseen
 from forerun.theory.goodness_of_fit import Ints, holm
 
 # The second look at an alarm takes as many times the tokens of the first.
@@ -106,7 +106,7 @@ def by_statistics(
     engine: Engine,
     prompts: Sequence[list[int]],
     setting: Setting,
-    progress: Progress | None = None,
+    progress: Progress = unseen,
 ) -> Statistics:
     """Draw outputs and test every token.
 
@@ -118,7 +118,7 @@ def by_statistics(
             rule.
         prompts: token ids, used in turn.
         setting: how to draw.
-        progress: called with the number of tokens done, and of all.
+        progress: called with numbers of tokens.
     """
     # The second look must be able to confirm the first, so both have the same groups.
     random = np.random.default_rng([0x677270, setting.seed % 2**64])
@@ -138,7 +138,7 @@ def _look(
     prompts: Sequence[list[int]],
     setting: Setting,
     groups: Ints,
-    progress: Progress | None,
+    progress: Progress,
 ) -> Look:
     started = perf_counter()
     tally = gather(engine, prompts, setting, groups, progress)

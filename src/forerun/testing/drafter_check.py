@@ -18,7 +18,7 @@ from forerun.errors import ConfigError, ExactnessError
 from forerun.models.running import prefill
 from forerun.params import SamplingParams
 from forerun.randomness import Key, Purpose, Randomness
-from forerun.testing.enumeration import WarpedRows, by_decision, depth_of
+from forerun.testing.enumeration import WarpedRows, by_decision
 from forerun.testing.outcomes import outcomes
 from forerun.testing.toy import ToyModel
 from forerun.testing.verifier_check import BOUND, Case, Enumeration, compare
@@ -90,10 +90,10 @@ def check_drafter(
         for params in (*samplers, replace(samplers[0], temperature=0.0))
         for plan in _plans(drafter, num_tokens)
     ]
-    total = _enumerate_all(settings)
+    total = sum(map(_enumerate, settings), Enumeration())
     _check_in_engine(drafter, target, prompts, samplers, hints, num_tokens)
     if not total.cases:
-        total = _enumerate_all(settings)
+        total = sum(map(_enumerate, settings), Enumeration())
     if not total.cases and drafter.drawings != {Drawing.COUPLED}:
         raise ExactnessError(
             f"{drafter.name} proposed nothing after any of the prompts; "
@@ -155,13 +155,6 @@ def _plans(drafter: Drafter, num_tokens: int) -> Iterator[Plan]:
                 yield plan_tree(AUTO, len(_SHAPE), num_tokens, drawing)
 
 
-def _enumerate_all(settings: Sequence[_Setting]) -> Enumeration:
-    total = Enumeration()
-    for setting in settings:
-        total = total.plus(_enumerate(setting))
-    return total
-
-
 def _enumerate(setting: _Setting) -> Enumeration:
     """Compare one round, and plain decoding after it, with the target's own distribution."""
     request, committed = setting.request(), len(setting.prompt) - 1
@@ -192,14 +185,15 @@ def _enumerate(setting: _Setting) -> Enumeration:
                 f"{setting} changes the distribution under rule {rule.name!r}: a sequence of "
                 f"{case.length} tokens is off by {result.largest_deviation:.1e} (allowed: {BOUND:.0e})."
             )
-        total = total.plus(replace(result, kinds=(str(setting.plan.drawing),)))
+        total += replace(result, kinds=(str(setting.plan.drawing),))
     return total
 
 
 def _sign(draft: Draft) -> tuple[object, ...]:
     rows = draft.probs
-    values = tuple(rows.flatten().tolist()) if isinstance(rows, Tensor) else rows
-    return draft.token_ids, draft.tree.parents, values if values is None else repr(values)
+    # The text of a tensor is rounded.
+    values = rows.tolist() if isinstance(rows, Tensor) else rows
+    return draft.token_ids, draft.tree.parents, repr(values)
 
 
 def _rules_for(drafts: Sequence[tuple[float, Draft]]) -> Iterator[DecisionRule]:
@@ -213,9 +207,9 @@ def _rules_for(drafts: Sequence[tuple[float, Draft]]) -> Iterator[DecisionRule]:
 
 def _check_draft(setting: _Setting, draft: Draft) -> None:
     vocab_size = setting.target.vocab_size
-    if depth_of(draft.tree.parents) > setting.plan.num_tokens:
+    if draft.tree.depth > setting.plan.num_tokens:
         raise ExactnessError(
-            f"{setting} proposed {depth_of(draft.tree.parents)} tokens along a path; "
+            f"{setting} proposed {draft.tree.depth} tokens along a path; "
             f"the plan allows {setting.plan.num_tokens}."
         )
     if any(not 0 <= token < vocab_size for token in draft.token_ids):

@@ -171,8 +171,3 @@ def deviation(distribution: Distribution, truth: Distribution) -> float:
     sequences = {*distribution, *truth}
     differences = [abs(distribution.get(key, 0.0) - truth.get(key, 0.0)) for key in sequences]
     return float(np.nan_to_num(differences, nan=np.inf).max())
-
-
-def depth_of(parents: tuple[int, ...]) -> int:
-    """Tokens on the longest path of a tree."""
-    return Tree(parents).depth

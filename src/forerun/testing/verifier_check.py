@@ -20,7 +20,6 @@ from forerun.testing.enumeration import (
     RandomRows,
     Rows,
     by_decision,
-    depth_of,
     deviation,
     drawn_drafts,
     emitted_distribution,
@@ -87,7 +86,7 @@ class Enumeration:
     kinds: tuple[str, ...] = ()
     worst: str = ""
 
-    def plus(self, other: Enumeration) -> Enumeration:
+    def __add__(self, other: Enumeration) -> Enumeration:
         worst = max(self, other, key=lambda result: result.largest_deviation)
         return Enumeration(
             self.cases + other.cases,
@@ -148,7 +147,7 @@ def enumerate_rule(rule: Verifier, cases: Iterable[Case]) -> Enumeration:
                 result = _compare_with_plain(rule, case)
             except ConfigError:
                 continue
-            total = total.plus(result)
+            total += result
     return total
 
 
@@ -219,7 +218,7 @@ def default_cases(vocab_sizes: Sequence[int] = (3, 4)) -> Iterator[Case]:
 
 
 def _cases(vocab_size: int, shape: tuple[int, ...], seed: int) -> Iterator[Case]:
-    length = depth_of(shape) + 1
+    length = Tree(shape).depth + 1
     target = RandomRows(vocab_size, seed)
     draft = RandomRows(vocab_size, 100 + seed, zeros=0.3 if shape in CHAINS else 0.0)
     random = np.random.default_rng([seed, *(parent + 1 for parent in shape)])

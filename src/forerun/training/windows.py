@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from forerun.errors import TrainingError
@@ -25,15 +27,14 @@ class Windows:
         rows = []
         for index in range(start // length, start // length + count):
             epoch, position = divmod(index, per_epoch)
-            offset, order = self._epoch(epoch, length, per_epoch)
+            offset, order = _epoch(self.seed, epoch, length, per_epoch)
             begin = offset + int(order[position]) * length
             rows.append(self.tokens[begin : begin + length + 1])
         return np.stack(rows).astype(np.int64)
 
-    def _epoch(self, epoch: int, length: int, per_epoch: int) -> tuple[int, np.ndarray]:
-        key = (epoch, length)
-        if getattr(self, "_cached_key", None) != key:
-            random = np.random.default_rng([self.seed, epoch, length])
-            self._cached = int(random.integers(length)), random.permutation(per_epoch)
-            self._cached_key = key
-        return self._cached
+
+@lru_cache(maxsize=1)
+def _epoch(seed: int, epoch: int, length: int, per_epoch: int) -> tuple[int, np.ndarray]:
+    """Where the first window of an epoch begins, and the order of its windows."""
+    random = np.random.default_rng([seed, epoch, length])
+    return int(random.integers(length)), random.permutation(per_epoch)

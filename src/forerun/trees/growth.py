@@ -207,17 +207,14 @@ def grow(growths: Sequence[Growth], logits: Tensor, randomness: Randomness) -> N
         logits: after each node of their frontiers, [N, V], tree after tree.
         randomness: the engine's.
     """
-    ends = list(itertools.accumulate(len(growth.frontier) for growth in growths))
-    rows = [range(end - len(g.frontier), end) for g, end in zip(growths, ends, strict=True)]
-    for drawing in Drawing:
-        some = [(g, at) for g, at in zip(growths, rows, strict=True) if g.drawing is drawing]
-        if not some:
-            continue
+    drawings = [growth.drawing for growth in growths for _ in growth.frontier]
+    for drawing in dict.fromkeys(drawings):
+        some = [growth for growth in growths if growth.drawing is drawing]
         chosen = logits
         if len(some) < len(growths):
-            chosen = logits[[row for _, at in some for row in at]]
-        prefixes = [prefix for growth, _ in some for prefix in growth.prefixes()]
-        nodes = list(itertools.chain.from_iterable(growth.wanted() for growth, _ in some))
+            chosen = logits[[row for row, other in enumerate(drawings) if other is drawing]]
+        prefixes = [prefix for growth in some for prefix in growth.prefixes()]
+        nodes = [wanted for growth in some for wanted in growth.wanted()]
         children = iter(draw_siblings(chosen, prefixes, drawing, nodes, randomness))
-        for growth, at in some:
-            growth.extend(list(itertools.islice(children, len(at))))
+        for growth in some:
+            growth.extend(list(itertools.islice(children, len(growth.frontier))))

@@ -110,7 +110,5 @@ def _table(acceptance: ArrayLike, depth: int) -> Floats:
         table = table[None]
     if table.ndim != 2 or not table.size or not np.all((table >= 0) & (table <= 1)):
         raise ConfigError("acceptance must be [ranks] or [depths, ranks], of numbers in [0, 1].")
-    missing = depth - len(table)
-    return (
-        np.concatenate([table, np.repeat(table[-1:], missing, 0)]) if missing > 0 else table[:depth]
-    )
+    missing = max(depth - len(table), 0)
+    return np.pad(table, ((0, missing), (0, 0)), mode="edge")[:depth]

@@ -1,16 +1,15 @@
-"""Fixed shapes of trees: from a list, from a file, and to a file."""
+"""Fixed shapes of trees, from a list or from a file."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forerun.core import MOST_NODES, Tree
 from forerun.errors import ConfigError, shown
-from forerun.files import parse_json, printable, read_text, write_text
+from forerun.files import parse_json, printable, read_text
 
 # A tree of the most nodes takes a few hundred.
 MOST_BYTES = 2**20
@@ -26,18 +25,29 @@ def parse_tree(content: Any) -> Tree:
     Raises:
         ConfigError: for anything else, an empty tree, and one of more than 128 nodes.
     """
-    if isinstance(content, Tree):
-        return _checked(content)
+    tree = content if isinstance(content, Tree) else _read(content)
+    if not 1 <= len(tree) <= MOST_NODES:
+        raise ConfigError(f"a tree of {len(tree)} nodes was given; give 1 to {MOST_NODES} nodes.")
+    return tree
+
+
+def _read(content: Any) -> Tree:
     if isinstance(content, Mapping):
         known = {"parents", "paths"} & content.keys()
         content = content[known.pop()] if len(known) == 1 else None
-    if isinstance(content, (list, tuple)) and content:
-        if all(isinstance(entry, (list, tuple)) for entry in content):
-            return tree_from_paths(content)
-        return _checked(_from_parents(content))
-    raise ConfigError(
-        'give {"parents": [-1, -1, 0]}, {"paths": [[0], [1], [0, 0]]} or one of these lists.'
-    )
+    if not isinstance(content, (list, tuple)) or not content:
+        raise ConfigError(
+            'give {"parents": [-1, -1, 0]}, {"paths": [[0], [1], [0, 0]]} or one of these lists.'
+        )
+    if all(isinstance(entry, (list, tuple)) for entry in content):
+        return tree_from_paths(content)
+    for node, parent in enumerate(content):
+        if not _is_index(parent) or not -1 <= parent < node:
+            raise ConfigError(
+                f"the parent of node {node} is {shown(parent)}; it must be an earlier node, or "
+                "-1 for the committed text."
+            )
+    return Tree(tuple(content))
 
 
 def tree_from_paths(paths: Iterable[Sequence[int]]) -> Tree:
@@ -59,7 +69,7 @@ def tree_from_paths(paths: Iterable[Sequence[int]]) -> Tree:
         missing = [list(other) for other in needed if other not in nodes]
         if missing:
             raise ConfigError(f"path {list(path)} needs path {missing[0]}; add it.")
-    return _checked(Tree(tuple(nodes[path[:-1]] for path in ordered)))
+    return Tree(tuple(nodes[path[:-1]] for path in ordered))
 
 
 def load_tree(path: str | Path) -> Tree:
@@ -74,28 +84,6 @@ def load_tree(path: str | Path) -> Tree:
         return parse_tree(content)
     except ConfigError as error:
         raise ConfigError(f"{printable(path)} does not hold a tree: {error}") from None
-
-
-def save_tree(tree: Tree, path: str | Path, **notes: Any) -> None:
-    """Write a tree to a file that `load_tree` reads, with notes on where it comes from."""
-    content = {"parents": list(tree.parents), **notes}
-    write_text(Path(path), json.dumps(content, indent=2) + "\n")
-
-
-def _checked(tree: Tree) -> Tree:
-    if not 1 <= len(tree) <= MOST_NODES:
-        raise ConfigError(f"a tree of {len(tree)} nodes was given; give 1 to {MOST_NODES} nodes.")
-    return tree
-
-
-def _from_parents(content: Sequence[Any]) -> Tree:
-    for node, parent in enumerate(content):
-        if not _is_index(parent) or not -1 <= parent < node:
-            raise ConfigError(
-                f"the parent of node {node} is {shown(parent)}; it must be an earlier node, "
-                "or -1 for the committed text."
-            )
-    return Tree(tuple(content))
 
 
 def _as_path(path: Any) -> tuple[int, ...]:

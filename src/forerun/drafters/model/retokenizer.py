@@ -124,12 +124,12 @@ class Retokenizer:
         if len(ids) <= 2 * _OPEN:
             return 0
         spelled = [self._draft.bytes_of[number] for number in ids]
-        for cut in range(len(ids) - _OPEN, 0, -1):
+        cuts = range(len(ids) - _OPEN, 0, -1)
+        for cut in cuts:
             if spelled[cut].startswith(b" ") and not spelled[cut - 1][-1:].isspace():
                 return cut
         if len(ids) <= _OPEN_AT_MOST:
             return 0
-        cuts = range(len(ids) - _OPEN, 0, -1)
         return next((cut for cut in cuts if spelled[cut][0] & 0xC0 != 0x80), 0)
 
     def _spell(self, ids: Sequence[int]) -> bytes:

@@ -107,9 +107,9 @@ class SharedVocabulary:
         if not count or count < LEAST_OF_SMALLER * smaller or count < LEAST_OF_LARGER * larger:
             raise IncompatibleDraftError(
                 f"the draft model {name} has another vocabulary: {count} of its {self.sizes[1]} tokens "
-                f"are among the target's {self.sizes[0]}, and {LEAST_OF_SMALLER:.0%} of the smaller "
-                f"vocabulary and {LEAST_OF_LARGER:.0%} of the larger are needed for its drafts to help; "
-                "choose a draft whose tokenizer is closer to the target's, or method 'ngram'."
+                f"are among the target's {self.sizes[0]} (needed: {LEAST_OF_SMALLER:.0%} of the smaller "
+                f"vocabulary and {LEAST_OF_LARGER:.0%} of the larger); choose a draft whose tokenizer is "
+                "closer to the target's, or method 'ngram'."
             )
 
     def to_target(self, logits: Tensor) -> Tensor:
@@ -140,7 +140,13 @@ def _reader(decoders: list[dict[str, Any]]) -> Callable[[str], bytes]:
         return lambda token: f" {token}".encode()
     if "ByteLevel" in kinds:
         alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()}
-        return lambda token: _from_alphabet(token, alphabet)
+
+        def from_alphabet(token: str) -> bytes:
+            # Added tokens are not written in the alphabet; its decoder, too, takes them as they are.
+            written = alphabet.keys() >= set(token)
+            return bytes(alphabet[letter] for letter in token) if written else token.encode()
+
+        return from_alphabet
     marks = [_mark(step) for step in decoders]
     if not kinds <= _SPELLED or not any(marks):
         raise IncompatibleDraftError(
@@ -169,14 +175,6 @@ def _mark(step: dict[str, Any]) -> str | None:
 def _drops_first_space(step: dict[str, Any]) -> bool:
     drops = {"Metaspace": "prepend_scheme", "Strip": "start"}.get(step["type"])
     return drops is not None and step[drops] not in ("never", 0)
-
-
-def _from_alphabet(token: str, alphabet: dict[str, int]) -> bytes:
-    try:
-        return bytes(map(alphabet.__getitem__, token))
-    except KeyError:
-        # Added tokens are not written in the alphabet; its decoder takes them as they are, too.
-        return token.encode()
 
 
 def _special(tokenizer: Any, description: dict[str, Any]) -> dict[int, str]:
