@@ -34,3 +34,14 @@ def test_a_defect_is_reported_and_ends_with_one(cli: Cli, monkeypatch: pytest.Mo
     result = cli.generate(*options)
     assert result.exit_code == 1
     assert "first difference" in result.stderr
+
+
+def test_an_interruption_before_the_first_run_ends_quietly(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(paired, "compare", interrupted)
+    result = cli.generate("--prompt", "def add", "--compare", "--json")
+    assert (result.exit_code, result.stdout) == (130, "")

@@ -139,10 +139,11 @@ def _compare(
             engine, prompt_ids, params, values["compare_rounds"], hints=hints, begin=begin
         )
     except KeyboardInterrupt:
-        started[-1].stream.close()
-        # The first speculative run of the full length, or what there is of the warm-up.
-        shown = started[2] if len(started) > 2 else started[0]
-        output.finish(Outcome(values["model"], engine, shown))
+        if started:
+            started[-1].stream.close()
+            # The first speculative run of the full length, or what there is of the warm-up.
+            shown = started[2] if len(started) > 2 else started[0]
+            output.finish(Outcome(values["model"], engine, shown))
         raise
     output.legend()
     output.finish(Outcome(values["model"], engine, comparison.shown.speculative, comparison))
