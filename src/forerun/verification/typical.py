@@ -8,8 +8,6 @@ takes that and no other.
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
@@ -25,7 +23,7 @@ DELTA = 0.3
 def decide(
     draft: Draft, target_probs: Tensor, epsilon: float = EPSILON, delta: float = DELTA
 ) -> Decision:
-    """The tests of typical acceptance, from the deepest nodes up; each passes always or never.
+    """The decision of typical acceptance, which leaves nothing to test.
 
     A token passes if p(token) > min(epsilon, delta exp(-H(p))), p being the row after its parent,
     temperature and filters applied, and H its entropy in nats. The path ends at the deepest node
@@ -43,23 +41,16 @@ def decide(
         ConfigError: for a drawn tree.
     """
     _refuse_drawn_trees(draft)
-    stands: list[bool] = []
-    for parent, passes in zip(
-        draft.tree.parents, _passes(draft, target_probs, epsilon, delta), strict=True
-    ):
-        stands.append(passes and (parent < 0 or stands[parent]))
-    depths = draft.tree.depths
-    # Stable: of equally deep nodes the first comes first.
-    order = sorted(range(len(draft)), key=lambda node: -depths[node])
-    on_reject = [end_at(-1)] * len(draft)
-    for node, following in itertools.pairwise(order):
-        on_reject[node] = following
+    depths = {-1: 0}
+    passes = _passes(draft, target_probs, epsilon, delta)
+    for node, parent in enumerate(draft.tree.parents):
+        if passes[node] and parent in depths:
+            depths[node] = depths[parent] + 1
+    # Of equally deep nodes the first.
+    best = max(depths, key=depths.__getitem__)
+    nowhere = (end_at(-1),) * len(draft)
     return Decision(
-        accept=torch.tensor(stands, dtype=target_probs.dtype, device=target_probs.device),
-        on_accept=tuple(end_at(node) for node in range(len(draft))),
-        on_reject=tuple(on_reject),
-        start=order[0] if order else end_at(-1),
-        emit=target_probs,
+        target_probs.new_zeros(len(draft)), nowhere, nowhere, end_at(best), target_probs
     )
 
 
