@@ -122,5 +122,7 @@ class Ours:
                 assert self.draft is not None
                 drafter = DraftModelDrafter(self.draft, 1, context, self.model.vocab_size)
                 config = SpeculativeConfig(num_speculative_tokens=drafted, monitor=False)
-                self._engines[drafted] = Engine(self.model, drafter, config, max_context=context)
+                self._engines[drafted] = Engine(
+                    self.model, drafter, config, max_context=context, prefix_reuse=False
+                )
         return self._engines[drafted]

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from forerun.cli.report import JsonOutput
+from forerun.engine.round import Parts
+from forerun.engine.scheduler import Scheduler
 from forerun.models import Checkpoint
 from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli, Write
@@ -111,12 +113,17 @@ def test_comparison_finds_the_same_tokens(cli: Cli, options: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-def test_prefix_reuse_is_an_option(cli: Cli, reuse: bool) -> None:
-    flag = "--prefix-reuse" if reuse else "--no-prefix-reuse"
-    content = cli.json(*GREEDY, "--compare", "--compare-rounds", "1", flag)
-    expected = content["prompt_tokens"] - 1 if reuse else 0
-    assert content["stats"]["num_cached_tokens"] == expected
-    assert content["identical"] is True
+def test_prefix_reuse_is_an_option(cli: Cli, monkeypatch: pytest.MonkeyPatch, reuse: bool) -> None:
+    asked: list[bool] = []
+
+    class Watched(Scheduler):
+        def __init__(self, parts: Parts, num_rows: int, prefix_reuse: bool) -> None:
+            asked.append(prefix_reuse)
+            super().__init__(parts, num_rows, prefix_reuse)
+
+    monkeypatch.setattr("forerun.engine.engine.Scheduler", Watched)
+    cli.json(*GREEDY, "--prefix-reuse" if reuse else "--no-prefix-reuse")
+    assert asked == [reuse]
 
 
 def test_an_odd_number_of_rounds_shows_the_median_one(cli: Cli) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.core import FinishReason
+from forerun.core import FinishReason, ForwardOutput, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine import scheduler
@@ -195,3 +195,23 @@ def test_illegal_combinations_are_refused_at_construction() -> None:
 def test_bad_configs_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises((ConfigError, UnknownNameError), match=message):
         SpeculativeConfig.from_dict(options)
+
+
+def test_a_drafter_that_fails_with_the_last_chunk_of_a_prompt_ends_that_request() -> None:
+    class Failing(NgramDrafter):
+        hidden_layers: tuple[int, ...] = (1,)
+
+        def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
+            if request.token_ids[0] == 1:
+                raise ValueError("no states")
+
+    params = SamplingParams(temperature=0.0, max_tokens=5)
+    one = Engine(TARGET, Failing(1, 3), max_batch_size=2)
+    failing, other = one.add([1, 2, 3], params), one.add([4, 5, 6], params)
+    while one.has_work:
+        one.step()
+    completion = one.completion(failing)
+    assert completion.finish_reason is FinishReason.ERROR
+    assert isinstance(completion.error, ValueError)
+    assert completion.token_ids == ()
+    assert len(one.completion(other).token_ids) == 5

@@ -193,6 +193,28 @@ def test_threads_may_share_an_engine() -> None:
     assert not one.has_work
 
 
+def test_a_plain_stream_may_be_cancelled_by_another_thread_at_any_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here between its look at the request and its turn."""
+    one = engine(rows=1)
+    stream = one.stream_plain([1, 2], GREEDY)
+    next(stream)
+    alone = one._scheduler.alone
+
+    def late() -> Any:
+        monkeypatch.undo()
+        thread = threading.Thread(target=one.cancel, args=(stream.request_id,))
+        thread.start()
+        thread.join()
+        return alone()
+
+    monkeypatch.setattr(one._scheduler, "alone", late)
+    assert list(stream) == []
+    assert stream.completion.finish_reason is FinishReason.CANCELLED
+    assert not one.has_work
+
+
 def test_threads_that_share_the_steps_get_each_event_once() -> None:
     one = Engine(TARGET, SuffixDrafter(), max_batch_size=3)
     added = [one.add([index % 7, 2, 3], PARAMS[0]) for index in range(30)]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.contracts import CausalLM
-from forerun.core import Batch, ForwardOutput
+from forerun.core import Batch, ForwardOutput, Request
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
@@ -25,6 +25,7 @@ from forerun.params import SamplingParams
 from forerun.testing import ToyModel
 from tests.helpers.counting import Counting
 from tests.helpers.kernel_models import model, needs_kernels
+from tests.matrix import TARGET
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -98,6 +99,22 @@ def test_admission_takes_the_row_that_shares_most() -> None:
         for prompt in ([7, 7, 7, 7, 1], [1, 2, 9, 9, 1], [1, 2, 3, 4, 1], [5, 5])
     ]
     assert cached == [4, 4, 4, 0]
+
+
+def test_a_drafter_sees_the_hidden_states_of_prompts_that_the_plain_loop_has_run() -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Head(NgramDrafter):
+        hidden_layers: tuple[int, ...] = (1,)
+
+        def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
+            seen.append((start, output.hidden[1].shape[1]))
+
+    one = Engine(TARGET, Head(1, 3))
+    for _ in one.stream_plain([1, 2, 3, 4], GREEDY):
+        pass
+    one.generate([[1, 2, 3, 4, 5, 6]], GREEDY)
+    assert seen == [(0, 5)]
 
 
 def test_what_a_row_has_lost_is_run_again() -> None:

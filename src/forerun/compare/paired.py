@@ -133,10 +133,7 @@ def compare(
     short = replace(params, max_tokens=min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS))
     speculative = partial(engine.stream, hints=_alone(hints))
     for stream in (speculative, engine.stream_plain):
-        run = Run(stream(prompt_ids, short))
-        if begin is not None:
-            begin("warming up", run)
-        run.follow()
+        _run(engine, stream(prompt_ids, short), "warming up", begin)
     pairs = []
     for number in range(1, rounds + 1):
         pairs.append(
@@ -154,14 +151,24 @@ def run_pair(
     begin: Callable[[str, Run], None] | None = None,
 ) -> Pair:
     """One run of each side, without any warm-up."""
-    runs = []
-    speculative = partial(engine.stream, hints=_alone(hints))
-    for side, stream in (("speculative", speculative), ("plain", engine.stream_plain)):
-        run = Run(stream(prompt_ids, params))
-        if begin is not None:
-            begin(f"{label}, {side}", run)
-        runs.append(run.follow())
-    return Pair(*runs)
+    speculative = engine.stream(prompt_ids, params, hints=_alone(hints))
+    plain = engine.stream_plain(prompt_ids, params)
+    return Pair(
+        _run(engine, speculative, f"{label}, speculative", begin),
+        _run(engine, plain, f"{label}, plain", begin),
+    )
+
+
+def _run(
+    engine: Engine, stream: Stream, label: str, begin: Callable[[str, Run], None] | None
+) -> Run:
+    """One run from empty caches: what an earlier one has left would spare this one its prefill."""
+    with engine.idle_cache():
+        pass  # It is emptied, the drafter's too.
+    run = Run(stream)
+    if begin is not None:
+        begin(label, run)
+    return run.follow()
 
 
 def deterministic(params: SamplingParams, config: SpeculativeConfig) -> bool:

@@ -90,7 +90,8 @@ class Scheduler:
         left = [running for running in joining if self._missing(running)]
         if left:
             self._prefill(sorted(left, key=_order), round_seconds)
-            joining = [running for running in joining if not self._missing(running)]
+            # What failed with the last chunk of its prompt takes part in no round.
+            joining = [r for r in joining if not r.finished and not self._missing(r)]
         return joining
 
     def _prefill(self, left: list[Running], round_seconds: float) -> None:
@@ -195,10 +196,12 @@ class Scheduler:
         self.rows[row] = running
 
     def forget(self) -> None:
-        """Empty all rows; none is taken."""
+        """Empty all rows, the drafter's too; none is taken."""
         for row in range(len(self.rows)):
             self._held[row] = []
             self.cache.trim(row, 0)
+            if self.parts.drafter is not None:
+                self.parts.drafter.clear_row(row)
 
     def _missing(self, running: Running) -> int:
         """Tokens that the target has to run before the request can take part in a round."""
@@ -251,7 +254,8 @@ class Scheduler:
                 part.release(running.request)
         if self._counted is not running:
             self.past, self._counted = Stats.total([self.past, running.stats]), running
-        if self.prefix_reuse:
+        # No drafter has seen the hidden states of the plain loop.
+        if self.prefix_reuse and running.in_rounds:
             self._held[row] = running.request.token_ids[: self.cache.length(row)]
         else:
             self.cache.trim(row, 0)

@@ -65,7 +65,9 @@ def follow_plain(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]
         events = decode_plain(parts.target, parts.cache, running, parts.randomness)
         while not running.finished:
             with scheduler.alone():
-                event = next(events)
-            yield event
+                # None where another thread has cancelled it since.
+                event = next(events, None)
+            if event is not None:
+                yield event
     finally:
         scheduler.cancel([running])
