@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -17,7 +17,7 @@ from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.engine.requests import Completion, TokenEvent
+from forerun.engine.requests import Completion, Running, TokenEvent
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 from tests.helpers.engines import GREEDY, Letters, engine, plain_ids
@@ -190,6 +190,23 @@ def test_threads_may_share_an_engine() -> None:
     for index in range(4):
         expected = [plain_ids([1 + index, 2, turn], params[index]) for turn in range(5)]
         assert outputs[index] == expected
+    assert not one.has_work
+
+
+@pytest.mark.parametrize("how", ["generate", "stream"])
+def test_an_interruption_right_after_a_request_is_queued_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    one = engine(rows=1)
+    submit = one._scheduler.submit
+
+    def interrupted(requests: Iterable[Running]) -> None:
+        submit(requests)
+        raise Planted
+
+    monkeypatch.setattr(one._scheduler, "submit", interrupted)
+    with pytest.raises(Planted):
+        _ = one.generate([[1, 2]], GREEDY) if how == "generate" else list(one.stream([1], GREEDY))
     assert not one.has_work
 
 

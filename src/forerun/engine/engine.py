@@ -172,8 +172,8 @@ class Engine:
             self._take(prompt, own, speculative, hint)
             for prompt, own, hint in zip(all_prompts, all_params, all_hints, strict=True)
         ]
-        self._scheduler.submit(requests)
         try:
+            self._scheduler.submit(requests)
             left = requests
             while left:
                 self._scheduler.step()

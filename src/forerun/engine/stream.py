@@ -41,9 +41,9 @@ class Stream:
 
 def follow(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]:
     """Queue a request and run rounds until it ends."""
-    scheduler.submit([running])
     seen = 0
     try:
+        scheduler.submit([running])
         # Rounds that another thread ran may have brought tokens, the last ones too.
         while (events := running.events(seen)) or not running.finished:
             seen += len(events)
