@@ -156,10 +156,13 @@ void Attention::scores(const Work& w) {
   }
   const KvCache& cache = *w.call.cache;
   const std::int64_t lines = cache.key_lines();
-  const std::uint8_t* keys = cache.keys(w.call.layer, mask.row, w.item.head);
-  for (std::int64_t slot = w.first; slot < w.end; slot += kBlockRows) {
-    kernel(keys + slot / kBlockRows * lines * kLine, w.scratch.queries.data(), lines, w.columns(),
-           w.scratch.scores.data() + (slot - w.first), w.stride, kBlockRows, false);
+  for (std::int64_t slot = w.first; slot < w.end;) {
+    const std::uint8_t* keys = cache.keys(w.call.layer, mask.row, w.item.head, slot);
+    const std::int64_t end = std::min(w.end, cache.segment_end(slot));
+    for (; slot < end; slot += kBlockRows, keys += lines * kLine) {
+      kernel(keys, w.scratch.queries.data(), lines, w.columns(),
+             w.scratch.scores.data() + (slot - w.first), w.stride, kBlockRows, false);
+    }
   }
 }
 
@@ -207,12 +210,19 @@ void Attention::add_values(const Work& w) {
   for (std::int64_t column = 0; column < w.columns() && count > 0; ++column) {
     pack(w.row(column), count, w.columns(), static_cast<int>(column), w.scratch.weights.data());
   }
-  const std::uint8_t* values = cache.values(w.call.layer, mask.row, w.item.head);
-  for (std::int64_t b = 0; b < cache.value_blocks(); ++b) {
-    kernel(values + (b * cache.value_lines() + w.first / per_line) * kLine,
-           w.scratch.weights.data(), count / per_line, w.columns(),
-           w.scratch.sums.data() + b * kBlockRows, padded, kBlockRows, false);
-  }
+  // Segment by segment: each goes on with the sums of the one before.
+  std::int64_t slot = w.first;
+  do {
+    const std::int64_t end = std::min(shared, cache.segment_end(slot));
+    const ValueSlot from = cache.values(w.call.layer, mask.row, w.item.head, slot);
+    for (std::int64_t b = 0; b < cache.value_blocks(); ++b) {
+      kernel(from.memory + (b * from.lines + from.slot / per_line) * kLine,
+             w.scratch.weights.data() + (slot - w.first) / per_line * w.columns(),
+             (end - slot) / per_line, w.columns(), w.scratch.sums.data() + b * kBlockRows, padded,
+             kBlockRows, slot > w.first);
+    }
+    slot = end;
+  } while (slot < shared);
   for (std::int64_t column = 0; column < w.columns(); ++column) {
     if (!mask.chain) add_tail(w, column, count);
     const std::int64_t head = w.item.head * w.group + (w.item.begin + column) % w.group;
@@ -235,24 +245,24 @@ void Attention::add_tail(const Work& w, std::int64_t column, std::int64_t count)
   const std::int64_t ranks = mask.end(token) - begin;
   if (ranks <= 0) return;
   const std::int64_t lines = (ranks + per_line - 1) / per_line;
-  const ValueSlots from = {cache.values(w.call.layer, mask.row, w.item.head), cache.value_lines()};
-  const ValueSlots to = {w.scratch.tail.data(), lines};
+  const auto to = [&](std::int64_t slot) { return ValueSlot{w.scratch.tail.data(), lines, slot}; };
   for (std::int64_t i = 0; i < ranks; ++i) {
     const std::int64_t rank = begin + i;
     const std::int64_t slot =
         rank < mask.base ? rank : tail[static_cast<std::size_t>(rank - mask.base)];
-    copy_value_slot(precision_, cache.value_blocks(), from, slot, to, i);
+    copy_value_slot(precision_, cache.value_blocks(),
+                    cache.values(w.call.layer, mask.row, w.item.head, slot), to(i));
   }
   // Memory may hold NaN in the last half line, and zero times that is NaN too.
   if (ranks % per_line != 0) {
-    copy_value_slot(precision_, cache.value_blocks(), to, ranks - 1, to, ranks);
+    copy_value_slot(precision_, cache.value_blocks(), to(ranks - 1), to(ranks));
   }
   float* row = w.row(column) + count;
   std::fill(row + ranks, row + lines * per_line, 0.0f);
   pack(row, lines * per_line, 1, 0, w.scratch.weights.data());
   const std::int64_t padded = round_up(shape_.head_dim);
   for (std::int64_t b = 0; b < cache.value_blocks(); ++b) {
-    kernel(to.memory + b * lines * kLine, w.scratch.weights.data(), lines, 1,
+    kernel(w.scratch.tail.data() + b * lines * kLine, w.scratch.weights.data(), lines, 1,
            w.scratch.sums.data() + column * padded + b * kBlockRows, padded, kBlockRows, true);
   }
 }

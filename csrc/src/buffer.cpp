@@ -16,7 +16,7 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 }  // namespace
 
-Buffer::Buffer(std::size_t bytes, Pages pages) : size_(bytes) {
+Buffer::Buffer(std::size_t bytes) : size_(bytes) {
   if (bytes == 0) return;
 #if defined(__linux__)
   // Streaming through 4 KB pages costs a fifth of one core's bandwidth in page walks.
@@ -29,8 +29,7 @@ Buffer::Buffer(std::size_t bytes, Pages pages) : size_(bytes) {
     const auto address = reinterpret_cast<std::uintptr_t>(p);
     const std::size_t skip = (kHugePage - address % kHugePage) % kHugePage;
     data_ = static_cast<std::uint8_t*>(p) + skip;
-    // Advice: refusal is harmless.
-    madvise(data_, bytes, pages == Pages::huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    madvise(data_, bytes, MADV_HUGEPAGE);  // advice: refusal is harmless
     return;
   }
 #endif

@@ -14,6 +14,8 @@ namespace forerun::cpu {
 namespace {
 
 constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
+// Enough to be read as a stream, and little to begin a row with.
+constexpr std::int64_t kMostSegmentSlots = 1024;
 
 std::int64_t blocks_of(std::int64_t count) { return (count + kBlockRows - 1) / kBlockRows; }
 
@@ -58,30 +60,39 @@ KvCache::KvCache(const Shape& shape) : shape_(shape) {
     throw std::invalid_argument("a cache is of fp32 or bf16 and all its sizes are 1 to 2^31");
   }
   const int per_line = slots_per_line();
-  const std::int64_t blocks = blocks_of(shape.capacity);
+  // Segments of one length, so that a small cache is not rounded up to a whole long one.
+  segments_ = (shape.capacity + kMostSegmentSlots - 1) / kMostSegmentSlots;
+  const std::int64_t blocks = blocks_of((shape.capacity + segments_ - 1) / segments_);
+  segment_slots_ = blocks * kBlockRows;
   key_lines_ = (shape.head_dim + per_line - 1) / per_line;
-  value_lines_ = blocks * kBlockRows / per_line;
+  value_lines_ = segment_slots_ / per_line;
   value_blocks_ = blocks_of(shape.head_dim);
   key_bytes_ = blocks * key_lines_ * kLine;
   head_bytes_ = key_bytes_ + value_blocks_ * value_lines_ * kLine;
   const auto heads = static_cast<double>(shape.layers) * static_cast<double>(shape.rows) *
-                     static_cast<double>(shape.kv_heads);
+                     static_cast<double>(shape.kv_heads * segments_);
   if (heads * static_cast<double>(head_bytes_) > 0x1p46) throw std::bad_alloc();
-  // Rows are long and mostly empty: a huge page for each head of a row would take all of it at
-  // once.
-  memory_ =
-      Buffer(static_cast<std::size_t>(shape.layers * shape.rows * shape.kv_heads * head_bytes_),
-             Pages::small);
+  memory_ = Buffer(static_cast<std::size_t>(shape.rows * segments_ * shape.layers * shape.kv_heads *
+                                            head_bytes_));
   lengths_.assign(static_cast<std::size_t>(shape.layers * shape.rows), 0);
   positions_.assign(static_cast<std::size_t>(shape.rows * shape.capacity), 0);
 }
 
-std::uint8_t* KvCache::keys(std::int64_t layer, std::int64_t row, std::int64_t head) const {
-  return memory_.data() + ((layer * shape_.rows + row) * shape_.kv_heads + head) * head_bytes_;
+std::uint8_t* KvCache::segment(std::int64_t layer, std::int64_t row, std::int64_t head,
+                               std::int64_t slot) const {
+  const std::int64_t index = row * segments_ + slot / segment_slots_;
+  return memory_.data() + ((index * shape_.layers + layer) * shape_.kv_heads + head) * head_bytes_;
 }
 
-std::uint8_t* KvCache::values(std::int64_t layer, std::int64_t row, std::int64_t head) const {
-  return keys(layer, row, head) + key_bytes_;
+std::uint8_t* KvCache::keys(std::int64_t layer, std::int64_t row, std::int64_t head,
+                            std::int64_t slot) const {
+  const std::int64_t block = slot % segment_slots_ / kBlockRows;
+  return segment(layer, row, head, slot) + block * key_lines_ * kLine;
+}
+
+ValueSlot KvCache::values(std::int64_t layer, std::int64_t row, std::int64_t head,
+                          std::int64_t slot) const {
+  return {segment(layer, row, head, slot) + key_bytes_, value_lines_, slot % segment_slots_};
 }
 
 std::int64_t KvCache::length(std::int64_t row) const {
@@ -101,9 +112,8 @@ void KvCache::check_row(std::int64_t row) const {
 
 void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
                     const float* key, const float* value) {
-  std::uint8_t* k =
-      keys(layer, row, head) + slot / kBlockRows * key_lines_ * kLine + slot % kBlockRows * 4;
-  std::uint8_t* v = values(layer, row, head);
+  std::uint8_t* k = keys(layer, row, head, slot) + slot % kBlockRows * 4;
+  const ValueSlot v = values(layer, row, head, slot);
   const std::int64_t dimensions = shape_.head_dim;
   // What a token does not see weighs 0, and 0 times infinity would be NaN: so values are always
   // numbers. A key that is NaN spoils the scores of the tokens that see it, and no others.
@@ -118,7 +128,7 @@ void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std
     write_fp32(key, dimensions, k, kLine);
     for (std::int64_t first = 0; first < dimensions; first += kBlockRows) {
       const std::int64_t count = std::min<std::int64_t>(kBlockRows, dimensions - first);
-      std::memcpy(v + (first / kBlockRows * value_lines_ + slot) * kLine, value + first,
+      std::memcpy(v.memory + (first / kBlockRows * v.lines + v.slot) * kLine, value + first,
                   static_cast<std::size_t>(count) * 4);
     }
     return;
@@ -126,22 +136,21 @@ void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std
   write_key_bf16(key, dimensions, k);
   for (std::int64_t i = 0; i < dimensions; ++i) {
     const std::uint16_t h = float_to_bf16(value[i]);
-    std::uint8_t* line = v + (i / kBlockRows * value_lines_ + slot / 2) * kLine;
-    std::memcpy(line + i % kBlockRows * 4 + slot % 2 * 2, &h, 2);
+    std::uint8_t* line = v.memory + (i / kBlockRows * v.lines + v.slot / 2) * kLine;
+    std::memcpy(line + i % kBlockRows * 4 + v.slot % 2 * 2, &h, 2);
   }
 }
 
-void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlots from,
-                     std::int64_t from_slot, ValueSlots to, std::int64_t to_slot) {
+void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlot from, ValueSlot to) {
   for (std::int64_t b = 0; b < blocks; ++b) {
     if (precision == Precision::fp32) {
-      std::memcpy(to.memory + (b * to.lines + to_slot) * kLine,
-                  from.memory + (b * from.lines + from_slot) * kLine, kLineBytes);
+      std::memcpy(to.memory + (b * to.lines + to.slot) * kLine,
+                  from.memory + (b * from.lines + from.slot) * kLine, kLineBytes);
       continue;
     }
     const std::uint8_t* source =
-        from.memory + (b * from.lines + from_slot / 2) * kLine + from_slot % 2 * 2;
-    std::uint8_t* target = to.memory + (b * to.lines + to_slot / 2) * kLine + to_slot % 2 * 2;
+        from.memory + (b * from.lines + from.slot / 2) * kLine + from.slot % 2 * 2;
+    std::uint8_t* target = to.memory + (b * to.lines + to.slot / 2) * kLine + to.slot % 2 * 2;
     for (int lane = 0; lane < kBlockRows; ++lane)
       std::memcpy(target + lane * 4, source + lane * 4, 2);
   }
@@ -149,14 +158,12 @@ void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlots from,
 
 void KvCache::move(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to) {
   for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-    std::uint8_t* k = keys(layer, row, head);
-    const auto lane = [&](std::int64_t slot) {
-      return k + slot / kBlockRows * key_lines_ * kLine + slot % kBlockRows * 4;
-    };
+    const std::uint8_t* source = keys(layer, row, head, from) + from % kBlockRows * 4;
+    std::uint8_t* target = keys(layer, row, head, to) + to % kBlockRows * 4;
     for (std::int64_t i = 0; i < key_lines_; ++i)
-      std::memcpy(lane(to) + i * kLine, lane(from) + i * kLine, 4);
-    const ValueSlots v = {values(layer, row, head), value_lines_};
-    copy_value_slot(shape_.precision, value_blocks_, v, from, v, to);
+      std::memcpy(target + i * kLine, source + i * kLine, 4);
+    copy_value_slot(shape_.precision, value_blocks_, values(layer, row, head, from),
+                    values(layer, row, head, to));
   }
 }
 

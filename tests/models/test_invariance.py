@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from forerun.models.cpu import CpuModel
+from forerun.core import Tree
+from forerun.models.cpu import CpuModel, KernelChoice
+from forerun.models.sources import TensorSource
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import (
     LEVELS,
     PRECISIONS,
     SHAPES,
+    architecture,
     last_of,
     model,
     needs_kernels,
     plain,
+    weights,
 )
 from tests.helpers.random_trees import Row, check_nodes, commit, grow
 
@@ -210,3 +215,29 @@ def test_levels(name: str, precision: str) -> None:
     ids = text(model(name, precision), 40, rng)
     found: list[Tensor] = [plain(model(name, precision, level), ids)[0] for level in LEVELS]
     assert all(torch.equal(logits, found[0]) for logits in found[1:])
+
+
+@every_precision
+def test_where_the_segments_of_a_cache_end_changes_nothing(precision: str) -> None:
+    """Rows longer than a segment, whose ends depend on the capacity: a tree across one, a path that is
+    moved over it, and a text over several."""
+    shape = replace(architecture("llama"), max_context=2300)
+    source = TensorSource(weights("llama"), "llama")
+    one = CpuModel(shape, source, precision, "llama", KernelChoice(threads=1))
+    rng = random.Random(precision)
+    ids, tree = text(one, 2190, rng), Tree.branching((2, 2, 2))
+    results = []
+    for capacity in (1000, 2200, 2300):
+        # Segments of 1,000 (one), 736 and 768 slots.
+        cache = one.new_cache(1, capacity)
+        append(one, cache, 0, ids[:731], logits_for="none")
+        nodes = run(one, cache, [ids[:14]], [0], trees=[tree]).logits
+        cache.keep(0, 731, [1, 4, 11])
+        after = append(one, cache, 0, ids[731:760]).logits
+        results.append([nodes, after])
+        if capacity > 1000:
+            results[-1].append(append(one, cache, 0, ids[760:], logits_for="last").logits)
+    short, *longer = results
+    for logits in longer:
+        assert all(map(torch.equal, logits, short))
+        assert torch.equal(logits[2], longer[0][2])

@@ -6,14 +6,11 @@
 
 namespace forerun::cpu {
 
-// Huge pages suit what is streamed as a whole. Small ones take only the memory that is written to.
-enum class Pages { huge, small };
-
 class Buffer {
  public:
   Buffer() = default;
   // Zero-filled. Throws std::bad_alloc.
-  explicit Buffer(std::size_t bytes, Pages pages = Pages::huge);
+  explicit Buffer(std::size_t bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;

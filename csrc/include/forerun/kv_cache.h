@@ -4,6 +4,9 @@
 // column for each slot; both lie as packed_matrix.h says, in fp32 or bf16. So scores and sums over
 // values are skinny products like all others, and each block is read once for all tokens and heads
 // that share it.
+//
+// A row's slots lie in segments of a thousand, each with all layers and heads: a row takes only
+// the memory that its tokens fill, though it lies on huge pages.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +16,14 @@
 #include "forerun/packed_matrix.h"
 
 namespace forerun::cpu {
+
+// The values of one slot: `lines` are those of its segment in a block of 16 dimensions, `slot`
+// counts from there.
+struct ValueSlot {
+  std::uint8_t* memory;
+  std::int64_t lines;
+  std::int64_t slot;
+};
 
 class KvCache {
  public:
@@ -59,12 +70,18 @@ class KvCache {
   void check_row(std::int64_t row) const;
 
   int slots_per_line() const { return shape_.precision == Precision::bf16 ? 2 : 1; }
-  std::int64_t key_lines() const { return key_lines_; }      // in a block of 16 slots
-  std::int64_t value_lines() const { return value_lines_; }  // in a block of 16 dimensions
+  std::int64_t key_lines() const { return key_lines_; }  // in a block of 16 slots
   std::int64_t value_blocks() const { return value_blocks_; }
+  // Of the segment that holds a slot; a multiple of 16.
+  std::int64_t segment_end(std::int64_t slot) const {
+    return (slot / segment_slots_ + 1) * segment_slots_;
+  }
 
-  std::uint8_t* keys(std::int64_t layer, std::int64_t row, std::int64_t head) const;
-  std::uint8_t* values(std::int64_t layer, std::int64_t row, std::int64_t head) const;
+  // The keys of the block that holds a slot.
+  std::uint8_t* keys(std::int64_t layer, std::int64_t row, std::int64_t head,
+                     std::int64_t slot) const;
+  ValueSlot values(std::int64_t layer, std::int64_t row, std::int64_t head,
+                   std::int64_t slot) const;
 
   // Stores one head's key and value [head_dim]. A value that is not finite becomes 0, and its key
   // NaN.
@@ -76,25 +93,23 @@ class KvCache {
     return static_cast<std::size_t>(layer * shape_.rows + row);
   }
   void move(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to);
+  std::uint8_t* segment(std::int64_t layer, std::int64_t row, std::int64_t head,
+                        std::int64_t slot) const;
 
   Shape shape_;
+  std::int64_t segments_ = 0;  // of a row
+  std::int64_t segment_slots_ = 0;
   std::int64_t key_lines_ = 0;
   std::int64_t value_lines_ = 0;
   std::int64_t value_blocks_ = 0;
-  std::int64_t key_bytes_ = 0;   // of one head
-  std::int64_t head_bytes_ = 0;  // keys and values
+  std::int64_t key_bytes_ = 0;   // of one head's segment
+  std::int64_t head_bytes_ = 0;  // keys and values of it
   Buffer memory_;
   std::vector<std::int64_t> lengths_;
   std::vector<std::int64_t> positions_;
 };
 
-// Copies one slot's values [dimensions] to another slot, perhaps of other memory of the same layout
-// but with its own number of lines.
-struct ValueSlots {
-  std::uint8_t* memory;
-  std::int64_t lines;  // in a block of 16 dimensions
-};
-void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlots from,
-                     std::int64_t from_slot, ValueSlots to, std::int64_t to_slot);
+// Copies the values of one slot, `blocks` blocks of dimensions, to another slot.
+void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlot from, ValueSlot to);
 
 }  // namespace forerun::cpu
