@@ -265,8 +265,7 @@ class DrafterSetup:
         load_draft_model: loads the draft model that the user named.
         encode: makes token ids of text, without what opens a prompt; None without a tokenizer.
         tree_slots: slots a row for the nodes of trees; 0 where only chains are asked for.
-        translation: between the target's vocabulary and the draft model's, where they differ; see
-            `forerun.drafters.model.retokenizer.Translation`.
+        translation: a `drafters.model.retokenizer.Translation`, where the vocabularies differ.
     """
 
     target: CausalLM
@@ -300,7 +299,7 @@ class Drafter(Protocol):
     shared_layers: int
     """How many of the target's first layers it runs itself; see `Draft.hidden`."""
     hidden_layers: tuple[int, ...]
-    """Hidden layers of the target that `observe` needs."""
+    """Hidden layers of the target that `observe` and `observe_prefill` need."""
     vocab_size: int | None
     """The vocabulary that it proposes from; None for ids taken from the text itself."""
     rows: int | None
@@ -310,11 +309,7 @@ class Drafter(Protocol):
 
     @classmethod
     def member_methods(cls, options: Any) -> Sequence[str]:
-        """The other methods that it drafts with, whose options it takes too.
-
-        Args:
-            options: its own.
-        """
+        """The other methods that it drafts with, by its own options; it takes theirs too."""
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Drafter:

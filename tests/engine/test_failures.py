@@ -145,7 +145,7 @@ def test_bad_requests_are_refused() -> None:
         one.add([1.5])  # type: ignore[list-item]
     with pytest.raises(PromptError, match="put them into a list"):
         one.generate("abc")
-    with pytest.raises(PromptError, match="no UTF-8"):
+    with pytest.raises(PromptError, match="not valid UTF-8"):
         one.add("a\udcffb")
     with pytest.raises(ConfigError, match="2 prompts but 1 sets"):
         one.generate([[1], [2]], [GREEDY])

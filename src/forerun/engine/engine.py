@@ -138,7 +138,7 @@ class Engine:
                 if running and running.finished and count == running.num_output_tokens:
                     del self._open[number]
             started = _started(self._open.values())
-            counts = {one.request.request_id: one.num_output_tokens for one in started}
+            counts = {running.request.request_id: running.num_output_tokens for running in started}
             try:
                 events = [
                     event

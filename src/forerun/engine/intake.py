@@ -102,7 +102,7 @@ class Intake:
             try:
                 prompt.encode("utf-8")
             except UnicodeEncodeError as error:
-                raise PromptError(f"the {what} is no UTF-8 text ({error.reason}).") from error
+                raise PromptError(f"the {what} is not valid UTF-8 ({error.reason}).") from error
             # What opens a prompt does not open an output.
             return list(self.tokenizer.encode(prompt, add_special_tokens=what == "prompt"))
         if isinstance(prompt, (bytes, bytearray)):
