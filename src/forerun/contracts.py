@@ -316,8 +316,9 @@ class Drafter(Protocol):
         """Make one for an engine."""
 
     def attach(self, cache: Cache) -> None:
-        """Receive the target's cache, into which a drafter that runs layers of the target may
-        write beyond the committed tokens. The engine calls it once, when it is built."""
+        """Receive the target's cache, into which a drafter that runs layers of the target may write
+        beyond the committed tokens; such a drafter refuses a second engine's with a ConfigError. The
+        engine calls it once, when it is built."""
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
@@ -335,7 +336,7 @@ class Drafter(Protocol):
         verdicts: Sequence[Verdict],
         output: ForwardOutput,
     ) -> None:
-        """See the outcome of a round, drafted or plain; the requests hold the emitted tokens already.
+        """Learn from a round, drafted or plain; the requests hold the emitted tokens already.
 
         Row 0 of `output` belongs to the newest token before the round, row i + 1 to node i. A
         request that failed in the round has emitted nothing.
@@ -391,7 +392,7 @@ class Policy(Protocol):
         verdicts: Sequence[Verdict],
         seconds: float,
     ) -> None:
-        """See the round's outcome and the seconds that it took, drafting included."""
+        """Learn from the round's outcome and the seconds that it took, drafting included."""
 
     def release(self, request: Request) -> None:
         """Forget a request that has ended."""
