@@ -343,17 +343,17 @@ class Drafter(Protocol):
         """
 
     def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
-        """See the hidden layers that it declared of prompt tokens, `output.hidden` [1, n, hidden_size]
-        from token `start` on. Tokens that the cache still held from an earlier request in the same
-        row are not run again; their states are those that were seen then."""
+        """Learn from the hidden layers that it declared, of prompt tokens from `start` on:
+        `output.hidden` [1, n, hidden_size]. Tokens that the cache still held from an earlier request
+        in the same row are not run again; their states are those that were seen then."""
 
     def release(self, request: Request) -> None:
         """Forget a request that has ended; it may be called twice. What a cache of the drafter holds
         of its tokens may stay, for later texts in the same row that begin alike."""
 
     def clear_row(self, row: int) -> None:
-        """Forget the tokens of a row of the caches: called after `release` where the engine does not
-        reuse prefixes."""
+        """Forget what caches of the drafter hold in a row, of which no request runs any more: called
+        where the engine keeps none of its tokens for later requests."""
 
 
 class Verifier(Protocol):
