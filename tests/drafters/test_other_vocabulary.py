@@ -113,7 +113,7 @@ def test_speculation_changes_nothing(saved: dict[str, str], tree: str | None, ro
 
 
 def test_a_draft_of_other_words_is_refused(saved: dict[str, str]) -> None:
-    with pytest.raises(IncompatibleDraftError, match=r"foreign has another .*are needed .*'ngram'"):
+    with pytest.raises(IncompatibleDraftError, match=r"foreign has another .*needed: .*'ngram'"):
         forerun.load(saved["target"], Config(model=saved["foreign"]))
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
-from forerun.core import FinishReason, ForwardOutput, Request
+from forerun.core import Draft, FinishReason, ForwardOutput, Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine import scheduler
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
+from forerun.engine.stream import Stream
 from forerun.errors import (
     ConfigError,
     DistributionError,
@@ -215,3 +217,91 @@ def test_a_drafter_that_fails_with_the_last_chunk_of_a_prompt_ends_that_request(
     assert isinstance(completion.error, ValueError)
     assert completion.token_ids == ()
     assert len(one.completion(other).token_ids) == 5
+
+
+@pytest.mark.parametrize("method", ["release", "observe"])
+def test_a_drafter_that_cannot_learn_or_forget_stops_no_request(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Its error is the caller's; rows are given back, tokens counted, and the rounds go on."""
+    one = engine(rows=2)
+
+    def fail(*_: object) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(one.drafter, method, fail)
+    ids = [one.add(prompt, GREEDY) for prompt in ([1, 2], [3, 4], [5])]
+    errors = 0
+    while one.has_work:
+        try:
+            one.step()
+        except ValueError:
+            errors += 1
+    assert errors >= 3
+    results = [one.completion(number) for number in ids]
+    assert [result.token_ids for result in results] == [
+        plain_ids(prompt, GREEDY) for prompt in ([1, 2], [3, 4], [5])
+    ]
+    for result in results:
+        assert result.stats.num_emitted_tokens == len(result.token_ids)
+
+
+def test_a_stream_that_is_collected_in_the_middle_of_a_round_ends_with_it() -> None:
+    """The garbage collector may close it wherever it runs."""
+    one = engine(rows=2)
+    left: list[Stream] = [one.stream([3, 4], GREEDY)]
+    next(left[0])
+
+    def collect(*_: object) -> None:
+        left.clear()
+
+    one.watch_rounds(collect)
+    assert one.generate([[1, 2]], GREEDY)[0].token_ids == plain_ids([1, 2], GREEDY)
+    assert not one.has_work
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_log_probabilities_ask_no_hook_again(
+    monkeypatch: pytest.MonkeyPatch, mode: Literal["raw", "processed"]
+) -> None:
+    """It is asked once for each token where what is drafted is never allowed."""
+    asked: list[int] = []
+
+    def mask(committed: Sequence[int], drafted: Sequence[int]) -> list[bool]:
+        asked.append(len(committed) + len(drafted))
+        return [token != 1 for token in range(TARGET.vocab_size)]
+
+    def propose(_: object, plans: Sequence[Plan], __: object) -> list[Draft]:
+        return [Draft.chain([1][: plan.num_tokens]) for plan in plans]
+
+    one = engine(rows=2)
+    monkeypatch.setattr(one.drafter, "propose", propose)
+    params = replace(GREEDY, mask=mask, logprobs=1, logprobs_mode=mode)
+    # A request with a seed beside it is verified under another rule.
+    one.generate([[1, 2], [3, 4]], [params, SamplingParams(seed=1, max_tokens=30)])
+    assert asked == list(range(2, 32))
+
+
+@pytest.mark.parametrize(
+    ("proposed", "message"),
+    [
+        ([], "must propose a list of 1 drafts"),
+        (None, "must propose a list of 1 drafts"),
+        ([Draft.chain([1, 2, 3, 4])], "proposed 4 tokens along a path where 3 were planned"),
+        ([Draft.chain([99])], "proposed tokens outside the vocabulary"),
+    ],
+)
+def test_a_proposal_that_was_not_planned_is_refused(
+    monkeypatch: pytest.MonkeyPatch, proposed: object, message: str
+) -> None:
+    one = engine(rows=1)
+    monkeypatch.setattr(one.drafter, "propose", lambda *_: proposed)
+    with pytest.raises(ConfigError, match=f"draft_model {message}"):
+        one.generate([[1, 2]], GREEDY)
+
+
+def test_a_plan_for_each_request_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = engine(rows=1)
+    monkeypatch.setattr(one.policy, "plan", lambda _: [])
+    with pytest.raises(ConfigError, match="made 0 plans for 1 requests"):
+        one.generate([[1, 2]], GREEDY)

@@ -184,7 +184,7 @@ class Engine:
                 going_on = [running for running in started if not running.finished]
                 left = going_on + left[len(started) :]
         finally:
-            self._scheduler.cancel(requests)
+            self._scheduler.drop(requests)
         return [running.completion() for running in requests]
 
     def stream(
@@ -226,11 +226,7 @@ class Engine:
 
     def cancel(self, request_id: int) -> bool:
         """End a request that waits or runs and free its row; False if it has ended already."""
-        running = self._scheduler.find(request_id)
-        if running is None:
-            return False
-        self._scheduler.cancel([running])
-        return True
+        return self._scheduler.cancel(request_id)
 
     def use_seeds(self, source: Callable[[], int] = fresh_seed) -> None:
         """Have requests without a seed take it from `source`, so that a run can be repeated.
@@ -255,7 +251,8 @@ class Engine:
 
     @contextmanager
     def idle_cache(self) -> Iterator[Cache]:
-        """The target's cache, for other work with the target while the block runs.
+        """The target's cache, for other work with the target while the block runs; all rows are emptied
+        before and after.
 
         Raises:
             ConfigError: while requests wait or run.

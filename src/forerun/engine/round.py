@@ -6,6 +6,7 @@ leaves it and its rows in the caches as they were, and the next round goes on fr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -29,9 +30,12 @@ from forerun.core import (
 )
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.requests import Running, TokenLogprob, token_logprobs
+from forerun.errors import ConfigError
 from forerun.randomness import Randomness
 from forerun.trees.plans import plan_tree
 from forerun.verification import TargetRows, drawing_for, make_rule, resolve
+
+logger = logging.getLogger(__name__)
 
 OnRound = Callable[[Request, Draft, Verdict], None]
 """Sees what was drafted for a request in a round and the verdict, before the request is extended."""
@@ -92,12 +96,14 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
         request = running.request
         parts.cache.keep(request.row, len(request), outcome.verdict.path)
         running.commit(outcome, values)
-    if parts.drafter is not None:
-        parts.drafter.observe(requests, drafts, verdicts, output)
-    ended = perf_counter()
+    try:
+        if parts.drafter is not None:
+            parts.drafter.observe(requests, drafts, verdicts, output)
+    finally:
+        ended = perf_counter()
+        _count(batch, drafts, verdicts, (drafted - started, ran - drafted, ended - ran))
     if parts.policy is not None:
         parts.policy.observe(requests, drafts, verdicts, ended - started)
-    _count(batch, drafts, verdicts, (drafted - started, ran - drafted, ended - ran))
 
 
 def settle(cache: Cache, running: Running) -> None:
@@ -112,8 +118,13 @@ def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
     if parts.policy is None or parts.drafter is None:
         return [NO_PLAN] * len(batch)
     plans = []
-    requests = [running.request for running in batch]
-    for running, plan in zip(batch, parts.policy.plan(requests), strict=True):
+    planned = parts.policy.plan([running.request for running in batch])
+    if len(planned) != len(batch):
+        raise ConfigError(
+            f"policy {parts.policy.name!r} made {len(planned)} plans for {len(batch)} requests; "
+            "make one for each."
+        )
+    for running, plan in zip(batch, planned, strict=True):
         # Every round emits one token beyond the draft; more than the limit would be thrown away.
         most = running.room - 1 if running.request.speculative else 0
         drawing = _drawing(parts, parts.drafter, running.request)
@@ -132,7 +143,32 @@ def _drawing(parts: Parts, drafter: Drafter, request: Request) -> Drawing:
 def _propose(parts: Parts, requests: list[Request], plans: list[Plan]) -> list[Draft]:
     if parts.drafter is None or not any(plan.num_tokens for plan in plans):
         return [NO_DRAFT] * len(requests)
-    return parts.drafter.propose(requests, plans, parts.randomness)
+    drafts = parts.drafter.propose(requests, plans, parts.randomness)
+    _check_drafts(parts, drafts, plans)
+    return drafts
+
+
+def _check_drafts(parts: Parts, drafts: list[Draft], plans: list[Plan]) -> None:
+    """Refuse what was not planned.
+
+    Raises:
+        ConfigError: naming the drafter.
+    """
+    assert parts.drafter is not None
+    name, vocab_size = parts.drafter.name, parts.target.vocab_size
+    if not isinstance(drafts, list) or len(drafts) != len(plans):
+        raise ConfigError(f"{name} must propose a list of {len(plans)} drafts, one a request.")
+    for draft, plan in zip(drafts, plans, strict=True):
+        if draft.tree.depth > plan.num_tokens:
+            raise ConfigError(
+                f"{name} proposed {draft.tree.depth} tokens along a path where {plan.num_tokens} were "
+                "planned; propose no more than that."
+            )
+        if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < vocab_size:
+            raise ConfigError(
+                f"{name} proposed tokens outside the vocabulary; the ids of {parts.target.name} are 0 to "
+                f"{vocab_size - 1}."
+            )
 
 
 def _run_target(parts: Parts, requests: list[Request], drafts: list[Draft]) -> ForwardOutput:
@@ -174,20 +210,25 @@ def _verify(
         )
     verdicts: dict[int, Verdict] = {}
     for name, indices in groups.items():
-        made = _verify_by(parts.rule_named(name), rows.of(indices), parts.randomness)
+        made = _verify_by(parts.rule_named(name), rows, indices, parts.randomness)
         verdicts |= zip(indices, made, strict=True)
     return rows, [verdicts[index] for index in range(len(drafts))]
 
 
-def _verify_by(rule: Verifier, rows: TargetRows, randomness: Randomness) -> list[Verdict]:
-    """What a rule says of all drafts; what fails in one of them is that request's own."""
+def _verify_by(
+    rule: Verifier, rows: TargetRows, indices: list[int], randomness: Randomness
+) -> list[Verdict]:
+    """The verdicts of a rule on some of the drafts; what fails in one of them is that request's own."""
+    part = rows.of(indices)
     try:
-        return rule.verify(rows.drafts, rows, rows.requests, randomness)
+        return rule.verify(part.drafts, part, part.requests, randomness)
     except Exception as error:
-        if len(rows.drafts) == 1:
-            return [Verdict.up_to(rows.drafts[0], -1, error)]
-        alone = (rows.of([index]) for index in range(len(rows.drafts)))
-        return [_verify_by(rule, row, randomness)[0] for row in alone]
+        if len(indices) == 1:
+            return [Verdict.up_to(part.drafts[0], -1, error)]
+        logger.warning("%s failed for a batch, now draft by draft: %r", rule.name, error)
+        return [_verify_by(rule, rows, [index], randomness)[0] for index in indices]
+    finally:
+        rows.adopt(part, indices)
 
 
 def _logprobs(rows: TargetRows, index: int, verdict: Verdict) -> list[TokenLogprob]:

@@ -48,6 +48,7 @@ class Scheduler:
         self._held: list[list[int]] = [[] for _ in range(num_rows)]
         self._counted: Running | None = None
         self._in_order = True
+        self._dropped: list[Running] = []
         self._lock, self._owner = threading.Lock(), 0
         self._round_seconds = 0.0
         self._least_recent = list(range(num_rows))
@@ -120,9 +121,7 @@ class Scheduler:
                     started = perf_counter()
                     run_round(self.parts, ready)
                     self._round_seconds = perf_counter() - started
-                for row, running in enumerate(self.rows):
-                    if running is not None and running.finished:
-                        self._end(row, running)
+                self._end_finished()
                 self._in_order = True
             finally:
                 if not self._in_order:
@@ -133,25 +132,41 @@ class Scheduler:
         with self.alone():
             self.waiting.extend(requests)
 
-    def cancel(self, requests: Iterable[Running]) -> None:
-        """End those that wait or run, and give back their rows."""
+    def cancel(self, request_id: int) -> bool:
+        """End a request that waits or runs and give back its row; False if it has ended already."""
         with self.alone():
-            for running in requests:
-                if not running.finished:
-                    running.finish(FinishReason.CANCELLED)
-            self.settle()
+            known = (*self.waiting, *self.admitted)
+            running = next((r for r in known if r.request.request_id == request_id), None)
+            if running is not None:
+                running.finish(FinishReason.CANCELLED)
+                self.settle()
+        return running is not None
+
+    def drop(self, requests: Iterable[Running]) -> None:
+        """The same for requests that are not followed any more. In the middle of a round, where a stream
+        may be garbage-collected, they end with it."""
+        self._dropped.extend(requests)
+        if not self._is_inside:
+            with self.alone():
+                self.settle()
+
+    @property
+    def _is_inside(self) -> bool:
+        """Whether this thread runs what `alone` protects."""
+        return self._owner == threading.get_ident() and self._lock.locked()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Wait for the rounds of other threads.
 
         Raises:
-            ConfigError: for a hook or a drafter that calls the engine in which it runs.
+            ConfigError: for a hook or a drafter that calls the engine in which it runs, and where its
+                cache is in other use.
         """
-        if self._owner == threading.get_ident() and self._lock.locked():
+        if self._is_inside:
             raise ConfigError(
-                "the engine is in the middle of a round: a hook or a drafter that it calls cannot "
-                "call it; do that when the round has ended."
+                "the engine is in the middle of a round, or its cache is in use: what it calls, and what "
+                "uses its cache, cannot call it; do that afterwards."
             )
         with self._lock:
             self._owner = threading.get_ident()
@@ -163,24 +178,15 @@ class Scheduler:
     def settle(self) -> None:
         """Bring rows, requests and the cache to what is committed, and give back the rows of requests
         that have ended. It may be called at any time, and again where it was interrupted."""
+        self._end_dropped()
         admitted = self.admitted
         left = [other for other in self.waiting if other in admitted or other.finished]
         for running in left:
             self.waiting.remove(running)
-        for row, occupant in enumerate(self.rows):
-            if occupant is None:
-                continue
+        for occupant in admitted:
             settle(self.cache, occupant)
-            if occupant.finished:
-                self._end(row, occupant)
+        self._end_finished()
         self._in_order = True
-
-    def find(self, request_id: int) -> Running | None:
-        """The request of this id that waits or runs."""
-        known = [*self.waiting, *self.admitted]
-        return next(
-            (running for running in known if running.request.request_id == request_id), None
-        )
 
     def take_row(self, running: Running) -> None:
         """Give a row to a request that takes no part in the rounds.
@@ -247,11 +253,35 @@ class Scheduler:
         most = min(self.cache.length(row), len(token_ids) - 1)
         return min(common_prefix(self._held[row], token_ids), most)
 
+    def _end_dropped(self) -> None:
+        dropped = list(self._dropped)
+        for running in dropped:
+            if not running.finished:
+                running.finish(FinishReason.CANCELLED)
+        # Another thread may have added to them.
+        del self._dropped[: len(dropped)]
+
+    def _end_finished(self) -> None:
+        """Give back the rows of requests that have ended.
+
+        Raises:
+            Exception: of a drafter or policy that cannot release a request, when its row is free.
+        """
+        if self._dropped:
+            self._end_dropped()
+        for row, running in enumerate(self.rows):
+            if running is not None and running.finished:
+                self._end(row, running)
+
     def _end(self, row: int, running: Running) -> None:
         """Give back the row of a request that has ended; each step may be taken twice."""
+        failure: Exception | None = None
         for part in (self.parts.drafter, self.parts.policy):
-            if part is not None:
-                part.release(running.request)
+            try:
+                if part is not None:
+                    part.release(running.request)
+            except Exception as error:
+                failure = error
         if self._counted is not running:
             self.past, self._counted = Stats.total([self.past, running.stats]), running
         # No drafter has seen the hidden states of the plain loop.
@@ -263,6 +293,8 @@ class Scheduler:
                 self.parts.drafter.clear_row(row)
         self._least_recent = [other for other in self._least_recent if other != row] + [row]
         self.rows[row] = None
+        if failure is not None:
+            raise failure
 
 
 def _order(running: Running) -> int:

@@ -51,7 +51,7 @@ def follow(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]:
             if not running.finished:
                 scheduler.step()
     finally:
-        scheduler.cancel([running])
+        scheduler.drop([running])
     if running.progress.error is not None:
         raise running.progress.error
 
@@ -70,4 +70,4 @@ def follow_plain(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]
             if event is not None:
                 yield event
     finally:
-        scheduler.cancel([running])
+        scheduler.drop([running])

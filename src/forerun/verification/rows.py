@@ -52,6 +52,11 @@ class TargetRows:
         drafts = [self.drafts[index] for index in indices]
         return TargetRows(self._logits[indices], drafts, [self.requests[i] for i in indices])
 
+    def adopt(self, part: TargetRows, indices: Sequence[int]) -> None:
+        """Take over the rows that `part`, of these requests, has made: hooks are asked once."""
+        if part is not self:
+            self._probs |= {indices[index]: rows for index, rows in part._probs.items()}
+
     @property
     def on_host(self) -> bool:
         return self._logits.is_cpu
@@ -110,7 +115,8 @@ class TargetRows:
     def log_probs(self, index: int, node: int, mode: str) -> Tensor:
         """What is reported as log probabilities after a node: of the `raw` or the `processed` row."""
         if mode == "processed":
-            return self.row(index, node).log()
+            made = self._probs.get(index)
+            return (self.row(index, node) if made is None else made[0][node + 1 : node + 2]).log()
         return self.logits(index)[node + 1 : node + 2].log_softmax(-1)
 
     def _warped(self, index: int) -> tuple[Tensor, Tensor]:
