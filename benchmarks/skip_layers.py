@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 
 from benchmarks.heldout import Row, summarize, table
 from forerun.compare.paired import compare
@@ -36,7 +37,7 @@ from forerun.models.running import prefill
 from forerun.models.zoo import zoo_path
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
-from forerun.theory.formulas import acceptance_from_tokens, speedup
+from forerun.theory.formulas import expected_tokens, speedup
 from recipes.heldout import load_prompts
 
 LONGEST = 10
@@ -119,7 +120,7 @@ class Bench:
         completions = self.speculative(choice, self.drafted).generate(self.texts, self.params)
         stats = Stats.total(completion.stats for completion in completions)
         emitted = min(stats.mean_acceptance_length or 1.0, self.drafted + 1.0)
-        acceptance = float(acceptance_from_tokens(emitted, self.drafted))
+        acceptance = acceptance_from(emitted, self.drafted)
         forward, draft, rest = time_round(self.engine.target, choice, self.texts[0], self.drafted)
         lengths = np.arange(1, LONGEST + 1)
         gains = np.asarray(speedup(acceptance, lengths, draft, verification_cost=rest))
@@ -147,6 +148,11 @@ class Bench:
         if say:
             print(file=sys.stderr)
         return sorted(seen, key=lambda measured: -measured.speedup)
+
+
+def acceptance_from(tokens: float, length: int) -> float:
+    """The acceptance at which rounds of `length` drafted tokens give this many, 1 to length + 1."""
+    return float(brentq(lambda alpha: expected_tokens(alpha, length) - tokens, 0.0, 1.0))
 
 
 def time_round(

@@ -2,7 +2,7 @@
 
 Whole modules are held out by a hash of their path, so the split is the same on every machine and
 no held-out module is seen in training. Tables of data that happen to be Python files (character
-maps, the pydoc topics) are left out: they are no code and would eat a tenth of the budget.
+maps, the pydoc topics) are left out: they are not code and would eat a tenth of the budget.
 """
 
 from __future__ import annotations

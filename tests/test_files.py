@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.files import atomic_path, content_hash, write_text
+from forerun.files import atomic_path, write_text
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -22,9 +22,3 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         fail()
     assert path.read_text() == "old"
     assert [one.name for one in path.parent.iterdir()] == ["file.txt"]
-
-
-def test_hashes_are_of_the_content(tmp_path: Path) -> None:
-    write_text(tmp_path / "one", "abc")
-    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert content_hash(tmp_path / "one") == expected

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError, PromptError
-from forerun.files import content_hash
 
 PRECISIONS = ("fp32", "bf16", "int8", "int4")
 MAX_CONTEXT = 2048
@@ -118,5 +117,12 @@ def import_package(module: str) -> Any:
 def converted(cache_dir: Path, checkpoint_dir: Path, suffix: str) -> Path:
     """The path of a converted checkpoint: its name has a hash of the weights."""
     files = [*sorted(checkpoint_dir.glob("*.safetensors")), checkpoint_dir / "config.json"]
-    digest = hashlib.sha256("".join(map(content_hash, files)).encode()).hexdigest()
+    hashes = "".join(content_hash(file) for file in files)
+    digest = hashlib.sha256(hashes.encode()).hexdigest()
     return cache_dir / f"{checkpoint_dir.name}-{digest[:12]}-{suffix}"
+
+
+def content_hash(path: Path) -> str:
+    """The SHA-256 of a file's bytes, as 64 hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

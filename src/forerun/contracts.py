@@ -316,8 +316,9 @@ class Drafter(Protocol):
         """Make one for an engine."""
 
     def attach(self, cache: Cache) -> None:
-        """Receive the target's cache, into which a drafter that runs layers of the target may
-        write beyond the committed tokens. The engine calls it once, when it is built."""
+        """Receive the target's cache, into which a drafter that runs layers of the target may write
+        beyond the committed tokens; such a drafter refuses a second engine's with a ConfigError. The
+        engine calls it once, when it is built."""
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
@@ -335,24 +336,24 @@ class Drafter(Protocol):
         verdicts: Sequence[Verdict],
         output: ForwardOutput,
     ) -> None:
-        """See the outcome of a round, drafted or plain; the requests hold the emitted tokens already.
+        """Learn from a round, drafted or plain; the requests hold the emitted tokens already.
 
         Row 0 of `output` belongs to the newest token before the round, row i + 1 to node i. A
         request that failed in the round has emitted nothing.
         """
 
     def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
-        """See the hidden layers that it declared of prompt tokens, `output.hidden` [1, n, hidden_size]
-        from token `start` on. Tokens that the cache still held from an earlier request in the same
-        row are not run again; their states are those that were seen then."""
+        """Learn from the hidden layers that it declared, of prompt tokens from `start` on:
+        `output.hidden` [1, n, hidden_size]. Tokens that the cache still held from an earlier request
+        in the same row are not run again; their states are those that were seen then."""
 
     def release(self, request: Request) -> None:
         """Forget a request that has ended; it may be called twice. What a cache of the drafter holds
         of its tokens may stay, for later texts in the same row that begin alike."""
 
     def clear_row(self, row: int) -> None:
-        """Forget the tokens of a row of the caches: called after `release` where the engine does not
-        reuse prefixes."""
+        """Forget what caches of the drafter hold in a row, of which no request runs any more: called
+        where the engine keeps none of its tokens for later requests."""
 
 
 class Verifier(Protocol):
@@ -391,7 +392,7 @@ class Policy(Protocol):
         verdicts: Sequence[Verdict],
         seconds: float,
     ) -> None:
-        """See the round's outcome and the seconds that it took, drafting included."""
+        """Learn from the round's outcome and the seconds that it took, drafting included."""
 
     def release(self, request: Request) -> None:
         """Forget a request that has ended."""

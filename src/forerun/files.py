@@ -1,8 +1,7 @@
-"""Atomic writes, bounded reads and content hashes: used wherever a file is read or saved."""
+"""Atomic writes and bounded reads: used wherever a file is read or saved."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -48,12 +47,6 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` as UTF-8, atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def content_hash(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file's bytes, as 64 hexadecimal digits."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_text(

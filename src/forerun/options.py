@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from forerun.errors import ConfigError, ForerunError, UnknownNameError, shown
 
 T = TypeVar("T")
-# True is no integer, "3" is no number, and a misspelt name is an error.
+# True is not an integer, "3" is not a number, and a misspelt name is an error.
 _CONFIG = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 _NULL = {"type": "null"}
 _WORDS = {
@@ -247,8 +247,8 @@ def _descend(schema: Mapping[str, Any], steps: list[Any]) -> Mapping[str, Any]:
     for step in steps:
         inner = next((some for some in schema.get("anyOf", ()) if some != _NULL), schema)
         entry = "propertyNames" if step == "[key]" else "additionalProperties"
-        found = inner.get("items", inner.get(entry))
-        schema = found if isinstance(found, Mapping) else {}
+        entry_schema = inner.get("items", inner.get(entry))
+        schema = entry_schema if isinstance(entry_schema, Mapping) else {}
     return schema
 
 

@@ -37,14 +37,14 @@ class Registry(dict[str, Any]):
             UnknownNameError: listing what exists.
             ConfigError: where a registered entry cannot be imported, or lacks its options.
         """
-        found = self[name] if name in self else self._load(name)
-        options = getattr(found, "options", None)
+        entry = self[name] if name in self else self._load(name)
+        options = getattr(entry, "options", None)
         if self.with_options and not is_dataclass(options):
             raise ConfigError(
                 f"{self.kind} {name!r} has options {shown(options)}; declare them by "
                 "forerun.options.options, or use NoOptions."
             )
-        return found
+        return entry
 
     def _load(self, name: str) -> Any:
         for point in entry_points(group=self.group, name=name):

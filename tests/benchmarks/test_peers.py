@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.peers import PEERS, load_peer
-from benchmarks.peers.contract import converted
+from benchmarks.peers.contract import content_hash, converted
 from benchmarks.peers.gguf_export import interleave
 from forerun.errors import CheckpointError, ConfigError, PromptError, UnknownNameError
 
@@ -134,6 +134,13 @@ def test_interleaving_turns_rotated_halves_into_rotated_neighbours() -> None:
         ours = scores(hidden @ queries[head].T, hidden @ keys[head].T, False)
         theirs = scores(hidden @ moved[0][head].T, hidden @ moved[1][head].T, True)
         torch.testing.assert_close(ours, theirs)
+
+
+def test_hashes_are_of_the_content(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert content_hash(path) == expected
 
 
 def test_conversions_are_named_after_the_weights(tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import skip_layers
-from benchmarks.skip_layers import Bench, Choice, exits, final, listing
+from benchmarks.skip_layers import Bench, Choice, acceptance_from, exits, final, listing
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
+from forerun.theory.formulas import expected_tokens
 from tests.helpers.layered import LayeredToyModel
 
 IDLE = 2
@@ -31,6 +34,14 @@ def test_skipping_a_layer_without_effect_costs_no_acceptance(bench: Bench) -> No
     busy = bench.measure(Choice("busy", (1,)))
     assert busy.acceptance < 1.0
     assert busy.identical == (3, 3)
+
+
+@given(st.floats(0.0, 1.0), st.integers(1, 40))
+def test_acceptance_comes_back_from_tokens(acceptance: float, length: int) -> None:
+    tokens = float(expected_tokens(acceptance, length))
+    inverted = acceptance_from(tokens, length)
+    assert inverted == pytest.approx(acceptance, abs=1e-9)
+    assert expected_tokens(inverted, length) == pytest.approx(tokens, rel=1e-9)
 
 
 def test_the_search_goes_on_from_the_best_set(

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from forerun.cli.report import JsonOutput
-from forerun.engine.round import Parts
-from forerun.engine.scheduler import Scheduler
 from forerun.models import Checkpoint
 from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli, Write
@@ -110,20 +108,6 @@ def test_comparison_finds_the_same_tokens(cli: Cli, options: tuple[str, ...]) ->
     low, high = content["speedup_range"]
     assert 0 < low <= content["speedup"] <= high
     assert content["compare_rounds"] == 2
-
-
-@pytest.mark.parametrize("reuse", [True, False])
-def test_prefix_reuse_is_an_option(cli: Cli, monkeypatch: pytest.MonkeyPatch, reuse: bool) -> None:
-    asked: list[bool] = []
-
-    class Watched(Scheduler):
-        def __init__(self, parts: Parts, num_rows: int, prefix_reuse: bool) -> None:
-            asked.append(prefix_reuse)
-            super().__init__(parts, num_rows, prefix_reuse)
-
-    monkeypatch.setattr("forerun.engine.engine.Scheduler", Watched)
-    cli.json(*GREEDY, "--prefix-reuse" if reuse else "--no-prefix-reuse")
-    assert asked == [reuse]
 
 
 def test_an_odd_number_of_rounds_shows_the_median_one(cli: Cli) -> None:

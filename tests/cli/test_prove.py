@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from forerun.core import Draft, Exactness
+from forerun.engine.round import Parts
+from forerun.engine.scheduler import Scheduler
 from forerun.verification import RULES
 from forerun.verification.decision import Decision
 from forerun.verification.token import TokenRule
@@ -57,6 +59,24 @@ def test_the_object(prove: Any) -> None:
     modes = content["equality"]["modes"]
     assert [mode["name"] for mode in modes] == ["greedy", "seeded"]
     assert all(mode["identical"] == mode["prompts"] == 2 for mode in modes)
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_prefix_reuse_is_an_option(
+    prove: Any, monkeypatch: pytest.MonkeyPatch, reuse: bool
+) -> None:
+    asked: list[bool] = []
+
+    class Watched(Scheduler):
+        def __init__(self, parts: Parts, num_rows: int, prefix_reuse: bool) -> None:
+            asked.append(prefix_reuse)
+            super().__init__(parts, num_rows, prefix_reuse)
+
+    monkeypatch.setattr("forerun.engine.engine.Scheduler", Watched)
+    flag = "--prefix-reuse" if reuse else "--no-prefix-reuse"
+    result = prove("--json", "--part", "equality", flag)
+    assert asked == [reuse]
+    assert json.loads(result.stdout)["settings"]["prefix_reuse"] is reuse
 
 
 def test_the_same_settings_give_the_same_figures(prove: Any) -> None:

@@ -102,7 +102,7 @@ def test_prompt_lookup_has_no_draft_model(cli: Cli, option: tuple[str, str]) -> 
 
 
 def test_an_argument_of_other_bytes(cli: Cli) -> None:
-    """As a shell hands it over: bytes that are no UTF-8, in a process of its own."""
+    """As a shell hands it over: bytes that are not UTF-8, in a process of its own."""
     program: list[str | bytes] = [
         sys.executable,
         "-m",

@@ -13,8 +13,10 @@ from torch import Tensor
 import forerun
 from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import Batch, Drawing, Exactness, ForwardOutput, Plan, Request
+from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.exits.exit_adapter import ExitAdapter
 from forerun.drafters.layer_skip import LayerSkipDrafter, drafting_layers, zoo_adapter
+from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import ConfigError, ForerunError, UnsupportedModelError
 from forerun.models import load_model
 from forerun.models.running import prefill
@@ -306,6 +308,22 @@ def test_the_layers_that_draft() -> None:
 def test_layers_that_cannot_be_skipped(skip: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="cannot be skipped in a target of 3 layers"):
         LayerSkipDrafter(LayeredToyModel(VOCAB), skip)
+
+
+@pytest.mark.parametrize("in_cascade", [False, True])
+def test_one_engine_has_a_drafter_at_a_time(in_cascade: bool) -> None:
+    """In another engine's cache it would draft from texts that are not the request's."""
+    target = LayeredToyModel(VOCAB)
+    alone = LayerSkipDrafter(target, (1, 2))
+    drafter = CascadeDrafter([NgramDrafter(1, 3), alone]) if in_cascade else alone
+    engine = forerun.Engine(target, drafter)
+    with pytest.raises(ConfigError, match="build a drafter for each engine"):
+        forerun.Engine(target, drafter)
+    alone.attach(cache_of(engine))
+    params = SamplingParams(temperature=0, max_tokens=20)
+    check_against_plain(engine, TEXTS[:2], params)
+    del engine
+    check_against_plain(forerun.Engine(target, drafter), TEXTS[:2], params)
 
 
 def test_a_target_without_layers_is_refused() -> None:

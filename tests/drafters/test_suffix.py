@@ -117,6 +117,14 @@ def test_outputs_are_kept_when_asked_for() -> None:
     assert propose(drafter, request_of([1, 2])).token_ids == ()
 
 
+def test_an_output_is_kept_once_however_often_its_request_is_released() -> None:
+    drafter = SuffixDrafter(100)
+    first, other = request_of([0], [1, 2, 3]), request_of([0], [1, 2, 4])
+    for request in (first, first, other, first, other):
+        drafter.release(request)
+    assert [automaton.num_tokens for automaton in drafter.store.automata("")] == [6]
+
+
 def test_a_running_request_learns_of_new_outputs() -> None:
     drafter = SuffixDrafter(100)
     running = request_of([3, 5, 6])

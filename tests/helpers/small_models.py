@@ -51,7 +51,7 @@ class BlendedModel:
     """A draft that agrees with a target as far as wanted: a blend of its logits with noise.
 
     draft logits = agreement * target logits + (1 - agreement) * noise, as in the tutorial's measure.
-    Agreement is no acceptance: see `agreement.acceptance_of_agreement`.
+    Agreement is not acceptance: see `agreement.acceptance_of_agreement`.
 
     Args:
         target: the model to agree with.

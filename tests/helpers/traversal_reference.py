@@ -69,7 +69,7 @@ def decide(
 
     Raises:
         ConfigError: for a tree that is none, or ids outside the vocabulary.
-        DistributionError: for rows that are no probabilities, or too many or too few of them.
+        DistributionError: for rows that are not probabilities, or too many or too few of them.
     """
     target, draft = _checked(token_ids, parents, target_probs, draft_probs)
     count = len(parents)
@@ -132,7 +132,7 @@ def _checked(
     count = len(parents)
     if len(token_ids) != count or not all(-1 <= p < node for node, p in enumerate(parents)):
         raise ConfigError(
-            f"parents {list(parents)} of {len(token_ids)} tokens are no tree; give one parent a "
+            f"parents {list(parents)} of {len(token_ids)} tokens are not a tree; give one parent a "
             "token, an earlier node or -1."
         )
     target = as_rows("target_probs", target_probs)

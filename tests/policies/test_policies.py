@@ -135,7 +135,7 @@ def test_rounds_in_which_some_draft_are_timed() -> None:
 
 
 def test_one_slow_round_changes_nothing() -> None:
-    """A prompt that goes through the draft model is no drafting round's usual time."""
+    """A round that runs a prompt through the draft model is not a drafting round's usual time."""
     monitor = Monitor(FixedPolicy(4))
     feed(monitor, 0, 0, seconds=1.0)
     for _ in range(9):

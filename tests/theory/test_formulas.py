@@ -70,15 +70,6 @@ def test_the_table_of_the_paper(alpha: float, length: int, operations: float, ga
     assert speedup(alpha, length, 0.0) == pytest.approx(gain, abs=0.005)
 
 
-@given(ALPHAS, st.integers(1, 40))
-def test_acceptance_comes_back_from_tokens(alpha: float, length: int) -> None:
-    tokens = expected_tokens(alpha, length)
-    found = formulas.acceptance_from_tokens(tokens, length)
-    assert expected_tokens(found, length) == pytest.approx(tokens, rel=1e-12)
-    assert found == pytest.approx(alpha, abs=1e-9)
-    assert math.isnan(float(formulas.acceptance_from_tokens(length + 1.01, length)))
-
-
 @given(ALPHAS, RATIOS, st.integers(0, 20), st.floats(0.5, 2.0))
 def test_the_optimal_length_is_the_best_of_all(
     alpha: float, ratio: float, longest: int, checking: float
@@ -156,7 +147,6 @@ def test_break_even_of_one_token_is_the_cost_ratio() -> None:
         lambda: expected_tokens([0.1, 0.2], [1, 2, 3]),
         lambda: formulas.accepted_per_drafted(0.5, 0),
         lambda: formulas.tokens_per_drafted(0.5, 0),
-        lambda: formulas.acceptance_from_tokens(0.9, 3),
         lambda: speedup(0.5, 3, -0.1),
         lambda: speedup(0.5, 3, NAN),
         lambda: speedup(0.5, 3, INF),

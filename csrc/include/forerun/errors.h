@@ -10,7 +10,7 @@ struct CacheError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A row of logits that is no distribution: NaN, infinity, or nothing possible.
+// A row of logits without a distribution: NaN, infinity, or nothing possible.
 struct RowError : std::domain_error {
   using std::domain_error::domain_error;
 };

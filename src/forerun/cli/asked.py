@@ -110,12 +110,13 @@ def load_engine(
     *,
     max_context: int,
     max_batch_size: int = 1,
+    prefix_reuse: bool = True,
 ) -> Engine:
     """The engine that the options ask for; says what was chosen where they leave it open.
 
     Args:
         choice: how to speculate; None decodes plainly.
-        max_context, max_batch_size: as of `forerun.load`.
+        max_context, max_batch_size, prefix_reuse: as of `forerun.load`.
     """
     from forerun.engine.load import load
 
@@ -127,7 +128,7 @@ def load_engine(
         backend=values["backend"],
         max_batch_size=max_batch_size,
         max_context=max_context,
-        prefix_reuse=values["prefix_reuse"],
+        prefix_reuse=prefix_reuse,
     )
     if choice is not None and choice.note:
         click.echo(f"forerun: {choice.note}", err=True)

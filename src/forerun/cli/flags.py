@@ -8,12 +8,9 @@ from forerun.cli.config import config_option
 from forerun.cli.derived import SPECULATION, derived, speculation_options
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName, Name, Whole
-from forerun.engine.compatibility import EngineSettings
 from forerun.params import SamplingParams
 
 AT_LEAST_ONE = click.IntRange(min=1)
-# Settings of an engine that commands derive from their prompts, models and own options.
-_SIZES_AND_ENDINGS = ("max_batch_size", "max_context", "eos_token_ids")
 
 
 def generate_options() -> list[click.Parameter]:
@@ -69,7 +66,6 @@ def model_options(dtype: str = "auto") -> list[Option]:
         ),
         *place_options(dtype),
         threads_option(section),
-        *derived(EngineSettings, section, without=_SIZES_AND_ENDINGS),
     ]
 
 

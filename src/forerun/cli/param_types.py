@@ -21,7 +21,7 @@ class Whole(click.ParamType[str]):
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            # Bytes of an argument that are no UTF-8 come as surrogates.
+            # Python turns bytes of an argument that are not UTF-8 into surrogates.
             self.fail(f"it is not UTF-8 text (character {error.start}).", param, ctx)
         return text
 

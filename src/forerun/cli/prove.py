@@ -100,6 +100,7 @@ def _load(
         choice,
         max_context=min(needed, longest),
         max_batch_size=values["batch_size"],
+        prefix_reuse=values["prefix_reuse"],
     )
     return engine, prompts
 

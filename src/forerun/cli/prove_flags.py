@@ -9,11 +9,14 @@ from forerun.cli.derived import derived, speculation_options
 from forerun.cli.flags import AT_LEAST_ONE, json_option, model_options
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName
+from forerun.engine.compatibility import EngineSettings
 from forerun.params import SamplingParams
 from forerun.proof.effort import DEFAULT_BATCH, DEFAULT_PROMPT_TOKENS, PARTS, Effort
 
 # Options about endings have no use: the outputs of a proof have a fixed length.
 OF_ENDINGS = ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "logprobs_mode")
+# Settings of an engine that follow from the prompts, the model and other options.
+SIZES_AND_ENDINGS = ("max_batch_size", "max_context", "eos_token_ids")
 
 
 def prove_options() -> list[click.Parameter]:
@@ -21,6 +24,7 @@ def prove_options() -> list[click.Parameter]:
     return [
         *_proof_options(),
         *model_options(dtype="fp32"),
+        *derived(EngineSettings, "Model", without=SIZES_AND_ENDINGS),
         *speculation_options({"monitor": False}),
         *derived(SamplingParams, "Sampling", without=(*OF_ENDINGS, "seed")),
         json_option(),

@@ -182,7 +182,7 @@ class ForwardOutput:
 
     Args:
         logits: [B, n, V] for `logits_for="all"`, [B, 1, V] for `"last"` (the last token of each row
-            that is no padding), None for `"none"`.
+            that is not padding), None for `"none"`.
         hidden: the requested hidden states by layer index, each [B, n, hidden_size]; layer i is the
             output of the first i layers (0 the embedding), before the final norm.
     """

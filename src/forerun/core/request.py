@@ -48,7 +48,7 @@ class Request:
         row: its row in the caches, set at admission.
         speculative: whether to draft for it at all.
         stop_token_ids: tokens that end it; nothing is drafted after them.
-        hints: what drafters are told of it.
+        hints: what drafters may know about it.
     """
 
     request_id: int

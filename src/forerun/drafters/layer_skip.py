@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +90,8 @@ class LayerSkipDrafter(BaseDrafter):
                 f"the exit adapter belongs after layer {adapter.exit_layer} and cannot be used "
                 f"when layers {sorted(skip_layers)} are skipped; give that exit_layer, or no adapter."
             )
-        self._cache: Cache | None = None
+        # Weak, so that another engine can have the drafter when the first is gone.
+        self._attached: weakref.ref[Cache] | None = None
         _probe(target)
 
     @classmethod
@@ -98,7 +100,18 @@ class LayerSkipDrafter(BaseDrafter):
         return cls(setup.target, skip_layers, adapter)
 
     def attach(self, cache: Cache) -> None:
-        self._cache = cache
+        """Receive the cache to draft in, without keeping it alive.
+
+        Raises:
+            ConfigError: while the cache that it was attached to before still exists.
+        """
+        earlier = None if self._attached is None else self._attached()
+        if earlier is not None and earlier is not cache:
+            raise ConfigError(
+                "this layer_skip drafter already drafts in the cache of another engine; "
+                "build a drafter for each engine."
+            )
+        self._attached = weakref.ref(cache)
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
@@ -112,7 +125,6 @@ class LayerSkipDrafter(BaseDrafter):
 
         from forerun.trees.growth import grow, start
 
-        assert self._cache is not None, "attach comes first"
         running = []
         for request, plan in zip(requests, plans, strict=True):
             room = min(plan.num_tokens, self._cache.capacity - len(request))
@@ -143,6 +155,12 @@ class LayerSkipDrafter(BaseDrafter):
             for growth in growths
         ]
 
+    @property
+    def _cache(self) -> Cache:
+        cache = None if self._attached is None else self._attached()
+        assert cache is not None, "attach comes first"
+        return cache
+
     def _finish(self, growths: list[Growth], hidden: Tensor) -> Tensor:
         """Go on from the shared layers' output [B, 1, hidden_size]; logits [B, V]."""
         logits: Tensor | None = None
@@ -157,7 +175,6 @@ class LayerSkipDrafter(BaseDrafter):
         self, growths: list[Growth], layers: range, hidden_in: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Run the newest tokens through some layers: their output, and logits after the last layer."""
-        assert self._cache is not None
         batch = Batch.after(
             self._cache,
             [growth.request.row for growth in growths],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Self
+from weakref import WeakValueDictionary
 
 from pydantic import Field
 
@@ -101,6 +102,8 @@ class SuffixDrafter(LookupDrafter):
         self.store = SuffixStore(store_tokens)
         self._corpora = (SuffixAutomaton(corpus),) if corpus else ()
         self._known: defaultdict[int, _Known] = defaultdict(_Known)
+        # By id, as long as they exist: a second release must not store an output again.
+        self._released: WeakValueDictionary[int, Request] = WeakValueDictionary()
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
@@ -120,7 +123,8 @@ class SuffixDrafter(LookupDrafter):
 
     def release(self, request: Request) -> None:
         self._known.pop(request.request_id, None)
-        if request.speculative:
+        if request.speculative and self._released.get(request.request_id) is not request:
+            self._released[request.request_id] = request
             self.store.add(request.hints.namespace, request.output_ids)
 
     def draft(self, request: Request, plan: Plan) -> Draft:

@@ -107,7 +107,7 @@ class StaticCache:
     def _move(slots: Tensor, start: int, source: Tensor) -> None:
         """Copy slots to `start` and after, in a row [heads, capacity, size] or [capacity]."""
         dim = max(slots.dim() - 2, 0)
-        # index_select copies first, so overlapping source and destination are no matter.
+        # index_select copies first, so source and destination may overlap.
         slots.narrow(dim, start, len(source)).copy_(slots.index_select(dim, source))
 
     def trim(self, row: int, length: int, layers: range | None = None) -> None:

@@ -75,7 +75,7 @@ class SafetensorsSource:
             with _opened(file) as tensors:
                 shapes = {
                     key: tuple(tensors.get_slice(key).get_shape())
-                    for key in tensors.keys()  # noqa: SIM118, a file is no mapping
+                    for key in tensors.keys()  # noqa: SIM118, it is not a mapping
                 }
             if not indexed:
                 self._files = dict.fromkeys(shapes, file)

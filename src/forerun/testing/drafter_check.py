@@ -248,11 +248,17 @@ def _check_in_engine(
             )
             if tree is not None:
                 config = replace(config, tree=tree, num_tree_nodes=len(_SHAPE))
-            engine = Engine(
-                target, drafter, config, max_batch_size=rows, randomness=Randomness(keys.append)
-            )
             seeded = [replace(params, max_tokens=12, seed=seed) for seed in range(len(prompts))]
-            _compare_with_plain(engine, [list(prompt) for prompt in prompts], seeded, hints)
+            # Without a name here: a drafter may serve one engine at a time, and this one must be gone
+            # before the next is built.
+            _compare_with_plain(
+                Engine(
+                    target, drafter, config, max_batch_size=rows, randomness=Randomness(keys.append)
+                ),
+                [list(prompt) for prompt in prompts],
+                seeded,
+                hints,
+            )
             _check_keys(drafter, keys)
 
 

@@ -69,21 +69,6 @@ def tokens_per_drafted(acceptance: ArrayLike, length: ArrayLike) -> Values:
     return plain(np.asarray(expected_tokens(acceptance, length) / drafted))
 
 
-def acceptance_from_tokens(tokens: ArrayLike, length: ArrayLike) -> Values:
-    """The alpha at which rounds of this length give this many tokens: expected_tokens, inverted.
-
-    NaN for more than length + 1 tokens. With a length of 0 every alpha gives one token, and the
-    result is 0.
-
-    Raises:
-        ConfigError: for less than one token a round.
-    """
-    counts = costs("tokens", tokens)
-    if np.any(counts < 1.0):
-        raise ConfigError("a round gives at least one token; give tokens of at least 1.")
-    return plain(_smallest_acceptance(counts, lengths("length", length)))
-
-
 def speedup(
     acceptance: ArrayLike,
     length: ArrayLike,

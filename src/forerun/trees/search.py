@@ -42,7 +42,7 @@ def best_shape(acceptance: ArrayLike, num_nodes: int, depth: int) -> BestShape:
     """
     size = check("num_nodes", num_nodes, int, ge=1, le=MOST_NODES)
     program = _Program(_table(acceptance, depth), size)
-    # With few ranks and levels there is no tree of so many nodes.
+    # Few ranks and levels may not have room for so many nodes.
     while not np.isfinite(program.value[size + 1]):
         size -= 1
     return BestShape(Tree(program.parents(size)), float(program.value[size + 1]))
@@ -64,11 +64,11 @@ class _Program:
         count, taken = np.indices((most + 1, most + 1))
         self._rest = np.where((taken >= 1) & (taken <= count), count - taken, most + 1)
         self._taken = np.zeros((depths, ranks, most + 1), dtype=int)
-        # Subtrees of the deepest level are leaves; there is none without its root.
+        # A subtree of the deepest level is its root alone.
         self.value = np.full(most + 2, -np.inf)
         self.value[1] = 1.0
         for depth in reversed(range(depths)):
-            # Nodes shared by no rank: nothing, if there are none to share. The last entry is no size.
+            # Beyond the last rank no nodes can be shared. The last entry stands for impossible sizes.
             shared = np.full(most + 2, -np.inf)
             shared[0] = 0.0
             for rank in reversed(range(ranks)):

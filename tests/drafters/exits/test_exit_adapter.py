@@ -103,7 +103,8 @@ def test_the_adapter_is_what_the_head_reads() -> None:
         ("some", replace(made, down=made.down * 30)),
     ):
         drafter = LayerSkipDrafter(target, (1, 2), adapter)
-        drafter.attach(target.new_cache(1, 64))
+        cache = target.new_cache(1, 64)
+        drafter.attach(cache)
         drafts[name] = drafter.propose([request([3])], [Plan(6)], Randomness())[0].token_ids
     assert drafts["none"] == drafts["empty"] != drafts["some"]
 

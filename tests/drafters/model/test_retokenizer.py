@@ -80,7 +80,7 @@ def test_long_texts_are_no_other(target: str, draft: str, data: st.DataObject) -
 def test_tokens_that_no_tokenizer_would_choose(
     target: str, draft: str, data: st.DataObject
 ) -> None:
-    """Any tokens at all, as a model may emit them: the same text, or none if they are no text."""
+    """Any tokens at all, as a model may emit them: the same text, or none if they are not text."""
     ordinary = sorted(Vocabulary(TOKENIZERS[target]).ordinary.values())
     tokens = data.draw(st.lists(st.sampled_from(ordinary), min_size=1, max_size=80))
     retokenizer = retokenizer_of(TOKENIZERS[target], TOKENIZERS[draft])
@@ -196,7 +196,7 @@ def test_no_text_has_no_tokens_but_the_opening(target: str, draft: str) -> None:
     retokenizer = retokenizer_of(TOKENIZERS[target], TOKENIZERS[draft])
     assert retokenizer.ids(0, []) == (opening(draft) or None)
     assert retokenizer.ids(1, opening(target)) == (opening(draft) or None)
-    # The target's own beginning of text is no text.
+    # The target's own beginning of text is not text.
     text = "the dog"
     found = retokenizer.ids(2, [*opening(target), *encode(target, text)])
     assert found == [*opening(draft), *encode(draft, text)]
@@ -215,7 +215,7 @@ def test_special_tokens_become_each_other_or_are_spelled_out() -> None:
     assert number["<eos>"] in found
     assert number["<|end|>"] not in found
     assert draft.decode(found) == "<turn>the dog<eos><think>"
-    # What a text merely says is no special token.
+    # What a text merely says is not a special token.
     written = target.backend_tokenizer
     written.encode_special_tokens = True
     said = retokenizer.ids(1, written.encode("<turn>").ids)

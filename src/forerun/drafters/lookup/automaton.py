@@ -88,7 +88,7 @@ class SuffixAutomaton:
         self._count()
 
     def step(self, state: int, token: int) -> int:
-        """Where a token leads from a state; 0, which is no state's target, if it never followed."""
+        """The state that a token leads to from a state; 0, to which no token leads, if it never followed."""
         if self._token[state] == token:
             return self._target[state]
         others = self._others[state]
@@ -156,7 +156,7 @@ class SuffixAutomaton:
 
     def _exact(self, state: int, token: int, target: int) -> int:
         """The state of the longest substring of `state` and the token after it: its target, or a new
-        one for the substrings of the target that are no longer."""
+        one for those of the target's substrings that are not longer than that."""
         if self.length[target] == self.length[state] + 1:
             return target
         clone = self._new_state(self.length[state] + 1)
