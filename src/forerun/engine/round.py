@@ -126,11 +126,12 @@ def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
         )
     for running, plan in zip(batch, planned, strict=True):
         # Every round emits one token beyond the draft; more than the limit would be thrown away.
-        most = running.room - 1 if running.request.speculative else 0
+        most = min(plan.num_tokens, running.room - 1) if running.request.speculative else 0
+        if most < 1:
+            plans.append(NO_PLAN)
+            continue
         drawing = _drawing(parts, parts.drafter, running.request)
-        plans.append(
-            plan_tree(parts.tree, parts.config.num_tree_nodes, min(plan.num_tokens, most), drawing)
-        )
+        plans.append(plan_tree(parts.tree, parts.config.num_tree_nodes, most, drawing))
     return plans
 
 

@@ -121,8 +121,8 @@ class TextStream:
         return Preview(tuple(texts), TextState(text, released, context, known, held, stopped))
 
     def _ends_bytes(self, held: tuple[int, ...]) -> bool:
-        """Whether the last token is none of a run of byte tokens: the tokenizer reads a run as a
-        whole, special tokens in it apart, and its next byte can break all of it."""
+        """Whether the last token stands outside any run of byte tokens: the tokenizer reads a run as a
+        whole, apart from special tokens in it, and its next byte can break all of it."""
         assert self._decode is not None
         alone = len(held) == 1
         return not self._is_byte(held[-1]) and (alone or bool(self._decode(held[-1:])))
