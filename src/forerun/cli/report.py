@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forerun.cli.machine import made_with, print_json
+from forerun.cli.prompt import SentPrompt
 from forerun.compare.paired import Comparison, Run
 from forerun.core import Draft, FinishReason, Verdict
 from forerun.engine.engine import Engine
@@ -38,6 +39,7 @@ class Outcome:
 
     Args:
         model: as the user named it.
+        prompt: as it was sent.
         engine: that ran it.
         run: the run whose text is shown.
         comparison: with plain decoding; None if not asked for, or interrupted.
@@ -45,6 +47,7 @@ class Outcome:
     """
 
     model: str
+    prompt: SentPrompt
     engine: Engine
     run: Run
     comparison: Comparison | None = None
@@ -90,6 +93,8 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "exactness": engine.exactness,
         "dtype": engine.target.precision,
         "draft_dtype": _draft_dtype(engine),
+        "template": outcome.prompt.template,
+        "prompt": outcome.prompt.text,
         "prompt_tokens": len(completion.prompt_ids),
         **_of_run(outcome.run),
         "origins": list(completion.origins),

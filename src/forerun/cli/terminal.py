@@ -107,6 +107,7 @@ def summary(outcome: Outcome) -> Panel:
     table.add_column(overflow="fold")
     table.add_row("model", outcome.model)
     table.add_row("drafter", _drafter(outcome.engine.config))
+    table.add_row("prompt", "by the chat template" if outcome.prompt.template else "raw text")
     table.add_row("ended by", outcome.finish_reason)
     table.add_row("tokens", f"{stats.num_emitted_tokens} after {stats.prompt_tokens} of prompt")
     table.add_row(
