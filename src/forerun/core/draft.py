@@ -38,6 +38,23 @@ class Drawing(enum.StrEnum):
     COUPLED = "coupled"
 
 
+class PlainReason(enum.StrEnum):
+    """Why a round drafted nothing for a request."""
+
+    ASKED = "asked"
+    """Plain decoding was asked for."""
+    SHORT = "short"
+    """One token is left to emit: a round emits that without a draft."""
+    NOTHING_FOUND = "nothing_found"
+    """The drafter had nothing to propose."""
+    TIMED = "timed"
+    """The monitor timed a plain round, to compare drafting rounds with it."""
+    PAUSED = "paused"
+    """The monitor found that drafts were not worth their time."""
+    POLICY = "policy"
+    """The policy planned no draft."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How far to speculate for one request in one round.
@@ -49,12 +66,14 @@ class Plan:
             on what was drawn.
         num_nodes: the budget of a tree whose shape is left to the drafter, which takes the nodes
             that it finds most probable. Without a shape and a budget the draft is a chain.
+        reason: why there is no draft, where `num_tokens` is zero.
     """
 
     num_tokens: int
     drawing: Drawing = Drawing.GREEDY
     tree: Tree | None = None
     num_nodes: int | None = None
+    reason: PlainReason = PlainReason.POLICY
 
     @property
     def is_chain(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from forerun.core.draft import Draft, Verdict
+from forerun.core.draft import Draft, PlainReason, Verdict
 
 
 @dataclass
@@ -19,6 +20,7 @@ class Stats:
         num_accepted_tokens: proposed tokens that were emitted.
         num_accepted_tokens_per_pos: the same by depth in the draft.
         num_plain_rounds: rounds without a draft.
+        num_plain_rounds_by_reason: the same by the value of `PlainReason`.
         num_emitted_tokens: tokens of the output.
         num_emitted_in_drafts: those that came from rounds that drafted.
         prompt_tokens: tokens of the prompt.
@@ -33,6 +35,7 @@ class Stats:
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
     num_plain_rounds: int = 0
+    num_plain_rounds_by_reason: dict[str, int] = field(default_factory=dict)
     num_emitted_tokens: int = 0
     num_emitted_in_drafts: int = 0
     prompt_tokens: int = 0
@@ -43,12 +46,18 @@ class Stats:
     verify_seconds: float = 0.0
     seconds: float = 0.0
 
-    def count(self, draft: Draft, verdict: Verdict) -> None:
-        """Add one round."""
+    def count(
+        self, draft: Draft, verdict: Verdict, reason: PlainReason = PlainReason.NOTHING_FOUND
+    ) -> None:
+        """Add one round.
+
+        Args:
+            reason: why the draft is empty, where it is.
+        """
         emitted = len(verdict.token_ids)
         self.num_emitted_tokens += emitted
         if not len(draft):
-            self.num_plain_rounds += 1
+            self.count_plain(reason)
             return
         self.num_drafts += 1
         self.num_draft_tokens += len(draft)
@@ -58,6 +67,12 @@ class Stats:
         self.num_accepted_tokens_per_pos += [0] * max(0, missing)
         for position in range(verdict.num_accepted):
             self.num_accepted_tokens_per_pos[position] += 1
+
+    def count_plain(self, reason: PlainReason) -> None:
+        """Add one round without a draft, but not what it emitted."""
+        self.num_plain_rounds += 1
+        counts = self.num_plain_rounds_by_reason
+        counts[reason.value] = counts.get(reason.value, 0) + 1
 
     @property
     def num_target_forwards(self) -> int:
@@ -97,10 +112,13 @@ class Stats:
         for counts in (self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos):
             for position, count in enumerate(counts):
                 positions[position] += count
+        reasons = Counter(self.num_plain_rounds_by_reason)
+        reasons.update(other.num_plain_rounds_by_reason)
         for name, value in vars(other).items():
-            if name != "num_accepted_tokens_per_pos":
+            if isinstance(value, int | float):
                 setattr(self, name, getattr(self, name) + value)
         self.num_accepted_tokens_per_pos = positions
+        self.num_plain_rounds_by_reason = dict(reasons)
 
     def as_dict(self) -> dict[str, Any]:
         """All counters and ratios, ready for JSON."""

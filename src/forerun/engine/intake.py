@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from forerun.contracts import CausalLM
 from forerun.core import NO_HINTS, Hints, Request, Stats
+from forerun.engine.chat import encode_text
 from forerun.engine.requests import Running
 from forerun.engine.text import TextStream, Tokenizer
 from forerun.errors import ConfigError, ForerunError, PromptError, shown
@@ -103,8 +104,10 @@ class Intake:
                 prompt.encode("utf-8")
             except UnicodeEncodeError as error:
                 raise PromptError(f"the {what} is not valid UTF-8 ({error.reason}).") from error
+            if what == "prompt":
+                return encode_text(self.tokenizer, prompt)
             # What opens a prompt does not open an output.
-            return list(self.tokenizer.encode(prompt, add_special_tokens=what == "prompt"))
+            return list(self.tokenizer.encode(prompt, add_special_tokens=False))
         if isinstance(prompt, (bytes, bytearray)):
             raise PromptError(f"the {what} is bytes; decode it, or give a list of token ids.")
         try:

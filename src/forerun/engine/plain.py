@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from time import perf_counter
 
 from forerun.contracts import Cache, CausalLM
-from forerun.core import Batch, Origin, Verdict
+from forerun.core import Batch, Origin, PlainReason, Verdict
 from forerun.engine.requests import Running, TokenEvent, TokenLogprob, token_logprobs
 from forerun.models.running import prefill
 from forerun.randomness import Randomness
@@ -29,7 +29,7 @@ def decode_plain(
         started = perf_counter()
         token, logprobs = _next_token(target, cache, running, randomness)
         running.commit(running.outcome(Verdict((), (token,), (Origin.PLAIN,))), logprobs)
-        running.stats.num_plain_rounds += 1
+        running.stats.count_plain(PlainReason.ASKED)
         running.stats.num_emitted_tokens += 1
         running.stats.seconds += perf_counter() - started
         yield from running.events(running.num_output_tokens - 1)

@@ -18,11 +18,11 @@ from torch.nn.utils.rnn import pad_sequence
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
 from forerun.core import (
     NO_DRAFT,
-    NO_PLAN,
     Batch,
     Draft,
     Drawing,
     ForwardOutput,
+    PlainReason,
     Plan,
     Request,
     Tree,
@@ -36,6 +36,8 @@ from forerun.trees.plans import plan_tree
 from forerun.verification import TargetRows, drawing_for, make_rule, resolve
 
 logger = logging.getLogger(__name__)
+
+_ASKED, _SHORT = Plan(0, reason=PlainReason.ASKED), Plan(0, reason=PlainReason.SHORT)
 
 OnRound = Callable[[Request, Draft, Verdict], None]
 """Sees what was drafted for a request in a round and the verdict, before the request is extended."""
@@ -92,16 +94,16 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
     if parts.on_round is not None:
         for request, draft, verdict in zip(requests, drafts, verdicts, strict=True):
             parts.on_round(request, draft, verdict)
-    for running, outcome, values in zip(batch, outcomes, logprobs, strict=True):
+    for running, outcome, values, draft in zip(batch, outcomes, logprobs, drafts, strict=True):
         request = running.request
         parts.cache.keep(request.row, len(request), outcome.verdict.path)
-        running.commit(outcome, values)
+        running.commit(outcome, values, draft)
     try:
         if parts.drafter is not None:
             parts.drafter.observe(requests, drafts, verdicts, output)
     finally:
         ended = perf_counter()
-        _count(batch, drafts, verdicts, (drafted - started, ran - drafted, ended - ran))
+        _count(batch, plans, drafts, verdicts, (drafted - started, ran - drafted, ended - ran))
     if parts.policy is not None:
         parts.policy.observe(requests, drafts, verdicts, ended - started)
 
@@ -116,7 +118,7 @@ def settle(cache: Cache, running: Running) -> None:
 def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
     """The policy's plans, cut to what can still be emitted, with the tree and the way to draw."""
     if parts.policy is None or parts.drafter is None:
-        return [NO_PLAN] * len(batch)
+        return [_ASKED] * len(batch)
     plans = []
     planned = parts.policy.plan([running.request for running in batch])
     if len(planned) != len(batch):
@@ -125,10 +127,13 @@ def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
             "make one for each."
         )
     for running, plan in zip(batch, planned, strict=True):
+        if not running.request.speculative or not plan.num_tokens:
+            plans.append(plan if running.request.speculative else _ASKED)
+            continue
         # Every round emits one token beyond the draft; more than the limit would be thrown away.
-        most = min(plan.num_tokens, running.room - 1) if running.request.speculative else 0
+        most = min(plan.num_tokens, running.room - 1)
         if most < 1:
-            plans.append(NO_PLAN)
+            plans.append(_SHORT)
             continue
         drawing = _drawing(parts, parts.drafter, running.request)
         plans.append(plan_tree(parts.tree, parts.config.num_tree_nodes, most, drawing))
@@ -244,16 +249,18 @@ def _logprobs(rows: TargetRows, index: int, verdict: Verdict) -> list[TokenLogpr
 
 def _count(
     batch: Sequence[Running],
+    plans: list[Plan],
     drafts: list[Draft],
     verdicts: list[Verdict],
     seconds: tuple[float, float, float],
 ) -> None:
     """Count the round; each request carries its share of the seconds by stage."""
     drafting, target, verify = (stage / len(batch) for stage in seconds)
-    for running, draft, verdict in zip(batch, drafts, verdicts, strict=True):
+    for running, plan, draft, verdict in zip(batch, plans, drafts, verdicts, strict=True):
         stats = running.stats
         if verdict.token_ids:
-            stats.count(draft, verdict)
+            reason = PlainReason.NOTHING_FOUND if plan.num_tokens else plan.reason
+            stats.count(draft, verdict, reason)
         stats.draft_seconds += drafting
         stats.target_seconds += target
         stats.verify_seconds += verify

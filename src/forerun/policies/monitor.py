@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from forerun.contracts import Policy
-from forerun.core import NO_PLAN, Draft, Plan, Request, Verdict
+from forerun.core import Draft, PlainReason, Plan, Request, Verdict
 
 # Drafting rounds before the first decision, plain ones before the first probe, drafting ones of a probe.
 MIN_ROUNDS, PAUSE, PROBE_ROUNDS = 24, 32, 6
@@ -18,6 +18,7 @@ MIN_ROUNDS, PAUSE, PROBE_ROUNDS = 24, 32, 6
 FIRST_BREAK_EVEN = 0.3
 # That many plain rounds are run on purpose, once so many drafting ones have been timed.
 PLAIN_ROUNDS, ROUNDS_BEFORE_PLAIN = 2, 8
+_TIMED, _PAUSED = Plan(0, reason=PlainReason.TIMED), Plan(0, reason=PlainReason.PAUSED)
 
 
 class _Drafted(NamedTuple):
@@ -115,9 +116,9 @@ class Monitor:
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         if self._times[len(requests)].wants_plain:
-            return [NO_PLAN] * len(requests)
+            return [_TIMED] * len(requests)
         return [
-            NO_PLAN if self._watches[request.request_id].paused_for else plan
+            _PAUSED if self._watches[request.request_id].paused_for else plan
             for request, plan in zip(requests, self.policy.plan(requests), strict=True)
         ]
 

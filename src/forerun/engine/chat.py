@@ -1,0 +1,258 @@
+"""Conversations: what messages are, and the chat template of a tokenizer that makes a prompt of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import CheckpointError, ConfigError, PromptError, UnknownNameError, shown
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
+
+Message = Mapping[str, Any]
+"""One message: `role` and `content`, and whatever else the template reads."""
+
+# What a template reads that is not the user's to set: transformers sets it.
+_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# Named arguments of apply_chat_template that are handed on to the template.
+_LISTS = ("tools", "documents")
+_CONVERSATION = 'give a list such as [{"role": "user", "content": "Hello"}]'
+
+
+def check_messages(value: Any) -> list[dict[str, Any]]:
+    """The messages of a conversation.
+
+    Raises:
+        PromptError: for what is not a list of mappings with a role and a text.
+    """
+    try:
+        if isinstance(value, (str, bytes, Mapping)):
+            raise TypeError
+        messages = list(value)
+    except Exception:
+        raise PromptError(f"messages are {shown(value)}; {_CONVERSATION}.") from None
+    if not messages:
+        raise PromptError(f"the conversation is empty; {_CONVERSATION}.")
+    return [_checked(index, message) for index, message in enumerate(messages)]
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer.
+
+    Args:
+        tokenizer: of transformers.
+        source: the template's text.
+    """
+
+    def __init__(self, tokenizer: Any, source: str) -> None:
+        self.source = source
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> ChatTemplate | None:
+        """The template of a tokenizer; None where it has none, as that of a base model.
+
+        Raises:
+            CheckpointError: for several templates without a default, or one that is not text.
+        """
+        source = getattr(tokenizer, "chat_template", None)
+        if isinstance(source, Mapping):
+            if "default" not in source:
+                raise CheckpointError(
+                    f"the tokenizer has the chat templates {', '.join(map(str, source))} and no default; "
+                    "set tokenizer.chat_template to one of them."
+                )
+            source = source["default"]
+        if source is None or not callable(getattr(tokenizer, "apply_chat_template", None)):
+            return None
+        if not isinstance(source, str):
+            raise CheckpointError(
+                f"the tokenizer's chat template is {shown(source)}; it must be text."
+            )
+        return cls(tokenizer, source)
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads and a caller may set, such as `enable_thinking`.
+
+        Raises:
+            CheckpointError: for a template with a syntax error.
+        """
+        import jinja2
+        from jinja2 import meta
+
+        environment = _environment()
+        try:
+            tree = environment.parse(self.source)
+            # Jinja also finds what each branch of a condition sets, and nothing reads before.
+            names = meta.find_undeclared_variables(tree) & _read_before_set(tree)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise CheckpointError(
+                f"the tokenizer's chat template is not valid ({_line(error)}); set "
+                "tokenizer.chat_template to a working one, or give the prompt as text."
+            ) from error
+        special = set(getattr(self._tokenizer, "special_tokens_map", {}))
+        tokens = {name for name in names if name.endswith("_token")}
+        return frozenset(names - _GIVEN - special - tokens - _FUNCTIONS)
+
+    def render(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt as text, up to where the model's answer begins.
+
+        Args:
+            messages: of the conversation.
+            variables: values for names that the template reads; `tools` and `documents` are handed on
+                to it as well.
+
+        Raises:
+            PromptError: for what is no conversation, and where the template refuses it.
+            UnknownNameError, ConfigError: for a variable that the template does not read.
+        """
+        values = self._read(variables)
+        conversation = check_messages(messages)
+        try:
+            text = self._tokenizer.apply_chat_template(
+                conversation,
+                chat_template=self.source,
+                tokenize=False,
+                add_generation_prompt=True,
+                **values,
+            )
+        except Exception as error:
+            # A template is a program: it fails in as many ways as one.
+            raise PromptError(f"the chat template refuses the messages: {_line(error)}.") from error
+        return str(text)
+
+    def encode(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """The prompt as token ids; it begins with BOS once at most.
+
+        Raises:
+            PromptError, UnknownNameError, ConfigError: as `render` does.
+        """
+        text = self.render(messages, variables)
+        token_ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+        while _opens_twice(self._tokenizer, token_ids):
+            del token_ids[0]
+        return token_ids
+
+    def _read(self, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+        if variables is None:
+            return {}
+        if not isinstance(variables, Mapping):
+            raise ConfigError(
+                f"template variables are {shown(variables)}; they must be a mapping of names."
+            )
+        if not variables:
+            return {}
+        allowed = {*self.variables, *(name for name in _LISTS if name in self.source)}
+        for name in variables:
+            if name in allowed:
+                continue
+            if not allowed:
+                raise ConfigError(f"the chat template reads no variables; leave {shown(name)} out.")
+            raise UnknownNameError("template variable", str(name), allowed)
+        return dict(variables)
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """A prompt's token ids, opened as the tokenizer opens texts; one that begins with BOS is opened."""
+    token_ids = list(tokenizer.encode(text, add_special_tokens=True))
+    bos = getattr(tokenizer, "bos_token", None)
+    opened = bos and text.startswith(bos) and _opens_twice(tokenizer, token_ids)
+    return token_ids[1:] if opened else token_ids
+
+
+def _opens_twice(tokenizer: Any, token_ids: list[int]) -> bool:
+    bos = getattr(tokenizer, "bos_token_id", None)
+    return bos is not None and token_ids[:2] == [bos, bos]
+
+
+def _checked(index: int, message: Any) -> dict[str, Any]:
+    where = f"message {index + 1}"
+    if not isinstance(message, Mapping):
+        raise PromptError(f"{where} is {shown(message)}; {_CONVERSATION}.")
+    try:
+        entries = {str(key): value for key, value in message.items()}
+    except Exception:
+        raise PromptError(f"{where} cannot be read; {_CONVERSATION}.") from None
+    role = entries.get("role")
+    if not isinstance(role, str) or not role:
+        problem = "has no role" if "role" not in entries else f"has the role {shown(role)}"
+        raise PromptError(f"{where} {problem}; it must be text such as 'user'.")
+    content = entries.get("content")
+    if content is None and not entries.get("tool_calls"):
+        raise PromptError(f"{where} (of {shown(role)}) has no content; it must be text.")
+    _check_content(where, content)
+    return entries
+
+
+def _check_content(where: str, content: Any) -> None:
+    """Refuse what is neither text nor a list of parts of type text."""
+    parts = content if isinstance(content, (list, tuple)) else [content]
+    for part in parts:
+        typed = isinstance(part, Mapping)
+        if typed and part.get("type", "text") != "text":
+            raise PromptError(
+                f"{where} holds a part of type {shown(part.get('type'))}; only text is read."
+            )
+        text = part.get("text") if typed else part
+        if not isinstance(text, str) and (typed or content is not None):
+            raise PromptError(f"{where} has the content {shown(content)}; it must be text.")
+        try:
+            (text or "").encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise PromptError(f"{where} is not valid UTF-8 ({error.reason}).") from error
+
+
+def _line(error: Exception) -> str:
+    """What a template or the library says, as one line without a full stop."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (text if len(text) <= 200 else f"{text[:197]}...").rstrip(".")
+
+
+_FUNCTIONS = frozenset(
+    {"raise_exception", "strftime_now", "dict", "namespace", "range", "cycler", "joiner", "lipsum"}
+)
+
+
+def _read_before_set(tree: nodes.Node) -> set[str]:
+    """The names in a template whose first use is to be read."""
+    first: dict[str, str] = {}
+    for name in _in_order(tree):
+        first.setdefault(name.name, name.ctx)
+    return {name for name, use in first.items() if use == "load"}
+
+
+def _in_order(tree: nodes.Node) -> Iterator[nodes.Name]:
+    from jinja2 import nodes
+
+    if isinstance(tree, nodes.Name):
+        yield tree
+    children = list(tree.iter_child_nodes())
+    # The value of an assignment is read before its target is set.
+    for child in children[::-1] if isinstance(tree, nodes.Assign) else children:
+        yield from _in_order(child)
+
+
+def _environment() -> Any:
+    """Jinja with the tags that transformers gives to templates, to read the names in one."""
+    from jinja2 import Environment, nodes
+    from jinja2.ext import Extension, LoopControlExtension
+    from jinja2.parser import Parser
+
+    class Generation(Extension):
+        """The tag around what the assistant says."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    return Environment(extensions=[Generation, LoopControlExtension])
