@@ -93,7 +93,7 @@ def _own_method(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_files(folder: Path, words: list[str]) -> None:
     """The files that a command reads."""
     pairs = list(pairwise(words))
-    pairs += [word.split("=", 1) for word in words if "=" in word and not word.startswith("-")]
+    pairs += [word.partition("=")[::2] for word in words if not word.startswith("-")]
     for option, value in pairs:
         named_file = Path(value).suffix in (".txt", ".py", ".json", ".jsonl", ".toml")
         if named_file and option not in WRITTEN:
