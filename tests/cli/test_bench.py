@@ -77,7 +77,6 @@ def test_table(cli: Cli) -> None:
         (("kernels", "--tokens", "some"), ["--tokens", "not an integer"]),
         (("kernels", "--contexts", "-1"), ["--contexts"]),
         (("kernels", "--rounds", "0"), ["rounds is 0", "[1, 10000]"]),
-        (("kernels", "--threads", "100000"), ["threads", "cores"]),
         (("kernels", "--modls", "zoo"), ["'--models'"]),
     ],
 )

@@ -222,7 +222,6 @@ def test_files_that_hold_no_prompts(cli: Cli, write: Write, content: bytes, word
         (("--output-tokens", "99999"), "context"),
         (("--part", "belief"), "--part"),
         (("--seed", "99999999999999999999"), "seed"),
-        (("--threads", "9999"), "--threads"),
         (("--method", "nothing"), "nothing"),
         (("--max-tokens", "5"), "--max-tokens"),
         (("--max-context", "10"), "context"),

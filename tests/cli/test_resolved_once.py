@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forerun.models import checkpoint
+from forerun.models import checkpoint, stored
 from tests.helpers.command_line import Cli, Write
 
 GENERATE = ("--prompt", "def add", "--temperature", "0", "--max-tokens", "4")
@@ -22,17 +22,18 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
     """How often what was found or read, by the name of the function and of the model."""
     counted: Counter[tuple[str, str]] = Counter()
 
-    def watch(name: str) -> None:
-        original: Callable[..., Any] = getattr(checkpoint, name)
+    def watch(module: Any, name: str) -> None:
+        original: Callable[..., Any] = getattr(module, name)
 
         def counting(what: Any, *args: Any) -> Any:
             counted[name, Path(what).name] += 1
             return original(what, *args)
 
-        monkeypatch.setattr(checkpoint, name, counting)
+        monkeypatch.setattr(module, name, counting)
 
-    for name in ("locate", "read_config", "read_end_tokens", "read_tokenizer"):
-        watch(name)
+    watch(checkpoint, "locate")
+    for name in ("read_config", "read_end_tokens", "read_tokenizer"):
+        watch(stored, name)
     return counted
 
 

@@ -45,7 +45,6 @@ PROMPT = ("--prompt", "def add")
         ),
         ((*PROMPT, "--temperature", "1e-7"), ["temperature", "use 0 for greedy"]),
         ((*PROMPT, "--num-speculative-tokens", "11", "--policy", "adaptive"), ["[2, 10]"]),
-        ((*PROMPT, "--threads", "100000"), ["--threads", "cores", "at most"]),
         ((*PROMPT, "--prompt-lookup-min", "2"), ["prompt_lookup_min", "method 'ngram'"]),
         ((*PROMPT, "--prompt-lookup-max", "9"), ["prompt_lookup_max", "'draft_model'"]),
         ((*PROMPT, "--revision", "main"), ["revision 'main'", "directory"]),
@@ -72,13 +71,16 @@ PROMPT = ("--prompt", "def add")
         ((*PROMPT, "--device", "cpux"), ["'cpu'"]),
         ((*PROMPT, "--max-context", "2"), ["context"]),
         ((*PROMPT, "--tempature", "1"), ["--tempature", "'--temperature'"]),
-        ((*PROMPT, "--top_k", "1"), ["'--top-k'"]),
-        ((*PROMPT, "--max-new-tokens", "1"), ["'--max-tokens'"]),
-        ((*PROMPT, "--num_assistant_tokens", "1"), ["'--num-speculative-tokens'"]),
-        ((*PROMPT, "--gamma", "4"), ["'--num-speculative-tokens'"]),
-        ((*PROMPT, "--ctx-size", "64"), ["'--max-context'"]),
+        ((*PROMPT, "--top_kk", "1"), ["'--top-k'"]),
+        ((*PROMPT, "--repeat-penalty", "1"), ["'--repetition-penalty'", "whole prompt"]),
+        ((*PROMPT, "--speculative-num-draft-tokens", "1"), ["does not count"]),
+        ((*PROMPT, "-ngl", "99"), ["-ngl", "'--device'"]),
+        ((*PROMPT, "-np", "2"), ["No such option", "-np"]),
         ((*PROMPT, "--alpha", "0.8"), ["No such option", "--alpha"]),
-        ((*PROMPT, "stray"), ["stray"]),
+        ((*PROMPT, "stray"), ["the argument PROMPT", "--prompt", "exclude"]),
+        (("stray", "--prompt-file", "x"), ["the argument PROMPT", "--prompt-file", "exclude"]),
+        (("",), ["prompt is empty"]),
+        (("what", "is", "this"), ['quote it: "what is this"']),
         (("--prompt",), ["--prompt"]),
     ],
 )
@@ -114,7 +116,7 @@ def test_an_argument_of_other_bytes(cli: Cli) -> None:
     done = subprocess.run(program, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.splitlines() == [
-        b"forerun: error: Invalid value for '--prompt': it is not UTF-8 text (character 1)."
+        b"forerun: error: Invalid value for '-p' / '--prompt': it is not UTF-8 text (character 1)."
     ]
 
 
@@ -179,8 +181,9 @@ def numeric_options() -> list[tuple[str, str]]:
     for name, (module, _) in COMMANDS.items():
         for param in importlib.import_module(module).command.params:
             numbers = param.type.name.startswith(("integer", "float", "list", "ids", "layers"))
-            # Of --prompt-tokens, which cuts longer prompts, any number will do.
-            if isinstance(param, click.Option) and numbers and param.name != "prompt_tokens":
+            # --prompt-tokens cuts longer prompts, --threads counts the cores: any number will do.
+            any_will_do = param.name in ("prompt_tokens", "threads")
+            if isinstance(param, click.Option) and numbers and not any_will_do:
                 options.append((name, param.opts[0]))
     return options
 

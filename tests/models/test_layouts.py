@@ -56,11 +56,11 @@ def test_published_rotations(published: tuple[Any, int]) -> None:
         pytest.skip("GPT-2 has learned positions")
     config.num_hidden_layers, config.vocab_size, config.hidden_size = 1, 8, 64
     config.intermediate_size, config.layer_types = 8, ["full_attention"]
-    size = read_architecture(config).head_dim
+    shape = read_architecture(config)
     rotary = AutoModelForCausalLM.from_config(config).model.rotary_emb
     positions = torch.tensor([[0, 1, 17, 4095, 30000]])
     wanted = rotary(torch.zeros(1), positions)
-    table = RotaryTable(*frequencies(config, size), torch.float32, torch.device("cpu"))
+    table = RotaryTable(*frequencies(shape), torch.float32, torch.device("cpu"))
     for mine, theirs in zip(table.at(positions, 30000), wanted, strict=True):
         torch.testing.assert_close(mine[:, 0], theirs, rtol=0, atol=1e-6)
 

@@ -132,9 +132,9 @@ def test_paths_that_are_none(tmp_path: Path) -> None:
     for name in ("/no/such/dir", "./none", "a/b/c"):
         with pytest.raises(CheckpointError, match="there is no directory"):
             Checkpoint.open(name)
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(CheckpointError, match="is a file; give the directory"):
-        Checkpoint.open(tmp_path / "model.gguf")
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(CheckpointError, match="is a file; give a GGUF file, or the directory"):
+        Checkpoint.open(tmp_path / "model.bin")
 
 
 def test_tokenizers(tmp_path: Path) -> None:

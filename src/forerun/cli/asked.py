@@ -9,8 +9,10 @@ import click
 
 from forerun.cli.combinations import check_context, yields
 from forerun.cli.derived import OWN_SECTIONS, RENAMED
+from forerun.cli.foreign import METHODS
 from forerun.cli.options import given
 from forerun.cli.param_types import type_of
+from forerun.cli.speculative_json import read_speculative_json
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.engine.config import SpeculativeConfig
@@ -42,15 +44,17 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams.from_dict(chosen)
 
 
-def speculation(ctx: click.Context, values: Mapping[str, Any], target: str) -> Choice:
+def speculation(ctx: click.Context, values: dict[str, Any], target: str) -> Choice:
     """How the options ask to speculate.
 
     Raises:
         ConfigError: for a value out of range, or an option of another method.
         UnknownNameError: for a name that does not exist.
     """
+    read_speculative_json(ctx, values)
     common = [name for name in schema_of(SpeculativeConfig) if name != "options"]
     chosen = {name: values[RENAMED.get(name, name)] for name in common}
+    chosen["method"] = METHODS.get(chosen["method"], chosen["method"])
     method = chosen["method"] or default_method(chosen["model"], target)
     own = _own_options(ctx, values, DRAFTERS.find(method).options)
     drafters, policy = drafters_of(method, own), POLICIES.find(chosen["policy"])

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from forerun.bench.request import LONGEST, MOST_CONTEXT, Request
-from forerun.cli.combinations import check_threads
 from forerun.cli.config import config_option
 from forerun.cli.derived import derived
 from forerun.cli.flags import json_option, threads_option
@@ -35,7 +34,6 @@ def bench(what: str, **values: Any) -> None:
     """
     if what not in SUITES:
         raise UnknownNameError("benchmark", what, SUITES)
-    check_threads(values["threads"])
     content = _measure(values)
     if values["json"]:
         print_json(content)
@@ -115,7 +113,7 @@ def _options() -> list[click.Parameter]:
     lists = {"tokens": Wholes(1, LONGEST), "contexts": Wholes(0, MOST_CONTEXT)}
     declared = schema_of(Request)
     return [
-        click.Argument(["what"], type=Name(), metavar="WHAT"),
+        click.Argument(["what"], type=Name(SUITES), metavar="WHAT"),
         *derived(Request, section, without=lists),
         *(
             list_option(
@@ -133,4 +131,10 @@ def _options() -> list[click.Parameter]:
     ]
 
 
-command = Command("bench", params=_options(), callback=bench, help=bench.__doc__)
+command = Command(
+    "bench",
+    params=_options(),
+    callback=bench,
+    help=bench.__doc__,
+    example="forerun bench kernels",
+)

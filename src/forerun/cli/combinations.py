@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,8 +21,6 @@ OF_USE_WITH = (
     # There is no later request in one run: there it only says how long a corpus may be.
     ("suffix_store_tokens", "suffix_corpus"),
 )
-# More threads than this a core only wait for each other, and a machine runs out of them.
-MOST_THREADS_PER_CORE = 4
 
 
 def settle(ctx: click.Context, values: dict[str, Any]) -> None:
@@ -32,7 +29,10 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
     Raises:
         ConfigError: naming both, and which to add or to leave out.
     """
-    _exclude(ctx, values, "prompt", "prompt_file")
+    for name, other in (("text", "prompt"), ("text", "prompt_file"), ("prompt", "prompt_file")):
+        _exclude(ctx, values, name, other)
+    if values["text"] is not None:
+        values["prompt"] = values["text"]
     if not values["speculative"]:
         _refuse_speculation(ctx)
         values["compare"] = False
@@ -51,7 +51,6 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
             )
     if values["logprobs"] is not None and not values["json"]:
         raise ConfigError("--logprobs are part of the JSON object; add --json.")
-    check_threads(values["threads"])
 
 
 def check_prediction(config: SpeculativeConfig, file: str | None) -> None:
@@ -69,19 +68,6 @@ def check_prediction(config: SpeculativeConfig, file: str | None) -> None:
     if file is None and config.method == "prediction":
         raise ConfigError(
             "method 'prediction' drafts from a predicted output; add --prediction-file."
-        )
-
-
-def check_threads(threads: int | None) -> None:
-    """Refuse more threads than a machine runs well with.
-
-    Raises:
-        ConfigError: with the machine's number of cores.
-    """
-    most = MOST_THREADS_PER_CORE * (os.cpu_count() or 1)
-    if threads is not None and threads > most:
-        raise ConfigError(
-            f"--threads is {threads}; this machine has {os.cpu_count()} cores, give at most {most}."
         )
 
 

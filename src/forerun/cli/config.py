@@ -57,11 +57,11 @@ def read_config(path: Path, command: click.Command) -> dict[str, Any]:
             known = [name.replace("_", "-") for name in options]
             raise UnknownNameError(f"key in {path}", key, known)
         assert option.name is not None
-        values[option.name] = _as_text(value, option, f"{key} in {path}")
+        values[option.name] = as_text(value, option, f"{key} in {path}")
     return values
 
 
-def _as_text(value: Any, option: click.Parameter, where: str) -> str | list[str]:
+def as_text(value: Any, option: click.Parameter, where: str) -> str | list[str]:
     """The text that a flag would have, so that a file is read as strictly as the command line."""
     repeatable = isinstance(option, click.Option) and option.multiple
     if isinstance(value, dict):

@@ -75,6 +75,14 @@ def speculation_options(defaults: Mapping[str, Any] = _NOTHING) -> list[Option]:
     return [
         *derived(SpeculativeConfig, SPECULATION, ("options",), RENAMED, defaults),
         Option(
+            "speculative_config",
+            SPECULATION,
+            type=Whole(),
+            metavar="JSON",
+            help="All of this in one JSON object, keys as vLLM's: method, model, "
+            "num_speculative_tokens, prompt_lookup_max and so on.",
+        ),
+        Option(
             "method_option",
             SPECULATION,
             type=Whole(),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from forerun.cli.config import config_option
 from forerun.cli.derived import SPECULATION, derived, speculation_options
-from forerun.cli.options import Option
+from forerun.cli.options import Option, warn
 from forerun.cli.param_types import FileName, Name, Whole
+from forerun.errors import shown
 from forerun.params import SamplingParams
 
 AT_LEAST_ONE = click.IntRange(min=1)
@@ -16,7 +19,8 @@ AT_LEAST_ONE = click.IntRange(min=1)
 def generate_options() -> list[click.Parameter]:
     """All options of `forerun generate`, in the order of its help."""
     return [
-        Option("prompt", "Prompt", type=Whole(), help="The text to go on from."),
+        click.Argument(["text"], type=Whole(), nargs=-1, callback=_one_text, metavar="[PROMPT]"),
+        Option("prompt", "Prompt", type=Whole(), help="The same, as an option."),
         Option(
             "prompt_file",
             "Prompt",
@@ -51,6 +55,12 @@ def generate_options() -> list[click.Parameter]:
         json_option(),
         config_option(),
     ]
+
+
+def _one_text(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> str | None:
+    if len(words) > 1:
+        raise click.UsageError(f'The prompt is several words; quote it: "{" ".join(words)}".')
+    return words[0] if words else None
 
 
 def model_options(dtype: str = "auto") -> list[Option]:
@@ -100,8 +110,17 @@ def place_options(dtype: str = "auto") -> list[Option]:
 
 def threads_option(section: str) -> Option:
     """`--threads`."""
-    text = "Threads of the CPU; torch's own number."
-    return Option("threads", section, type=AT_LEAST_ONE, help=text)
+    text = "Threads of the CPU, its cores at most; torch's own number."
+    return Option("threads", section, type=AT_LEAST_ONE, callback=_clamped, help=text)
+
+
+def _clamped(ctx: click.Context, __: click.Parameter, threads: int | None) -> int | None:
+    """As many threads as there are cores: more only wait for each other."""
+    cores = os.cpu_count() or 1
+    if threads is None or threads <= cores or ctx.resilient_parsing:
+        return threads
+    warn(f"--threads is {shown(threads)}; this machine has {cores} cores, which are used.")
+    return cores
 
 
 def json_option() -> Option:

@@ -19,7 +19,7 @@ from forerun.cli.combinations import check_prediction, settle
 from forerun.cli.derived import notes
 from forerun.cli.flags import generate_options
 from forerun.cli.options import Command
-from forerun.cli.prompt import read_prediction, read_prompt
+from forerun.cli.prompt import EXAMPLE, read_prediction, read_prompt
 from forerun.cli.quiet import quiet_libraries
 from forerun.engine.pairs import Choice
 from forerun.params import SamplingParams
@@ -35,7 +35,7 @@ DEFECT_FOUND = 1
 
 @click.pass_context
 def generate(ctx: click.Context, /, **values: Any) -> int:
-    """Complete a prompt with the model's own text, drafted ahead and verified.
+    """Complete PROMPT with the model's own text, drafted ahead and verified.
 
     Standard output carries the text alone, or one JSON object; everything else goes to standard
     error.
@@ -157,5 +157,10 @@ def _compare(
 
 
 command = Command(
-    "generate", params=generate_options(), callback=generate, help=generate.__doc__, notes=notes
+    "generate",
+    params=generate_options(),
+    callback=generate,
+    help=generate.__doc__,
+    example=EXAMPLE,
+    notes=notes,
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun.cli.combinations import check_context
+from forerun.cli.completion import completion
 from forerun.cli.flags import json_option, place_options
 from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command
@@ -187,10 +188,19 @@ def _of_memory(memory: dict[str, Any], device: str) -> str:
 command = Command(
     "info",
     params=[
-        click.Argument(["model"], type=Name(), default="zoo", required=False, metavar="[MODEL]"),
+        click.Argument(
+            ["model"],
+            type=Name(),
+            default="zoo",
+            required=False,
+            metavar="[MODEL]",
+            shell_complete=completion("model"),
+        ),
         *place_options(),
         json_option(),
     ],
     callback=info,
     help=info.__doc__,
+    example="forerun info Qwen/Qwen3-4B",
+    assumed="this is zoo, the small model that comes with forerun",
 )

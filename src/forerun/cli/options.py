@@ -8,43 +8,22 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
+from forerun.cli.completion import completion
+from forerun.cli.foreign import LONG_WITH_ONE_DASH, advice, in_words, own_flag
+from forerun.cli.param_types import Name
 from forerun.errors import ConfigError
 
-# Names of our options in other tools, or in another of our commands; the first that a command has counts.
-FOREIGN: dict[str, tuple[str, ...]] = {
-    "alpha": ("acceptance",),
-    "assistant-model": ("draft-model", "draft"),
-    "batch-size": ("batch",),
-    "cost": ("cost-ratio",),
-    "ctx-size": ("max-context", "context"),
-    "do-sample": ("temperature",),
-    "draft-max": ("num-speculative-tokens", "lengths"),
-    "draft-model": ("draft",),
-    "file": ("prompt-file",),
-    "gamma": ("num-speculative-tokens", "lengths"),
-    "max-context": ("context",),
-    "max-model-len": ("max-context", "context"),
-    "max-new-tokens": ("max-tokens", "num-tokens"),
-    "model-draft": ("draft-model", "draft"),
-    "n-predict": ("max-tokens", "num-tokens"),
-    "num-assistant-tokens": ("num-speculative-tokens", "lengths"),
-    "num-speculative-tokens": ("lengths",),
-    "num-threads": ("threads",),
-    "precision": ("dtype",),
-    "repeat-penalty": ("repetition-penalty",),
-    "spec-draft-model": ("draft-model", "draft"),
-    "speculative-draft-model-path": ("draft-model", "draft"),
-    "speculative-model": ("draft-model", "draft"),
-    "speculative-num-steps": ("num-speculative-tokens", "lengths"),
-    "temp": ("temperature",),
-    "torch-dtype": ("dtype",),
-}
+# Short flags; `-md` is llama.cpp's.
+SHORT = {"draft_model": "-md", "max_tokens": "-n", "model": "-m", "prompt": "-p"}
+_TAKEN = "forerun.cli.options.taken"
 
 
 class Option(click.Option):
@@ -61,8 +40,11 @@ class Option(click.Option):
         settings.setdefault("show_default", True)
         if isinstance(settings.get("type"), click.IntRange):
             settings.setdefault("metavar", "INTEGER")
+        if isinstance(settings.get("type"), Name):
+            settings.setdefault("shell_complete", completion(name))
+        flags = [f"--{flag}/--no-{flag}" if off else f"--{flag}"]
         super().__init__(
-            [f"--{flag}/--no-{flag}" if off else f"--{flag}", name],
+            [*([SHORT[name]] if name in SHORT else []), *flags, name],
             envvar=f"FORERUN_{name.upper()}",
             **settings,
         )
@@ -77,18 +59,42 @@ class Note(NamedTuple):
 
 
 class Command(click.Command):
-    """A command whose help has headings and whose errors know other tools' options.
+    """A command whose help has headings, and which takes other tools' flags.
 
     Args:
+        example: a command line that works, for who gives no arguments.
+        assumed: what the command does without arguments, where it does something.
         notes: further help by section. Sections without options follow the first that has some.
             Called only for the help.
     """
 
     def __init__(
-        self, *args: Any, notes: Callable[[], Mapping[str, Note]] = dict, **settings: Any
+        self,
+        *args: Any,
+        example: str,
+        assumed: str = "",
+        notes: Callable[[], Mapping[str, Note]] = dict,
+        **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
-        self._notes = notes
+        self.example = example
+        self.context_settings["token_normalize_func"] = self._own_flag
+        self._assumed, self._notes = assumed, notes
+
+    @cached_property
+    def _flags(self) -> set[str]:
+        """All flags, without the dashes before them."""
+        names = (name for param in self.params for name in (*param.opts, *param.secondary_opts))
+        return {name.lstrip("-") for name in names}
+
+    def _own_flag(self, name: str) -> str:
+        """What click calls a flag that it reads as `name`."""
+        if name in LONG_WITH_ONE_DASH:
+            raise click.NoSuchOption(f"-{name}")
+        ours = own_flag(name, self._flags)
+        if ours != name.replace("_", "-"):
+            click.get_current_context().meta.setdefault(_TAKEN, []).append((name, ours))
+        return ours
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         notes, rows = self._notes(), dict[str, list[tuple[str, str]]]()
@@ -114,24 +120,32 @@ class Command(click.Command):
             if name.startswith("FORERUN_") and name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
                 if near:
-                    click.echo(
-                        f"forerun: warning: {name} is not used; did you mean {near[0]}?", err=True
-                    )
-        return super().invoke(ctx)
+                    warn(f"{name} is not used; did you mean {near[0]}?")
+        if _TAKEN in ctx.meta:
+            click.echo(f"forerun: taken {in_words(ctx.meta[_TAKEN])}", err=True)
+        result = super().invoke(ctx)
+        if self._assumed and not any(given(ctx, str(param.name)) for param in self.params):
+            sys.stdout.flush()
+            click.echo(f"forerun: {self._assumed}; for more: {self.example}, or --help", err=True)
+        return result
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            message = f"{error.format_message()} For example: {self.example}"
+            raise click.UsageError(message, ctx=ctx) from None
         except click.NoSuchOption as error:
-            name = error.option_name.lstrip("-").replace("_", "-")
-            known = {option.name for option in self.params}
-            candidates = FOREIGN.get(name, ())
-            ours = next((flag for flag in candidates if flag.replace("-", "_") in known), None)
-            if ours is None:
+            text = advice(error.option_name.lstrip("-"), self._flags) or ""
+            if not text:
                 raise
-            raise click.UsageError(
-                f"No such option {error.option_name!r}. It is called '--{ours}' here.", ctx=ctx
-            ) from None
+            message = f"No such option {error.option_name!r}. {text}"
+            raise click.UsageError(message, ctx=ctx) from None
+
+
+def warn(text: str) -> None:
+    """Say on standard error what is not as it was asked for."""
+    click.echo(f"forerun: warning: {text}", err=True)
 
 
 def given(ctx: click.Context, name: str) -> bool:
@@ -157,7 +171,9 @@ def stronger(ctx: click.Context, name: str, other: str) -> str:
 
 
 def flag_of(ctx: click.Context, name: str) -> str:
-    """An option as the user wrote it, such as `--no-speculative`."""
+    """An option as the user wrote it, such as `--no-speculative`; an argument by its name in the help."""
     option = next(param for param in ctx.command.params if param.name == name)
+    if not isinstance(option, click.Option):
+        return f"the argument {option.human_readable_name.strip('[]')}"
     negative = option.secondary_opts and ctx.params[name] is False
-    return option.secondary_opts[0] if negative else option.opts[0]
+    return option.secondary_opts[0] if negative else max(option.opts, key=len)

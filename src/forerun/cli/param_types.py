@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+
+from forerun.cli.completion import matching
 
 
 class Whole(click.ParamType[str]):
@@ -27,7 +30,19 @@ class Whole(click.ParamType[str]):
 
 
 class Name(Whole):
-    """Text that is not empty: what names a model, a method or a device."""
+    """Text that is not empty: what names a model, a method or a device.
+
+    Args:
+        known: names that a shell offers.
+    """
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._known = known
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return matching(self._known, incomplete)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not str(value):
@@ -39,6 +54,11 @@ class FileName(click.ParamType[str]):
     """A file's name, which need not be UTF-8, but not be empty."""
 
     name = "file"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not value:
@@ -110,4 +130,4 @@ def type_of(name: str, schema: Mapping[str, Any]) -> click.ParamType[Any]:
         "boolean": click.BOOL,
         "object": Pair(),
     }
-    return types.get(kind, Name())
+    return types.get(kind, Name(inner.get("enum", ())))

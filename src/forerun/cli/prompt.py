@@ -7,6 +7,8 @@ import sys
 from forerun.errors import PromptError
 from forerun.files import read_stdin, read_text
 
+EXAMPLE = 'forerun generate "Why is the sky blue?"'
+
 
 def read_prompt(text: str | None, file: str | None) -> str:
     """The prompt, character for character as it was given.
@@ -44,5 +46,8 @@ def read_prediction(file: str | None) -> str:
 
 def _read_stdin(asked_for: bool) -> str:
     if sys.stdin is None or (sys.stdin.isatty() and not asked_for):
-        raise PromptError("there is no prompt; give --prompt, --prompt-file, or pipe it in.")
+        raise PromptError(
+            "there is no prompt; give it as an argument, in a file with --prompt-file, or pipe it in: "
+            f"{EXAMPLE}"
+        )
     return read_stdin(PromptError)

@@ -16,7 +16,6 @@ from forerun.cli.asked import (
     set_threads,
     speculation,
 )
-from forerun.cli.combinations import check_threads
 from forerun.cli.derived import notes
 from forerun.cli.options import Command
 from forerun.cli.prove_flags import prove_options
@@ -44,7 +43,6 @@ def prove(ctx: click.Context, /, **values: Any) -> int:
     greedy and seeded output against plain decoding. Exit code 1 where a defect is found, or where
     the method is approximate by design.
     """
-    check_threads(values["threads"])
     if values["certificate"] is not None:
         check_writable("--certificate", values["certificate"])
     # --seed is that of the proof; its requests have their own.
@@ -190,4 +188,12 @@ def _settings(
     }
 
 
-command = Command("prove", params=prove_options(), callback=prove, help=prove.__doc__, notes=notes)
+command = Command(
+    "prove",
+    params=prove_options(),
+    callback=prove,
+    help=prove.__doc__,
+    example="forerun prove --model Qwen/Qwen3-0.6B --method ngram",
+    assumed="this proved the zoo's target with its draft model on held-out prompts",
+    notes=notes,
+)

@@ -13,7 +13,7 @@ from forerun.cli.main import COMMANDS, application
 
 WIDTH = 100
 
-HEAD = """# The command line
+HEAD = r"""# The command line
 
 Standard output carries the result and nothing else; notes and progress go to standard error. `--json`
 prints one object with `schema_version`, versions and hardware.
@@ -21,6 +21,18 @@ prints one object with `schema_version`, versions and hardware.
 A value comes from the first of these that has it: the flag, the variable `FORERUN_<NAME>`
 (`FORERUN_MAX_TOKENS` for `--max-tokens`), the TOML file of `--config` (flat, keys as the flags'
 names), the default.
+
+Flags may be written with underscores (`--max_tokens`). Flags of llama.cpp, vLLM, SGLang, mlx-lm and
+transformers that mean what one of ours means are taken for it, which is said on standard error.
+
+A shell completes commands, flags, methods, rules, models and files. To switch that on, add the line of
+your shell to its file:
+
+| shell | file | line |
+| --- | --- | --- |
+| bash | `~/.bashrc` | `eval "$(_FORERUN_COMPLETE=bash_source forerun)"` |
+| zsh | `~/.zshrc`, after `compinit` | `eval "$(_FORERUN_COMPLETE=zsh_source forerun)"` |
+| fish | `~/.config/fish/completions/forerun.fish` | `_FORERUN_COMPLETE=fish_source forerun \| source` |
 
 Exit codes: 0 done, 1 a defect found, 2 wrong use, 130 interrupted, 141 the output was closed.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import click
+from click.shell_completion import CompletionItem
 
+from forerun.cli.completion import matching
 from forerun.cli.config import config_option
 from forerun.cli.lists import Numbers, Wholes, list_option
 from forerun.cli.options import Option
@@ -39,6 +41,11 @@ class Checked(click.ParamType[Any]):
         read = click.FLOAT if self.name == "float" else Name()
         return check(param.opts[0], read.convert(value, param, ctx), self.kind, **self.bounds)
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return matching(get_args(self.kind), incomplete)
+
 
 _POSITIVE = Checked(float, ge=1e-6, le=1e9)
 # A type of lists makes an option of numbers with commas between them.
@@ -69,7 +76,7 @@ _TABLES: dict[str, tuple[tuple[str, Any, Any, str], ...]] = {
         ("num_tokens", click.IntRange(10, 1_000_000), 600, "Tokens to generate at each length."),
     ),
     "Hardware": (
-        ("hardware", Name(), None, f"Plan for {', '.join(DEVICES)}."),
+        ("hardware", Name(DEVICES), None, f"Plan for {', '.join(DEVICES)}."),
         ("bandwidth", _POSITIVE, None,
          "GB/s of its memory; with --flops, for hardware of your own."),
         ("flops", _POSITIVE, None, "TFLOP/s of its dense matrix products."),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from forerun.core import FinishReason, Origin, Request, Stats, Verdict
+from forerun.core import NO_DRAFT, Draft, FinishReason, Origin, Request, Stats, Verdict
 from forerun.engine.text import TextState, TextStream
 
 
@@ -37,6 +37,26 @@ class TokenEvent:
 
 
 @dataclass(frozen=True)
+class RoundRecord:
+    """One round of a request that drafted.
+
+    Args:
+        start: which output token it emitted first, from 0.
+        num_emitted: tokens that it emitted.
+        draft_ids, draft_texts: tokens of the draft's nodes, and the text of each alone.
+        parents: index of each node's parent; -1 is the last token before the round.
+        accepted: indices of the accepted nodes, from the root down.
+    """
+
+    start: int
+    num_emitted: int
+    draft_ids: tuple[int, ...]
+    draft_texts: tuple[str, ...]
+    parents: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Completion:
     """A request that has ended.
 
@@ -44,7 +64,9 @@ class Completion:
         request_id: what `Engine.add` returned.
         prompt_ids, token_ids: token ids of prompt and output.
         text: the output without special tokens, cut at a stop string.
+        texts: of each output token, as streamed; together they are `text`.
         origins: where each output token came from.
+        rounds: the rounds that drafted, in order; tokens outside them came from plain rounds.
         finish_reason: why it ended.
         stats: its counters.
         logprobs: one a token, if asked for.
@@ -55,7 +77,9 @@ class Completion:
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     text: str
+    texts: tuple[str, ...]
     origins: tuple[Origin, ...]
+    rounds: tuple[RoundRecord, ...]
     finish_reason: FinishReason | None
     stats: Stats
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -87,11 +111,13 @@ class Outcome:
         verdict: cut where the request ends.
         texts: what each of its tokens makes certain.
         progress: of the request with them.
+        accepted: the accepted nodes of its draft.
     """
 
     verdict: Verdict
     texts: tuple[str, ...]
     progress: Progress
+    accepted: tuple[int, ...]
 
 
 @dataclass(eq=False)
@@ -105,6 +131,7 @@ class Running:
     origins: list[Origin] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    rounds: list[RoundRecord] = field(default_factory=list)
     in_rounds: bool = True
 
     def __post_init__(self) -> None:
@@ -134,7 +161,7 @@ class Running:
     def outcome(self, verdict: Verdict) -> Outcome:
         """What a verdict brings: its tokens up to the first stop token, stop string or limit. Nothing
         changes before `commit`."""
-        stops = self.request.stop_token_ids
+        stops, path = self.request.stop_token_ids, verdict.path
         token_ids = verdict.token_ids[: self.room]
         reason = FinishReason.LENGTH if len(token_ids) == self.room else None
         for count, token in enumerate(token_ids, start=1):
@@ -150,10 +177,18 @@ class Running:
         elif error is not None:
             reason = FinishReason.ERROR
         total = self.progress.num_tokens + len(verdict.token_ids)
-        return Outcome(verdict, preview.texts, Progress(total, preview.state, reason, error))
+        progress = Progress(total, preview.state, reason, error)
+        return Outcome(verdict, preview.texts, progress, path[: verdict.num_accepted])
 
-    def commit(self, outcome: Outcome, logprobs: Sequence[TokenLogprob] = ()) -> None:
+    def commit(
+        self, outcome: Outcome, logprobs: Sequence[TokenLogprob] = (), draft: Draft = NO_DRAFT
+    ) -> None:
         """Take an outcome in: until the last line `settle` takes back all of it."""
+        emitted = len(outcome.verdict.token_ids)
+        if len(draft) and emitted:
+            ids, parents = tuple(draft.token_ids), tuple(draft.tree.parents)
+            start, accepted = self.num_output_tokens, outcome.accepted
+            self.rounds.append(RoundRecord(start, emitted, ids, (), parents, accepted))
         self.request.token_ids.extend(outcome.verdict.token_ids)
         self.origins.extend(outcome.verdict.origins)
         self.texts.extend(outcome.texts)
@@ -164,8 +199,11 @@ class Running:
     def settle(self) -> None:
         """Forget what an interrupted `commit` has left beyond the progress."""
         del self.request.token_ids[self.progress.num_tokens :]
+        total = self.num_output_tokens
         for values in (self.origins, self.texts, self.logprobs):
-            del values[self.num_output_tokens :]
+            del values[total:]
+        while self.rounds and self.rounds[-1].start >= total:
+            del self.rounds[-1]
         self.stream.state = self.progress.text
 
     def events(self, start: int) -> list[TokenEvent]:
@@ -193,11 +231,21 @@ class Running:
             prompt_ids=tuple(request.token_ids[: request.num_prompt_tokens]),
             token_ids=tuple(request.output_ids),
             text=self.stream.text,
+            texts=tuple(self.texts),
             origins=tuple(self.origins),
+            rounds=self._rounds_with_texts(),
             finish_reason=progress.finish_reason,
             stats=self.stats,
             logprobs=tuple(self.logprobs) if wants_logprobs else None,
             error=progress.error,
+        )
+
+    def _rounds_with_texts(self) -> tuple[RoundRecord, ...]:
+        token_ids = {token for record in self.rounds for token in record.draft_ids}
+        texts = {token: self.stream.text_of(token) for token in token_ids}
+        return tuple(
+            replace(record, draft_texts=tuple(texts[token] for token in record.draft_ids))
+            for record in self.rounds
         )
 
 

@@ -94,10 +94,10 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
     if parts.on_round is not None:
         for request, draft, verdict in zip(requests, drafts, verdicts, strict=True):
             parts.on_round(request, draft, verdict)
-    for running, outcome, values in zip(batch, outcomes, logprobs, strict=True):
+    for running, outcome, values, draft in zip(batch, outcomes, logprobs, drafts, strict=True):
         request = running.request
         parts.cache.keep(request.row, len(request), outcome.verdict.path)
-        running.commit(outcome, values)
+        running.commit(outcome, values, draft)
     try:
         if parts.drafter is not None:
             parts.drafter.observe(requests, drafts, verdicts, output)

@@ -90,6 +90,10 @@ class TextStream:
             return state.text
         return state.text + self._decode(state.context + state.held)[state.known :]
 
+    def text_of(self, token_id: int) -> str:
+        """What a token alone decodes to."""
+        return "" if self._decode is None else self._decode((token_id,))
+
     def preview(self, token_ids: Sequence[int], final: bool = False) -> Preview:
         """What these tokens would make certain after those that are committed.
 

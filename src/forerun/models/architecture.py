@@ -36,6 +36,7 @@ class Architecture:
         query_key_norm: whether queries and keys are normalized head by head (Qwen3).
         attention_bias: of the query, key and value projections.
         output_bias: of the attention's output projection.
+        frequency_factors: what the frequencies of the rotary embedding are divided by, one by one.
         config: the config of transformers that it was read from.
     """
 
@@ -56,6 +57,7 @@ class Architecture:
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    frequency_factors: tuple[float, ...] = ()
     config: Any = field(default=None, repr=False, compare=False)
 
 

@@ -10,29 +10,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.errors import UnsupportedModelError
 from forerun.interrupts import never_lost
 from forerun.models.architecture import Architecture, native, read_architecture
-from forerun.models.config import check_config, read_config, read_end_tokens
+from forerun.models.config import check_config
 from forerun.models.cpu import CpuModel
 from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
 from forerun.models.layouts import layout_of
 from forerun.models.memory import ModelSummary, describe, kernel_bytes
 from forerun.models.placement import Placement, RunConfig, draft_precision, resolve
-from forerun.models.sources import (
-    SafetensorsSource,
-    Source,
-    TensorSource,
-    has_weights,
-    read_weights,
-    with_own_head,
-)
-from forerun.models.tokenizer import read_tokenizer
+from forerun.models.sources import Source, TensorSource, read_weights, with_own_head
+from forerun.models.stored import StoredModel, stored_at
 from forerun.models.transformer import Transformer
 
 
@@ -43,11 +35,13 @@ class Checkpoint:
     Attributes:
         name: as the user named it; messages and reports call the model so.
         location: where its files lie.
+        stored: how its files are read.
         config: of transformers, checked.
     """
 
     name: str
     location: Location
+    stored: StoredModel
     config: Any
 
     @classmethod
@@ -56,7 +50,8 @@ class Checkpoint:
         """Find a checkpoint and read its config; nothing of its weights.
 
         Args:
-            name: `zoo` or `zoo-draft`, a directory, or a hub id such as `Qwen/Qwen3-0.6B`.
+            name: `zoo`, `zoo-draft` or `smollm2`, a directory, a GGUF file, a hub id such as
+                `Qwen/Qwen3-0.6B`, or a GGUF file on the hub.
             revision: branch, tag or commit on the hub.
 
         Raises:
@@ -65,7 +60,8 @@ class Checkpoint:
             ConfigError: for the revision of a directory, which has none.
         """
         location = locate(name, revision)
-        return cls(os.fspath(name), location, read_config(location.directory))
+        stored = stored_at(location)
+        return cls(os.fspath(name), location, stored, stored.config())
 
     @property
     def directory(self) -> Path:
@@ -89,9 +85,7 @@ class Checkpoint:
             raise UnsupportedModelError(
                 f"{self.name} ({self.config.model_type}) runs on transformers only."
             )
-        shape = read_architecture(self.config)
-        here = shape.tied and has_weights(self.directory)
-        return with_own_head(shape, self.source()) if here else shape
+        return self.stored.architecture(self.config)
 
     @cached_property
     def summary(self) -> ModelSummary:
@@ -110,7 +104,7 @@ class Checkpoint:
         Raises:
             CheckpointError: when they are not tokens.
         """
-        return read_end_tokens(self.directory, self.config)
+        return self.stored.end_tokens(self.config)
 
     @cached_property
     @never_lost()
@@ -120,7 +114,7 @@ class Checkpoint:
         Raises:
             CheckpointError: when its files are missing or broken.
         """
-        return read_tokenizer(self.directory, self.config)
+        return self.stored.tokenizer(self.config)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -138,7 +132,7 @@ class Checkpoint:
         Raises:
             CheckpointError: when they are missing or broken.
         """
-        return SafetensorsSource(self.directory)
+        return self.stored.source(self.config)
 
     def run_config(self, placement: Placement) -> RunConfig:
         """How it will run.
@@ -146,7 +140,7 @@ class Checkpoint:
         Raises:
             ConfigError: for a precision that the device or backend lacks.
         """
-        return resolve(placement, self._stored_dtype(), native=self.native)
+        return resolve(placement, self.stored.dtype(self.config), native=self.native)
 
     def draft_run_config(self, placement: Placement, target: RunConfig) -> RunConfig:
         """How it will run as the draft model of a target: on the same device, in `auto` also on the
@@ -177,22 +171,19 @@ class Checkpoint:
             self._refuse_quantized()
         location = self.location.with_weights()
         # What the weights say about the model is not known before they are here.
-        complete = self if location == self.location else replace(self, location=location)
+        complete = self
+        if location != self.location:
+            complete = replace(self, location=location, stored=stored_at(location))
         if not self.native:
             return load_adapter(complete.directory, self.config, run.dtype, run.device, self.name)
         return _build(complete.architecture, complete.source(), run, self.name)
 
     def is_same(self, other: Checkpoint) -> bool:
         """Whether the other is the same checkpoint, by whatever name."""
-        return self.directory.resolve() == other.directory.resolve()
-
-    def _stored_dtype(self) -> torch.dtype | None:
-        """Of the weights, as the config says, or the weights themselves where they are here."""
-        if self.config.dtype is not None or not has_weights(self.directory):
-            known = self.config.dtype
-            return known if isinstance(known, torch.dtype) else None
-        source = self.source()
-        return source.slice(next(iter(source.shapes)), 0, 0, 1).dtype
+        ours, theirs = self.location, other.location
+        return (ours.file or ours.directory).resolve() == (
+            theirs.file or theirs.directory
+        ).resolve()
 
     def _refuse_quantized(self) -> None:
         settings = getattr(self.config, "quantization_config", None)

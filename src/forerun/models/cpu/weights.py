@@ -31,7 +31,7 @@ ACTIVATIONS = {
 def describe_shape(shape: Architecture, precision: str, group: int) -> dict[str, Any]:
     """The shape as the kernels take it."""
     gpt2 = shape.family == "gpt2"
-    inverse, scale = (torch.empty(0), 1.0) if gpt2 else frequencies(shape.config, shape.head_dim)
+    inverse, scale = (torch.empty(0), 1.0) if gpt2 else frequencies(shape)
     return {
         **vars(shape),
         "precision": precision,

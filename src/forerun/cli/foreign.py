@@ -1,0 +1,98 @@
+"""Flags of other tools: llama.cpp, vLLM, SGLang, mlx-lm, transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+_LENGTH = "num-speculative-tokens"
+
+# Those that mean what our flag means, and are taken for it.
+TAKEN = {
+    "assistant-model": "draft-model",
+    "context-length": "max-context",
+    "ctx-size": "max-context",
+    "draft": _LENGTH,
+    "draft-max": _LENGTH,
+    "draft-n": _LENGTH,
+    "file": "prompt-file",
+    "gamma": _LENGTH,
+    "max-model-len": "max-context",
+    "max-new-tokens": "max-tokens",
+    "model-draft": "draft-model",
+    "model-path": "model",
+    "n-predict": "max-tokens",
+    "num-assistant-tokens": _LENGTH,
+    "num-draft-tokens": _LENGTH,
+    "num-threads": "threads",
+    "predict": "max-tokens",
+    "random-seed": "seed",
+    "spec-draft-model": "draft-model",
+    "spec-draft-n-max": _LENGTH,
+    "speculative-algorithm": "method",
+    "speculative-draft-model-path": "draft-model",
+    "speculative-draft-model-revision": "draft-revision",
+    "speculative-model": "draft-model",
+    "speculative-num-steps": _LENGTH,
+    "temp": "temperature",
+}
+
+# llama.cpp's, which would be read as a short flag of ours with a value behind it.
+LONG_WITH_ONE_DASH = frozenset({"mg", "mm", "mu", "ngl", "ngld", "nkvo", "nocnv", "np", "ns"})
+
+# Values of `--speculative-algorithm`.
+METHODS = {"NGRAM": "ngram", "STANDALONE": "draft_model"}
+
+# Those that are near to one of our flags, of which the first that a command has counts, and what
+# differs where the two are not the same under two names.
+TOLD: dict[str, tuple[tuple[str, ...], str]] = {
+    "alpha": (("acceptance",), ""),
+    "batch-size": (("batch",), ""),
+    "cost": (("cost-ratio",), ""),
+    "context-length": (("context",), ""),
+    "ctx-size": (("context",), ""),
+    "do-sample": (("temperature",), "where 0 is greedy"),
+    "draft-max": (("lengths",), ""),
+    "draft-model": (("draft",), ""),
+    "gamma": (("lengths",), ""),
+    "load-in-4bit": (("dtype",), "which takes int4"),
+    "load-in-8bit": (("dtype",), "which takes int8"),
+    "max-context": (("context",), ""),
+    "max-model-len": (("context",), ""),
+    "max-new-tokens": (("num-tokens",), ""),
+    "max-tokens": (("num-tokens",), ""),
+    "n-predict": (("num-tokens",), ""),
+    "ngl": (("device",), "which is auto, cpu, cuda or mps"),
+    "num-speculative-tokens": (("lengths",), ""),
+    "precision": (("dtype",), ""),
+    "quantization": (("dtype",), "which takes int8 and int4"),
+    "repeat-penalty": (("repetition-penalty",), "which counts the whole prompt and output"),
+    "speculative-config": (("draft", "lengths"), ""),
+    "speculative-num-draft-tokens": ((_LENGTH,), "which does not count the target's own token"),
+    "torch-dtype": (("dtype",), "which takes names such as bf16"),
+}
+
+
+def own_flag(name: str, flags: Container[str]) -> str:
+    """The name under which a command has a flag; other names as they are, with dashes.
+
+    Args:
+        name: as it was written, without the dashes before it.
+        flags: of the command.
+    """
+    name = name.replace("_", "-")
+    ours = TAKEN.get(name, name)
+    return ours if name not in flags and ours in flags else name
+
+
+def advice(name: str, flags: Container[str]) -> str | None:
+    """What to use in place of a flag that a command does not have; None where nothing is near."""
+    candidates, difference = TOLD.get(name, ((), ""))
+    ours = next((flag for flag in candidates if flag in flags), None)
+    if ours is None:
+        return None
+    return f"It is called '--{ours}' here{difference and ', '}{difference}."
+
+
+def in_words(names: Iterable[tuple[str, str]]) -> str:
+    """Which flags were taken for which, each once."""
+    return ", ".join(f"--{name} as --{ours}" for name, ours in dict(names).items())

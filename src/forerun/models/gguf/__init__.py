@@ -1,0 +1,1 @@
+"""GGUF, the file format of llama.cpp: one file holds a model, its tokenizer and its chat template."""

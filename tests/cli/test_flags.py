@@ -1,0 +1,148 @@
+"""The same options in the words of other tools, in short, and with underscores."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pty
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from forerun.cli.foreign import TAKEN, TOLD, advice, own_flag
+from forerun.cli.main import COMMANDS
+from forerun.cli.options import Command
+from tests.helpers.command_line import Cli
+from tests.helpers.refusals import refused
+
+PROMPT = ("--prompt", "def add")
+USUAL = ("--temperature", "0", "--json", "--no-monitor")
+COUNTS = ("--num-draft-tokens", "--draft-max", "--draft", "--spec-draft-n-max", "--gamma")
+
+
+def commands() -> dict[str, Command]:
+    return {name: importlib.import_module(COMMANDS[name][0]).command for name in COMMANDS}
+
+
+def result_of(cli: Cli, *args: str) -> dict[str, Any]:
+    """What `generate` says with these options, without the times."""
+    result = cli.run("generate", *args, *USUAL)
+    assert result.exit_code == 0, result.output
+    content: dict[str, Any] = json.loads(result.stdout)
+    kept = ("token_ids", "method", "draft_model", "prompt_tokens")
+    counts = {name: content["stats"][name] for name in ("num_drafts", "num_draft_tokens")}
+    return {**{name: content[name] for name in kept}, **counts}
+
+
+def test_a_prompt_is_an_argument(cli: Cli) -> None:
+    model = ("--model", cli.target, "--max-tokens", "9")
+    assert result_of(cli, "def add", *model) == result_of(cli, *PROMPT, *model)
+
+
+def test_short_flags(cli: Cli) -> None:
+    short = result_of(cli, "-m", cli.target, "-md", cli.draft, "-p", "def add", "-n", "9")
+    model = ("--model", cli.target, "--draft-model", cli.draft)
+    assert short == result_of(cli, *model, *PROMPT, "--max-tokens", "9")
+    assert len(short["token_ids"]) == 9
+
+
+@pytest.mark.parametrize("flag", COUNTS)
+def test_flags_of_other_tools_count(cli: Cli, flag: str) -> None:
+    model = (
+        "--model",
+        cli.target,
+        "--assistant_model",
+        cli.draft,
+        *PROMPT,
+        "--max_new_tokens",
+        "9",
+    )
+    ours = result_of(cli, *model, "--num-speculative-tokens", "2")
+    assert result_of(cli, *model, flag, "2") == ours
+    assert result_of(cli, *model, f"{flag}=2") == ours
+    assert result_of(cli, *model, flag.replace("-", "_").replace("__", "--"), "2") == ours
+    assert result_of(cli, *model, flag, "3") != ours
+
+
+def test_what_was_taken_is_said_once(cli: Cli) -> None:
+    options = ("--model", cli.target, *PROMPT, "-n", "2", "--temp", "1", "--temp", "0")
+    result = cli.run("generate", *options, "--speculative_algorithm", "NGRAM", "--json")
+    assert result.stderr == (
+        "forerun: taken --temp as --temperature, --speculative_algorithm as --method\n"
+    )
+    assert json.loads(result.stdout)["method"] == "ngram"
+
+
+def test_a_value_is_never_taken_for_a_flag(cli: Cli) -> None:
+    result = cli.run("generate", "--model", cli.target, "--prompt", "--temp", "-n", "1", "--json")
+    assert result.exit_code == 0
+    assert "taken" not in result.stderr
+    assert json.loads(result.stdout)["prompt_tokens"] > 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_of_every_command_takes_underscores(name: str) -> None:
+    command = commands()[name]
+    for param in command.params:
+        for flag in (*param.opts, *param.secondary_opts):
+            if flag.startswith("--") and "-" in flag[2:]:
+                context = command.make_context(name, [], resilient_parsing=True)
+                parser = command.make_parser(context)
+                with context:
+                    written = "--" + flag[2:].replace("-", "_")
+                    parsed = parser.parse_args([written, "1"] if param.nargs else [written])
+                assert param in parsed[2], flag
+
+
+def test_the_tables_lead_to_flags_that_exist() -> None:
+    flags = {flag for command in commands().values() for flag in command._flags}
+    assert set(TAKEN.values()) <= flags
+    assert {name for names, _ in TOLD.values() for name in names} <= flags
+    simulate = commands()["simulate"]._flags
+    assert own_flag("draft", simulate) == "draft"
+    assert advice("gamma", simulate) == "It is called '--lengths' here."
+
+
+@pytest.mark.parametrize("threads", ["100000", "9" * 400])
+def test_more_threads_than_cores_are_clamped(
+    cli: Cli, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forerun.models.cpu.threads._asked", [])
+    result = cli.generate(*PROMPT, "--temperature", "0", "--threads", threads, "--json")
+    assert result.exit_code == 0
+    cores = os.cpu_count()
+    assert f"this machine has {cores} cores, which are used" in result.stderr
+    assert json.loads(result.stdout)["hardware"]["threads"] <= (cores or 1)
+    assert len(result.stderr.splitlines()[0]) < 140
+
+
+def test_a_prompt_that_is_missing_in_a_terminal() -> None:
+    master, slave = pty.openpty()
+    program = [sys.executable, "-m", "forerun", "generate"]
+    done = subprocess.run(program, stdin=slave, capture_output=True, text=True, check=False)
+    os.close(master)
+    os.close(slave)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert 'forerun generate "Why is the sky blue?"' in done.stderr
+
+
+def test_commands_without_arguments(cli: Cli) -> None:
+    refused(cli.run("bench"), "WHAT", "For example: forerun bench kernels")
+    for name in ("info", "simulate"):
+        result = cli.run(name)
+        assert result.exit_code == 0
+        assert commands()[name].example in result.stderr
+        assert commands()[name].example not in cli.run(name, "--json").stderr
+    assert "forerun prove --model" in commands()["prove"].example
+    assert commands()["prove"]._assumed
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "forerun", "--version"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("forerun ")
