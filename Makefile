@@ -67,10 +67,12 @@ wheel: install
 bench-cpu: install
 	$(BIN)/python -m benchmarks.cpu $(BENCH)
 
-# The notebook, run from top to bottom; its outputs stay in the file.
+# Runs the notebook from top to bottom (its outputs stay in the file), and builds the site into
+# build/site/html; a link that leads nowhere is an error.
 docs: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/notebooks/execute.py
+	$(BIN)/python docs/site.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/structure.md: the layers, and a line for each module.
+"""Writes the generated parts of docs/structure.md (the layers, and a line for each module) and docs/api.md.
 
 python docs/structure.py
 """
@@ -55,4 +55,7 @@ def _by_folder(path: Path) -> tuple[str, bool, str]:
 
 
 if __name__ == "__main__":
+    import api
+
     PAGE.write_text(render(PAGE.read_text("utf-8")), "utf-8")
+    api.write()

@@ -1,4 +1,4 @@
-"""The documents say what is so: their code runs, their links lead somewhere, the notebook was run."""
+"""The documents say what is so: links lead somewhere, names exist, generated pages are current."""
 
 from __future__ import annotations
 
@@ -8,60 +8,55 @@ import importlib.util
 import json
 import re
 import tempfile
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).parents[1] / "docs"
-WITH_CODE = ("theory.md", "exactness.md")
+from tests.helpers.documents import PAGES, ROOT, blocks_of, read
+
+DOCS = ROOT / "docs"
+WITH_NUMBERS = ("docs/theory.md", "docs/exactness.md")
 NOTEBOOK = DOCS / "notebooks" / "speculative_decoding.ipynb"
 
-_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-
-
-def blocks_of(name: str) -> list[tuple[int, str]]:
-    """The Python blocks of a document, each with the line that it starts in."""
-    text = (DOCS / name).read_text(encoding="utf-8")
-    return [(text.count("\n", 0, found.start(1)), found[1]) for found in _BLOCK.finditer(text)]
+_CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def anchors_of(path: Path) -> set[str]:
     """What `#…` may follow the name of a Markdown file, by GitHub's rules."""
-    headings = _HEADING.findall(path.read_text(encoding="utf-8"))
+    headings = _HEADING.findall(_CODE.sub("", path.read_text(encoding="utf-8")))
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {heading.strip().replace(" ", "-") for heading in plain}
 
 
-@pytest.mark.parametrize("name", WITH_CODE)
-def test_the_code_in_the_documents_runs(name: str) -> None:
-    """Blocks of a document share their names; the numbers in the text are asserted in them."""
-    blocks = blocks_of(name)
-    names: dict[str, Any] = {"__name__": name}
+@pytest.mark.parametrize("page", WITH_NUMBERS)
+def test_numbers_in_the_text_are_asserted(page: str) -> None:
+    """`tests/test_snippets.py` runs the blocks."""
+    blocks = blocks_of(page, "python")
     assert len(blocks) > 5
-    for line, block in blocks:
-        # Errors then point at the line of the document.
-        exec(compile("\n" * line + block, str(DOCS / name), "exec"), names)
-    assert all("assert" in block for _, block in blocks)
+    assert all("assert" in block.text for block in blocks)
 
 
-@pytest.mark.parametrize("name", WITH_CODE)
-def test_links_lead_somewhere(name: str) -> None:
-    for link in _LINK.findall((DOCS / name).read_text(encoding="utf-8")):
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in _LINK.findall(_CODE.sub("", read(page))):
         if link.startswith("https://"):
             continue
         file, _, anchor = link.partition("#")
-        target = DOCS / (file or name)
+        target = (ROOT / page).parent / file if file else ROOT / page
         assert target.exists(), link
         assert not anchor or anchor in anchors_of(target), link
 
 
-@pytest.mark.parametrize("name", WITH_CODE)
-def test_names_in_the_text_exist(name: str) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_names_in_the_text_exist(page: str) -> None:
     """Every `forerun.…` is a module or something in one; every path is there."""
-    text = (DOCS / name).read_text(encoding="utf-8")
+    text = read(page)
     for dotted in set(re.findall(r"`(forerun(?:\.\w+)+)`", text)):
         module = dotted
         names: list[str] = []
@@ -74,8 +69,25 @@ def test_names_in_the_text_exist(name: str) -> None:
                 names.insert(0, last)
         for one in names:
             found = getattr(found, one)
-    for path in set(re.findall(r"`((?:tests|docs|src)/[\w/.]+)`", text)):
-        assert (DOCS.parent / path).exists(), path
+    for path in set(
+        re.findall(r"`((?:tests|docs|src|benchmarks)/[\w/.]+|csrc/[\w/]+\.\w+)`", text)
+    ):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_page_is_on_the_site() -> None:
+    config = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+    listed = {page for section in config["nav"] for page in _pages_in(section)}
+    assert listed - {"docs/notebooks/speculative_decoding.md"} == {*PAGES, "CHANGELOG.md"}
+
+
+def _pages_in(section: dict[str, Any]) -> Iterator[str]:
+    for entry in section.values():
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for inner in entry:
+                yield from _pages_in(inner)
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +149,21 @@ def test_the_notebook_names_no_machine(notebook: dict[str, Any]) -> None:
     assert not re.search(rf"\b{re.escape(user)}\b", said) or user in ("root", "user")
 
 
-def test_the_structure_is_that_of_the_code() -> None:
-    """`python docs/structure.py` writes it anew."""
-    source = importlib.util.spec_from_file_location("structure", DOCS / "structure.py")
+def script(name: str) -> ModuleType:
+    source = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert source is not None
     assert source.loader is not None
-    structure = importlib.util.module_from_spec(source)
-    source.loader.exec_module(structure)
-    page = (DOCS / "structure.md").read_text(encoding="utf-8")
-    assert structure.render(page) == page
+    module = importlib.util.module_from_spec(source)
+    source.loader.exec_module(module)
+    return module
+
+
+def test_the_structure_is_that_of_the_code() -> None:
+    """`python docs/structure.py` writes it anew."""
+    page = read("docs/structure.md")
+    assert script("structure").render(page) == page
+
+
+def test_the_api_page_is_that_of_the_code() -> None:
+    """`python docs/structure.py` writes it anew, too."""
+    assert script("api").render() == read("docs/api.md")

@@ -54,7 +54,14 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
 
     run = _compare if values["compare"] else _complete
     output = _choose_output(values["json"])
+    output.prompt(_shown(content), apart=prompt.template)
     return run(values, engine, prompt, params, Hints(prediction=prediction), output)
+
+
+def _shown(content: str | list[dict[str, Any]]) -> str:
+    """What of a prompt stands before the answer: of a conversation its last message."""
+    text = content if isinstance(content, str) else content[-1].get("content")
+    return text if isinstance(text, str) else ""
 
 
 def _load(
@@ -75,6 +82,13 @@ def _load(
     return load_engine(values, checkpoint, choice, max_context=context), prompt
 
 
+def _say_how(values: dict[str, Any], prompt: SentPrompt) -> None:
+    """Say that the prompt went around a template that is not there."""
+    if not prompt.template and not values["raw"]:
+        text = "has no chat template (a base model): the prompt is sent as it is, as with --raw"
+        click.echo(f"forerun: {values['model']} {text}", err=True)
+
+
 def _choose_output(as_json: bool) -> Output:
     if as_json:
         from forerun.cli.report import JsonOutput
@@ -83,6 +97,9 @@ def _choose_output(as_json: bool) -> Output:
     from forerun.cli.terminal import PlainOutput, TerminalOutput
 
     if sys.stdout.isatty():
+        # What a terminal's encoding lacks must not end the run.
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")
         return TerminalOutput()
     # Prompts are read as UTF-8 whatever the locale, and text is written as such.
     if hasattr(sys.stdout, "reconfigure"):
@@ -103,13 +120,14 @@ def _complete(
 
     if values["speculative"]:
         run = Run(engine.stream(prompt.token_ids, params, hints=hints))
-        output.legend()
     else:
         run = Run(engine.stream_plain(prompt.token_ids, params))
+    _say_how(values, prompt)
     rounds: list[Round] | None = [] if values["show_rounds"] else None
     if rounds is not None:
         engine.watch_rounds(lambda _, draft, verdict: rounds.append(Round.of(draft, verdict)))
-    outcome = Outcome(values["model"], prompt, engine, run, rounds=rounds)
+    outcome = Outcome(values["model"], prompt, engine, run, rounds=rounds, params=params)
+    output.start(legend=values["speculative"])
     try:
         run.follow(output.event)
     except KeyboardInterrupt:
@@ -133,6 +151,7 @@ def _compare(
     from forerun.compare.paired import compare
 
     started: list[Run] = []
+    _say_how(values, prompt)
 
     def begin(label: str, run: Run) -> None:
         # An interruption shows what there is so far.
@@ -148,12 +167,11 @@ def _compare(
             started[-1].stream.close()
             # The first speculative run of the full length, or what there is of the warm-up.
             shown = started[2] if len(started) > 2 else started[0]
-            output.finish(Outcome(values["model"], prompt, engine, shown))
+            output.finish(Outcome(values["model"], prompt, engine, shown, params=params))
         raise
-    output.legend()
-    output.finish(
-        Outcome(values["model"], prompt, engine, comparison.shown.speculative, comparison)
-    )
+    output.start()
+    shown = comparison.shown.speculative
+    output.finish(Outcome(values["model"], prompt, engine, shown, comparison, params=params))
     difference = comparison.difference
     return DEFECT_FOUND if difference and difference.explanation == DEFECT else 0
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from forerun.cli.options import warn
 from forerun.errors import PromptError
 from forerun.files import parse_json, printable, read_stdin, read_text
@@ -121,9 +119,6 @@ def make_prompt(
                 "base model); leave it out and give the whole prompt as text."
             )
     assert isinstance(content, str)
-    if not values["raw"]:
-        text = "the prompt is sent as it is, as with --raw"
-        click.echo(f"forerun: {checkpoint.name} has no chat template: {text}", err=True)
     return SentPrompt(content, encode_text(tokenizer, content), template=False)
 
 
