@@ -13,6 +13,8 @@ from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli, Write
 
 BASE_KEYS = {
+    "sampling",
+    "sampling_from_model",
     "schema_version",
     "versions",
     "hardware",

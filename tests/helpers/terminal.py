@@ -17,10 +17,10 @@ COLOURED = re.compile("\x1b\\[[0-9;]*m")
 GREEN = "\x1b[32m"
 
 
-def in_terminal(monkeypatch: pytest.MonkeyPatch, *args: str) -> str:
+def in_terminal(monkeypatch: pytest.MonkeyPatch, *args: str, term: str = "xterm-256color") -> str:
     """What a command writes to a terminal as its standard output."""
     master, slave = pty.openpty()
-    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("TERM", term)
     # A terminal holds some kilobytes, and hands them out in parts: someone must read all the time.
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(_read_to_the_end, master)

@@ -54,6 +54,7 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
 
     run = _compare if values["compare"] else _complete
     output = _choose_output(values["json"])
+    output.prompt(text)
     return run(values, engine, prompt_ids, params, Hints(prediction=prediction), output)
 
 
@@ -78,6 +79,9 @@ def _choose_output(as_json: bool) -> Output:
     from forerun.cli.terminal import PlainOutput, TerminalOutput
 
     if sys.stdout.isatty():
+        # What a terminal's encoding lacks must not end the run.
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")
         return TerminalOutput()
     # Prompts are read as UTF-8 whatever the locale, and text is written as such.
     if hasattr(sys.stdout, "reconfigure"):
@@ -98,13 +102,13 @@ def _complete(
 
     if values["speculative"]:
         run = Run(engine.stream(prompt_ids, params, hints=hints))
-        output.legend()
     else:
         run = Run(engine.stream_plain(prompt_ids, params))
     rounds: list[Round] | None = [] if values["show_rounds"] else None
     if rounds is not None:
         engine.watch_rounds(lambda _, draft, verdict: rounds.append(Round.of(draft, verdict)))
-    outcome = Outcome(values["model"], engine, run, rounds=rounds)
+    outcome = Outcome(values["model"], engine, run, rounds=rounds, params=params)
+    output.start(legend=values["speculative"])
     try:
         run.follow(output.event)
     except KeyboardInterrupt:
@@ -143,10 +147,11 @@ def _compare(
             started[-1].stream.close()
             # The first speculative run of the full length, or what there is of the warm-up.
             shown = started[2] if len(started) > 2 else started[0]
-            output.finish(Outcome(values["model"], engine, shown))
+            output.finish(Outcome(values["model"], engine, shown, params=params))
         raise
-    output.legend()
-    output.finish(Outcome(values["model"], engine, comparison.shown.speculative, comparison))
+    output.start()
+    shown = comparison.shown.speculative
+    output.finish(Outcome(values["model"], engine, shown, comparison, params=params))
     difference = comparison.difference
     return DEFECT_FOUND if difference and difference.explanation == DEFECT else 0
 

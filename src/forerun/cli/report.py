@@ -11,6 +11,8 @@ from forerun.compare.paired import Comparison, Run
 from forerun.core import Draft, FinishReason, Verdict
 from forerun.engine.engine import Engine
 from forerun.engine.requests import TokenEvent, TokenLogprob
+from forerun.options import changes
+from forerun.params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Outcome:
         run: the run whose text is shown.
         comparison: with plain decoding; None if not asked for, or interrupted.
         rounds: of the run; None if not asked for.
+        params: how its tokens were drawn.
+        from_model: names of those parameters that the model's own defaults set.
     """
 
     model: str
@@ -49,6 +53,8 @@ class Outcome:
     run: Run
     comparison: Comparison | None = None
     rounds: list[Round] | None = None
+    params: SamplingParams | None = None
+    from_model: tuple[str, ...] = ()
 
     @property
     def finish_reason(self) -> str:
@@ -58,8 +64,15 @@ class Outcome:
 class Output:
     """Where a result goes: a terminal, a pipe, or one JSON object."""
 
-    def legend(self) -> None:
-        """Explain the marks before the first token."""
+    def prompt(self, text: str, *, apart: bool = False) -> None:
+        """Take what was asked, to be shown by `start`.
+
+        Args:
+            apart: whether an answer follows, not text that goes on from the prompt.
+        """
+
+    def start(self, *, legend: bool = True) -> None:
+        """Explain the marks, unless there will be none, and show the prompt before the first token."""
 
     def event(self, event: TokenEvent) -> None:
         """See a token as it comes."""
@@ -91,6 +104,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "dtype": engine.target.precision,
         "draft_dtype": _draft_dtype(engine),
         "prompt_tokens": len(completion.prompt_ids),
+        **({} if outcome.params is None else _of_sampling(outcome.params, outcome.from_model)),
         **_of_run(outcome.run),
         "origins": list(completion.origins),
         "finish_reason": outcome.finish_reason,
@@ -102,6 +116,12 @@ def report(outcome: Outcome) -> dict[str, Any]:
     if outcome.comparison is not None:
         content |= _of_comparison(outcome.comparison)
     return content
+
+
+def _of_sampling(params: SamplingParams, from_model: tuple[str, ...]) -> dict[str, Any]:
+    values = params.warp._asdict() | changes(params)
+    values.pop("mask", None)
+    return {"sampling": values, "sampling_from_model": list(from_model)}
 
 
 def _draft_dtype(engine: Engine) -> str | None:

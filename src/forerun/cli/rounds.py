@@ -9,12 +9,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from forerun.cli.report import Round
-from forerun.cli.styles import STYLES, VISIBLE
+from forerun.cli.styles import ON_ONE_LINE, STYLES
 from forerun.core import Draft, Origin, Verdict
 from forerun.engine.text import Tokenizer
-
-# Line breaks would break the tree.
-_ON_ONE_LINE = VISIBLE | {ord("\n"): 0x2424, ord("\t"): 0x2409}
 
 
 def show_rounds(console: Console, rounds: Sequence[Round], tokenizer: Tokenizer | None) -> None:
@@ -59,4 +56,4 @@ def _heading(number: int, draft: Draft, verdict: Verdict, tokenizer: Tokenizer |
 def _shown(token: int, tokenizer: Tokenizer | None) -> str:
     if tokenizer is None:
         return str(token)
-    return f"⟨{tokenizer.decode([token]).translate(_ON_ONE_LINE)}⟩"
+    return f"⟨{tokenizer.decode([token]).translate(ON_ONE_LINE)}⟩"

@@ -6,22 +6,19 @@ import sys
 from typing import IO
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.segment import Segment, Segments
-from rich.style import Style
-from rich.table import Table
-from rich.text import Text
 
+from forerun.cli.panel import summary
 from forerun.cli.report import Outcome, Output
 from forerun.cli.rounds import show_rounds
-from forerun.cli.styles import STYLES, VISIBLE
-from forerun.compare.paired import Comparison, Run
-from forerun.core import Origin, Stats
-from forerun.engine.config import SpeculativeConfig
+from forerun.cli.styles import MARKS, PROMPT, VISIBLE, coloured, legend_of, segments
+from forerun.compare.paired import Run
+from forerun.core import Origin
 from forerun.engine.requests import TokenEvent
 from forerun.interrupts import PIECE, held_back, wait_until_writable
 
-_BAR_WIDTH = 20
+# Characters of a long prompt that are shown, from its beginning and from its end.
+_SHOWN_PART = 1000
 
 
 class PlainOutput(Output):
@@ -81,102 +78,53 @@ class PlainOutput(Output):
 
 
 class TerminalOutput(PlainOutput):
-    """Text coloured by where each token came from."""
+    """The prompt, dim, and text that shows where each token came from: styled or, where there is no
+    colour, between marks."""
 
     def __init__(self, console: Console | None = None, stderr: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         super().__init__(self.console.file, stderr)
+        self._coloured = coloured(self.console)
+        self._open, self._prompt = Origin.PLAIN, ""
 
-    def legend(self) -> None:
-        """Explain the colours."""
+    def prompt(self, text: str, *, apart: bool = False) -> None:
+        """Take the prompt."""
+        self._prompt = _shortened(text).translate(VISIBLE) + ("\n\n" if apart else "")
+
+    def start(self, *, legend: bool = True) -> None:
+        """Explain styles or marks, and show the prompt, dim."""
         self.clear_status()
-        entries = [Text(f"■ {origin}", style) for origin, style in STYLES.items()]
-        self.stderr.print(Text("  ").join(entries))
+        if legend:
+            self.stderr.print(legend_of(self.console), soft_wrap=True)
+        self._print([Segment(self._prompt, PROMPT)])
+        self.stdout.flush()
 
     def _put(self, text: str, origin: Origin) -> None:
-        # rich neither wraps nor measures a segment.
-        segment = Segment(text.translate(VISIBLE), Style.parse(STYLES[origin]))
-        self.console.print(Segments([segment]), crop=False, soft_wrap=True)
+        if self._coloured:
+            self._print(segments(text, origin))
+            return
+        for number, line in enumerate(text.translate(VISIBLE).split("\n")):
+            if number:
+                # Marks that are open at the end of a line are easily missed.
+                self._mark(Origin.PLAIN, "\n")
+            if line:
+                self._mark(origin, line)
+
+    def _mark(self, origin: Origin, line: str) -> None:
+        """Write a part of a line between the marks of its origin, which stay open until another's."""
+        if origin is not self._open:
+            line = MARKS[self._open][1] + MARKS[origin][0] + line
+            self._open = origin
+        self._print([Segment(line)])
+
+    def _print(self, parts: list[Segment]) -> None:
+        # rich neither wraps nor measures segments.
+        self.console.print(Segments(parts), crop=False, soft_wrap=True)
 
 
-def summary(outcome: Outcome) -> Panel:
-    """The closing panel."""
-    stats, run = outcome.run.completion.stats, outcome.run
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    table.add_row("model", outcome.model)
-    table.add_row("drafter", _drafter(outcome.engine.config))
-    table.add_row("ended by", outcome.finish_reason)
-    table.add_row("tokens", f"{stats.num_emitted_tokens} after {stats.prompt_tokens} of prompt")
-    table.add_row(
-        "speed",
-        f"{_number(run.tokens_per_second, 1)} tokens/s "
-        f"(decoding alone {_number(stats.tokens_per_second, 1)})",
-    )
-    table.add_row("tokens per target forward", _number(stats.tokens_per_target_forward))
-    if stats.num_drafts:
-        _add_acceptance(table, stats)
-    table.add_row("time", _stages(stats))
-    if outcome.comparison is not None:
-        _add_comparison(table, outcome.comparison)
-    table.add_row("exactness", str(outcome.engine.exactness))
-    return Panel(table, expand=False)
-
-
-def _drafter(config: SpeculativeConfig) -> str:
-    if config.method is None:
-        return "none: plain decoding"
-    return f"{config.method} {config.model}" if config.model else config.method
-
-
-def _add_acceptance(table: Table, stats: Stats) -> None:
-    table.add_row("mean acceptance length", _number(stats.mean_acceptance_length))
-    table.add_row(
-        "acceptance rate",
-        f"{stats.acceptance_rate or 0:.0%} "
-        f"({stats.num_accepted_tokens} of {stats.num_draft_tokens} drafted)",
-    )
-    for position, count in enumerate(stats.num_accepted_tokens_per_pos, start=1):
-        share = count / stats.num_drafts
-        bar = "█" * round(share * _BAR_WIDTH)
-        table.add_row(
-            "  by position" if position == 1 else "", f"{position} {bar:<{_BAR_WIDTH}} {share:.0%}"
-        )
-
-
-def _stages(stats: Stats) -> str:
-    stages = {"prefill": stats.prefill_seconds}
-    if stats.num_drafts:
-        stages["draft"] = stats.draft_seconds
-        stages["target"] = stats.target_seconds
-        stages["verify"] = stats.verify_seconds
-    else:
-        stages["decode"] = stats.seconds
-    total = sum(stages.values()) or 1.0
-    return ", ".join(
-        f"{name} {value:.2f} s ({value / total:.0%})" for name, value in stages.items()
-    )
-
-
-def _add_comparison(table: Table, comparison: Comparison) -> None:
-    low, high = comparison.spread
-    table.add_row("plain", f"{_number(comparison.shown.plain.tokens_per_second, 1)} tokens/s")
-    table.add_row(
-        "speed-up",
-        f"{comparison.speedup:.2f}x ({low:.2f}x to {high:.2f}x in {len(comparison.pairs)} rounds; "
-        f"decoding alone {comparison.decode_speedup:.2f}x)",
-    )
-    answers = {True: "yes", False: "no", None: "not comparable: drawn without a shared seed"}
-    table.add_row("same tokens as plain", answers[comparison.identical])
-    difference = comparison.difference
-    if difference is not None:
-        table.add_row(
-            "first difference",
-            f"token {difference.index}: {difference.text!r} against {difference.plain_text!r}; "
-            f"logit margin {difference.margin:.2g}: {difference.explanation}",
-        )
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+def _shortened(prompt: str) -> str:
+    """A prompt with its middle left out where it is long."""
+    left = len(prompt) - 2 * _SHOWN_PART
+    if left <= 0:
+        return prompt
+    return f"{prompt[:_SHOWN_PART]} [… {left} characters …] {prompt[-_SHOWN_PART:]}"

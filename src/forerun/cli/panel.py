@@ -1,0 +1,187 @@
+"""The closing panel of `forerun generate`: what happened, in words and numbers."""
+
+from __future__ import annotations
+
+from rich.panel import Panel
+from rich.table import Table
+
+from forerun.cli.report import Outcome
+from forerun.compare.paired import Comparison
+from forerun.core import FinishReason, PlainReason, Stats
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.options import changes
+from forerun.params import SamplingParams
+from forerun.policies.monitor import Monitor
+
+_BAR_WIDTH = 20
+# Why all of a run, or so many of its rounds, drafted nothing.
+_REASONS = {
+    PlainReason.ASKED: ("plain decoding was asked for", "as was asked for"),
+    PlainReason.SHORT: ("too short: one token was left to emit", "for the last token"),
+    PlainReason.NOTHING_FOUND: (
+        "{method} found nothing to propose",
+        "where {method} found nothing",
+    ),
+    PlainReason.TIMED: ("the monitor timed plain rounds", "timed by the monitor"),
+    PlainReason.PAUSED: ("the monitor switched it off", "switched off by the monitor"),
+    PlainReason.POLICY: ("the policy planned none", "as the policy planned"),
+}
+# Parameters that say when a request ends and what is reported, not how tokens are drawn.
+_NOT_SAMPLING = frozenset(
+    ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "logprobs_mode")
+)
+_ENDS = {
+    FinishReason.STOP: "the end of the text, or a stop string",
+    FinishReason.LENGTH: "the limit was reached",
+    FinishReason.CANCELLED: "an interruption",
+    FinishReason.ERROR: "an error",
+}
+
+
+def summary(outcome: Outcome) -> Panel:
+    """The panel; it fits 80 columns."""
+    stats, run = outcome.run.completion.stats, outcome.run
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("model", outcome.model)
+    table.add_row("drafter", _drafter(outcome.engine.config))
+    if outcome.params is not None:
+        table.add_row("sampling", sampling(outcome.params, outcome.from_model))
+    reason = outcome.finish_reason
+    table.add_row("ended by", f"{reason}: {_ENDS[FinishReason(reason)]}")
+    table.add_row("tokens", f"{stats.num_emitted_tokens} after {stats.prompt_tokens} of prompt")
+    table.add_row(
+        "speed",
+        f"{_number(run.tokens_per_second, 1)} tokens/s "
+        f"(decoding alone {_number(stats.tokens_per_second, 1)})",
+    )
+    table.add_row("drafted", drafting(stats, outcome.engine))
+    table.add_row("tokens per target forward", _number(stats.tokens_per_target_forward))
+    if stats.num_drafts:
+        _add_acceptance(table, stats, trees=_drafts_trees(outcome.engine))
+    table.add_row("time", _stages(stats))
+    if outcome.comparison is not None:
+        _add_comparison(table, outcome.comparison)
+    table.add_row("exactness", str(outcome.engine.exactness))
+    return Panel(table, expand=False)
+
+
+def sampling(params: SamplingParams, from_model: tuple[str, ...]) -> str:
+    """How tokens were drawn, and which of that the model's own defaults said."""
+    names = [name for name in changes(params) if name not in _NOT_SAMPLING]
+    shown = {name: _value(getattr(params, name)) for name in names}
+    if params.greedy:
+        # Nothing that filters or shapes a row changes its largest entry.
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            shown.pop(name, None)
+        shown = {"greedy": "(temperature 0)"} | shown
+    else:
+        shown = {"temperature": f"{params.temperature:g}"} | shown
+    theirs = [f"{name} {value}" for name, value in shown.items() if name in from_model]
+    own = [f"{name} {value}" for name, value in shown.items() if name not in from_model]
+    if theirs:
+        theirs[-1] += " (the model's defaults)"
+    return ", ".join(own + theirs)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float | int):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"of {len(value)} tokens" if hasattr(value, "__len__") else "on"
+
+
+def drafting(stats: Stats, engine: Engine) -> str:
+    """In how many rounds something was drafted and, where it was not, why."""
+    reasons = {PlainReason(key): n for key, n in stats.num_plain_rounds_by_reason.items()}
+    rounds = stats.num_target_forwards
+    if not stats.num_drafts:
+        words = [_REASONS[reason][0] for reason in reasons]
+        text = "nothing: " + "; ".join(words)
+    elif not reasons:
+        text = f"in all {rounds} rounds" if rounds > 1 else "in the only round"
+    else:
+        words = [f"{count} {_REASONS[reason][1]}" for reason, count in reasons.items()]
+        text = f"in {stats.num_drafts} of {rounds} rounds; plain: {', '.join(words)}"
+    if PlainReason.PAUSED in reasons:
+        text += _what_did_not_pay(stats, engine)
+    return text.format(method=engine.config.method)
+
+
+def _what_did_not_pay(stats: Stats, engine: Engine) -> str:
+    pays = engine.policy.break_even(1) if isinstance(engine.policy, Monitor) else None
+    if pays is None or stats.acceptance_rate is None:
+        return ""
+    return f" ({stats.acceptance_rate:.0%} accepted, a gain only above {pays:.0%})"
+
+
+def _drafter(config: SpeculativeConfig) -> str:
+    if config.method is None:
+        return "none: plain decoding"
+    return f"{config.method} {config.model}" if config.model else config.method
+
+
+def _drafts_trees(engine: Engine) -> bool:
+    draws = engine.drafter is not None and engine.drafter.draws_trees
+    return draws or engine.config.tree is not None
+
+
+def _add_acceptance(table: Table, stats: Stats, *, trees: bool) -> None:
+    table.add_row("mean acceptance length", _number(stats.mean_acceptance_length))
+    accepted, drafted = stats.num_accepted_tokens, stats.num_draft_tokens
+    positions = stats.num_accepted_tokens_per_pos
+    if trees:
+        # Accepted over drafted says little of a tree: a round takes one path of it.
+        first = positions[0] if positions else 0
+        table.add_row(
+            "first token taken",
+            f"in {first} of {stats.num_drafts} rounds ({first / stats.num_drafts:.0%})",
+        )
+        table.add_row("nodes of trees taken", f"{accepted} of {drafted}, a path each round at most")
+    else:
+        rate = stats.acceptance_rate or 0
+        table.add_row("acceptance rate", f"{rate:.0%} ({accepted} of {drafted} drafted)")
+    for position, count in enumerate(positions, start=1):
+        share = count / stats.num_drafts
+        bar = "█" * round(share * _BAR_WIDTH)
+        table.add_row(
+            "  by position" if position == 1 else "", f"{position} {bar:<{_BAR_WIDTH}} {share:.0%}"
+        )
+
+
+def _stages(stats: Stats) -> str:
+    stages = {"prefill": stats.prefill_seconds}
+    if stats.num_drafts:
+        stages["draft"] = stats.draft_seconds
+        stages["target"] = stats.target_seconds
+        stages["verify"] = stats.verify_seconds
+    else:
+        stages["decode"] = stats.seconds
+    total = sum(stages.values()) or 1.0
+    return ", ".join(
+        f"{name} {value:.2f} s ({value / total:.0%})" for name, value in stages.items()
+    )
+
+
+def _add_comparison(table: Table, comparison: Comparison) -> None:
+    low, high = comparison.spread
+    table.add_row("plain", f"{_number(comparison.shown.plain.tokens_per_second, 1)} tokens/s")
+    table.add_row(
+        "speed-up",
+        f"{comparison.speedup:.2f}x ({low:.2f}x to {high:.2f}x in {len(comparison.pairs)} rounds; "
+        f"decoding alone {comparison.decode_speedup:.2f}x)",
+    )
+    answers = {True: "yes", False: "no", None: "not comparable: drawn without a shared seed"}
+    table.add_row("same tokens as plain", answers[comparison.identical])
+    difference = comparison.difference
+    if difference is not None:
+        table.add_row(
+            "first difference",
+            f"token {difference.index}: {difference.text!r} against {difference.plain_text!r}; "
+            f"logit margin {difference.margin:.2g}: {difference.explanation}",
+        )
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

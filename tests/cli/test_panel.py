@@ -1,0 +1,122 @@
+"""The closing panel says in words what happened."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from forerun.cli.panel import drafting, sampling
+from forerun.core import PlainReason, Stats
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.params import SamplingParams
+from forerun.policies.monitor import Monitor
+from forerun.testing import ToyModel, TreeDrafter
+from tests.helpers.command_line import Cli
+
+
+def panel(cli: Cli, *args: str) -> dict[str, str]:
+    """The rows of the panel; those that go on over several lines joined."""
+    options = ("--prompt", "def add", "--temperature", "0", *args)
+    lines = re.findall("^│ (.{25})  (.*?) *│$", cli.generate(*options).stderr, re.MULTILINE)
+    rows: dict[str, str] = {}
+    for name, text in lines:
+        key = name.strip() or list(rows)[-1]
+        rows[key] = f"{rows[key]} {text}" if key in rows else text
+    return rows
+
+
+def test_plain_decoding_says_that_it_was_asked_for(cli: Cli) -> None:
+    result = cli.run("generate", "--model", cli.target, "--no-speculative", "--prompt", "a")
+    assert "nothing: plain decoding was asked for" in result.stderr
+
+
+def test_too_short_for_a_draft(cli: Cli) -> None:
+    rows = panel(cli, "--max-tokens", "1")
+    assert rows["drafted"] == "nothing: too short: one token was left to emit"
+    assert "acceptance rate" not in rows
+
+
+def test_nothing_to_look_up(cli: Cli) -> None:
+    options = ("--model", cli.target, "--method", "ngram", "--max-tokens", "2", "--prompt", "a")
+    talk = cli.run("generate", *options).stderr
+    assert "ngram found nothing" in talk
+
+
+def test_a_chain_has_a_rate_and_a_tree_its_first_token(cli: Cli) -> None:
+    chain, tree = panel(cli), panel(cli, "--tree", "auto")
+    assert "first token taken" not in chain
+    assert re.fullmatch(r"\d+% \(\d+ of \d+ drafted\)", chain["acceptance rate"])
+    assert "acceptance rate" not in tree
+    content = cli.json("--temperature", "0", "--tree", "auto")["stats"]
+    first, rounds = content["num_accepted_tokens_per_pos"][0], content["num_drafts"]
+    assert tree["first token taken"].startswith(f"in {first} of {rounds} rounds")
+
+
+def of_rounds(drafted: int = 0, **reasons: int) -> Stats:
+    return Stats(
+        num_drafts=drafted,
+        num_draft_tokens=4 * drafted,
+        num_accepted_tokens=drafted,
+        num_plain_rounds=sum(reasons.values()),
+        num_plain_rounds_by_reason=reasons,
+    )
+
+
+@pytest.fixture
+def one() -> Engine:
+    model = ToyModel(5)
+    return Engine(model, TreeDrafter(ToyModel(5), (1, 1)), SpeculativeConfig(method="ngram"))
+
+
+def test_every_reason_has_words(one: Engine) -> None:
+    texts = {drafting(of_rounds(**{reason: 1}), one) for reason in PlainReason}
+    assert len(texts) == len(PlainReason)
+    assert all(text.startswith("nothing: ") for text in texts)
+    counted = drafting(of_rounds(5, **dict.fromkeys(PlainReason, 2)), one)
+    assert counted.startswith("in 5 of 17 rounds; plain: ")
+    assert counted.count(" 2 ") == len(PlainReason)
+    assert drafting(of_rounds(5), one) == "in all 5 rounds"
+
+
+def test_the_monitor_says_what_did_not_pay(one: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Monitor, "break_even", lambda self, size: 0.4)
+    text = drafting(of_rounds(24, paused=32), one)
+    assert text == (
+        "in 24 of 56 rounds; plain: 32 switched off by the monitor "
+        "(25% accepted, a gain only above 40%)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "from_model", "text"),
+    [
+        ({}, (), "temperature 1"),
+        ({"temperature": 0.0, "top_k": 4, "max_tokens": 5}, ("top_k",), "greedy (temperature 0)"),
+        (
+            {"temperature": 0.6, "top_k": 20, "seed": 7},
+            ("temperature", "top_k"),
+            "seed 7, temperature 0.6, top_k 20 (the model's defaults)",
+        ),
+        ({"banned_token_ids": (1, 2)}, (), "temperature 1, banned_token_ids of 2 tokens"),
+    ],
+    ids=str,
+)
+def test_sampling_in_words(params: dict[str, Any], from_model: tuple[str, ...], text: str) -> None:
+    assert sampling(SamplingParams(**params), from_model) == text
+
+
+def test_sampling_is_shown_and_reported(cli: Cli) -> None:
+    assert panel(cli)["sampling"] == "greedy (temperature 0)"
+    content = cli.json("--top-k", "7", "--seed", "3")
+    assert content["sampling"] == {
+        "temperature": 1.0,
+        "top_k": 7,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": 3,
+        "max_tokens": 24,
+    }
+    assert content["sampling_from_model"] == []
