@@ -40,10 +40,26 @@ def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
             "100",
         ),
         "agreement": ("simulate", "--agreement", "0.9", "--rounds", "100"),
-        "hardware": ("simulate", "--hardware", "h100", "--target", "llama-3.1-70b")
-        + ("--draft", "llama-3.1-8b"),
-        "text": ("simulate", "--text", write("text.txt", "a b a b c " * 40), "--lengths", "2")
-        + ("--num-tokens", "20", "--policy", "adaptive"),
+        "hardware": (
+            "simulate",
+            "--hardware",
+            "h100",
+            "--target",
+            "llama-3.1-70b",
+            "--draft",
+            "llama-3.1-8b",
+        ),
+        "text": (
+            "simulate",
+            "--text",
+            write("text.txt", "a b a b c " * 40),
+            "--lengths",
+            "2",
+            "--num-tokens",
+            "20",
+            "--policy",
+            "adaptive",
+        ),
         "bench": ("bench", "kernels", *BENCH, "--threads", "1"),
     }[name]
 
