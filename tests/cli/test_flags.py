@@ -68,7 +68,7 @@ def test_flags_of_other_tools_count(cli: Cli, flag: str) -> None:
 
 
 def test_what_was_taken_is_said_once(cli: Cli) -> None:
-    options = ("--model", cli.target, *PROMPT, "-n", "2", "--temp", "1", "--temp", "0")
+    options = ("--model", cli.target, *PROMPT, "--raw", "-n", "2", "--temp", "1", "--temp", "0")
     result = cli.run("generate", *options, "--speculative_algorithm", "NGRAM", "--json")
     assert result.stderr == (
         "forerun: taken --temp as --temperature, --speculative_algorithm as --method\n"
@@ -126,7 +126,7 @@ def test_a_prompt_that_is_missing_in_a_terminal() -> None:
     os.close(master)
     os.close(slave)
     assert (done.returncode, done.stdout) == (2, "")
-    assert 'forerun generate "Why is the sky blue?"' in done.stderr
+    assert 'forerun generate --model smollm2 "Why is the sky blue?"' in done.stderr
 
 
 def test_commands_without_arguments(cli: Cli) -> None:

@@ -24,6 +24,8 @@ BASE_KEYS = {
     "exactness",
     "dtype",
     "draft_dtype",
+    "template",
+    "prompt",
     "prompt_tokens",
     "text",
     "token_ids",

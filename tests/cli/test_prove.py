@@ -13,6 +13,7 @@ from torch import Tensor
 from forerun.core import Draft, Exactness
 from forerun.engine.round import Parts
 from forerun.engine.scheduler import Scheduler
+from forerun.models.zoo import PACKAGED
 from forerun.verification import RULES
 from forerun.verification.decision import Decision
 from forerun.verification.token import TokenRule
@@ -235,12 +236,10 @@ def test_wrong_use(prove: Any, args: tuple[str, ...], words: str) -> None:
 def test_without_the_zoo_other_models_need_prompts(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr("importlib.resources.files", missing)
+    missing = PACKAGED["zoo"]._replace(package="no_such_package")
+    monkeypatch.setitem(PACKAGED, "zoo", missing)
     refused(cli.run("prove", "--model", cli.target), "no prompts", "--prompts")
-    refused(cli.run("prove"), "'zoo'", "forerun-zoo", "not installed")
+    refused(cli.run("prove"), "'zoo'", "not installed", "./zoo")
 
 
 def test_plain_text_is_one_prompt_a_line(cli: Cli, write: Write) -> None:

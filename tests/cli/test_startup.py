@@ -54,7 +54,7 @@ def test_generate_module_is_not_loaded_for_the_help() -> None:
 @pytest.fixture
 def process(cli: Cli) -> Any:
     """A long run in a process of its own, with a pipe for its output."""
-    pair = ("--model", cli.target, "--draft-model", cli.draft, "--prompt", "def add")
+    pair = ("--model", cli.target, "--draft-model", cli.draft, "--raw", "--prompt", "def add")
     program = [sys.executable, "-m", "forerun.cli.main", "generate", *pair, *LONG]
     # The pipe holds less than the text, so that the run cannot have ended before it is interrupted.
     # A suite that runs in the background is started with interrupts ignored, and hands that on.

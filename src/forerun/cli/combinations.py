@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,10 +30,7 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
     Raises:
         ConfigError: naming both, and which to add or to leave out.
     """
-    for name, other in (("text", "prompt"), ("text", "prompt_file"), ("prompt", "prompt_file")):
-        _exclude(ctx, values, name, other)
-    if values["text"] is not None:
-        values["prompt"] = values["text"]
+    _settle_prompt(ctx, values)
     if not values["speculative"]:
         _refuse_speculation(ctx)
         values["compare"] = False
@@ -51,6 +49,20 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
             )
     if values["logprobs"] is not None and not values["json"]:
         raise ConfigError("--logprobs are part of the JSON object; add --json.")
+
+
+def _settle_prompt(ctx: click.Context, values: dict[str, Any]) -> None:
+    for name, other in combinations(("text", "prompt", "prompt_file", "messages"), 2):
+        _exclude(ctx, values, name, other)
+    if values["text"] is not None:
+        values["prompt"] = values["text"]
+    if values["raw"]:
+        for name in ("messages", "system", "template_var"):
+            _exclude(ctx, values, "raw", name)
+    names = [name for name, _ in values["template_var"] or ()]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"--template-var gives {name} twice; give it once.")
 
 
 def check_prediction(config: SpeculativeConfig, file: str | None) -> None:

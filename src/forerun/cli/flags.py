@@ -9,7 +9,7 @@ import click
 from forerun.cli.config import config_option
 from forerun.cli.derived import SPECULATION, derived, speculation_options
 from forerun.cli.options import Option, warn
-from forerun.cli.param_types import FileName, Name, Whole
+from forerun.cli.param_types import FileName, Name, Variable, Whole
 from forerun.errors import shown
 from forerun.params import SamplingParams
 
@@ -27,6 +27,21 @@ def generate_options() -> list[click.Parameter]:
             type=FileName(),
             metavar="FILE",
             help="A UTF-8 file that holds it; - is standard input, as is leaving both out.",
+        ),
+        Option(
+            "messages",
+            "Prompt",
+            type=FileName(),
+            metavar="FILE",
+            help="A conversation to answer: a JSON list of messages with role and content, or an object "
+            "with one as messages; - is standard input.",
+        ),
+        *template_options(),
+        Option(
+            "show_prompt",
+            "Prompt",
+            is_flag=True,
+            help="Show the prompt as it was sent, on standard error.",
         ),
         *model_options(),
         Option(
@@ -54,6 +69,27 @@ def generate_options() -> list[click.Parameter]:
         ),
         json_option(),
         config_option(),
+    ]
+
+
+def template_options() -> list[Option]:
+    """The options that say how messages become a prompt."""
+    return [
+        Option(
+            "raw",
+            "Prompt",
+            is_flag=True,
+            help="Send the text as it is, without the model's chat template.",
+        ),
+        Option("system", "Prompt", type=Whole(), help="A system message before the prompt."),
+        Option(
+            "template_var",
+            "Prompt",
+            type=Variable(),
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="A variable of the chat template, such as enable_thinking=false. Repeatable.",
+        ),
     ]
 
 

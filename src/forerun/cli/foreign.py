@@ -33,6 +33,7 @@ TAKEN = {
     "speculative-draft-model-revision": "draft-revision",
     "speculative-model": "draft-model",
     "speculative-num-steps": _LENGTH,
+    "system-prompt": "system",
     "temp": "temperature",
 }
 
@@ -48,6 +49,7 @@ TOLD: dict[str, tuple[tuple[str, ...], str]] = {
     "alpha": (("acceptance",), ""),
     "batch-size": (("batch",), ""),
     "cost": (("cost-ratio",), ""),
+    "chat-template-kwargs": (("template-var",), "which takes NAME=VALUE"),
     "context-length": (("context",), ""),
     "ctx-size": (("context",), ""),
     "do-sample": (("temperature",), "where 0 is greedy"),

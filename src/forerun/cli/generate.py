@@ -19,7 +19,7 @@ from forerun.cli.combinations import check_prediction, settle
 from forerun.cli.derived import notes
 from forerun.cli.flags import generate_options
 from forerun.cli.options import Command
-from forerun.cli.prompt import EXAMPLE, read_prediction, read_prompt
+from forerun.cli.prompt import EXAMPLE, SentPrompt, make_prompt, read_prediction, read_prompt
 from forerun.cli.quiet import quiet_libraries
 from forerun.engine.pairs import Choice
 from forerun.params import SamplingParams
@@ -41,7 +41,7 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
     error.
     """
     settle(ctx, values)
-    text = read_prompt(values["prompt"], values["prompt_file"])
+    content = read_prompt(values)
     prediction = read_prediction(values["prediction_file"])
     params = sampling_params(values)
     quiet_libraries()
@@ -49,26 +49,44 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
     if values["speculative"]:
         choice = speculation(ctx, values, values["model"])
         check_prediction(choice.config, values["prediction_file"])
-    engine, prompt_ids = _load(values, text, params, choice)
+    engine, prompt = _load(values, content, params, choice)
     from forerun.core import Hints
 
     run = _compare if values["compare"] else _complete
     output = _choose_output(values["json"])
-    output.prompt(text)
-    return run(values, engine, prompt_ids, params, Hints(prediction=prediction), output)
+    output.prompt(_shown(content), apart=prompt.template)
+    return run(values, engine, prompt, params, Hints(prediction=prediction), output)
+
+
+def _shown(content: str | list[dict[str, Any]]) -> str:
+    """What of a prompt stands before the answer: of a conversation its last message."""
+    text = content if isinstance(content, str) else content[-1].get("content")
+    return text if isinstance(text, str) else ""
 
 
 def _load(
-    values: dict[str, Any], text: str, params: SamplingParams, choice: Choice | None
-) -> tuple[Engine, list[int]]:
-    """The engine, with room for this request and no more, and the prompt's token ids."""
+    values: dict[str, Any],
+    content: str | list[dict[str, Any]],
+    params: SamplingParams,
+    choice: Choice | None,
+) -> tuple[Engine, SentPrompt]:
+    """The engine, with room for this request and no more, and the prompt."""
     set_threads(values)
     checkpoint = open_checkpoint(values)
-    prompt_ids = list(checkpoint.tokenizer.encode(text))
+    prompt = make_prompt(checkpoint, content, values)
+    if values["show_prompt"]:
+        click.echo(prompt.text, err=True)
     assert params.max_tokens is not None
-    needed = in_steps(len(prompt_ids) + params.max_tokens)
+    needed = in_steps(len(prompt.token_ids) + params.max_tokens)
     context = values["max_context"] or min(needed, checkpoint.summary.max_context)
-    return load_engine(values, checkpoint, choice, max_context=context), prompt_ids
+    return load_engine(values, checkpoint, choice, max_context=context), prompt
+
+
+def _say_how(values: dict[str, Any], prompt: SentPrompt) -> None:
+    """Say that the prompt went around a template that is not there."""
+    if not prompt.template and not values["raw"]:
+        text = "has no chat template (a base model): the prompt is sent as it is, as with --raw"
+        click.echo(f"forerun: {values['model']} {text}", err=True)
 
 
 def _choose_output(as_json: bool) -> Output:
@@ -92,7 +110,7 @@ def _choose_output(as_json: bool) -> Output:
 def _complete(
     values: dict[str, Any],
     engine: Engine,
-    prompt_ids: list[int],
+    prompt: SentPrompt,
     params: SamplingParams,
     hints: Hints,
     output: Output,
@@ -101,13 +119,14 @@ def _complete(
     from forerun.compare.paired import Run
 
     if values["speculative"]:
-        run = Run(engine.stream(prompt_ids, params, hints=hints))
+        run = Run(engine.stream(prompt.token_ids, params, hints=hints))
     else:
-        run = Run(engine.stream_plain(prompt_ids, params))
+        run = Run(engine.stream_plain(prompt.token_ids, params))
+    _say_how(values, prompt)
     rounds: list[Round] | None = [] if values["show_rounds"] else None
     if rounds is not None:
         engine.watch_rounds(lambda _, draft, verdict: rounds.append(Round.of(draft, verdict)))
-    outcome = Outcome(values["model"], engine, run, rounds=rounds, params=params)
+    outcome = Outcome(values["model"], prompt, engine, run, rounds=rounds, params=params)
     output.start(legend=values["speculative"])
     try:
         run.follow(output.event)
@@ -122,7 +141,7 @@ def _complete(
 def _compare(
     values: dict[str, Any],
     engine: Engine,
-    prompt_ids: list[int],
+    prompt: SentPrompt,
     params: SamplingParams,
     hints: Hints,
     output: Output,
@@ -132,6 +151,7 @@ def _compare(
     from forerun.compare.paired import compare
 
     started: list[Run] = []
+    _say_how(values, prompt)
 
     def begin(label: str, run: Run) -> None:
         # An interruption shows what there is so far.
@@ -140,18 +160,18 @@ def _compare(
 
     try:
         comparison = compare(
-            engine, prompt_ids, params, values["compare_rounds"], hints=hints, begin=begin
+            engine, prompt.token_ids, params, values["compare_rounds"], hints=hints, begin=begin
         )
     except KeyboardInterrupt:
         if started:
             started[-1].stream.close()
             # The first speculative run of the full length, or what there is of the warm-up.
             shown = started[2] if len(started) > 2 else started[0]
-            output.finish(Outcome(values["model"], engine, shown, params=params))
+            output.finish(Outcome(values["model"], prompt, engine, shown, params=params))
         raise
     output.start()
     shown = comparison.shown.speculative
-    output.finish(Outcome(values["model"], engine, shown, comparison, params=params))
+    output.finish(Outcome(values["model"], prompt, engine, shown, comparison, params=params))
     difference = comparison.difference
     return DEFECT_FOUND if difference and difference.explanation == DEFECT else 0
 

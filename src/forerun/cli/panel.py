@@ -47,6 +47,7 @@ def summary(outcome: Outcome) -> Panel:
     table.add_column(overflow="fold")
     table.add_row("model", outcome.model)
     table.add_row("drafter", _drafter(outcome.engine.config))
+    table.add_row("prompt", "by the chat template" if outcome.prompt.template else "as it is: raw")
     if outcome.params is not None:
         table.add_row("sampling", sampling(outcome.params, outcome.from_model))
     reason = outcome.finish_reason

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -108,6 +110,24 @@ class Pair(click.ParamType[tuple[int, float]]):
             return int(token), float(number)
         except ValueError:
             self.fail(f"{value!r} is not a pair such as 42=-1.5.", param, ctx)
+
+
+class Variable(Whole):
+    """`NAME=VALUE`, of which JSON's true, false, numbers, lists and objects are read as such."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = super().convert(value, param, ctx).partition("=")
+        if not equals or not name.strip():
+            self.fail(f"{value!r} is not NAME=VALUE such as enable_thinking=false.", param, ctx)
+        # A template takes the text "False" for true.
+        written = text.lower() if text in ("True", "False") else text
+        with suppress(ValueError, RecursionError):
+            return name.strip(), json.loads(written, parse_constant=int)
+        return name.strip(), text
 
 
 def type_of(name: str, schema: Mapping[str, Any]) -> click.ParamType[Any]:

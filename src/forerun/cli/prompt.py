@@ -1,33 +1,82 @@
-"""Where the prompt comes from: a flag, a file or standard input."""
+"""What the model is to go on from: where it is read, and the prompt that is made of it."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from forerun.cli.options import warn
 from forerun.errors import PromptError
-from forerun.files import read_stdin, read_text
+from forerun.files import parse_json, printable, read_stdin, read_text
 
-EXAMPLE = 'forerun generate "Why is the sky blue?"'
+if TYPE_CHECKING:
+    from forerun.models import Checkpoint
+
+EXAMPLE = 'forerun generate --model smollm2 "Why is the sky blue?"'
 
 
-def read_prompt(text: str | None, file: str | None) -> str:
-    """The prompt, character for character as it was given.
+@dataclass(frozen=True)
+class SentPrompt:
+    """A prompt as the model gets it.
 
     Args:
-        text: of `--prompt`.
-        file: of `--prompt-file`; `-` is standard input, as is None where no text is given either.
+        text: as it was sent, with the special tokens that a chat template writes.
+        token_ids: of that.
+        template: whether the tokenizer's chat template made it.
+    """
+
+    text: str
+    token_ids: list[int]
+    template: bool
+
+
+def read_prompt(values: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    """The text or the messages that the options name; `-` is standard input, as is no option at all.
 
     Raises:
-        PromptError: for a prompt that is missing, empty, too long or not text.
+        PromptError: for a prompt that is missing, empty, too long or not text, and for messages that
+            are none.
     """
+    if values["messages"] is not None:
+        return read_messages(values["messages"])
+    text, file = values["prompt"], values["prompt_file"]
     if text is None:
-        if file is None or file == "-":
-            text = _read_stdin(asked_for=file == "-")
-        else:
-            text = read_text(file, "prompt file", PromptError)
+        if file is None and (sys.stdin is None or sys.stdin.isatty()):
+            raise PromptError(
+                "there is no prompt; give it as an argument, in a file with --prompt-file, or pipe it "
+                f"in: {EXAMPLE}"
+            )
+        text = _read(file or "-", "prompt file")
     if not text:
         raise PromptError("the prompt is empty; give at least one character to go on from.")
-    return text
+    return str(text)
+
+
+def read_messages(file: str) -> list[dict[str, Any]]:
+    """The messages in a JSON file: a list of them, or an object with one as `messages`.
+
+    Raises:
+        PromptError: for a file that cannot be read, or holds anything else.
+    """
+    from forerun.engine.chat import check_messages
+
+    where = "standard input" if file == "-" else f"messages file {printable(file)}"
+    text = _read(file, "messages file")
+    if not text.strip():
+        raise PromptError(f'{where} is empty; give [{{"role": "user", "content": "Hello"}}].')
+    content = parse_json(text, where, PromptError)
+    if isinstance(content, dict):
+        if "messages" not in content:
+            raise PromptError(
+                f"{where} holds an object without 'messages'; give a list of messages."
+            )
+        content = content["messages"]
+    try:
+        return check_messages(content)
+    except PromptError as error:
+        raise PromptError(f"{where}: {error}") from None
 
 
 def read_prediction(file: str | None) -> str:
@@ -44,10 +93,54 @@ def read_prediction(file: str | None) -> str:
     return text
 
 
-def _read_stdin(asked_for: bool) -> str:
-    if sys.stdin is None or (sys.stdin.isatty() and not asked_for):
+def make_prompt(
+    checkpoint: Checkpoint, content: str | list[dict[str, Any]], values: Mapping[str, Any]
+) -> SentPrompt:
+    """The prompt by the tokenizer's chat template; by itself where there is none, or with `--raw`.
+
+    Raises:
+        PromptError: for messages that the template refuses, or that need one which is not there.
+        ConfigError: for a variable that the template does not read.
+    """
+    from forerun.engine.chat import ChatTemplate, encode_text
+
+    tokenizer = checkpoint.tokenizer
+    template = None if values["raw"] else ChatTemplate.of(tokenizer)
+    if template is not None:
+        variables = dict(values["template_var"] or ())
+        messages = _with_system(content, values["system"])
+        _warn_of_special_tokens(tokenizer, content)
+        text = template.render(messages, variables)
+        return SentPrompt(text, template.encode(messages, variables), template=True)
+    for name in ("messages", "system", "template_var"):
+        if values[name]:
+            raise PromptError(
+                f"--{name.replace('_', '-')} needs a chat template, and {checkpoint.name} has none (a "
+                "base model); leave it out and give the whole prompt as text."
+            )
+    assert isinstance(content, str)
+    return SentPrompt(content, encode_text(tokenizer, content), template=False)
+
+
+def _with_system(content: str | list[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    if system is None:
+        return messages
+    if any(message["role"] == "system" for message in messages):
         raise PromptError(
-            "there is no prompt; give it as an argument, in a file with --prompt-file, or pipe it in: "
-            f"{EXAMPLE}"
+            "--system is given, and the messages hold a system message; leave out either."
         )
-    return read_stdin(PromptError)
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _warn_of_special_tokens(tokenizer: Any, content: str | list[dict[str, Any]]) -> None:
+    tokens = [token for token in tokenizer.all_special_tokens if token in content]
+    if isinstance(content, str) and tokens:
+        warn(
+            f"the prompt holds {tokens[0]}, and is put into the chat template; if it has been through "
+            "one already, add --raw."
+        )
+
+
+def _read(file: str, what: str) -> str:
+    return read_stdin(PromptError) if file == "-" else read_text(file, what, PromptError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -12,8 +13,8 @@ from forerun.proof.summary import PASSED, Section, sections, verdict
 
 def show(content: dict[str, Any]) -> None:
     """Print the object of `--json`."""
-    # Long lines are not cut: terminals wrap them, and pipes have no width.
-    console = Console(highlight=False, soft_wrap=True)
+    # Pipes have no width; in a terminal sentences break between words.
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     for section in sections(content):
         console.print(_table(section))
         for sentence in section.sentences:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forerun.cli.machine import made_with, print_json
+from forerun.cli.prompt import SentPrompt
 from forerun.compare.paired import Comparison, Run
 from forerun.core import Draft, FinishReason, Verdict
 from forerun.engine.engine import Engine
@@ -40,6 +41,7 @@ class Outcome:
 
     Args:
         model: as the user named it.
+        prompt: as it was sent.
         engine: that ran it.
         run: the run whose text is shown.
         comparison: with plain decoding; None if not asked for, or interrupted.
@@ -49,6 +51,7 @@ class Outcome:
     """
 
     model: str
+    prompt: SentPrompt
     engine: Engine
     run: Run
     comparison: Comparison | None = None
@@ -103,6 +106,8 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "exactness": engine.exactness,
         "dtype": engine.target.precision,
         "draft_dtype": _draft_dtype(engine),
+        "template": outcome.prompt.template,
+        "prompt": outcome.prompt.text,
         "prompt_tokens": len(completion.prompt_ids),
         **({} if outcome.params is None else _of_sampling(outcome.params, outcome.from_model)),
         **_of_run(outcome.run),

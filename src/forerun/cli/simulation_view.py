@@ -63,9 +63,10 @@ def _show_in_terminal(tables: Sequence[Table]) -> None:
     terminal = console.width
     unlimited = console.options.update(max_width=1 << 16)
     for table in tables:
-        # No number or name is cut: headers break first, and the terminal wraps what is still too wide.
-        for space in (" ", "\n"):
-            grid = _grid(table, space)
+        # No number or name is cut: headers break first, then columns move together, and the terminal
+        # wraps what is still too wide.
+        for space, slash, padding in ((" ", "/", 1), ("\n", "/", 1), ("\n", "/\n", 0)):
+            grid = _grid(table, space, slash, padding)
             width = Measurement.get(console, unlimited, grid).maximum
             if width <= terminal:
                 break
@@ -74,24 +75,32 @@ def _show_in_terminal(tables: Sequence[Table]) -> None:
         console.print(grid)
 
 
-def _grid(table: Table, space: str) -> Grid:
+def _grid(table: Table, space: str, slash: str, padding: int) -> Grid:
     from rich import box
     from rich.table import Table as Grid
     from rich.text import Text
 
-    grid = Grid(box=box.SIMPLE_HEAD, collapse_padding=True)
+    grid = Grid(
+        box=box.SIMPLE_HEAD, collapse_padding=True, padding=(0, padding), show_edge=bool(padding)
+    )
     for name in table.header:
-        grid.add_column(name.replace(" ", space), justify="right", no_wrap=True)
+        broken = name.replace(" ", space).replace("/", slash)
+        grid.add_column(broken, justify="right", no_wrap=True)
+    with_marks = _columns_with_marks(table)
     for group in table.groups:
         for row in group:
-            grid.add_row(*(Text(_written(cell), STYLES[cell.mark]) for cell in row))
+            texts = map(_written, row, with_marks)
+            grid.add_row(
+                *(Text(text, STYLES[cell.mark]) for text, cell in zip(texts, row, strict=True))
+            )
         grid.add_section()
     return grid
 
 
 def _as_text(table: Table) -> str:
     lines = [list(table.header)]
-    lines += [[_written(cell) for cell in row] for group in table.groups for row in group]
+    with_marks = _columns_with_marks(table)
+    lines += [list(map(_written, row, with_marks)) for group in table.groups for row in group]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = [
         "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
@@ -100,9 +109,14 @@ def _as_text(table: Table) -> str:
     return "\n".join([table.title, *(line.rstrip() for line in aligned)])
 
 
-def _written(cell: Cell) -> str:
+def _columns_with_marks(table: Table) -> list[bool]:
+    rows = [row for group in table.groups for row in group]
+    return [any(cell.mark for cell in column) for column in zip(*rows, strict=True)]
+
+
+def _written(cell: Cell, with_marks: bool) -> str:
     # Numbers stay below each other whether or not they are marked.
-    marked = f"{cell.text}{cell.mark or ' '}"
+    marked = f"{cell.text}{cell.mark or (' ' if with_marks else '')}"
     return f"{marked} {cell.tail}" if cell.tail else marked
 
 

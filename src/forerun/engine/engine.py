@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
+from typing import Any, overload
 
 from forerun.contracts import Cache, CausalLM, Drafter, Verifier
 from forerun.core import MOST_NODES, NO_HINTS, Exactness, Hints, Stats
+from forerun.engine.chat import Message
 from forerun.engine.compatibility import EngineSettings, check_depth, check_engine, check_part
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.intake import Intake, Prompt, listed, repeated
+from forerun.engine.intake import Intake, Params
+from forerun.engine.prompts import Prompt, repeated, split
 from forerun.engine.requests import Completion, Running, TokenEvent
 from forerun.engine.round import OnRound, Parts
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.stream import Stream, follow, follow_plain
 from forerun.engine.text import Tokenizer
-from forerun.errors import ConfigError, PromptError, shown
+from forerun.errors import ConfigError, shown
+from forerun.options import changes
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness, fresh_seed
 from forerun.trees.plans import resolve_tree
 from forerun.verification import AUTO
-
-DEFAULT_PARAMS = SamplingParams()
 
 
 class Engine:
@@ -41,6 +43,7 @@ class Engine:
         max_batch_size: requests that run at once; more wait.
         max_context: prompt and output tokens of a request at most; None means the target's own.
         prefix_reuse: whether a prompt that begins like an earlier request's text runs only the rest.
+        sampling_defaults: sampling parameters where a request does not say, by name.
         randomness: the source of random numbers; tests hand in one that keeps a record.
 
     Raises:
@@ -58,6 +61,7 @@ class Engine:
         max_batch_size: int = 1,
         max_context: int | None = None,
         prefix_reuse: bool = True,
+        sampling_defaults: Mapping[str, Any] | None = None,
         randomness: Randomness | None = None,
     ) -> None:
         settings = EngineSettings(
@@ -95,7 +99,8 @@ class Engine:
         if drafter is not None:
             drafter.attach(self._parts.cache)
         self._scheduler = Scheduler(self._parts, self.max_batch_size, settings.prefix_reuse)
-        self._intake = Intake(target, tokenizer, self.eos_token_ids, self.max_context)
+        defaults = changes(SamplingParams.from_dict(sampling_defaults or {}))
+        self._intake = Intake(target, tokenizer, self.eos_token_ids, self.max_context, defaults)
         self._added: dict[int, Running] = {}
         # Those of them whose last event has not been handed out, and events handed out by request.
         self._open: dict[int, Running] = {}
@@ -104,22 +109,22 @@ class Engine:
     def add(
         self,
         prompt: Prompt,
-        params: SamplingParams = DEFAULT_PARAMS,
+        params: Params = None,
         *,
         speculative: bool = True,
         hints: Hints = NO_HINTS,
+        **sampling: Any,
     ) -> int:
         """Queue a request and return its id; it starts when a row is free.
 
         Its tokens come out of `step`; `completion` hands out its result, once, and forgets it.
 
         Raises:
-            PromptError: for an empty prompt or one that leaves no room for a token.
-            ConfigError: for token ids outside the vocabulary, or stop strings without a tokenizer.
+            ForerunError: as `generate` does for a bad prompt or bad parameters.
         """
+        running = self._take(prompt, params, sampling, speculative, hints)
+        number = running.request.request_id
         with self._scheduler.alone():
-            running = self._intake.take(prompt, params, speculative, hints)
-            number = running.request.request_id
             self._added[number] = self._open[number] = running
             self._scheduler.waiting.append(running)
         return number
@@ -152,63 +157,117 @@ class Engine:
                 self._handed_out = before
                 raise
 
+    @overload
     def generate(
         self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | Iterable[SamplingParams] = DEFAULT_PARAMS,
+        prompts: str | Sequence[int] | Sequence[Message],
+        params: Params | Iterable[Params] = None,
         *,
         speculative: bool = True,
         hints: Hints | Iterable[Hints] = NO_HINTS,
-    ) -> list[Completion]:
-        """Complete all prompts, as many at once as there are rows, and return them in order.
+        **sampling: Any,
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        params: Params | Iterable[Params] = None,
+        *,
+        speculative: bool = True,
+        hints: Hints | Iterable[Hints] = NO_HINTS,
+        **sampling: Any,
+    ) -> list[Completion]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params | Iterable[Params] = None,
+        *,
+        speculative: bool = True,
+        hints: Hints | Iterable[Hints] = NO_HINTS,
+        **sampling: Any,
+    ) -> Completion | list[Completion]:
+        """Complete a prompt, or all of several, as many at once as there are rows.
+
+        Args:
+            prompts: a prompt, or a list of them. A prompt is text, a list of token ids, the messages of
+                a conversation (which the tokenizer's chat template turns into text), or a BatchEncoding
+                of transformers with one row; one with more rows is a list.
+            params: complete, one for all prompts or a list with one for each; left out, the model's own
+                defaults.
+            speculative: whether to draft.
+            hints: for the drafter, one for all prompts or a list with one for each.
+            sampling: options of `SamplingParams` by name, which override those: `temperature=0`.
+
+        Returns:
+            A completion for one prompt; a list in their order for a list.
 
         Raises:
             ForerunError: for a bad prompt before anything runs; an error in a request ends all.
         """
-        all_prompts = listed(prompts, "prompts", PromptError)
-        all_params = repeated(params, SamplingParams, len(all_prompts), "sets of parameters")
+        all_prompts, single = split(prompts)
+        all_params = self._intake.all_params(params, sampling, len(all_prompts))
         all_hints = repeated(hints, Hints, len(all_prompts), "hints")
-        requests = [
-            self._take(prompt, own, speculative, hint)
-            for prompt, own, hint in zip(all_prompts, all_params, all_hints, strict=True)
-        ]
-        try:
-            self._scheduler.submit(requests)
-            left = requests
-            while left:
-                self._scheduler.step()
-                started = _started(left)
-                for running in started:
-                    if running.progress.error is not None:
-                        raise running.progress.error
-                going_on = [running for running in started if not running.finished]
-                left = going_on + left[len(started) :]
-        finally:
-            self._scheduler.drop(requests)
-        return [running.completion() for running in requests]
+        with self._scheduler.alone():
+            requests = [
+                self._intake.take(prompt, own, speculative, hint)
+                for prompt, own, hint in zip(all_prompts, all_params, all_hints, strict=True)
+            ]
+        self._run(requests)
+        completions = [running.completion() for running in requests]
+        return completions[0] if single else completions
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: Params = None,
+        *,
+        template_vars: Mapping[str, Any] | None = None,
+        speculative: bool = True,
+        hints: Hints = NO_HINTS,
+        **sampling: Any,
+    ) -> Completion:
+        """Answer a conversation.
+
+        Args:
+            messages: mappings with `role` and `content`.
+            params, speculative, hints, sampling: as `generate` takes them.
+            template_vars: variables of the chat template, such as `{"enable_thinking": False}`.
+
+        Raises:
+            ForerunError: for messages that the chat template refuses or a variable that it does not
+                read, where the tokenizer has none, and as `generate` does.
+        """
+        prompt = self._intake.prompts.read_messages(messages, template_vars)
+        return self.generate(prompt, params, speculative=speculative, hints=hints, **sampling)
 
     def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams = DEFAULT_PARAMS,
+        params: Params = None,
         *,
         speculative: bool = True,
         hints: Hints = NO_HINTS,
+        **sampling: Any,
     ) -> Stream:
         """Complete one prompt, token by token.
 
         It is queued when the first token is asked for; leaving the loop early cancels it.
+
+        Raises:
+            ForerunError: as `generate` does for a bad prompt or bad parameters.
         """
-        running = self._take(prompt, params, speculative, hints)
+        running = self._take(prompt, params, sampling, speculative, hints)
         return Stream(running, follow(self._scheduler, running))
 
-    def stream_plain(self, prompt: Prompt, params: SamplingParams = DEFAULT_PARAMS) -> Stream:
+    def stream_plain(self, prompt: Prompt, params: Params = None, **sampling: Any) -> Stream:
         """The same by the plain loop, without drafter or rounds: the baseline to compare with.
 
         Raises:
             ConfigError: when the first token is asked for and no row is free.
         """
-        running = self._take(prompt, params, speculative=False)
+        running = self._take(prompt, params, sampling, speculative=False)
         return Stream(running, follow_plain(self._scheduler, running))
 
     def completion(self, request_id: int) -> Completion:
@@ -279,6 +338,11 @@ class Engine:
         return Exactness.APPROXIMATE if Exactness.APPROXIMATE in methods else self.target.exactness
 
     @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The sampling parameters that requests have where they do not say, by name."""
+        return dict(self._intake.sampling_defaults)
+
+    @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
@@ -289,10 +353,32 @@ class Engine:
         return Stats.total([self._scheduler.past, *running])
 
     def _take(
-        self, prompt: Prompt, params: SamplingParams, speculative: bool, hints: Hints = NO_HINTS
+        self,
+        prompt: Prompt,
+        params: Params,
+        sampling: Mapping[str, Any],
+        speculative: bool,
+        hints: Hints = NO_HINTS,
     ) -> Running:
+        complete = self._intake.params_of(params, sampling)
         with self._scheduler.alone():
-            return self._intake.take(prompt, params, speculative, hints)
+            return self._intake.take(prompt, complete, speculative, hints)
+
+    def _run(self, requests: list[Running]) -> None:
+        """Run requests to their ends; an error in one ends all."""
+        try:
+            self._scheduler.submit(requests)
+            left = requests
+            while left:
+                self._scheduler.step()
+                started = _started(left)
+                for running in started:
+                    if running.progress.error is not None:
+                        raise running.progress.error
+                going_on = [running for running in started if not running.finished]
+                left = going_on + left[len(started) :]
+        finally:
+            self._scheduler.drop(requests)
 
 
 def _started(requests: Iterable[Running]) -> list[Running]:

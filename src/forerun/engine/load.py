@@ -86,7 +86,15 @@ def load(
     )
     settings = replace(settings, max_context=context, eos_token_ids=tuple(target.eos_token_ids))
     drafter = None if config is None else DRAFTERS.find(str(config.method)).build(setup)
-    return Engine(setup.target, drafter, config, tokenizer=tokenizer, **vars(settings))
+    defaults = target.sampling_defaults
+    return Engine(
+        setup.target,
+        drafter,
+        config,
+        tokenizer=tokenizer,
+        sampling_defaults=defaults,
+        **vars(settings),
+    )
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,15 @@ class Checkpoint:
         return self.stored.end_tokens(self.config)
 
     @cached_property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The sampling parameters that it recommends, by the names of `SamplingParams`.
+
+        Raises:
+            CheckpointError: for values that are not allowed.
+        """
+        return self.stored.sampling_defaults()
+
+    @cached_property
     @never_lost()
     def tokenizer(self) -> Any:
         """Its tokenizer, of transformers.

@@ -9,6 +9,7 @@ import torch
 
 from forerun.models.architecture import Architecture, read_architecture
 from forerun.models.config import read_config, read_end_tokens
+from forerun.models.generation import read_sampling_defaults
 from forerun.models.gguf.stored import StoredGguf
 from forerun.models.hub import Location
 from forerun.models.sources import SafetensorsSource, Source, has_weights, with_own_head
@@ -23,6 +24,9 @@ class StoredModel(Protocol):
 
     def end_tokens(self, config: Any) -> frozenset[int]:
         """The tokens that end a text."""
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The sampling parameters that it recommends, by name."""
 
     def tokenizer(self, config: Any) -> Any:
         """Of transformers."""
@@ -52,6 +56,9 @@ class StoredDirectory:
 
     def end_tokens(self, config: Any) -> frozenset[int]:
         return read_end_tokens(self._directory, config)
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        return read_sampling_defaults(self._directory)
 
     def tokenizer(self, config: Any) -> Any:
         return read_tokenizer(self._directory, config)

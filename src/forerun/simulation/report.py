@@ -126,6 +126,6 @@ def speedup_cell(value: float, best: bool = False, tail: str = "") -> Cell:
 
 
 def interval_text(interval: Sequence[float], digits: int = 2) -> str:
-    """`1.94 to 2.01`."""
+    """`1.94–2.01`."""
     low, high = interval
-    return f"{low:.{digits}f} to {high:.{digits}f}"
+    return f"{low:.{digits}f}–{high:.{digits}f}"

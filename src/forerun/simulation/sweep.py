@@ -150,7 +150,7 @@ def _long_table(rows: list[dict[str, Any]]) -> Table:
 def length_text(row: Row) -> str:
     """The length of a row, the mean of an adaptive one."""
     length = row["length"]
-    return f"adaptive ({length:.1f})" if row["policy"] == "adaptive" else str(length)
+    return f"adaptive {length:.1f}" if row["policy"] == "adaptive" else str(length)
 
 
 def charts(request: Request) -> list[Curves | HeatMap]:

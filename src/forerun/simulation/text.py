@@ -145,7 +145,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         "acceptance": lambda row: f"{row['acceptance']:.3f}",
         "accepted/drafted": lambda row: f"{row['acceptance_rate']:.3f}",
         "tokens a round": lambda row: f"{row['tokens_per_round']:.2f}",
-        "target calls": lambda row: str(row["target_calls"]),
         "cost a token": lambda row: f"{row['cost_per_token']:.3f}",
         "speed-up": lambda row: speedup_cell(row["speedup"], row["best"]),
         f"{LEVEL:.0%} interval": lambda row: (

@@ -43,6 +43,9 @@ class StoredGguf:
     def end_tokens(self, config: Any) -> frozenset[int]:
         return read_gguf_end_tokens(self.header, config)
 
+    def sampling_defaults(self) -> dict[str, Any]:
+        return {}
+
     def tokenizer(self, config: Any) -> Any:
         return read_gguf_tokenizer(self.header.path)
 

@@ -1,0 +1,229 @@
+"""What a prompt may be, and its token ids: text, ids, messages, or a tokenizer's output."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from forerun.engine.chat import ChatTemplate, Message, encode_text
+from forerun.engine.text import Tokenizer
+from forerun.errors import ConfigError, ForerunError, PromptError, shown
+
+Prompt = str | Iterable[int] | Sequence[Message] | Mapping[str, Any]
+"""Text, token ids, the messages of a conversation, or a BatchEncoding of transformers with one row."""
+
+T = TypeVar("T")
+_KINDS = "a prompt is text, a list of token ids, or a list of messages"
+# Inputs of models that read more than text.
+_OTHER_INPUTS = ("pixel_values", "inputs_embeds", "input_features", "input_values")
+
+
+@dataclass(frozen=True)
+class PromptReader:
+    """Makes token ids of prompts.
+
+    Args:
+        tokenizer: None takes token ids only.
+        vocab_size: ids lie below it.
+    """
+
+    tokenizer: Tokenizer | None
+    vocab_size: int
+
+    def read(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt.
+
+        Raises:
+            PromptError: for what is no prompt, more than one, or empty.
+            ConfigError: for text without a tokenizer.
+        """
+        if isinstance(prompt, str):
+            token_ids = encode_text(
+                self._tokenizer_for("a prompt as text"), _text(prompt, "prompt")
+            )
+        elif isinstance(prompt, Mapping):
+            token_ids = self._ids(_only_row(prompt), "prompt")
+        else:
+            entries = _entries(prompt)
+            if entries and isinstance(entries[0], Mapping):
+                token_ids = self.read_messages(entries)
+            else:
+                token_ids = self._ids(entries, "prompt")
+        if not token_ids:
+            raise PromptError("the prompt is empty; give at least one token to go on from.")
+        return token_ids
+
+    def read_messages(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """The token ids of a conversation, by the tokenizer's chat template.
+
+        Raises:
+            PromptError: without a template, and as `ChatTemplate.encode` does.
+            UnknownNameError, ConfigError: as that does, and without a tokenizer.
+        """
+        template = ChatTemplate.of(self._tokenizer_for("a conversation"))
+        if template is None:
+            raise PromptError(
+                "the tokenizer has no chat template, as that of a base model; give the prompt as text."
+            )
+        return self._ids(template.encode(messages, variables), "prompt")
+
+    def read_prediction(self, prediction: str | Iterable[int]) -> tuple[int, ...]:
+        """The token ids of an expected output, which nothing opens.
+
+        Raises:
+            PromptError, ConfigError: as `read` does.
+        """
+        if not isinstance(prediction, str):
+            return tuple(self._ids(_entries(prediction, "prediction"), "prediction"))
+        if not prediction:
+            return ()
+        tokenizer = self._tokenizer_for("a prediction as text")
+        text = _text(prediction, "prediction")
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    def _tokenizer_for(self, what: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ConfigError(f"{what} needs a tokenizer; give token ids instead.")
+        return self.tokenizer
+
+    def _ids(self, entries: Iterable[Any], what: str) -> list[int]:
+        try:
+            token_ids = [operator.index(token) for token in entries]
+        except Exception as error:
+            raise PromptError(
+                f"a {what} is a text or a list of token ids, whole numbers ({error})."
+            ) from error
+        for token in token_ids:
+            if not 0 <= token < self.vocab_size:
+                raise PromptError(
+                    f"the {what} holds token id {token}; this model's ids are 0 to "
+                    f"{self.vocab_size - 1}."
+                )
+        return token_ids
+
+
+def split(prompts: Any) -> tuple[list[Any], bool]:
+    """Prompts as a list, and whether they are a single one.
+
+    Text, token ids, messages and a BatchEncoding with one row are one prompt; anything else is a
+    collection of prompts.
+
+    Raises:
+        PromptError: for what is neither.
+    """
+    if isinstance(prompts, str):
+        return [prompts], True
+    if isinstance(prompts, Mapping):
+        rows = _rows(prompts)
+        return rows, len(rows) == 1
+    entries = _entries(prompts)
+    first = entries[0] if entries else ()
+    single = "input_ids" not in first if isinstance(first, Mapping) else _is_token(first)
+    return ([entries], True) if single else (entries, False)
+
+
+def repeated(value: T | Iterable[T], kind: type[T], count: int, what: str) -> list[T]:
+    """A value for each of `count` prompts: one for all of them, or as many as there are.
+
+    Raises:
+        ConfigError: for another number, or values of another type.
+    """
+    values = [value] * count if isinstance(value, kind) else listed(value, what)
+    wrong = [other for other in values if not isinstance(other, kind)]
+    if wrong:
+        raise ConfigError(f"{what} are {kind.__name__}, not {type(wrong[0]).__name__}.")
+    if len(values) != count:
+        raise ConfigError(f"there are {count} prompts but {len(values)} {what}; give one for each.")
+    return values
+
+
+def listed(value: Any, what: str, error: type[ForerunError] = ConfigError) -> list[Any]:
+    """The entries of a collection.
+
+    Raises:
+        ForerunError: of the kind `error`, for text and for what is not a collection.
+    """
+    try:
+        # A 0-d array is iterable until it is asked.
+        if not isinstance(value, str):
+            return list(value)
+        problem = None
+    except Exception as raised:
+        problem = raised
+    raise error(f"{what} are {shown(value)}; put them into a list.") from problem
+
+
+def _text(text: str, what: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(f"the {what} is not valid UTF-8 ({error.reason}).") from error
+    except Exception:
+        raise PromptError(f"the {what} is text that cannot be read.") from None
+    return text
+
+
+def _entries(value: Any, what: str = "prompt") -> list[Any]:
+    """The entries of a list, or of a tensor with one row."""
+    if isinstance(value, (bytes, bytearray)):
+        raise PromptError(f"the {what} is bytes; decode it, or give a list of token ids.")
+    try:
+        return list(value)
+    except Exception:
+        raise PromptError(f"the {what} is {shown(value)}; {_KINDS}.") from None
+
+
+def _is_token(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except Exception:
+        return False
+    return True
+
+
+def _only_row(encoding: Mapping[str, Any]) -> list[Any]:
+    rows = _rows(encoding)
+    if len(rows) != 1:
+        raise PromptError(
+            f"the encoding holds {len(rows)} prompts where one is expected; give them to "
+            "Engine.generate."
+        )
+    return rows[0]
+
+
+def _rows(encoding: Mapping[str, Any]) -> list[list[Any]]:
+    """The token ids of each row of a BatchEncoding, without its padding."""
+    try:
+        keys = set(encoding)
+        ids, mask = encoding.get("input_ids"), encoding.get("attention_mask")
+    except Exception:
+        raise PromptError(f"the prompt is {shown(encoding)}; {_KINDS}.") from None
+    if ids is None:
+        problem = "is one message; put it into a list" if "role" in keys else "has no input_ids"
+        raise PromptError(f"the prompt is a mapping that {problem}.")
+    others = [name for name in _OTHER_INPUTS if name in keys]
+    if others:
+        raise PromptError(f"the prompt holds {others[0]}; only token ids are read.")
+    rows = _nested(ids, "input_ids")
+    masks = [[1] * len(row) for row in rows] if mask is None else _nested(mask, "attention_mask")
+    if [len(row) for row in rows] != [len(row) for row in masks]:
+        raise PromptError("attention_mask has another shape than input_ids; give one mask a token.")
+    return [
+        [token for token, used in zip(row, masked, strict=True) if used]
+        for row, masked in zip(rows, masks, strict=True)
+    ]
+
+
+def _nested(value: Any, name: str) -> list[list[Any]]:
+    """A list or tensor of one or two dimensions as rows."""
+    try:
+        values = value.tolist() if hasattr(value, "tolist") else list(value)
+        if values and not isinstance(values[0], Iterable):
+            return [values]
+        return [list(row) for row in values]
+    except Exception:
+        raise PromptError(f"{name} is {shown(value)}; it must hold token ids.") from None
