@@ -15,7 +15,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Params
 from forerun.engine.prompts import Prompt, repeated, split
 from forerun.engine.requests import Completion, Running, TokenEvent
-from forerun.engine.round import OnRound, Parts
+from forerun.engine.round import OnExplained, OnRound, Parts
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.stream import Stream, follow, follow_plain
 from forerun.engine.text import Tokenizer
@@ -304,9 +304,19 @@ class Engine:
         Raises:
             ConfigError: for a hook that is not a function.
         """
-        if see is not None and not callable(see):
-            raise ConfigError(f"see is {shown(see)}; it must be a function or None.")
+        _check_hook(see)
         self._parts.on_round = see
+
+    def explain_rounds(self, see: OnExplained | None) -> None:
+        """Show `see` the same and, as a fourth argument, why: for every drafted token its probabilities,
+        the uniform of its test and what was left of the target's row
+        (`forerun.verification.explain.Explanation`). Nothing of it is computed otherwise.
+
+        Raises:
+            ConfigError: for a hook that is not a function.
+        """
+        _check_hook(see)
+        self._parts.on_explained = see
 
     @contextmanager
     def idle_cache(self) -> Iterator[Cache]:
@@ -379,6 +389,11 @@ class Engine:
                 left = going_on + left[len(started) :]
         finally:
             self._scheduler.drop(requests)
+
+
+def _check_hook(see: object) -> None:
+    if see is not None and not callable(see):
+        raise ConfigError(f"see is {shown(see)}; it must be a function or None.")
 
 
 def _started(requests: Iterable[Running]) -> list[Running]:
