@@ -185,7 +185,7 @@ class Checkpoint:
             complete = replace(self, location=location, stored=stored_at(location))
         if not self.native:
             return load_adapter(complete.directory, self.config, run.dtype, run.device, self.name)
-        return _build(complete.architecture, complete.source(), run, self.name)
+        return build(complete.architecture, complete.source(), run, self.name)
 
     def is_same(self, other: Checkpoint) -> bool:
         """Whether the other is the same checkpoint, by whatever name."""
@@ -263,10 +263,11 @@ def model_from_tensors(
     stored = next(iter(tensors.values())).dtype if tensors else None
     source = TensorSource(tensors, name)
     run = resolve(Placement(dtype, device, backend), stored)
-    return _build(with_own_head(read_architecture(config), source), source, run, name)
+    return build(with_own_head(read_architecture(config), source), source, run, name)
 
 
-def _build(shape: Architecture, source: Source, run: RunConfig, name: str) -> CausalLM:
+def build(shape: Architecture, source: Source, run: RunConfig, name: str) -> CausalLM:
+    """A model on forerun's own decoder from its weights."""
     if run.backend == "kernels":
         return CpuModel(shape, source, run.precision, name)
     return Transformer(shape, read_weights(source, layout_of(shape), run.dtype, run.device), name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from forerun import _native
 from forerun.errors import ConfigError, UnknownNameError
@@ -18,6 +18,12 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
     "fp64": torch.float64,
+}
+_LONG_NAMES = {
+    **{str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()},
+    "half": "fp16",
+    "float": "fp32",
+    "double": "fp64",
 }
 # Bytes of a weight and its share of a group's scale.
 QUANTIZED = {"int8": 1 + 2 / 64, "int4": 0.5 + 2 / 32}
@@ -58,16 +64,28 @@ def _there(name: str) -> str:
     return name
 
 
+def _short_dtype(value: Any) -> Any:
+    """Our name for torch's dtypes and their names."""
+    full = str(value) if isinstance(value, torch.dtype) else value
+    return _LONG_NAMES.get(full.removeprefix("torch."), full) if isinstance(full, str) else full
+
+
+def _device_name(value: Any) -> Any:
+    return str(value) if isinstance(value, torch.device) else value
+
+
 @options
 class Placement:
     """How a model should run."""
 
-    dtype: Annotated[str, known("dtype", lambda: ("auto", *PRECISIONS))] = Field(
+    dtype: Annotated[
+        str, known("dtype", lambda: ("auto", *PRECISIONS)), BeforeValidator(_short_dtype)
+    ] = Field(
         default="auto",
         description="Precision: auto (as stored), fp32, bf16, fp16, or on the CPU kernels int8 or "
         "int4.",
     )
-    device: Annotated[str, AfterValidator(_there)] = Field(
+    device: Annotated[str, AfterValidator(_there), BeforeValidator(_device_name)] = Field(
         default="auto", description="auto (the fastest that is there), cpu, cuda, cuda:1 or mps."
     )
     backend: Annotated[str, known("backend", lambda: BACKENDS)] = Field(

@@ -121,6 +121,9 @@ class CpuModel:
         """Bytes of the packed weights."""
         return int(self._decoder.weight_bytes)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
+
     def new_cache(self, rows: int, capacity: int) -> CpuCache:
         """An empty cache of `rows` rows of `capacity` tokens each.
 
