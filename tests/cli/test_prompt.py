@@ -194,3 +194,50 @@ def test_a_weaker_source_yields(chat: Cli, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_other_tools_name_for_the_system_message(chat: Cli) -> None:
     assert sent(chat, "hi", "--system_prompt", "s")[1].startswith("[system]s")
+
+
+def with_generation_config(cli: Cli, tmp_path: Path, **content: Any) -> Cli:
+    target = tmp_path / "defaults"
+    shutil.copytree(cli.target, target)
+    file = target / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": 0, **content}), encoding="utf-8")
+    return Cli(str(target), cli.draft)
+
+
+def words_of(panel: str) -> str:
+    return " ".join(panel.replace("│", " ").split())
+
+
+def test_the_models_own_sampling_defaults(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
+) -> None:
+    theirs = {"temperature": 0.6, "top_k": 20, "top_p": 0.9}
+    cli = with_generation_config(cli, tmp_path, do_sample=True, **theirs)
+    content = cli.json()
+    assert {name: content["sampling"][name] for name in theirs} == theirs
+    assert set(content["sampling_from_model"]) == set(theirs)
+    seeded = cli.json("--seed", "1")
+    explicit = cli.json("--seed", "1", "--temperature", "0.6", "--top-k", "20", "--top-p", "0.9")
+    assert seeded["token_ids"] == explicit["token_ids"]
+    assert explicit["sampling_from_model"] == []
+    content = cli.json("--temperature", "0")
+    assert content["sampling"]["temperature"] == 0
+    assert set(content["sampling_from_model"]) == {"top_k", "top_p"}
+    monkeypatch.setenv("FORERUN_TOP_K", "5")
+    file = write("a.toml", "top-p = 0.5")
+    content = cli.json("--config", file)
+    assert (content["sampling"]["top_k"], content["sampling"]["top_p"]) == (5, 0.5)
+    assert content["sampling_from_model"] == ["temperature"]
+    assert "model's defaults" in words_of(cli.generate("--prompt", "a").stderr)
+
+
+def test_a_model_that_is_greedy_by_itself(cli: Cli, tmp_path: Path) -> None:
+    cli = with_generation_config(cli, tmp_path, do_sample=False)
+    assert cli.json()["token_ids"] == cli.json("--temperature", "0")["token_ids"]
+    panel = words_of(cli.generate("--prompt", "a").stderr)
+    assert "greedy (temperature 0) (the model's defaults)" in panel
+
+
+def test_defaults_that_are_not_allowed(cli: Cli, tmp_path: Path) -> None:
+    cli = with_generation_config(cli, tmp_path, temperature=-1)
+    refused(cli.generate("--prompt", "a"), "generation_config.json", "temperature")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,6 +43,14 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     if len(biases) != len(chosen["logit_bias"]):
         raise ConfigError("--logit-bias names a token twice; give each token once.")
     return SamplingParams.from_dict(chosen)
+
+
+def with_defaults(
+    ctx: click.Context, params: SamplingParams, defaults: Mapping[str, Any]
+) -> tuple[SamplingParams, tuple[str, ...]]:
+    """Parameters with the model's own defaults where no option says otherwise, and the names of those."""
+    from_model = {name: value for name, value in defaults.items() if not given(ctx, name)}
+    return replace(params, **from_model), tuple(from_model)
 
 
 def speculation(ctx: click.Context, values: dict[str, Any], target: str) -> Choice:

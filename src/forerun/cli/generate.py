@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,7 @@ from forerun.cli.asked import (
     sampling_params,
     set_threads,
     speculation,
+    with_defaults,
 )
 from forerun.cli.combinations import check_prediction, settle
 from forerun.cli.derived import notes
@@ -25,7 +27,7 @@ from forerun.engine.pairs import Choice
 from forerun.params import SamplingParams
 
 if TYPE_CHECKING:
-    from forerun.cli.report import Output
+    from forerun.cli.report import Outcome, Output
     from forerun.compare.paired import Run
     from forerun.core import Hints
     from forerun.engine.engine import Engine
@@ -49,13 +51,37 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
     if values["speculative"]:
         choice = speculation(ctx, values, values["model"])
         check_prediction(choice.config, values["prediction_file"])
-    engine, prompt = _load(values, content, params, choice)
+    job = _load(ctx, values, content, params, choice)
     from forerun.core import Hints
 
+    output = choose_output(values["json"])
+    output.prompt(_shown(content), apart=job.prompt.template)
     run = _compare if values["compare"] else _complete
-    output = _choose_output(values["json"])
-    output.prompt(_shown(content), apart=prompt.template)
-    return run(values, engine, prompt, params, Hints(prediction=prediction), output)
+    return run(values, job, Hints(prediction=prediction), output)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run.
+
+    Args:
+        engine: with room for this request and no more.
+        prompt: as it is sent.
+        params: the options over the model's own defaults.
+        from_model: names of parameters that the latter set.
+    """
+
+    engine: Engine
+    prompt: SentPrompt
+    params: SamplingParams
+    from_model: tuple[str, ...]
+
+    def outcome(self, values: dict[str, Any], run: Run, **more: Any) -> Outcome:
+        """What is shown of a run."""
+        from forerun.cli.report import Outcome
+
+        settings = {"params": self.params, "from_model": self.from_model, **more}
+        return Outcome(values["model"], self.prompt, self.engine, run, **settings)
 
 
 def _shown(content: str | list[dict[str, Any]]) -> str:
@@ -65,21 +91,23 @@ def _shown(content: str | list[dict[str, Any]]) -> str:
 
 
 def _load(
+    ctx: click.Context,
     values: dict[str, Any],
     content: str | list[dict[str, Any]],
     params: SamplingParams,
     choice: Choice | None,
-) -> tuple[Engine, SentPrompt]:
-    """The engine, with room for this request and no more, and the prompt."""
+) -> Job:
     set_threads(values)
     checkpoint = open_checkpoint(values)
+    params, from_model = with_defaults(ctx, params, checkpoint.sampling_defaults)
     prompt = make_prompt(checkpoint, content, values)
     if values["show_prompt"]:
         click.echo(prompt.text, err=True)
     assert params.max_tokens is not None
     needed = in_steps(len(prompt.token_ids) + params.max_tokens)
     context = values["max_context"] or min(needed, checkpoint.summary.max_context)
-    return load_engine(values, checkpoint, choice, max_context=context), prompt
+    engine = load_engine(values, checkpoint, choice, max_context=context)
+    return Job(engine, prompt, params, from_model)
 
 
 def _say_how(values: dict[str, Any], prompt: SentPrompt) -> None:
@@ -89,7 +117,8 @@ def _say_how(values: dict[str, Any], prompt: SentPrompt) -> None:
         click.echo(f"forerun: {values['model']} {text}", err=True)
 
 
-def _choose_output(as_json: bool) -> Output:
+def choose_output(as_json: bool) -> Output:
+    """Where results go: a terminal, a pipe, or one object."""
     if as_json:
         from forerun.cli.report import JsonOutput
 
@@ -107,26 +136,20 @@ def _choose_output(as_json: bool) -> Output:
     return PlainOutput()
 
 
-def _complete(
-    values: dict[str, Any],
-    engine: Engine,
-    prompt: SentPrompt,
-    params: SamplingParams,
-    hints: Hints,
-    output: Output,
-) -> int:
-    from forerun.cli.report import Outcome, Round
+def _complete(values: dict[str, Any], job: Job, hints: Hints, output: Output) -> int:
+    from forerun.cli.report import Round
     from forerun.compare.paired import Run
 
+    engine, prompt_ids = job.engine, job.prompt.token_ids
     if values["speculative"]:
-        run = Run(engine.stream(prompt.token_ids, params, hints=hints))
+        run = Run(engine.stream(prompt_ids, job.params, hints=hints))
     else:
-        run = Run(engine.stream_plain(prompt.token_ids, params))
-    _say_how(values, prompt)
+        run = Run(engine.stream_plain(prompt_ids, job.params))
+    _say_how(values, job.prompt)
     rounds: list[Round] | None = [] if values["show_rounds"] else None
     if rounds is not None:
         engine.watch_rounds(lambda _, draft, verdict: rounds.append(Round.of(draft, verdict)))
-    outcome = Outcome(values["model"], prompt, engine, run, rounds=rounds, params=params)
+    outcome = job.outcome(values, run, rounds=rounds)
     output.start(legend=values["speculative"])
     try:
         run.follow(output.event)
@@ -138,40 +161,31 @@ def _complete(
     return 0
 
 
-def _compare(
-    values: dict[str, Any],
-    engine: Engine,
-    prompt: SentPrompt,
-    params: SamplingParams,
-    hints: Hints,
-    output: Output,
-) -> int:
-    from forerun.cli.report import Outcome
+def _compare(values: dict[str, Any], job: Job, hints: Hints, output: Output) -> int:
     from forerun.compare.attribution import DEFECT
     from forerun.compare.paired import compare
 
     started: list[Run] = []
-    _say_how(values, prompt)
+    _say_how(values, job.prompt)
 
     def begin(label: str, run: Run) -> None:
         # An interruption shows what there is so far.
         started.append(run)
         output.begin(label, run)
 
+    pairs, prompt_ids = values["compare_rounds"], job.prompt.token_ids
     try:
-        comparison = compare(
-            engine, prompt.token_ids, params, values["compare_rounds"], hints=hints, begin=begin
-        )
+        comparison = compare(job.engine, prompt_ids, job.params, pairs, hints=hints, begin=begin)
     except KeyboardInterrupt:
         if started:
             started[-1].stream.close()
             # The first speculative run of the full length, or what there is of the warm-up.
             shown = started[2] if len(started) > 2 else started[0]
-            output.finish(Outcome(values["model"], prompt, engine, shown, params=params))
+            output.finish(job.outcome(values, shown))
         raise
     output.start()
     shown = comparison.shown.speculative
-    output.finish(Outcome(values["model"], prompt, engine, shown, comparison, params=params))
+    output.finish(job.outcome(values, shown, comparison=comparison))
     difference = comparison.difference
     return DEFECT_FOUND if difference and difference.explanation == DEFECT else 0
 

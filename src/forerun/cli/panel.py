@@ -80,8 +80,9 @@ def sampling(params: SamplingParams, from_model: tuple[str, ...]) -> str:
         shown = {"greedy": "(temperature 0)"} | shown
     else:
         shown = {"temperature": f"{params.temperature:g}"} | shown
-    theirs = [f"{name} {value}" for name, value in shown.items() if name in from_model]
-    own = [f"{name} {value}" for name, value in shown.items() if name not in from_model]
+    chosen = {*from_model, *(["greedy"] if "temperature" in from_model else [])}
+    theirs = [f"{name} {value}" for name, value in shown.items() if name in chosen]
+    own = [f"{name} {value}" for name, value in shown.items() if name not in chosen]
     if theirs:
         theirs[-1] += " (the model's defaults)"
     return ", ".join(own + theirs)

@@ -14,7 +14,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Params
 from forerun.engine.prompts import Prompt, repeated, split
 from forerun.engine.requests import Completion, Running, TokenEvent
-from forerun.engine.round import OnRound, Parts
+from forerun.engine.round import OnExplained, OnRound, Parts
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sealed import Sealed
 from forerun.engine.stream import Stream, first_started, follow, follow_plain, run_all
@@ -314,9 +314,19 @@ class Engine(Sealed):
         Raises:
             ConfigError: for a hook that is not a function.
         """
-        if see is not None and not callable(see):
-            raise ConfigError(f"see is {shown(see)}; it must be a function or None.")
+        _check_hook(see)
         self._parts.on_round = see
+
+    def explain_rounds(self, see: OnExplained | None) -> None:
+        """Show `see` the same and, as a fourth argument, why: for every drafted token its probabilities,
+        the uniform of its test and what was left of the target's row
+        (`forerun.verification.explain.Explanation`). Nothing of it is computed otherwise.
+
+        Raises:
+            ConfigError: for a hook that is not a function.
+        """
+        _check_hook(see)
+        self._parts.on_explained = see
 
     @contextmanager
     def idle_cache(self) -> Iterator[Cache]:
@@ -373,3 +383,8 @@ class Engine(Sealed):
         complete = self._intake.params_of(params, sampling)
         with self._scheduler.alone():
             return self._intake.take(prompt, complete, speculative, hints)
+
+
+def _check_hook(see: object) -> None:
+    if see is not None and not callable(see):
+        raise ConfigError(f"see is {shown(see)}; it must be a function or None.")
