@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -18,12 +18,21 @@ from forerun.interrupts import never_lost
 from forerun.models.architecture import Architecture, native, read_architecture
 from forerun.models.config import check_config
 from forerun.models.cpu import CpuModel
+from forerun.models.gguf.held import Held, held_tensors
+from forerun.models.gguf.source import GgufSource
 from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
 from forerun.models.layouts import layout_of
-from forerun.models.memory import ModelSummary, describe, kernel_bytes
-from forerun.models.placement import Placement, RunConfig, draft_precision, resolve
-from forerun.models.sources import Source, TensorSource, read_weights, with_own_head
+from forerun.models.memory import ModelSummary, describe, kernel_bytes, stored_bytes
+from forerun.models.placement import STORED, Placement, RunConfig, draft_precision, resolve
+from forerun.models.sources import (
+    CodedSource,
+    Source,
+    TensorSource,
+    match_keys,
+    read_weights,
+    with_own_head,
+)
 from forerun.models.stored import StoredModel, stored_at
 from forerun.models.transformer import Transformer
 
@@ -95,7 +104,12 @@ class Checkpoint:
             UnsupportedModelError: for an architecture that cannot be run speculatively.
             CheckpointError: for a config of which no model can be made.
         """
-        return describe(self.config, self.name, self.architecture if self.native else None)
+        summary = describe(self.config, self.name, self.architecture if self.native else None)
+        if self.stored.quantized:
+            layout = layout_of(self.architecture)
+            formats = cast(CodedSource, self.source()).formats(layout)
+            summary.weight_bytes[STORED] = int(stored_bytes(layout, formats))
+        return summary
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -125,6 +139,20 @@ class Checkpoint:
         """
         return self.stored.tokenizer(self.config)
 
+    @cached_property
+    def held(self) -> list[Held]:
+        """What becomes of its weights on the kernels where they are quantized; else empty.
+
+        Raises:
+            CheckpointError: for weights that cannot be read.
+        """
+        if not self.stored.quantized:
+            return []
+        layout = layout_of(self.architecture)
+        source = cast(GgufSource, self.source())
+        match_keys(source, layout)
+        return held_tensors(source, layout)
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know about how its files are read, a sentence each."""
@@ -149,7 +177,10 @@ class Checkpoint:
         Raises:
             ConfigError: for a precision that the device or backend lacks.
         """
-        return resolve(placement, self.stored.dtype(self.config), native=self.native)
+        stored = self.stored
+        return resolve(
+            placement, stored.dtype(self.config), native=self.native, quantized=stored.quantized
+        )
 
     def draft_run_config(self, placement: Placement, target: RunConfig) -> RunConfig:
         """How it will run as the draft model of a target: on the same device, in `auto` also on the
@@ -162,7 +193,7 @@ class Checkpoint:
         if placement.dtype != "auto" or not self.native:
             return self.run_config(placement)
         run = self.run_config(replace(placement, backend=target.backend))
-        if run.backend != "kernels":
+        if run.backend != "kernels" or run.precision == STORED:
             return run
         read = kernel_bytes(layout_of(self.architecture), "int8", read=True)
         return replace(run, precision=draft_precision(read))
@@ -199,8 +230,8 @@ class Checkpoint:
         if settings is not None:
             method = settings.get("quant_method") if isinstance(settings, dict) else settings
             raise UnsupportedModelError(
-                f"{self.name} is quantized ({method}), which is not read; "
-                "load the original checkpoint."
+                f"{self.name} is quantized ({method}), which is not read; load the original "
+                "checkpoint, with --dtype int8 or int4 to run it quantized, or a GGUF file of it."
             )
 
 

@@ -35,6 +35,8 @@ class StoredInMemory:
         name: how messages call the model.
     """
 
+    quantized = False
+
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
         self._model, self._tokenizer, self._name = model, tokenizer, name
         self._generation = getattr(model, "generation_config", None)

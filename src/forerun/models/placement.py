@@ -30,6 +30,8 @@ QUANTIZED = {"int8": 1 + 2 / 64, "int4": 0.5 + 2 / 32}
 PRECISIONS = (*DTYPES, *QUANTIZED)
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BACKENDS = ("auto", "kernels", "torch")
+# Quantized weights on the kernels as their file has them, matrix by matrix.
+STORED = "stored"
 KERNEL_PRECISIONS = ("fp32", "bf16", "int8", "int4")
 
 
@@ -100,7 +102,7 @@ class RunConfig:
     """How a model runs.
 
     Args:
-        precision: of its weights, one of PRECISIONS.
+        precision: of its weights, one of PRECISIONS or STORED.
         backend: `kernels` or `torch`.
         device: where.
     """
@@ -115,17 +117,27 @@ class RunConfig:
         return DTYPES.get(self.precision, torch.bfloat16)
 
 
-def resolve(placement: Placement, stored: torch.dtype | None, *, native: bool = True) -> RunConfig:
+def resolve(
+    placement: Placement,
+    stored: torch.dtype | None,
+    *,
+    native: bool = True,
+    quantized: bool = False,
+) -> RunConfig:
     """How a model will run for a placement.
 
     Args:
         stored: the checkpoint's dtype, which `auto` keeps; None counts as float32. On the CPU `auto`
             makes float32 of float16, which is slow there.
         native: whether forerun's own decoder runs the model.
+        quantized: whether the weights are, which the kernels keep under `auto`; elsewhere they run in
+            bf16.
 
     Raises:
         ConfigError: for a precision that the device or backend lacks.
     """
+    if quantized:
+        stored = torch.bfloat16
     device = resolve_device(placement.device)
     if device.type == "mps" and placement.dtype == "fp64":
         raise ConfigError("dtype 'fp64' does not exist on 'mps'; use 'fp32' or the device 'cpu'.")
@@ -134,6 +146,7 @@ def resolve(placement: Placement, stored: torch.dtype | None, *, native: bool = 
     obstacle = _kernel_obstacle(precision, device, native)
     wanted = placement.backend == "kernels" or precision in QUANTIZED or _native_is_fast()
     if obstacle is None and placement.backend != "torch" and wanted:
+        precision = STORED if auto and quantized else precision
         return RunConfig(precision, "kernels", device)
     if placement.backend == "kernels" or precision in QUANTIZED:
         raise ConfigError(

@@ -11,6 +11,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from forerun.models.architecture import Architecture, read_architecture
+from forerun.models.generation import sampling_defaults
 from forerun.models.gguf.config import read_gguf_config, read_gguf_end_tokens
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.gguf.source import GgufSource, frequency_factors
@@ -21,6 +22,13 @@ _FLOATS = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
+}
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
 }
 
 
@@ -44,7 +52,13 @@ class StoredGguf:
         return read_gguf_end_tokens(self.header, config)
 
     def sampling_defaults(self) -> dict[str, Any]:
-        return {}
+        values = {
+            name: self.header.metadata.get(f"general.sampling.{key}")
+            for name, key in _SAMPLING.items()
+        }
+        # Stored in 32 bits: 0.8, not 0.800000012.
+        short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
+        return sampling_defaults(short, str(self.header.path))
 
     def tokenizer(self, config: Any) -> Any:
         return read_gguf_tokenizer(self.header.path)
@@ -58,13 +72,15 @@ class StoredGguf:
         return GgufSource(self.header, layout_of(shape), shape)
 
     def dtype(self, config: Any) -> torch.dtype | None:
-        kinds = {tensor.kind for tensor in self.header.tensors.values() if len(tensor.shape) > 1}
-        return _FLOATS.get(next(iter(kinds))) if len(kinds) == 1 else None
+        return _FLOATS.get(next(iter(kinds))) if len(kinds := self.kinds) == 1 else None
 
     @cached_property
-    def file_type(self) -> str:
-        """The type of most weights, such as `q4_1`."""
-        sizes: dict[str, int] = {}
-        for tensor in self.header.tensors.values():
-            sizes[tensor.kind.name] = sizes.get(tensor.kind.name, 0) + tensor.nbytes
-        return max(sizes, key=lambda kind: sizes[kind]).lower()
+    def kinds(self) -> frozenset[GGMLQuantizationType]:
+        """The types of its matrices."""
+        tensors = self.header.tensors.values()
+        return frozenset(tensor.kind for tensor in tensors if len(tensor.shape) > 1)
+
+    @property
+    def quantized(self) -> bool:
+        # Matrices in fp16 run in bf16.
+        return not self.kinds <= {GGMLQuantizationType.F32, GGMLQuantizationType.BF16}
