@@ -188,7 +188,8 @@ def test_a_streamer_gets_every_token_and_the_end(family: str) -> None:
     assert ours.put_ids == theirs.put_ids == expected[0].tolist()
     assert ours.ended == theirs.ended == 1
     with pytest.raises(ConfigError, match="one prompt, not 3"):
-        model(family).generate(PADDED, attention_mask=MASK, streamer=ours, custom_generate=custom)
+        options |= {"attention_mask": MASK, "custom_generate": custom}
+        model(family).generate(PADDED, streamer=ours, **options)
 
 
 def test_the_result_is_a_dictionary_where_asked() -> None:
@@ -261,7 +262,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_forerun_does_not_have_is_refused(name: str) -> None:
     options, problem = REFUSED[name]
     with pytest.raises(ConfigError, match=problem) as refusal:
-        model("llama").generate(PROMPT, custom_generate=forerun.hf.generate, **options)
+        both(model("llama"), **options)
     assert "\n" not in str(refusal.value)
 
 

@@ -99,10 +99,13 @@ def sampling_of(
             masks.append(processor)
         elif kind in _WARPERS:
             option, attribute = _WARPERS[kind]
-            place, ignores = names.index(kind), getattr(processor, "prompt_ignore_length", None)
-            if place <= order or ignores is not None:
+            place = names.index(kind)
+            # A tensor holds the lengths of padding, which requests are without.
+            ignores = isinstance(getattr(processor, "prompt_ignore_length", None), int)
+            if place <= order or ignores:
                 raise ConfigError(
-                    f"{kind} is applied in another order, or to other tokens, than forerun does; {_WITHOUT}."
+                    f"{kind} is applied in another order, or to other tokens, than forerun does; "
+                    f"{_WITHOUT}."
                 )
             order = place
             if place == 0 or settings.do_sample:
