@@ -1,8 +1,7 @@
-"""What CONTRIBUTING.md shows of new options, methods and families works as it stands there."""
+"""What CONTRIBUTING.md and docs/own-drafter.md show of options, methods and families works as it stands."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shutil
@@ -15,9 +14,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+import forerun
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
-from forerun.testing import ToyModel, check_drafter
+from tests.helpers.documents import blocks_of
+from tests.helpers.documents import run as snippets
 from tests.helpers.other_package import POINTS, Point
 from tests.helpers.tiny_models import LLAMA_LIKE, random_model
 
@@ -57,31 +58,30 @@ def run(source: Path, *arguments: str) -> str:
 
 
 def test_an_option_of_a_method_is_one_field(tmp_path: Path) -> None:
-    forerun = (changed(tmp_path, "Adding an option to a method"), "-m", "forerun.cli.main")
-    text = run(*forerun, "generate", "--help")
+    program = (changed(tmp_path, "Adding an option to a method"), "-m", "forerun.cli.main")
+    text = run(*program, "generate", "--help")
     section = text.partition("Method ngram:")[2].partition("Method ")[0]
     assert "--prompt-lookup-positions INTEGER" in section
     assert "Positions that a tree goes on from.  [default: 8]" in " ".join(section.split()).replace(
         ". [", ".  ["
     )
-    refused = run(*forerun, "generate", "--prompt", "a", "--method", "ngram")
+    refused = run(*program, "generate", "--prompt", "a", "--method", "ngram")
     assert "prompt_lookup_positions is 65; it must be an integer in [1, 64]." in refused
 
 
 def test_a_method_of_another_package_is_one_module(
     other_package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "parrot.py").write_text(block("python", "A method in a package of its own"))
-    monkeypatch.syspath_prepend(tmp_path)
-    parrot: Any = importlib.import_module("parrot").Parrot
-    monkeypatch.setitem(POINTS, "forerun.drafters", [Point("parrot", parrot)])
-    config = SpeculativeConfig(method="parrot", options={"parrot_memory": 2})
-    assert config.read(parrot.options).parrot_memory == 2
-    with pytest.raises(
-        ConfigError, match=r"parrot_memory is 0; it must be an integer in \[1, 64\]"
-    ):
-        SpeculativeConfig(method="parrot", options={"parrot_memory": 0})
-    assert check_drafter(parrot(2), ToyModel(3)).cases > 0
+    """That of docs/own-drafter.md; `tests/test_snippets.py` runs the rest of the page."""
+    page = "docs/own-drafter.md"
+    drafter: Any = snippets(page, blocks_of(page, "python")[:1])["PhraseDrafter"]
+    monkeypatch.setitem(POINTS, "forerun.drafters", [Point("phrases", drafter)])
+    config = SpeculativeConfig(method="phrases", options={"phrase_start": 3})
+    assert config.read(drafter.options).phrase_start == 3
+    with pytest.raises(ConfigError, match=r"phrase_start is 0; it must be an integer in \[1, 64\]"):
+        SpeculativeConfig(method="phrases", options={"phrase_start": 0})
+    with pytest.raises(ConfigError, match="needs phrase_file"):
+        forerun.load("zoo", SpeculativeConfig(method="phrases"))
 
 
 GREEDY = """

@@ -164,6 +164,11 @@ def test_the_structure_is_that_of_the_code() -> None:
     assert script("structure").render(page) == page
 
 
+def test_the_chart_is_that_of_the_figures() -> None:
+    """`python docs/chart.py` draws it anew."""
+    assert script("chart").render() == read("docs/chart.svg")
+
+
 def test_the_api_page_is_that_of_the_code() -> None:
     """`python docs/structure.py` writes it anew, too."""
     assert script("api").render() == read("docs/api.md")

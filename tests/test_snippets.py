@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ FILES = {
     "--config": "",
     "phrase_file": '["def add(a, b):\\n    return a + b\\n"]',
 }
+CODE = "def add(a, b):\n"
 WRITTEN = ("--certificate", "--html", "--plot", "--save")
 # They run no model, or one that takes minutes: parsed, not run.
 PARSED_ONLY = ("bench", "prove")
@@ -53,6 +55,16 @@ def on_a_small_model(words: list[str]) -> bool:
     )
     model = words[1] if words[:1] == ["info"] and len(words) > 1 else model
     return takes_model and model in ("zoo", REAL_MODEL)
+
+
+def loops(text: str) -> bool:
+    """Whether a few words come three times in a row: no example should show that."""
+    words = text.split()
+    return any(
+        words[at : at + size] == words[at + size : at + 2 * size] == words[at + 2 * size :][:size]
+        for size in range(2, 20)
+        for at in range(len(words) - 3 * size + 1)
+    )
 
 
 @pytest.fixture
@@ -99,7 +111,8 @@ def make_files(folder: Path, words: list[str]) -> None:
         if named_file and option not in WRITTEN:
             path = folder / value
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(FILES.get(option, "def add(a, b):\n"), encoding="utf-8")
+            text = "Give me three tips for sleeping better.\n" if path.suffix == ".txt" else CODE
+            path.write_text(FILES.get(option, text), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +150,7 @@ def test_the_options_of_a_command_resolve(
         found.make_context(words[0], words[1:], parent)
         return
     try:
-        result = cli.run(*words, input="def add(a, b):\n")
+        result = cli.run(*words, input=CODE)
     except Reached:
         return
     assert result.exit_code == 0, result.output
@@ -155,9 +168,13 @@ def test_a_command_on_a_small_model_runs(
     if REAL_MODEL in words and importlib.util.find_spec(REAL_WHEEL) is None:
         pytest.skip(f"{REAL_WHEEL} is not installed")
     make_files(here, words)
-    result = cli.run(*words, input="def add(a, b):\n")
+    result = cli.run(*words, input=CODE)
     assert result.exit_code == 0, result.output
     assert result.stdout.strip()
+    # Others write something else each time.
+    if "--seed" in words or ("--temperature", "0") in pairwise(words):
+        text = result.stdout
+        assert not loops(json.loads(text)["text"] if "--json" in words else text)
 
 
 def test_modules_and_targets_of_other_commands_exist() -> None:
@@ -170,6 +187,11 @@ def test_modules_and_targets_of_other_commands_exist() -> None:
             "recipes",
         ):
             assert (ROOT / f"{words[2].replace('.', '/')}.py").exists(), (page, words)
+
+
+def test_what_loops_is_found() -> None:
+    assert loops("self.a = 1\nself.a = 1\nself.a = 1\n")
+    assert not loops("First, sleep. Second, sleep. Third, do not sleep too long.")
 
 
 def test_there_is_something_to_check() -> None:

@@ -98,7 +98,7 @@ def test_end_of_text_is_known(engine: forerun.Engine) -> None:
 
 
 def test_the_pair_is_proven(engine: forerun.Engine, prompts: list[str]) -> None:
-    """In small; README.md has the command for a limit of one per cent."""
+    """In small; docs/exactness.md has the command for a limit of one per cent."""
     assert engine.tokenizer is not None
     several = [engine.tokenizer.encode(text)[-32:] for text in prompts[:8]]
     params = forerun.SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)

@@ -33,6 +33,9 @@ DecoderShape shape_of(const nb::dict& v) {
   DecoderShape s;
   s.precision = precision_named(take<std::string>(v, "precision"));
   s.head_precision = precision_named(take<std::string>(v, "head_precision"));
+  for (const auto& [name, precision] : take<std::map<std::string, std::string>>(v, "precisions")) {
+    s.precisions[name] = precision_named(precision);
+  }
   s.group = take<int>(v, "group");
   s.vocab = take<std::int64_t>(v, "vocab_size");
   s.hidden = take<std::int64_t>(v, "hidden_size");
@@ -151,6 +154,17 @@ void load(Decoder& decoder, ThreadPool& pool, const std::string& name, std::int6
   decoder.load(name, first, count, cols, reinterpret_cast<const void*>(address), source, pool);
 }
 
+void load_codes(Decoder& decoder, ThreadPool& pool, const std::string& name, std::int64_t first,
+                std::int64_t count, std::int64_t cols, std::uintptr_t codes, std::uintptr_t scales,
+                std::uintptr_t offsets) {
+  const nb::gil_scoped_release released;
+  decoder.load_codes(
+      name, first, count, cols,
+      {reinterpret_cast<const std::uint8_t*>(codes), reinterpret_cast<const std::uint16_t*>(scales),
+       reinterpret_cast<const std::uint16_t*>(offsets)},
+      pool);
+}
+
 }  // namespace
 
 void bind_model(nb::module_& m) {
@@ -200,6 +214,9 @@ void bind_model(nb::module_& m) {
           nb::arg("rows"), nb::arg("capacity"), nb::rv_policy::take_ownership)
       .def("load", &load, nb::arg("pool"), nb::arg("name"), nb::arg("first"), nb::arg("count"),
            nb::arg("cols"), nb::arg("address"), nb::arg("type"))
+      .def("load_codes", &load_codes, nb::arg("pool"), nb::arg("name"), nb::arg("first"),
+           nb::arg("count"), nb::arg("cols"), nb::arg("codes"), nb::arg("scales"),
+           nb::arg("offsets"))
       .def("forward", &forward, nb::arg("pool"), nb::arg("cache"), nb::arg("rows"),
            nb::arg("token_ids"), nb::arg("positions"), nb::arg("layers"),
            nb::arg("logits").none().noconvert(), nb::arg("last"), nb::arg("tree_mask").none(),

@@ -19,21 +19,17 @@ std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
 // What a forward computes in; kept between forwards.
 struct Workspace {
-  Workspace(const DecoderShape& shape, Level limit)
-      : layers(shape.precision, shape.group, limit),
-        head_activations(shape.head_precision,
-                         shape.head_precision == shape.precision ? shape.group : 0, limit) {}
+  explicit Workspace(Level limit) : layers(limit) {}
 
   std::vector<float> x;       // [tokens, hidden], the residual stream
   std::vector<float> logits;  // [tokens, vocab], where they cannot go straight to the caller
   LayerSpace layers;
-  Activations head_activations;
 };
 
 Decoder::Decoder(const DecoderShape& shape, Level limit)
     : limit_(limit),
       weights_(std::make_unique<DecoderWeights>(shape)),
-      workspace_(std::make_unique<Workspace>(shape, limit)) {}
+      workspace_(std::make_unique<Workspace>(limit)) {}
 
 Decoder::~Decoder() = default;
 
@@ -86,7 +82,8 @@ void Decoder::forward(const ForwardCall& call, ThreadPool& pool) {
 
 void Decoder::read_embedding(std::int64_t token, float* x) const {
   if (shape().tied) weights_->head.matrix.unpack_row(token, x);
-  else weights_->embedding.read(token, x);
+  else if (weights_->embedding.rows > 0) weights_->embedding.read(token, x);
+  else weights_->packed_embedding.unpack_row(token, x);
 }
 
 void Decoder::embed(const std::int64_t* token_ids, std::int64_t tokens, float* out) const {
@@ -180,7 +177,7 @@ void Decoder::final_norm(const float* hidden, std::int64_t tokens, float* out, T
 void Decoder::lm_head(const float* normed, std::int64_t tokens, float* logits, ThreadPool& pool) {
   if (tokens < 1) return;
   const FloatMode mode(FloatMode::Subnormals::ieee);
-  weights_->head.run(normed, tokens, logits, workspace_->head_activations, pool, false,
+  weights_->head.run(normed, tokens, logits, workspace_->layers.activations, pool, false,
                      &weights_->layers.front().attention.qkv.matrix);
 }
 

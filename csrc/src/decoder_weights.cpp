@@ -68,7 +68,8 @@ DecoderWeights::DecoderWeights(const DecoderShape& s)
   make_vectors();
   make_matrices();
   const bool wide = shape.precision == Precision::fp32;
-  if (!shape.tied) embedding.make(shape.vocab, shape.hidden, wide);
+  const bool packed = packed_embedding.shape().rows > 0;
+  if (!shape.tied && !packed) embedding.make(shape.vocab, shape.hidden, wide);
   if (!rotary.used()) positions.make(shape.max_context, shape.hidden, wide);
 }
 
@@ -122,33 +123,45 @@ void DecoderWeights::make_vectors() {
   make_norm(norm);
 }
 
+MatrixShape DecoderWeights::matrix_shape(const std::string& name, std::int64_t rows,
+                                         std::int64_t cols) const {
+  const auto own = shape.precisions.find(name);
+  const bool is_head = name == (shape.tied ? "embedding.weight" : "head.weight");
+  const Precision usual = is_head ? shape.head_precision : shape.precision;
+  const bool differs = own == shape.precisions.end() && usual != shape.precision;
+  const Precision precision = own == shape.precisions.end() ? usual : own->second;
+  return MatrixShape::make(precision, rows, cols, differs ? 0 : shape.group);
+}
+
 void DecoderWeights::make_matrices() {
   const std::int64_t mixed = shape.heads * shape.head_dim;
-  const auto make = [&](std::int64_t rows, std::int64_t cols) {
-    return MatrixShape::make(shape.precision, rows, cols, shape.group);
-  };
-  const MatrixShape qkv = make(shape.qkv_rows(), shape.hidden);
-  const MatrixShape output = make(shape.hidden, mixed);
-  const MatrixShape up = make(shape.up_rows(), shape.hidden);
-  const MatrixShape down = make(shape.hidden, shape.intermediate);
-  const MatrixShape last =
-      MatrixShape::make(shape.head_precision, shape.vocab, shape.hidden,
-                        shape.head_precision == shape.precision ? shape.group : 0);
-  const std::size_t layer_bytes = qkv.bytes() + output.bytes() + up.bytes() + down.bytes();
-  memory = Buffer(static_cast<std::size_t>(shape.layers) * layer_bytes + last.bytes());
-  std::uint8_t* at = memory.data();
-  const auto next = [&](const MatrixShape& m) {
-    std::uint8_t* here = at;
-    at += m.bytes();
-    return PackedMatrix(m, here);
-  };
-  for (DecoderLayer& layer : layers) {
-    layer.attention.qkv.matrix = next(qkv);
-    layer.attention.output.matrix = next(output);
-    layer.mlp.up.matrix = next(up);
-    layer.mlp.down.matrix = next(down);
+  std::vector<std::pair<PackedMatrix*, MatrixShape>> all;  // in the order of use
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const std::string prefix = "layers." + std::to_string(i);
+    const auto add = [&](PackedMatrix& matrix, const char* name, std::int64_t rows,
+                         std::int64_t cols) {
+      all.emplace_back(&matrix, matrix_shape(prefix + name, rows, cols));
+    };
+    DecoderLayer& layer = layers[i];
+    add(layer.attention.qkv.matrix, ".qkv.weight", shape.qkv_rows(), shape.hidden);
+    add(layer.attention.output.matrix, ".output.weight", shape.hidden, mixed);
+    const char* up = shape.gated ? ".gate_up.weight" : ".up.weight";
+    add(layer.mlp.up.matrix, up, shape.up_rows(), shape.hidden);
+    add(layer.mlp.down.matrix, ".down.weight", shape.hidden, shape.intermediate);
   }
-  head.matrix = next(last);
+  const char* last = shape.tied ? "embedding.weight" : "head.weight";
+  all.emplace_back(&head.matrix, matrix_shape(last, shape.vocab, shape.hidden));
+  const auto table = shape.precisions.find("embedding.weight");
+  if (!shape.tied && table != shape.precisions.end() && table->second >= Precision::int8)
+    all.emplace_back(&packed_embedding, matrix_shape(table->first, shape.vocab, shape.hidden));
+  std::size_t bytes = 0;
+  for (const auto& [matrix, its_shape] : all) bytes += its_shape.bytes();
+  memory = Buffer(bytes);
+  std::uint8_t* at = memory.data();
+  for (const auto& [matrix, its_shape] : all) {
+    *matrix = PackedMatrix(its_shape, at);
+    at += its_shape.bytes();
+  }
 }
 
 namespace {
@@ -193,17 +206,21 @@ NamedWeight DecoderWeights::find(const std::string& name) {
                                 : NamedWeight{};
   if (name == "norm.weight") return {nullptr, nullptr, &norm.weight};
   if (name == "norm.bias" && shape.layer_norm) return {nullptr, nullptr, &norm.bias};
-  if (name == "embedding.weight")
-    return shape.tied ? NamedWeight{&head.matrix, nullptr, nullptr}
-                      : NamedWeight{nullptr, &embedding, nullptr};
+  if (name == "embedding.weight") {
+    if (shape.tied) return {&head.matrix, nullptr, nullptr};
+    if (embedding.rows == 0) return {&packed_embedding, nullptr, nullptr};
+    return {nullptr, &embedding, nullptr};
+  }
   if (name == "head.weight" && !shape.tied) return {&head.matrix, nullptr, nullptr};
   if (name == "positions.weight" && !rotary.used()) return {nullptr, &positions, nullptr};
   return {};
 }
 
-void Decoder::load(const std::string& name, std::int64_t first, std::int64_t count,
-                   std::int64_t cols, const void* data, SourceType type, ThreadPool& pool) {
-  const NamedWeight weight = weights_->find(name);
+namespace {
+
+// Throws std::invalid_argument unless rows of a weight are there and as long as `cols`.
+void check_rows(const std::string& name, const NamedWeight& weight, std::int64_t first,
+                std::int64_t count, std::int64_t cols) {
   std::int64_t rows = 1;
   std::int64_t expected = 0;
   if (weight.matrix != nullptr)
@@ -219,15 +236,37 @@ void Decoder::load(const std::string& name, std::int64_t first, std::int64_t cou
                                 std::to_string(first) + " + " + std::to_string(count) + " of " +
                                 std::to_string(cols) + " do not fit");
   }
-  if (weight.table != nullptr) return weight.table->store(first, count, data, type);
-  if (weight.vector != nullptr)
-    return read_values(data, type, 0, count, weight.vector->data() + first);
+}
+
+// Packs a matrix by `pack` on all threads; an error names the weight.
+template <class Pack>
+void pack_named(const std::string& name, ThreadPool& pool, Pack pack) {
   const Forward forward(pool);
   try {
-    pack_rows(*weight.matrix, first, count, data, type, pool);
+    pack();
   } catch (const std::domain_error& error) {
     throw std::domain_error(name + ": " + error.what());
   }
+}
+
+}  // namespace
+
+void Decoder::load(const std::string& name, std::int64_t first, std::int64_t count,
+                   std::int64_t cols, const void* data, SourceType type, ThreadPool& pool) {
+  const NamedWeight weight = weights_->find(name);
+  check_rows(name, weight, first, count, cols);
+  if (weight.table != nullptr) return weight.table->store(first, count, data, type);
+  if (weight.vector != nullptr)
+    return read_values(data, type, 0, count, weight.vector->data() + first);
+  pack_named(name, pool, [&] { pack_rows(*weight.matrix, first, count, data, type, pool); });
+}
+
+void Decoder::load_codes(const std::string& name, std::int64_t first, std::int64_t count,
+                         std::int64_t cols, const CodedRows& rows, ThreadPool& pool) {
+  const NamedWeight weight = weights_->find(name);
+  check_rows(name, weight, first, count, cols);
+  if (weight.matrix == nullptr) throw std::invalid_argument(name + " is not a matrix");
+  pack_named(name, pool, [&] { pack_codes(*weight.matrix, first, count, rows, pool); });
 }
 
 }  // namespace forerun::cpu

@@ -41,7 +41,9 @@ struct DecoderWeights {
   std::vector<DecoderLayer> layers;
   Norm norm;
   Linear head;
-  Table embedding;  // empty where tied
+  // One of the two, neither where the head is the embedding: quantized, or as a table.
+  PackedMatrix packed_embedding;
+  Table embedding;
   Table positions;  // empty where rotary
   Buffer memory;    // of all matrices
 
@@ -51,6 +53,7 @@ struct DecoderWeights {
   void check() const;
   void make_vectors();
   void make_matrices();
+  MatrixShape matrix_shape(const std::string& name, std::int64_t rows, std::int64_t cols) const;
 };
 
 }  // namespace forerun::cpu

@@ -12,7 +12,9 @@ const KernelSet* avx512_set(Precision precision) {
     case Precision::fp32: return f.avx512 ? &avx512_fp32_set() : nullptr;
     case Precision::bf16: return f.avx512_bf16 ? &avx512_bf16_set() : nullptr;
     case Precision::int8: return f.avx512_vnni ? &avx512_int8_set() : nullptr;
-    default: return f.avx512_vnni ? &avx512_int4_set() : nullptr;
+    case Precision::int4: return f.avx512_vnni ? &avx512_int4_set() : nullptr;
+    case Precision::int8_offset: return f.avx512_vnni ? &avx512_int8_offset_set() : nullptr;
+    default: return f.avx512_vnni ? &avx512_int4_offset_set() : nullptr;
   }
 }
 
@@ -21,7 +23,9 @@ const KernelSet& avx2_set(Precision precision) {
     case Precision::fp32: return avx2_fp32_set();
     case Precision::bf16: return avx2_bf16_set();
     case Precision::int8: return avx2_int8_set();
-    default: return avx2_int4_set();
+    case Precision::int4: return avx2_int4_set();
+    case Precision::int8_offset: return avx2_int8_offset_set();
+    default: return avx2_int4_offset_set();
   }
 }
 #endif

@@ -49,7 +49,8 @@ struct AheadPlan {
   AheadPlan(const MatrixShape& shape, const Activations& x)
       : lines(shape.all_lines()), turn(0), tiles(x.tiles()) {
     if (tiles > 1) return;
-    const std::int64_t unit = shape.grouped() ? 2 * shape.lines_per_group() + 1 : 1;
+    const std::int64_t unit =
+        shape.grouped() ? shape.groups_per_scale_line() * shape.lines_per_group() + 1 : 1;
     const std::int64_t ahead = x.tokens() <= x.kernels().unaided_tokens ? kNearAhead : kFarAhead;
     turn = std::max<std::int64_t>(lines - ahead, 0) / unit * unit;
   }

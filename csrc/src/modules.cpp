@@ -39,15 +39,14 @@ MatrixShape shape_of(const LinearSource& source, const Packing& packing) {
 struct LinearModule::Parts {
   Buffer memory;
   Linear linear;
-  Activations activations;
+  ActivationSet activations;
 };
 
 LinearModule::LinearModule(const LinearSource& source, const Packing& packing, ThreadPool& pool) {
   const MatrixShape shape = shape_of(source, packing);
   Buffer memory(shape.bytes());
   Linear linear = make_linear(source, shape, memory.data(), pool);
-  Activations activations(packing.precision, packing.group, packing.limit);
-  parts_.reset(new Parts{std::move(memory), std::move(linear), std::move(activations)});
+  parts_.reset(new Parts{std::move(memory), std::move(linear), ActivationSet(packing.limit)});
 }
 
 LinearModule::~LinearModule() = default;
@@ -142,7 +141,7 @@ AttentionModule::AttentionModule(AttentionSource source, const Packing& packing,
   parts_.reset(new Parts{std::move(memory),
                          std::move(attention),
                          RotaryTable(std::move(source.inverse_frequencies), source.rotary_scale),
-                         LayerSpace(packing.precision, packing.group, packing.limit),
+                         LayerSpace(packing.limit),
                          cache_precision(packing.precision),
                          {},
                          {}});

@@ -58,13 +58,16 @@ const char* precision_name(Precision precision) {
     case Precision::fp32: return "fp32";
     case Precision::bf16: return "bf16";
     case Precision::int8: return "int8";
-    default: return "int4";
+    case Precision::int4: return "int4";
+    case Precision::int8_offset: return "int8_offset";
+    default: return "int4_offset";
   }
 }
 
 Precision precision_named(const std::string& name) {
-  for (const Precision p : {Precision::fp32, Precision::bf16, Precision::int8, Precision::int4}) {
-    if (name == precision_name(p)) return p;
+  for (int i = 0; i < kNumPrecisions; ++i) {
+    const auto precision = static_cast<Precision>(i);
+    if (name == precision_name(precision)) return precision;
   }
   throw std::invalid_argument("no precision " + name);
 }
@@ -77,7 +80,7 @@ MatrixShape MatrixShape::make(Precision precision, std::int64_t rows, std::int64
   }
   MatrixShape shape{precision, rows, cols, 0};
   if (!shape.grouped()) return shape;
-  if (group == 0) group = precision == Precision::int8 ? kDefaultGroupInt8 : kDefaultGroupInt4;
+  if (group == 0) group = shape.bytes_wide() ? kDefaultGroupInt8 : kDefaultGroupInt4;
   if (group != 32 && group != 64 && group != 128) {
     throw std::invalid_argument("a group has 32, 64 or 128 columns, not " + std::to_string(group));
   }
@@ -89,10 +92,11 @@ int MatrixShape::values_per_line() const {
   switch (precision) {
     case Precision::fp32: return 1;
     case Precision::bf16: return 2;
-    case Precision::int8: return 4;
-    default: return 8;
+    default: return bytes_wide() ? 4 : 8;
   }
 }
+
+int MatrixShape::zero_code() const { return has_offset() ? 0 : bytes_wide() ? 128 : 8; }
 
 std::int64_t MatrixShape::lines() const {
   const int v = values_per_line();
@@ -104,34 +108,40 @@ std::int64_t MatrixShape::groups() const { return grouped() ? (cols + group - 1)
 int MatrixShape::lines_per_group() const { return grouped() ? group / values_per_line() : 0; }
 
 std::size_t MatrixShape::line_offset(std::int64_t line) const {
-  const std::int64_t scales = grouped() ? line / lines_per_group() / 2 + 1 : 0;
+  const std::int64_t scales =
+      grouped() ? line / lines_per_group() / groups_per_scale_line() + 1 : 0;
   return static_cast<std::size_t>(line + scales) * kLineBytes;
 }
 
-std::size_t MatrixShape::scale_offset(std::int64_t group_index) const {
-  const std::int64_t pair_lines = 2 * lines_per_group() + 1;
-  return static_cast<std::size_t>(group_index / 2 * pair_lines) * kLineBytes +
-         static_cast<std::size_t>(group_index % 2) * (kLineBytes / 2);
+std::size_t MatrixShape::scale_place(std::int64_t group_index) const {
+  const int n = groups_per_scale_line();
+  const std::int64_t unit_lines = n * lines_per_group() + 1;
+  return static_cast<std::size_t>(group_index / n * unit_lines) * kLineBytes +
+         static_cast<std::size_t>(group_index % n) * (kLineBytes / 2);
 }
 
 PackedMatrix::PackedMatrix(const MatrixShape& shape, std::uint8_t* memory)
     : shape_(shape), memory_(memory) {
   // Rows past the end of the last block are never packed: zero weights, at the zero point.
-  if (!shape.grouped()) return;
+  if (!shape.grouped() || shape.has_offset()) return;
   // Their scales stay zero.
-  const int zero = shape.precision == Precision::int8 ? 128 : 0x88;
+  const int zero = shape.bytes_wide() ? 128 : 0x88;
   std::uint8_t* last = memory + static_cast<std::size_t>(shape.blocks() - 1) * shape.block_bytes();
   for (std::int64_t i = 0; i < shape.lines(); ++i)
     std::memset(last + shape.line_offset(i), zero, kLineBytes);
 }
 
+void PackedMatrix::check_rows(std::int64_t first, std::int64_t count) const {
+  if (first < 0 || count < 0 || first + count > shape_.rows) {
+    throw std::invalid_argument("rows " + std::to_string(first) + " + " + std::to_string(count) +
+                                " do not lie in a matrix of " + std::to_string(shape_.rows));
+  }
+}
+
 void PackedMatrix::pack_rows(std::int64_t first, std::int64_t count, const void* source,
                              SourceType type, std::int64_t stride) {
-  if (first < 0 || count < 0 || first + count > shape_.rows || stride < shape_.cols) {
-    throw std::invalid_argument("rows " + std::to_string(first) + " + " + std::to_string(count) +
-                                " do not lie in a matrix of " + std::to_string(shape_.rows) +
-                                ", or the stride is shorter than a row");
-  }
+  check_rows(first, count);
+  if (stride < shape_.cols) throw std::invalid_argument("the stride is shorter than a row");
   std::vector<float> row(static_cast<std::size_t>(shape_.cols));
   for (std::int64_t i = 0; i < count; ++i) {
     read_values(source, type, i * stride, shape_.cols, row.data());
@@ -141,8 +151,27 @@ void PackedMatrix::pack_rows(std::int64_t first, std::int64_t count, const void*
     switch (shape_.precision) {
       case Precision::fp32: pack_fp32(row, block + lane * 4); break;
       case Precision::bf16: pack_bf16(row, block + lane * 4); break;
-      case Precision::int8: quantize_row_int8(shape_, row.data(), lane, block); break;
-      case Precision::int4: quantize_row_int4(shape_, row.data(), lane, block); break;
+      default: quantize_row(shape_, row.data(), lane, block); break;
+    }
+  }
+}
+
+void PackedMatrix::pack_codes(std::int64_t first, std::int64_t count, const CodedRows& rows) {
+  check_rows(first, count);
+  if (!shape_.grouped() || shape_.cols % shape_.group != 0 ||
+      (rows.offsets != nullptr) != shape_.has_offset()) {
+    throw std::invalid_argument(std::string("codes in groups of ") + std::to_string(shape_.group) +
+                                " do not fit into " + precision_name(shape_.precision));
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t r = first + i;
+    const auto lane = static_cast<std::size_t>(r % kBlockRows);
+    std::uint8_t* block = memory_ + static_cast<std::size_t>(r / kBlockRows) * shape_.block_bytes();
+    for (std::int64_t g = 0; g < shape_.groups(); ++g) {
+      const std::int64_t at = i * shape_.groups() + g;
+      const std::uint16_t offset = rows.offsets == nullptr ? std::uint16_t{0} : rows.offsets[at];
+      store_group(shape_, g, lane, {rows.codes + at * shape_.group, rows.scales[at], offset},
+                  block);
     }
   }
 }
@@ -159,22 +188,28 @@ void PackedMatrix::unpack_row(std::int64_t row, float* out) const {
 }
 
 void PackedMatrix::unpack_grouped(std::int64_t row, const std::uint8_t* lane, float* out) const {
-  const bool bytes = shape_.precision == Precision::int8;
+  const bool bytes = shape_.bytes_wide();
+  const int zero = shape_.zero_code();
   const int per_line = shape_.values_per_line();
   const std::uint8_t* scales =
       block(row / kBlockRows) + static_cast<std::size_t>(row % kBlockRows) * 2;
   for (std::int64_t g = 0; g < shape_.groups(); ++g) {
     std::uint16_t h;
-    std::memcpy(&h, scales + shape_.scale_offset(g), 2);
+    std::memcpy(&h, scales + shape_.scale_place(g), 2);
     const float scale = half_to_float(h);
+    float offset = 0.0f;
+    if (shape_.has_offset()) {
+      std::memcpy(&h, scales + shape_.scale_place(g) + kLineBytes / 2, 2);
+      offset = half_to_float(h);
+    }
     const std::int64_t begin = g * shape_.group;
     const std::int64_t end = std::min<std::int64_t>(begin + shape_.group, shape_.cols);
     const std::uint8_t* line = lane + shape_.line_offset(begin / per_line);
     for (std::int64_t k = begin; k < end; ++k) {
       const std::int64_t at = k % per_line;
       if (at == 0 && k != begin) line += kLineBytes;
-      const int q = bytes ? line[at] - 128 : (at < 4 ? line[at] & 15 : line[at - 4] >> 4) - 8;
-      out[k] = scale * static_cast<float>(q);
+      const int code = bytes ? line[at] : at < 4 ? line[at] & 15 : line[at - 4] >> 4;
+      out[k] = scale * static_cast<float>(code - zero) + offset;
     }
   }
 }

@@ -25,22 +25,55 @@ std::int64_t grain(std::int64_t n, std::int64_t values, const ThreadPool& pool) 
   return std::max<std::int64_t>(n / (4 * pool.size()), 1);
 }
 
-void pack_rows(PackedMatrix& matrix, std::int64_t first, std::int64_t count, const void* data,
-               SourceType type, ThreadPool& pool) {
-  const std::int64_t cols = matrix.shape().cols;
-  const std::size_t row_bytes = size_of(cols) * (type == SourceType::fp32 ? 4 : 2);
-  // A body of the pool must not throw: the first error is thrown afterwards.
+namespace {
+
+// `pack` for ranges of `count` rows on all threads. A body of the pool must not throw: the first
+// error is thrown afterwards.
+template <class Pack>
+void pack_ranges(std::int64_t count, ThreadPool& pool, Pack pack) {
   std::atomic<bool> failed{false};
   std::string message;
   pool.for_ranges(count, 16, [&](const Range& r) {
     try {
-      const auto* source = static_cast<const std::uint8_t*>(data) + size_of(r.begin) * row_bytes;
-      matrix.pack_rows(first + r.begin, r.end - r.begin, source, type, cols);
+      pack(r.begin, r.end - r.begin);
     } catch (const std::exception& error) {
       if (!failed.exchange(true)) message = error.what();
     }
   });
   if (failed) throw std::domain_error(message);
+}
+
+}  // namespace
+
+void pack_rows(PackedMatrix& matrix, std::int64_t first, std::int64_t count, const void* data,
+               SourceType type, ThreadPool& pool) {
+  const std::int64_t cols = matrix.shape().cols;
+  const std::size_t row_bytes = size_of(cols) * (type == SourceType::fp32 ? 4 : 2);
+  pack_ranges(count, pool, [&](std::int64_t begin, std::int64_t n) {
+    const auto* source = static_cast<const std::uint8_t*>(data) + size_of(begin) * row_bytes;
+    matrix.pack_rows(first + begin, n, source, type, cols);
+  });
+}
+
+void pack_codes(PackedMatrix& matrix, std::int64_t first, std::int64_t count, const CodedRows& rows,
+                ThreadPool& pool) {
+  const std::int64_t cols = matrix.shape().cols;
+  const std::int64_t groups = matrix.shape().groups();
+  pack_ranges(count, pool, [&](std::int64_t begin, std::int64_t n) {
+    const std::uint16_t* offsets =
+        rows.offsets == nullptr ? nullptr : rows.offsets + begin * groups;
+    matrix.pack_codes(first + begin, n,
+                      {rows.codes + begin * cols, rows.scales + begin * groups, offsets});
+  });
+}
+
+Activations& ActivationSet::of(const MatrixShape& shape) {
+  for (const auto& made : made_) {
+    if (made->shape().precision == shape.precision && made->shape().group == shape.group)
+      return *made;
+  }
+  made_.push_back(std::make_unique<Activations>(shape.precision, shape.group, limit_));
+  return *made_.back();
 }
 
 Precision cache_precision(Precision weights) {
@@ -66,12 +99,13 @@ void Norm::run(const float* x, std::int64_t tokens, float* y, Level limit, Threa
   });
 }
 
-void Linear::run(const float* x, std::int64_t tokens, float* y, Activations& activations,
+void Linear::run(const float* x, std::int64_t tokens, float* y, ActivationSet& activations,
                  ThreadPool& pool, bool accumulate, const PackedMatrix* next) const {
   const MatrixShape& shape = matrix.shape();
-  activations.pack(x, tokens, shape.cols, shape.cols, pool);
+  Activations& packed = activations.of(shape);
+  packed.pack(x, tokens, shape.cols, shape.cols, pool);
   const float* added = bias.empty() ? nullptr : bias.data();
-  linear(matrix, activations, y, shape.rows, pool, {added, accumulate, next});
+  linear(matrix, packed, y, shape.rows, pool, {added, accumulate, next});
 }
 
 void activate(Activation activation, bool gated, const float* x, std::int64_t tokens,

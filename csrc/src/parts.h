@@ -26,11 +26,27 @@ std::int64_t grain(std::int64_t n, std::int64_t values, const ThreadPool& pool);
 void pack_rows(PackedMatrix& matrix, std::int64_t first, std::int64_t count, const void* data,
                SourceType type, ThreadPool& pool);
 
+// The same from rows that are quantized already; also std::invalid_argument where they do not fit.
+void pack_codes(PackedMatrix& matrix, std::int64_t first, std::int64_t count, const CodedRows& rows,
+                ThreadPool& pool);
+
 // Keys and values are kept in fp32 beside fp32 weights, else in bf16.
 Precision cache_precision(Precision weights);
 
 // Throws std::invalid_argument unless a cache has the layers, heads and precision expected.
 void check_cache(const KvCache::Shape& cache, const KvCache::Shape& expected);
+
+// Activations for each format that a model's matrices have; kept between forwards.
+class ActivationSet {
+ public:
+  explicit ActivationSet(Level limit) : limit_(limit) {}
+
+  Activations& of(const MatrixShape& shape);
+
+ private:
+  Level limit_;
+  std::vector<std::unique_ptr<Activations>> made_;
+};
 
 struct Norm {
   std::vector<float> weight;
@@ -46,7 +62,7 @@ struct Linear {
   std::vector<float> bias;
 
   // x [tokens, cols], packed into `activations` on the way; y [tokens, rows].
-  void run(const float* x, std::int64_t tokens, float* y, Activations& activations,
+  void run(const float* x, std::int64_t tokens, float* y, ActivationSet& activations,
            ThreadPool& pool, bool accumulate = false, const PackedMatrix* next = nullptr) const;
 };
 
@@ -57,15 +73,14 @@ void activate(Activation activation, bool gated, const float* x, std::int64_t to
 
 // What the layers of a model compute in; kept between forwards.
 struct LayerSpace {
-  LayerSpace(Precision precision, int group, Level level)
-      : activations(precision, group, level), limit(level) {}
+  explicit LayerSpace(Level level) : activations(level), limit(level) {}
 
   std::vector<float> normed;  // [tokens, hidden]
   std::vector<float> qkv;     // [tokens, qkv_rows]
   std::vector<float> mixed;   // [tokens, heads * head_dim]
   std::vector<float> up;      // [some tokens, up_rows]
   std::vector<float> inner;   // [some tokens, intermediate]
-  Activations activations;
+  ActivationSet activations;
   std::unique_ptr<Attention> attention;
   Level limit;
 };

@@ -91,39 +91,59 @@ void check_bf16(const float* row, std::int64_t count) {
     throw std::domain_error("a weight is too large for bf16");
 }
 
-void quantize_row_int8(const MatrixShape& shape, const float* row, std::size_t lane,
-                       std::uint8_t* block) {
-  for (std::int64_t g = 0; g < shape.groups(); ++g) {
-    const std::int64_t begin = g * shape.group;
-    const std::int64_t count = std::min<std::int64_t>(shape.group, shape.cols - begin);
-    const float* x = row + begin;
-    const Scale s = make_scale(largest(x, count) / 127.0f);
-    std::memcpy(block + shape.scale_offset(g) + lane * 2, &s.stored, 2);
-    std::uint8_t q[kMaxGroup] = {};
-    for (std::int64_t i = 0; i < count; ++i)
-      q[i] = static_cast<std::uint8_t>(quantize(x[i], s.inverse, -127, 127) + 128);
-    for (std::int64_t i = count; i % 4 != 0; ++i) q[i] = 128;
-    std::uint8_t* line = block + shape.line_offset(begin / 4) + lane * 4;
+void store_group(const MatrixShape& shape, std::int64_t index, std::size_t lane,
+                 const CodedGroup& group, std::uint8_t* block) {
+  if (!std::isfinite(half_to_float(group.scale)) || !std::isfinite(half_to_float(group.offset)))
+    throw std::domain_error("a scale is not finite");
+  const std::int64_t begin = index * shape.group;
+  const std::int64_t count = std::min<std::int64_t>(shape.group, shape.cols - begin);
+  std::uint8_t* scale = block + shape.scale_place(index) + lane * 2;
+  std::memcpy(scale, &group.scale, 2);
+  if (shape.has_offset()) std::memcpy(scale + kLineBytes / 2, &group.offset, 2);
+  std::uint8_t* line = block + shape.line_offset(begin / shape.values_per_line()) + lane * 4;
+  std::uint8_t q[kMaxGroup + 8];
+  std::memcpy(q, group.codes, static_cast<std::size_t>(count));
+  std::memset(q + count, shape.zero_code(), 8);
+  if (shape.bytes_wide()) {
     for (std::int64_t i = 0; i < count; i += 4, line += kLineBytes) std::memcpy(line, q + i, 4);
+    return;
+  }
+  int high = 0;
+  for (std::int64_t i = 0; i < count; ++i) high |= q[i];
+  if (high > 15) throw std::domain_error("a code does not fit into 4 bits");
+  for (std::int64_t i = 0; i < count; i += 8, line += kLineBytes) {
+    for (int j = 0; j < 4; ++j) line[j] = static_cast<std::uint8_t>(q[i + j] | q[i + j + 4] << 4);
   }
 }
 
-void quantize_row_int4(const MatrixShape& shape, const float* row, std::size_t lane,
-                       std::uint8_t* block) {
+void quantize_row(const MatrixShape& shape, const float* row, std::size_t lane,
+                  std::uint8_t* block) {
   for (std::int64_t g = 0; g < shape.groups(); ++g) {
     const std::int64_t begin = g * shape.group;
     const std::int64_t count = std::min<std::int64_t>(shape.group, shape.cols - begin);
     const float* x = row + begin;
-    const Scale s = best_int4_scale(x, count);
-    std::memcpy(block + shape.scale_offset(g) + lane * 2, &s.stored, 2);
-    std::uint8_t q[kMaxGroup + 8];
-    for (std::int64_t i = 0; i < count; ++i)
-      q[i] = static_cast<std::uint8_t>(quantize(x[i], s.inverse, -8, 7) + 8);
-    for (std::int64_t i = count; i < count + 8; ++i) q[i] = 8;
-    std::uint8_t* line = block + shape.line_offset(begin / 8) + lane * 4;
-    for (std::int64_t i = 0; i < count; i += 8, line += kLineBytes) {
-      for (int j = 0; j < 4; ++j) line[j] = static_cast<std::uint8_t>(q[i + j] | q[i + j + 4] << 4);
+    const int most = shape.bytes_wide() ? 255 : 15;
+    const int zero = shape.zero_code();
+    Scale offset{};
+    Scale scale;
+    if (shape.has_offset()) {
+      const auto [low, high] = std::minmax_element(x, x + count);
+      offset = make_scale(*low);
+      scale = make_scale((*high - offset.value) / static_cast<float>(most));
+    } else if (shape.bytes_wide()) {
+      scale = make_scale(largest(x, count) / 127.0f);
+    } else {
+      scale = best_int4_scale(x, count);
     }
+    // A symmetric byte never takes -128.
+    const int least = zero == 128 ? 1 : 0;
+    std::uint8_t q[kMaxGroup];
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float centred = x[i] - offset.value;
+      const int code = quantize(centred, scale.inverse, least - zero, most - zero);
+      q[i] = static_cast<std::uint8_t>(code + zero);
+    }
+    store_group(shape, g, lane, {q, scale.stored, offset.stored}, block);
   }
 }
 

@@ -7,11 +7,20 @@
 
 namespace forerun::cpu {
 
-// Both throw std::domain_error where a scale overflows.
-void quantize_row_int8(const MatrixShape& shape, const float* row, std::size_t lane,
-                       std::uint8_t* block);
-void quantize_row_int4(const MatrixShape& shape, const float* row, std::size_t lane,
-                       std::uint8_t* block);
+// One group of one row; the scale and the offset are fp16.
+struct CodedGroup {
+  const std::uint8_t* codes;
+  std::uint16_t scale;
+  std::uint16_t offset;
+};
+
+// Throws std::domain_error for a scale that is not finite or a code that does not fit.
+void store_group(const MatrixShape& shape, std::int64_t index, std::size_t lane,
+                 const CodedGroup& group, std::uint8_t* block);
+
+// Throws std::domain_error where a scale overflows.
+void quantize_row(const MatrixShape& shape, const float* row, std::size_t lane,
+                  std::uint8_t* block);
 
 // Throws std::domain_error for a finite value that rounds to infinity in bf16.
 void check_bf16(const float* row, std::int64_t count);

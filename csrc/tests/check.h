@@ -63,8 +63,9 @@ struct Packed {
   }
 };
 
-constexpr Precision kPrecisions[] = {Precision::fp32, Precision::bf16, Precision::int8,
-                                     Precision::int4};
+constexpr Precision kPrecisions[] = {Precision::fp32,        Precision::bf16,
+                                     Precision::int8,        Precision::int4,
+                                     Precision::int8_offset, Precision::int4_offset};
 
 inline std::vector<Level> levels() {
   std::vector<Level> all;

@@ -11,9 +11,22 @@ namespace forerun::cpu::test {
 
 inline bool coin(Random& random) { return between(random, 0, 1) == 1; }
 
+// Matrices in precisions of their own, as in files that mix them.
+inline void mix_precisions(DecoderShape& s, Random& random) {
+  const auto mix = [&](const std::string& name) {
+    if (coin(random)) s.precisions[name] = kPrecisions[between(random, 0, kNumPrecisions - 1)];
+  };
+  for (std::int64_t i = 0; i < s.layers; ++i) {
+    for (const char* name : {"qkv", "output", "gate_up", "up", "down"})
+      mix("layers." + std::to_string(i) + "." + name + ".weight");
+  }
+  mix("embedding.weight");
+  mix("head.weight");
+}
+
 inline DecoderShape random_shape(Random& random) {
   DecoderShape s;
-  s.precision = kPrecisions[between(random, 0, 3)];
+  s.precision = kPrecisions[between(random, 0, kNumPrecisions - 1)];
   s.head_precision = s.precision == Precision::int4 ? Precision::int8 : s.precision;
   s.group = 32 << between(random, 0, 2);
   s.vocab = between(random, 3, 70);
@@ -34,6 +47,7 @@ inline DecoderShape random_shape(Random& random) {
   s.tied = coin(random);
   for (std::int64_t i = 0; i < s.layers; ++i)
     s.windows.push_back(coin(random) ? 0 : between(random, 1, 40));
+  if (coin(random)) mix_precisions(s, random);
   if (coin(random)) {
     for (std::int64_t i = 0; i < s.head_dim / 2; ++i) {
       s.inverse_frequencies.push_back(1.0f / static_cast<float>(1 + 3 * i));

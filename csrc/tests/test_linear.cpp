@@ -144,6 +144,8 @@ int main(int count, char** arguments) {
   }
   check_quantization(Precision::int8, 64, 0.008, random);
   check_quantization(Precision::int4, 32, 0.09, random);
+  check_quantization(Precision::int8_offset, 64, 0.006, random);
+  check_quantization(Precision::int4_offset, 32, 0.085, random);
   check_accumulate(random, pool);
   std::puts("ok");
 }

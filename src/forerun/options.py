@@ -55,11 +55,25 @@ def options(owner: type[T]) -> type[T]:
         raise refusal from None
 
     made.__init__ = initialize
+    made.__repr__, made.__setattr__ = _short_repr, _refuse_change
     texts = [f"    {name}: {field.description}" for name, field in made.__pydantic_fields__.items()]
     if texts:
         made.__doc__ = "\n".join([f"{cleandoc(owner.__doc__ or '')}\n\nArgs:", *texts])
     declared: type[T] = made
     return declared
+
+
+def _short_repr(self: Any) -> str:
+    """What is not at its default."""
+    fields_shown = ", ".join(f"{name}={value!r}" for name, value in changes(self).items())
+    return f"{type(self).__name__}({fields_shown})"
+
+
+def _refuse_change(self: Any, name: str, value: Any) -> None:
+    kind = type(self).__name__
+    raise ConfigError(
+        f"a {kind} cannot be changed; make another: dataclasses.replace(..., {name}={shown(value)})."
+    )
 
 
 @options

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,8 +24,9 @@ namespace forerun::cpu {
 
 struct DecoderShape {
   Precision precision = Precision::bf16;
-  Precision head_precision = Precision::bf16;  // of the output head and, where tied, the embedding
-  int group = 0;  // columns that share a scale, for int8 and int4; 0: default
+  Precision head_precision = Precision::bf16;   // of the output head and, where tied, the embedding
+  std::map<std::string, Precision> precisions;  // of weights that differ, by name
+  int group = 0;  // columns that share a scale, for integer formats; 0: default
   std::int64_t vocab = 1;
   std::int64_t hidden = 1;
   std::int64_t intermediate = 1;
@@ -82,6 +84,11 @@ class Decoder {
   // fit, std::domain_error for a value that is not finite.
   void load(const std::string& name, std::int64_t first, std::int64_t count, std::int64_t cols,
             const void* data, SourceType type, ThreadPool& pool);
+
+  // The same for a matrix from rows that are quantized already; also std::invalid_argument for a
+  // matrix of another format.
+  void load_codes(const std::string& name, std::int64_t first, std::int64_t count,
+                  std::int64_t cols, const CodedRows& rows, ThreadPool& pool);
 
   KvCache::Shape cache_shape(std::int64_t rows, std::int64_t capacity) const;
 

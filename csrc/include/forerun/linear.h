@@ -23,6 +23,7 @@ struct KernelSet;
 // Memory: one panel for each tile of T tokens, of 4-byte units:
 //   fp32  [cols][T]    bf16  [pairs][T]
 //   int8, int4: for each group  -zero_point * sum of its values [T], scale [T], then [quads][T]
+//   with offset: for each group  scale * sum of its values [T], a float, scale [T], [quads][T]
 class Activations {
  public:
   // `group` as in MatrixShape; `limit` caps the instruction set.

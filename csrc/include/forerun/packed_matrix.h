@@ -6,6 +6,9 @@
 //   int4  8 nibbles + 8: the low ones are values 0..3, the high ones 4..7
 // int8 and int4 have one fp16 scale for each group of columns and row. A line of scales stands
 // before each pair of groups, so that a block is one stream.
+//   int8_offset, int4_offset: the same with codes from 0 on and an fp16 offset beside each scale;
+//   a line of scales and offsets stands before each group. A weight is scale * code + offset, as in
+//   the blocks of llama.cpp's Q4_1.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +19,8 @@ namespace forerun::cpu {
 
 class ThreadPool;
 
-enum class Precision { fp32, bf16, int8, int4 };
+enum class Precision { fp32, bf16, int8, int4, int8_offset, int4_offset };
+constexpr int kNumPrecisions = 6;
 
 const char* precision_name(Precision precision);
 // Throws std::invalid_argument for an unknown name.
@@ -26,7 +30,7 @@ constexpr int kBlockRows = 16;
 constexpr std::size_t kLineBytes = 64;
 
 // What the shape of a matrix y = W x says about its storage. `group` (columns that share a scale:
-// 32, 64 or 128) matters for int8 and int4 only; 0 takes the default.
+// 32, 64 or 128) matters for integer formats only; 0 takes the default.
 struct MatrixShape {
   Precision precision = Precision::fp32;
   std::int64_t rows = 0;
@@ -36,22 +40,38 @@ struct MatrixShape {
   // Throws std::invalid_argument unless everything is in range; fills in the default group.
   static MatrixShape make(Precision precision, std::int64_t rows, std::int64_t cols, int group = 0);
 
-  bool grouped() const { return precision == Precision::int8 || precision == Precision::int4; }
+  bool grouped() const { return precision >= Precision::int8; }
+  bool has_offset() const { return precision >= Precision::int8_offset; }
+  bool bytes_wide() const {
+    return precision == Precision::int8 || precision == Precision::int8_offset;
+  }
+  int zero_code() const;  // the code of weight zero; 0 where there is an offset
+  int groups_per_scale_line() const { return has_offset() ? 1 : 2; }
   int values_per_line() const;  // columns that one line covers
   std::int64_t lines() const;   // of values in one block
   std::int64_t groups() const;  // along one row; 0 unless grouped
   int lines_per_group() const;  // of a full group; the last one may be shorter
-  std::int64_t all_lines() const { return lines() + (groups() + 1) / 2; }
+  std::int64_t all_lines() const {
+    return lines() + (groups() + groups_per_scale_line() - 1) / groups_per_scale_line();
+  }
   std::int64_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
   std::size_t block_bytes() const { return static_cast<std::size_t>(all_lines()) * kLineBytes; }
   std::size_t bytes() const { return static_cast<std::size_t>(blocks()) * block_bytes(); }
 
   // Bytes from the start of a block.
   std::size_t line_offset(std::int64_t line) const;
-  std::size_t scale_offset(std::int64_t group_index) const;  // of the 16 scales
+  std::size_t scale_place(std::int64_t group_index) const;  // of the 16 scales, then offsets
 };
 
 enum class SourceType { fp32, bf16, fp16 };
+
+// Rows that are quantized already, in groups of a matrix's own size: codes [rows, cols], one a
+// byte, and fp16 scales and, where the format has them, offsets [rows, groups].
+struct CodedRows {
+  const std::uint8_t* codes = nullptr;
+  const std::uint16_t* scales = nullptr;
+  const std::uint16_t* offsets = nullptr;
+};
 
 // A view: the memory (zero-filled, 64-byte aligned, shape.bytes() long) belongs to the caller, who
 // keeps a model's matrices in one Buffer, in the order of use.
@@ -72,10 +92,16 @@ class PackedMatrix {
   void pack_rows(std::int64_t first, std::int64_t count, const void* source, SourceType type,
                  std::int64_t stride);
 
+  // Packs rows [first, first + count) as they are quantized. Throws std::invalid_argument for rows
+  // out of range, a format without groups, columns that are not whole groups, or offsets that are
+  // missing or too many; std::domain_error for scales that are not finite and codes out of range.
+  void pack_codes(std::int64_t first, std::int64_t count, const CodedRows& rows);
+
   // One row as float: what the kernels multiply with. For lookups in a tied embedding, and tests.
   void unpack_row(std::int64_t row, float* out) const;
 
  private:
+  void check_rows(std::int64_t first, std::int64_t count) const;
   void unpack_grouped(std::int64_t row, const std::uint8_t* lane, float* out) const;
 
   MatrixShape shape_;

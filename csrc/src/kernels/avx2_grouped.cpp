@@ -15,17 +15,27 @@ FORERUN_INLINE __m256i widen_signed(__m256i bytes, int odd) {
 }
 
 struct Bytes {
+  static constexpr bool kOffset = false;
   static constexpr int kPanelRows = 1;
   static FORERUN_INLINE __m256i part(__m256i line, int) { return line; }
 };
 
 struct Nibbles {
+  static constexpr bool kOffset = false;
   static constexpr int kPanelRows = 2;
   static FORERUN_INLINE __m256i part(__m256i line, int high) {
     const __m256i shifted = high ? _mm256_srli_epi16(line, 4) : line;
     return _mm256_and_si256(shifted, _mm256_set1_epi8(15));
   }
 };
+
+FORERUN_INLINE __m256 load_scales(const std::uint8_t* scales, int eight) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales) + eight));
+}
+
+FORERUN_INLINE __m256 in_all_lanes(std::uint32_t bits) {
+  return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(bits)));
+}
 
 template <class Format>
 struct Avx2Grouped {
@@ -53,15 +63,19 @@ struct Avx2Grouped {
 
   template <int T>
   static FORERUN_INLINE void add_group(const __m256i (&acc)[kHalves][T], const std::uint8_t* scales,
-                                       const std::uint32_t* x_scale, __m256 (&sums)[kHalves][T]) {
+                                       const std::uint32_t* x_head, __m256 (&sums)[kHalves][T]) {
     unroll<kHalves>([&](auto h) {
-      const __m256 w_scale =
-          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales) + h));
+      const __m256 w_scale = load_scales(scales, h);
       unroll<T>([&](auto t) {
-        const __m256 scale = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(x_scale[t])));
-        const __m256 d = _mm256_mul_ps(_mm256_cvtepi32_ps(acc[h][t]), scale);
+        const __m256 d = _mm256_mul_ps(_mm256_cvtepi32_ps(acc[h][t]), in_all_lanes(x_head[T + t]));
         sums[h][t] = _mm256_fmadd_ps(d, w_scale, sums[h][t]);
       });
+      if constexpr (Format::kOffset) {
+        const __m256 w_offset = load_scales(scales, kHalves + h);
+        unroll<T>([&](auto t) {
+          sums[h][t] = _mm256_fmadd_ps(in_all_lanes(x_head[t]), w_offset, sums[h][t]);
+        });
+      }
     });
   }
 
@@ -75,7 +89,8 @@ struct Avx2Grouped {
     const std::uint8_t* turn = w + a.ahead.switch_line * kLine;
     const std::uint8_t* ahead = a.ahead.first;
     for (std::int64_t i = 0, group = 0; i < a.lines; ++group) {
-      if (group % 2 == 0) {
+      const bool second = !Format::kOffset && group % 2 == 1;
+      if (!second) {
         if (w == turn) ahead = a.ahead.second;
         scales = w;
         w += kLine;
@@ -84,9 +99,10 @@ struct Avx2Grouped {
       // The sums stay in memory during a group: registers are for the accumulators.
       asm volatile("" : : "r"(&sums) : "memory");
       __m256i acc[kHalves][T];
-      unroll_halves<T>(
-          [&](auto h, auto t) { acc[h][t] = _mm256_set1_epi32(static_cast<int>(x[t])); });
-      const std::uint32_t* x_scale = x + T;
+      unroll_halves<T>([&](auto h, auto t) {
+        acc[h][t] = _mm256_set1_epi32(Format::kOffset ? 0 : static_cast<int>(x[t]));
+      });
+      const std::uint32_t* x_head = x;
       x += 2 * T;
       for (const std::int64_t end = i + a.group_lines; i < end && i < a.lines; ++i) {
         prefetch<T>(ahead);
@@ -95,7 +111,7 @@ struct Avx2Grouped {
         x += Format::kPanelRows * T;
         ahead += a.ahead.step;
       }
-      add_group<T>(acc, scales + group % 2 * (kLine / 2), x_scale, sums);
+      add_group<T>(acc, scales + (second ? kLine / 2 : 0), x_head, sums);
     }
     unroll_halves<T>([&](auto h, auto t) { store_half(a, h, t, sums[h][t]); });
   }
@@ -110,6 +126,18 @@ const KernelSet& avx2_int8_set() {
 
 const KernelSet& avx2_int4_set() {
   static const KernelSet set = make_set<Avx2Grouped<Nibbles>>(Level::avx2, Precision::int4);
+  return set;
+}
+
+const KernelSet& avx2_int8_offset_set() {
+  static const KernelSet set =
+      make_set<Avx2Grouped<WithOffset<Bytes>>>(Level::avx2, Precision::int8_offset);
+  return set;
+}
+
+const KernelSet& avx2_int4_offset_set() {
+  static const KernelSet set =
+      make_set<Avx2Grouped<WithOffset<Nibbles>>>(Level::avx2, Precision::int4_offset);
   return set;
 }
 

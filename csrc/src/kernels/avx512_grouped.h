@@ -25,12 +25,22 @@ FORERUN_INLINE __m512 multiply_add(__m512 sum, __m512 d, __m512 scale) {
   return sum;
 }
 
+FORERUN_INLINE __m512 load_scales(const std::uint8_t* scales) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)));
+}
+
+FORERUN_INLINE __m512 in_all_lanes(std::uint32_t bits) {
+  return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(bits)));
+}
+
 struct Bytes {
+  static constexpr bool kOffset = false;
   static constexpr int kPanelRows = 1;  // of T quads for each line of weights
   static FORERUN_INLINE __m512i part(__m512i line, int) { return line; }
 };
 
 struct Nibbles {
+  static constexpr bool kOffset = false;
   static constexpr int kPanelRows = 2;
   static FORERUN_INLINE __m512i part(__m512i line, int high) {
     const __m512i shifted = high ? _mm512_srli_epi16(line, 4) : line;
@@ -46,18 +56,22 @@ struct Avx512Grouped {
 
   template <int T>
   static FORERUN_INLINE void add_group(const __m512i (&acc)[T], const std::uint8_t* scales,
-                                       const std::uint32_t* x_scale, __m512* sums) {
-    const __m512 w_scale =
-        _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)));
-    unroll<T>([&](auto t) {
-      const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(x_scale[t])));
-      const __m512 d = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[t]), scale);
+                                       const std::uint32_t* x_head, __m512* sums) {
+    const auto add = [&](auto t, __m512 d, __m512 scale) {
       if constexpr (T > kSumsInRegisters) {
-        sums[t] = _mm512_fmadd_ps(d, w_scale, sums[t]);
+        sums[t] = _mm512_fmadd_ps(d, scale, sums[t]);
       } else {
-        sums[t] = multiply_add(sums[t], d, w_scale);
+        sums[t] = multiply_add(sums[t], d, scale);
       }
+    };
+    const __m512 w_scale = load_scales(scales);
+    unroll<T>([&](auto t) {
+      add(t, _mm512_mul_ps(_mm512_cvtepi32_ps(acc[t]), in_all_lanes(x_head[T + t])), w_scale);
     });
+    if constexpr (Format::kOffset) {
+      const __m512 w_offset = load_scales(scales + kLine / 2);
+      unroll<T>([&](auto t) { add(t, in_all_lanes(x_head[t]), w_offset); });
+    }
   }
 
   // Line `kIndex` behind w.
@@ -104,7 +118,9 @@ struct Avx512Grouped {
                                    const std::uint8_t* scales, __m512* sums) {
     constexpr int kWidth = Format::kPanelRows * T;
     __m512i acc[T];
-    unroll<T>([&](auto t) { acc[t] = _mm512_set1_epi32(static_cast<int>(at.x[t])); });
+    unroll<T>([&](auto t) {
+      acc[t] = _mm512_set1_epi32(Format::kOffset ? 0 : static_cast<int>(at.x[t]));
+    });
     const std::uint32_t* x = at.x + 2 * T;
     if (kLines > 0 && lines == kLines) {
       add_full_group<T, kLines>(acc, at.w, x);
@@ -120,7 +136,7 @@ struct Avx512Grouped {
         ahead += step;
       } while (w != end);
     }
-    add_group<T>(acc, scales, at.x + T, sums);
+    add_group<T>(acc, scales, at.x, sums);
     at.w += lines * kLine;
     at.x += 2 * T + lines * kWidth;
     at.ahead += lines * step;
@@ -141,7 +157,8 @@ struct Avx512Grouped {
       if constexpr (T > kTokensUnaided) prefetch<T>(at.ahead);
       at.w += kLine;
       at.ahead += step;
-      for (int half = 0; half < 2 && left > 0; ++half) {
+      constexpr int kGroups = Format::kOffset ? 1 : 2;
+      for (int half = 0; half < kGroups && left > 0; ++half) {
         const std::int64_t lines = left < a.group_lines ? left : a.group_lines;
         // Makes every group load and store the sums that live in memory: the compiler would
         // otherwise keep some in registers as well, and push out accumulators.

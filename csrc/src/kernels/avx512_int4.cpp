@@ -7,4 +7,10 @@ const KernelSet& avx512_int4_set() {
   return set;
 }
 
+const KernelSet& avx512_int4_offset_set() {
+  static const KernelSet set =
+      make_set<Avx512Grouped<WithOffset<Nibbles>>>(Level::avx512, Precision::int4_offset);
+  return set;
+}
+
 }  // namespace forerun::cpu

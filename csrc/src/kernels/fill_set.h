@@ -9,6 +9,12 @@ namespace {
 
 constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
 
+// A groupwise integer format as it is, with an offset beside each scale.
+template <class Format>
+struct WithOffset : Format {
+  static constexpr bool kOffset = true;
+};
+
 // Kernels::run<T>(const TileArgs&), Kernels::kMaxTokens, Kernels::kTokensUnaided.
 template <class Kernels>
 KernelSet make_set(Level level, Precision precision) {

@@ -6,6 +6,7 @@
 //   fp32       s = fma(w[k], x[k], s)
 //   bf16       s = fma(w[k], x[k], fma(w[k+1], x[k+1], s)) for even k: what vdpbf16ps does
 //   int8 int4  per group: exact int32 dot product d; s = fma(float(d) * x_scale, w_scale, s)
+//   with offset: after that  s = fma(float(sum of x) * x_scale, w_offset, s)
 // All levels follow these lines to the letter and so agree bit for bit. vdpbf16ps takes subnormal
 // numbers as zero; the caller sets the other levels to do so too (float_mode.h), where it can:
 // outside x86 a bf16 sum may differ by 2^-126 at each step.
@@ -70,10 +71,14 @@ const KernelSet& avx2_fp32_set();
 const KernelSet& avx2_bf16_set();
 const KernelSet& avx2_int8_set();
 const KernelSet& avx2_int4_set();
+const KernelSet& avx2_int8_offset_set();
+const KernelSet& avx2_int4_offset_set();
 const KernelSet& avx512_fp32_set();
 const KernelSet& avx512_bf16_set();
 const KernelSet& avx512_int8_set();
 const KernelSet& avx512_int4_set();
+const KernelSet& avx512_int8_offset_set();
+const KernelSet& avx512_int4_offset_set();
 #endif
 
 }  // namespace forerun::cpu

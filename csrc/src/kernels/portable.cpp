@@ -71,11 +71,13 @@ std::int32_t dot(const std::uint8_t* w, std::uint32_t x, std::int32_t sum) {
 }
 
 struct Bytes {
+  static constexpr bool kOffset = false;
   static constexpr int kPanelRows = 1;
   static std::uint8_t part(std::uint8_t byte, int) { return byte; }
 };
 
 struct Nibbles {
+  static constexpr bool kOffset = false;
   static constexpr int kPanelRows = 2;
   static std::uint8_t part(std::uint8_t byte, int high) {
     return static_cast<std::uint8_t>(high ? byte >> 4 : byte & 15);
@@ -100,14 +102,18 @@ struct PortableGrouped {
   }
 
   template <int T>
-  static void add_group(const std::int32_t (&d)[T][kBlockRows], const std::uint32_t* x_scale,
+  static void add_group(const std::int32_t (&d)[T][kBlockRows], const std::uint32_t* x_head,
                         const std::uint8_t* scales, float (&sum)[T][kBlockRows]) {
     std::uint16_t w_scale[kBlockRows];
+    std::uint16_t w_offset[kBlockRows] = {};
     std::memcpy(w_scale, scales, sizeof w_scale);
+    if (Format::kOffset) std::memcpy(w_offset, scales + sizeof w_scale, sizeof w_offset);
     for (int t = 0; t < T; ++t) {
       for (int r = 0; r < kBlockRows; ++r) {
-        const float product = static_cast<float>(d[t][r]) * float_of(x_scale[t]);
+        const float product = static_cast<float>(d[t][r]) * float_of(x_head[T + t]);
         sum[t][r] = fused(product, half_to_float(w_scale[r]), sum[t][r]);
+        if (!Format::kOffset) continue;
+        sum[t][r] = fused(float_of(x_head[t]), half_to_float(w_offset[r]), sum[t][r]);
       }
     }
   }
@@ -119,22 +125,23 @@ struct PortableGrouped {
     const std::uint8_t* w = a.weights;
     const std::uint8_t* scales = nullptr;
     for (std::int64_t i = 0, group = 0; i < a.lines; ++group) {
-      if (group % 2 == 0) {
+      const bool second = !Format::kOffset && group % 2 == 1;
+      if (!second) {
         scales = w;
         w += kLineBytes;
       }
       std::int32_t d[T][kBlockRows];
       for (int t = 0; t < T; ++t) {
-        for (std::int32_t& v : d[t]) v = static_cast<std::int32_t>(x[t]);
+        for (std::int32_t& v : d[t]) v = Format::kOffset ? 0 : static_cast<std::int32_t>(x[t]);
       }
-      const std::uint32_t* x_scale = x + T;
+      const std::uint32_t* x_head = x;
       x += 2 * T;
       for (const std::int64_t end = i + a.group_lines; i < end && i < a.lines; ++i) {
         line<T>(w, x, d);
         w += kLineBytes;
         x += Format::kPanelRows * T;
       }
-      add_group<T>(d, x_scale, scales + group % 2 * (kLineBytes / 2), sum);
+      add_group<T>(d, x_head, scales + (second ? kLineBytes / 2 : 0), sum);
     }
     store<T>(a, sum);
   }
@@ -147,7 +154,9 @@ const KernelSet& portable_set(Precision precision) {
       make_set<PortableFloat<Fp32>>(Level::portable, Precision::fp32),
       make_set<PortableFloat<Bf16>>(Level::portable, Precision::bf16),
       make_set<PortableGrouped<Bytes>>(Level::portable, Precision::int8),
-      make_set<PortableGrouped<Nibbles>>(Level::portable, Precision::int4)};
+      make_set<PortableGrouped<Nibbles>>(Level::portable, Precision::int4),
+      make_set<PortableGrouped<WithOffset<Bytes>>>(Level::portable, Precision::int8_offset),
+      make_set<PortableGrouped<WithOffset<Nibbles>>>(Level::portable, Precision::int4_offset)};
   return sets[static_cast<int>(precision)];
 }
 

@@ -61,7 +61,8 @@ inline QuantizedGroup quantize_group(const float* x, std::int8_t* q) {
   return {!finite ? float_of(0x7fc00000u) : zero ? 0.0f : peak / 127.0f, sum};
 }
 
-// kUnit: columns that a line covers, up to which the last group is filled with zeros.
+// kUnit: columns that a line covers, up to which the last group is filled with zeros. kZeroPoint:
+// of the weights; 0 where they have an offset.
 template <int kUnit, int kZeroPoint, int kGroup>
 void pack_groups(const PackTokenArgs& a) {
   const std::int64_t width = a.width;
@@ -77,7 +78,8 @@ void pack_groups(const PackTokenArgs& a) {
       values = filled;
     }
     const QuantizedGroup g = quantize_group<kGroup>(values, quantized);
-    panel[0] = static_cast<std::uint32_t>(-kZeroPoint * g.sum);
+    panel[0] = kZeroPoint == 0 ? bits_of(static_cast<float>(g.sum) * g.scale)
+                               : static_cast<std::uint32_t>(-kZeroPoint * g.sum);
     panel[width] = bits_of(g.scale);
     panel = scatter(quantized, (count + kUnit - 1) / kUnit * (kUnit / 4), width, panel + 2 * width);
   }

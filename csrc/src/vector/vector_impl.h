@@ -101,7 +101,8 @@ const VectorSet& FORERUN_VECTOR_SET() {
   static const VectorSet set = {
       {rms_norm, layer_norm, silu_mul, silu, gelu_tanh, gelu_erf, relu, rotate, multiply, add,
        scale, max, exp_sum},
-      {pack_token_fp32, pack_token_bf16, pack_token_grouped<4, 128>, pack_token_grouped<8, 8>},
+      {pack_token_fp32, pack_token_bf16, pack_token_grouped<4, 128>, pack_token_grouped<8, 8>,
+       pack_token_grouped<4, 0>, pack_token_grouped<8, 0>},
       row_ops_of<float>(),
       row_ops_of<double>(),
       fractions};

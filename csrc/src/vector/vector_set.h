@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "forerun/packed_matrix.h"
 #include "forerun/vector_ops.h"
 #include "row_ops.h"
 
@@ -24,7 +25,7 @@ using PackToken = void (*)(const PackTokenArgs&);
 
 struct VectorSet {
   VectorOps ops;
-  PackToken pack_token[4];  // by Precision
+  PackToken pack_token[kNumPrecisions];  // by Precision
   RowOps<float> float_rows;
   RowOps<double> double_rows;
   // Those of Noise in randomness.h for a block of tokens from `first` on.

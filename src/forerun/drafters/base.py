@@ -31,6 +31,9 @@ class BaseDrafter(ABC):
     rows: int | None = None
     options: type[Any] = NoOptions
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @classmethod
     def member_methods(cls, options: Any) -> tuple[str, ...]:  # noqa: ARG003
         """It drafts alone."""

@@ -76,6 +76,9 @@ class DraftModelDrafter(BaseDrafter):
         self.cache = DraftCache(model, rows, capacity, tree_slots)
         self._drafts_chains = translation is None and drafts_chains(model)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model!r})"
+
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
         return cls(

@@ -19,6 +19,7 @@ MOST_ROWS = 2**16
 _PARTS = {
     "target": (("new_cache", "forward"), "a model from forerun.models.load_model"),
     "drafter": (("propose", "observe", "release"), "a drafter, or leave it out"),
+    "policy": (("plan", "observe", "release"), "a policy, or leave it out"),
     "tokenizer": (("encode", "decode"), "a tokenizer of transformers, or leave it out"),
     "randomness": (("uniform", "gumbel"), "a forerun.randomness.Randomness, or leave it out"),
 }

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 from typing import Any, overload
 
-from forerun.contracts import Cache, CausalLM, Drafter, Verifier
+from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
 from forerun.core import MOST_NODES, NO_HINTS, Exactness, Hints, Stats
 from forerun.engine.chat import Message
 from forerun.engine.compatibility import EngineSettings, check_depth, check_engine, check_part
@@ -15,9 +14,10 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Params
 from forerun.engine.prompts import Prompt, repeated, split
 from forerun.engine.requests import Completion, Running, TokenEvent
-from forerun.engine.round import OnRound, Parts
+from forerun.engine.round import OnExplained, OnRound, Parts
 from forerun.engine.scheduler import Scheduler
-from forerun.engine.stream import Stream, follow, follow_plain
+from forerun.engine.sealed import Sealed
+from forerun.engine.stream import Stream, first_started, follow, follow_plain, run_all
 from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, shown
 from forerun.options import changes
@@ -27,7 +27,7 @@ from forerun.trees.plans import resolve_tree
 from forerun.verification import AUTO
 
 
-class Engine:
+class Engine(Sealed):
     """Generates text with a target model and, where given, a drafter: exactly the target's own.
 
     Threads may share an engine: each of its calls waits for the others' rounds. A hook or a drafter
@@ -38,6 +38,7 @@ class Engine:
         target: the model whose text it is.
         drafter: proposes tokens; None decodes plainly.
         config: how to speculate.
+        policy: how far to speculate; None makes the one that the config names.
         tokenizer: for text prompts, text output and stop strings; ids alone work without.
         eos_token_ids: tokens that end a text.
         max_batch_size: requests that run at once; more wait.
@@ -56,6 +57,7 @@ class Engine:
         drafter: Drafter | None = None,
         config: SpeculativeConfig | None = None,
         *,
+        policy: Policy | None = None,
         tokenizer: Tokenizer | None = None,
         eos_token_ids: Iterable[int] = (),
         max_batch_size: int = 1,
@@ -72,6 +74,7 @@ class Engine:
         )
         self.config = SpeculativeConfig() if config is None else config
         check_engine(target, drafter, self.config, settings)
+        check_part("policy", policy)
         check_part("tokenizer", tokenizer)
         check_part("randomness", randomness)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
@@ -80,7 +83,7 @@ class Engine:
         self.max_batch_size = settings.max_batch_size
         self.rules: dict[str, Verifier] = {}
         """Rules in use by name; one that is put here is used in place of the table's."""
-        self.policy = None if drafter is None else self.config.make_policy()
+        self.policy = None if drafter is None else policy or self.config.make_policy()
         tree = resolve_tree(self.config.tree)
         check_depth(tree, self.config)
         # A chain never reaches past the context.
@@ -105,6 +108,14 @@ class Engine:
         # Those of them whose last event has not been handed out, and events handed out by request.
         self._open: dict[int, Running] = {}
         self._handed_out: dict[int, int] = {}
+        self._seal()
+
+    def __repr__(self) -> str:
+        drafter = None if self.drafter is None else self.drafter.name
+        return (
+            f"Engine({self.target.name!r}, drafter={drafter!r}, "
+            f"max_batch_size={self.max_batch_size}, max_context={self.max_context})"
+        )
 
     def add(
         self,
@@ -142,7 +153,7 @@ class Engine:
                 running = self._open.get(number)
                 if running and running.finished and count == running.num_output_tokens:
                     del self._open[number]
-            started = _started(self._open.values())
+            started = first_started(self._open.values())
             counts = {running.request.request_id: running.num_output_tokens for running in started}
             try:
                 events = [
@@ -214,8 +225,7 @@ class Engine:
                 self._intake.take(prompt, own, speculative, hint)
                 for prompt, own, hint in zip(all_prompts, all_params, all_hints, strict=True)
             ]
-        self._run(requests)
-        completions = [running.completion() for running in requests]
+        completions = run_all(self._scheduler, requests)
         return completions[0] if single else completions
 
     def chat(
@@ -304,9 +314,19 @@ class Engine:
         Raises:
             ConfigError: for a hook that is not a function.
         """
-        if see is not None and not callable(see):
-            raise ConfigError(f"see is {shown(see)}; it must be a function or None.")
+        _check_hook(see)
         self._parts.on_round = see
+
+    def explain_rounds(self, see: OnExplained | None) -> None:
+        """Show `see` the same and, as a fourth argument, why: for every drafted token its probabilities,
+        the uniform of its test and what was left of the target's row
+        (`forerun.verification.explain.Explanation`). Nothing of it is computed otherwise.
+
+        Raises:
+            ConfigError: for a hook that is not a function.
+        """
+        _check_hook(see)
+        self._parts.on_explained = see
 
     @contextmanager
     def idle_cache(self) -> Iterator[Cache]:
@@ -364,23 +384,7 @@ class Engine:
         with self._scheduler.alone():
             return self._intake.take(prompt, complete, speculative, hints)
 
-    def _run(self, requests: list[Running]) -> None:
-        """Run requests to their ends; an error in one ends all."""
-        try:
-            self._scheduler.submit(requests)
-            left = requests
-            while left:
-                self._scheduler.step()
-                started = _started(left)
-                for running in started:
-                    if running.progress.error is not None:
-                        raise running.progress.error
-                going_on = [running for running in started if not running.finished]
-                left = going_on + left[len(started) :]
-        finally:
-            self._scheduler.drop(requests)
 
-
-def _started(requests: Iterable[Running]) -> list[Running]:
-    """The first of some requests, up to the first that waits: they start in order."""
-    return list(takewhile(lambda running: running.started, requests))
+def _check_hook(see: object) -> None:
+    if see is not None and not callable(see):
+        raise ConfigError(f"see is {shown(see)}; it must be a function or None.")

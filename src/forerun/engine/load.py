@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forerun.contracts import CausalLM, DrafterSetup
+import torch
+
+from forerun.contracts import CausalLM, Drafter, DrafterSetup, Policy
 from forerun.core import MOST_NODES
 from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
@@ -16,12 +19,16 @@ from forerun.drafters.model.retokenizer import Translation
 from forerun.engine.compatibility import EngineSettings, check_part
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.engine.pairs import choose
-from forerun.errors import ConfigError, shown
+from forerun.engine.speculation import Speculation, Speculative
+from forerun.errors import ConfigError, UnknownNameError, shown
 from forerun.models.checkpoint import Checkpoint
+from forerun.models.in_memory import LoadedModel, is_model
 from forerun.models.memory import MemoryNeed, check_memory, memory_need
 from forerun.models.placement import Placement, RunConfig
 from forerun.options import Text, check
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -30,27 +37,34 @@ DEFAULT_CONTEXT = 4096
 
 
 def load(
-    model: str | os.PathLike[str] | Checkpoint = "zoo",
-    speculative: SpeculativeConfig | bool = True,
+    model: str | os.PathLike[str] | Checkpoint | PreTrainedModel = "zoo",
+    speculative: Speculative = True,
     *,
+    drafter: str | Drafter | None = None,
+    policy: str | Policy | None = None,
     revision: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
     backend: str = "auto",
     max_batch_size: int = 1,
     max_context: int | None = None,
     prefix_reuse: bool = True,
     tokenizer: Any = None,
+    **unknown: Any,
 ) -> Engine:
     """Load a model, and a drafter for it, into an engine.
 
     Args:
-        model: `zoo`, the small model that comes with forerun, a checkpoint's directory, a hub id, or
-            a `Checkpoint` that is open already.
-        speculative: how to speculate; True picks the known draft model or prompt lookup, False
-            decodes plainly.
+        model: `zoo`, the small model that comes with forerun, `smollm2`, a checkpoint's directory, a GGUF
+            file, a hub id, a `Checkpoint` that is open already, or a model of transformers (give its
+            tokenizer too).
+        speculative: how to speculate: a config or a mapping of its fields; True picks the known draft
+            model or prompt lookup, False decodes plainly.
+        drafter: a method's name, or a drafter; instead of the config's `method`.
+        policy: a policy's name, or a policy; instead of the config's.
         revision: branch, tag or commit on the hub.
-        dtype: `auto` (as stored), `fp32`, `bf16`, `fp16`, or on the kernels `int8` or `int4`.
+        dtype: `auto` (as stored), `fp32`, `bf16`, `fp16`, torch's dtypes and their names, or on the
+            kernels `int8` or `int4`.
         device: `auto`, `cpu`, `cuda` or `mps`.
         backend: `kernels`, the compiled ones for the CPU, `torch`, or `auto`.
         max_batch_size: requests that run at once.
@@ -62,12 +76,15 @@ def load(
     Raises:
         ForerunError: one of its kinds, saying what is wrong and what to do.
     """
-    placement = Placement(dtype, device, backend)
+    for name in unknown:
+        raise UnknownNameError("option of load", name, _load_options())
+    placement = Placement(dtype, device, backend)  # type: ignore[arg-type]  # torch's own are named
     settings = EngineSettings(max_batch_size, max_context, prefix_reuse=prefix_reuse)
     check_part("tokenizer", tokenizer)
     revision = check("revision", revision, Text | None)
-    config = _chosen(speculative, _name_of(model))
-    target = _open(model, revision)
+    asked = Speculation.of(speculative, drafter, policy, _name_of(model))
+    target = _open(model, revision, tokenizer)
+    config = asked.config
     pair = _paired(Pair(target, target.run_config(placement)), placement, config)
     rows, context = settings.max_batch_size, _context(target, settings.max_context)
     # A chain never reaches past the context.
@@ -79,22 +96,28 @@ def load(
         capacity=context,
         options={} if config is None else config.options,
         load_draft_model=pair.load_draft,
-        encode=partial(tokenizer.encode, add_special_tokens=False),
+        encode=tokenizer and partial(tokenizer.encode, add_special_tokens=False),
         tree_slots=tree_slots,
         translation=pair.translation(tokenizer),
         target=target.load(pair.run),
     )
     settings = replace(settings, max_context=context, eos_token_ids=tuple(target.eos_token_ids))
-    drafter = None if config is None else DRAFTERS.find(str(config.method)).build(setup)
-    defaults = target.sampling_defaults
+    made = asked.drafter
+    if config is not None and made is None:
+        made = DRAFTERS.find(str(config.method)).build(setup)
     return Engine(
         setup.target,
-        drafter,
+        made,
         config,
+        policy=asked.policy,
         tokenizer=tokenizer,
-        sampling_defaults=defaults,
+        sampling_defaults=target.sampling_defaults,
         **vars(settings),
     )
+
+
+def _load_options() -> list[str]:
+    return [name for name in inspect.signature(load).parameters if name != "unknown"]
 
 
 @dataclass(frozen=True)
@@ -136,7 +159,14 @@ class Pair:
         Raises:
             IncompatibleDraftError: where the two share too little.
         """
-        if self.draft is None or tokenizer.get_vocab() == self.draft.tokenizer.get_vocab():
+        if self.draft is None:
+            return None
+        if tokenizer is None:
+            raise ConfigError(
+                "a draft model needs the target's tokenizer, to tell whether their vocabularies are "
+                "the same; give it as tokenizer=."
+            )
+        if tokenizer.get_vocab() == self.draft.tokenizer.get_vocab():
             return None
         sizes = (self.target.summary.vocab_size, self.draft.summary.vocab_size)
         found = Translation(tokenizer, self.draft.tokenizer, self.draft.name, *sizes)
@@ -165,33 +195,26 @@ def _paired(pair: Pair, placement: Placement, config: SpeculativeConfig | None) 
     )
 
 
-def _open(model: str | os.PathLike[str] | Checkpoint, revision: str | None) -> Checkpoint:
-    if not isinstance(model, Checkpoint):
+def _open(model: Any, revision: str | None, tokenizer: Any) -> Checkpoint:
+    if not isinstance(model, Checkpoint) and not is_model(model):
         return Checkpoint.open(model, revision)
     if revision is not None:
         raise ConfigError(
             f"revision {revision!r} comes too late for a checkpoint that is open; give it to "
             "Checkpoint.open."
         )
-    return model
+    return model if isinstance(model, Checkpoint) else LoadedModel.of(model, tokenizer)
 
 
-def _name_of(model: str | os.PathLike[str] | Checkpoint) -> str:
-    name: str = model.name if isinstance(model, Checkpoint) else check("model", model, Text)
+def _name_of(model: Any) -> str:
+    if isinstance(model, Checkpoint):
+        return model.name
+    if is_model(model):
+        return getattr(model, "name_or_path", "") or type(model).__name__
+    if callable(getattr(model, "new_cache", None)):
+        raise ConfigError(f"model is {shown(model)}, loaded already; give it to forerun.Engine.")
+    name: str = check("model", model, Text)
     return name
-
-
-def _chosen(speculative: SpeculativeConfig | bool, model: str) -> SpeculativeConfig | None:
-    if speculative is False:
-        return None
-    if speculative is not True and not isinstance(speculative, SpeculativeConfig):
-        raise ConfigError(
-            f"speculative is {shown(speculative)}; it must be a SpeculativeConfig, True or False."
-        )
-    choice = choose(SpeculativeConfig() if speculative is True else speculative, model)
-    if choice.note:
-        logger.warning("%s", choice.note)
-    return choice.config
 
 
 def _context(target: Checkpoint, max_context: int | None) -> int:

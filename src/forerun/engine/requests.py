@@ -9,6 +9,7 @@ from torch import Tensor
 
 from forerun.core import NO_DRAFT, Draft, FinishReason, Origin, Request, Stats, Verdict
 from forerun.engine.text import TextState, TextStream
+from forerun.errors import shown
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TokenEvent:
     """One emitted token.
 
@@ -34,6 +35,10 @@ class TokenEvent:
     text: str
     logprob: TokenLogprob | None = None
     finish_reason: FinishReason | None = None
+
+    def __repr__(self) -> str:
+        end = "" if self.finish_reason is None else f", finish_reason={str(self.finish_reason)!r}"
+        return f"TokenEvent({shown(self.text)}, token_id={self.token_id}, origin={str(self.origin)!r}{end})"
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class RoundRecord:
     accepted: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Completion:
     """A request that has ended.
 
@@ -84,6 +89,13 @@ class Completion:
     stats: Stats
     logprobs: tuple[TokenLogprob, ...] | None = None
     error: Exception | None = None
+
+    def __repr__(self) -> str:
+        reason = None if self.finish_reason is None else str(self.finish_reason)
+        return (
+            f"Completion({shown(self.text)}, num_tokens={len(self.token_ids)}, "
+            f"finish_reason={reason!r})"
+        )
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from forerun.errors import ConfigError
 from forerun.randomness import Randomness
 from forerun.trees.plans import plan_tree
 from forerun.verification import TargetRows, drawing_for, make_rule, resolve
+from forerun.verification.explain import Explanation, explain
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ _ASKED, _SHORT = Plan(0, reason=PlainReason.ASKED), Plan(0, reason=PlainReason.S
 
 OnRound = Callable[[Request, Draft, Verdict], None]
 """Sees what was drafted for a request in a round and the verdict, before the request is extended."""
+OnExplained = Callable[[Request, Draft, Verdict, Explanation | None], None]
+"""The same with the tests that led to the verdict; None for a rule that is not forerun's own."""
 
 
 @dataclass
@@ -55,7 +58,7 @@ class Parts:
         drafter, policy: None decode plainly.
         tree: that of the config, read from its file.
         rules: in use by name; one that is put here is used in place of the table's.
-        on_round: watches.
+        on_round, on_explained: watch.
     """
 
     target: CausalLM
@@ -67,6 +70,7 @@ class Parts:
     tree: Tree | str | None = None
     rules: dict[str, Verifier] = field(default_factory=dict)
     on_round: OnRound | None = None
+    on_explained: OnExplained | None = None
 
     def rule_named(self, name: str) -> Verifier:
         if name not in self.rules:
@@ -91,9 +95,7 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
     outcomes = [running.outcome(v) for running, v in zip(batch, verdicts, strict=True)]
     verdicts = [outcome.verdict for outcome in outcomes]
     logprobs = [_logprobs(rows, index, verdict) for index, verdict in enumerate(verdicts)]
-    if parts.on_round is not None:
-        for request, draft, verdict in zip(requests, drafts, verdicts, strict=True):
-            parts.on_round(request, draft, verdict)
+    _show(parts, rows, verdicts)
     for running, outcome, values, draft in zip(batch, outcomes, logprobs, drafts, strict=True):
         request = running.request
         parts.cache.keep(request.row, len(request), outcome.verdict.path)
@@ -235,6 +237,17 @@ def _verify_by(
         return [_verify_by(rule, rows, [index], randomness)[0] for index in indices]
     finally:
         rows.adopt(part, indices)
+
+
+def _show(parts: Parts, rows: TargetRows, verdicts: list[Verdict]) -> None:
+    """Show the round to those who watch; what explains it is only made for them."""
+    for index, (request, draft) in enumerate(zip(rows.requests, rows.drafts, strict=True)):
+        if parts.on_round is not None:
+            parts.on_round(request, draft, verdicts[index])
+        if parts.on_explained is not None:
+            rule = resolve(parts.config.rejection_sample_method, request, draft)
+            explanation = explain(parts.rule_named(rule), rows, index, parts.randomness)
+            parts.on_explained(request, draft, verdicts[index], explanation)
 
 
 def _logprobs(rows: TargetRows, index: int, verdict: Verdict) -> list[TokenLogprob]:

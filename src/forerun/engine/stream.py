@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 from forerun.engine.plain import decode_plain
 from forerun.engine.requests import Completion, Running, TokenEvent
@@ -24,6 +25,14 @@ class Stream:
     def __next__(self) -> TokenEvent:
         return next(self._events)
 
+    def __repr__(self) -> str:
+        running = self._running
+        reason = running.progress.finish_reason
+        return (
+            f"Stream(request_id={self.request_id}, num_tokens={running.num_output_tokens}, "
+            f"finish_reason={None if reason is None else str(reason)!r})"
+        )
+
     @property
     def request_id(self) -> int:
         return self._running.request.request_id
@@ -37,6 +46,29 @@ class Stream:
         close = getattr(self._events, "close", None)
         if close is not None:
             close()
+
+
+def run_all(scheduler: Scheduler, requests: list[Running]) -> list[Completion]:
+    """Queue requests and run rounds until all have ended; an error in one ends all."""
+    try:
+        scheduler.submit(requests)
+        left = requests
+        while left:
+            scheduler.step()
+            started = first_started(left)
+            for running in started:
+                if running.progress.error is not None:
+                    raise running.progress.error
+            going_on = [running for running in started if not running.finished]
+            left = going_on + left[len(started) :]
+    finally:
+        scheduler.drop(requests)
+    return [running.completion() for running in requests]
+
+
+def first_started(requests: Iterable[Running]) -> list[Running]:
+    """The first of some requests, up to the first that waits: they start in order."""
+    return list(takewhile(lambda running: running.started, requests))
 
 
 def follow(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -21,9 +21,15 @@ from forerun.models.cpu import CpuModel
 from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
 from forerun.models.layouts import layout_of
-from forerun.models.memory import ModelSummary, describe, kernel_bytes
-from forerun.models.placement import Placement, RunConfig, draft_precision, resolve
-from forerun.models.sources import Source, TensorSource, read_weights, with_own_head
+from forerun.models.memory import ModelSummary, describe, kernel_bytes, stored_bytes
+from forerun.models.placement import STORED, Placement, RunConfig, draft_precision, resolve
+from forerun.models.sources import (
+    CodedSource,
+    Source,
+    TensorSource,
+    read_weights,
+    with_own_head,
+)
 from forerun.models.stored import StoredModel, stored_at
 from forerun.models.transformer import Transformer
 
@@ -95,7 +101,12 @@ class Checkpoint:
             UnsupportedModelError: for an architecture that cannot be run speculatively.
             CheckpointError: for a config of which no model can be made.
         """
-        return describe(self.config, self.name, self.architecture if self.native else None)
+        summary = describe(self.config, self.name, self.architecture if self.native else None)
+        if self.stored.quantized:
+            layout = layout_of(self.architecture)
+            formats = cast(CodedSource, self.source()).formats(layout)
+            summary.weight_bytes[STORED] = int(stored_bytes(layout, formats))
+        return summary
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -149,7 +160,10 @@ class Checkpoint:
         Raises:
             ConfigError: for a precision that the device or backend lacks.
         """
-        return resolve(placement, self.stored.dtype(self.config), native=self.native)
+        stored = self.stored
+        return resolve(
+            placement, stored.dtype(self.config), native=self.native, quantized=stored.quantized
+        )
 
     def draft_run_config(self, placement: Placement, target: RunConfig) -> RunConfig:
         """How it will run as the draft model of a target: on the same device, in `auto` also on the
@@ -162,7 +176,7 @@ class Checkpoint:
         if placement.dtype != "auto" or not self.native:
             return self.run_config(placement)
         run = self.run_config(replace(placement, backend=target.backend))
-        if run.backend != "kernels":
+        if run.backend != "kernels" or run.precision == STORED:
             return run
         read = kernel_bytes(layout_of(self.architecture), "int8", read=True)
         return replace(run, precision=draft_precision(read))
@@ -185,7 +199,7 @@ class Checkpoint:
             complete = replace(self, location=location, stored=stored_at(location))
         if not self.native:
             return load_adapter(complete.directory, self.config, run.dtype, run.device, self.name)
-        return _build(complete.architecture, complete.source(), run, self.name)
+        return build(complete.architecture, complete.source(), run, self.name)
 
     def is_same(self, other: Checkpoint) -> bool:
         """Whether the other is the same checkpoint, by whatever name."""
@@ -263,10 +277,11 @@ def model_from_tensors(
     stored = next(iter(tensors.values())).dtype if tensors else None
     source = TensorSource(tensors, name)
     run = resolve(Placement(dtype, device, backend), stored)
-    return _build(with_own_head(read_architecture(config), source), source, run, name)
+    return build(with_own_head(read_architecture(config), source), source, run, name)
 
 
-def _build(shape: Architecture, source: Source, run: RunConfig, name: str) -> CausalLM:
+def build(shape: Architecture, source: Source, run: RunConfig, name: str) -> CausalLM:
+    """A model on forerun's own decoder from its weights."""
     if run.backend == "kernels":
         return CpuModel(shape, source, run.precision, name)
     return Transformer(shape, read_weights(source, layout_of(shape), run.dtype, run.device), name)

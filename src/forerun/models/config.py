@@ -181,12 +181,21 @@ def read_end_tokens(directory: Path, config: Any) -> frozenset[int]:
     value = read_object(path).get("eos_token_id") if path.exists() else None
     if value is None or value == []:
         path, value = directory / CONFIG, getattr(text, "eos_token_id", None)
+    return check_end_tokens(value, str(path), text.vocab_size)
+
+
+def check_end_tokens(value: Any, where: str, vocab_size: int) -> frozenset[int]:
+    """The tokens that end a text, as `where` says: one, a list or None.
+
+    Raises:
+        CheckpointError: for what are no tokens.
+    """
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for token in ids:
-        if type(token) is not int or not 0 <= token < text.vocab_size:
+        if type(token) is not int or not 0 <= token < vocab_size:
             raise CheckpointError(
-                f"{path}: eos_token_id is {shown(value)}; it must be a token id from 0 to "
-                f"{text.vocab_size - 1}, or a list of them."
+                f"{where}: eos_token_id is {shown(value)}; it must be a token id from 0 to "
+                f"{vocab_size - 1}, or a list of them."
             )
     return frozenset(ids)
 

@@ -56,6 +56,9 @@ class HFModel:
         self._crops_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         probe(self, config)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
+
     def new_cache(self, rows: int, capacity: int) -> HFCache:
         """An empty cache of `rows` rows of `capacity` tokens each; memory is taken as it fills."""
         return HFCache(rows, capacity)

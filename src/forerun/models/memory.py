@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,30 @@ def kernel_bytes(layout: Layout, precision: str, *, read: bool = False) -> float
         else:
             total += QUANTIZED[precision] * count
     return total
+
+
+# Bytes of a weight and its share of a group's numbers, in groups of 32.
+_STORED = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "int8": 1 + 2 / 32,
+    "int8_offset": 1 + 4 / 32,
+    "int4": 0.5 + 2 / 32,
+    "int4_offset": 0.5 + 4 / 32,
+}
+
+
+def stored_bytes(layout: Layout, formats: Mapping[str, str]) -> float:
+    """Bytes of quantized weights on the kernels as they are stored.
+
+    Args:
+        layout: of the decoder's tensors.
+        formats: precisions of its matrices, by name.
+    """
+    return sum(
+        math.prod(tensor.shape) * _STORED[formats.get(tensor.name, "fp32")]
+        for tensor in layout.tensors
+    )
 
 
 def _count_on_meta(config: Any, name: str) -> int:

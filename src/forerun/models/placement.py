@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from forerun import _native
 from forerun.errors import ConfigError, UnknownNameError
@@ -19,11 +19,19 @@ DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
+_LONG_NAMES = {
+    **{str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()},
+    "half": "fp16",
+    "float": "fp32",
+    "double": "fp64",
+}
 # Bytes of a weight and its share of a group's scale.
 QUANTIZED = {"int8": 1 + 2 / 64, "int4": 0.5 + 2 / 32}
 PRECISIONS = (*DTYPES, *QUANTIZED)
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BACKENDS = ("auto", "kernels", "torch")
+# Quantized weights on the kernels as their file has them, matrix by matrix.
+STORED = "stored"
 KERNEL_PRECISIONS = ("fp32", "bf16", "int8", "int4")
 
 
@@ -58,16 +66,28 @@ def _there(name: str) -> str:
     return name
 
 
+def _short_dtype(value: Any) -> Any:
+    """Our name for torch's dtypes and their names."""
+    full = str(value) if isinstance(value, torch.dtype) else value
+    return _LONG_NAMES.get(full.removeprefix("torch."), full) if isinstance(full, str) else full
+
+
+def _device_name(value: Any) -> Any:
+    return str(value) if isinstance(value, torch.device) else value
+
+
 @options
 class Placement:
     """How a model should run."""
 
-    dtype: Annotated[str, known("dtype", lambda: ("auto", *PRECISIONS))] = Field(
+    dtype: Annotated[
+        str, known("dtype", lambda: ("auto", *PRECISIONS)), BeforeValidator(_short_dtype)
+    ] = Field(
         default="auto",
         description="Precision: auto (as stored), fp32, bf16, fp16, or on the CPU kernels int8 or "
         "int4.",
     )
-    device: Annotated[str, AfterValidator(_there)] = Field(
+    device: Annotated[str, AfterValidator(_there), BeforeValidator(_device_name)] = Field(
         default="auto", description="auto (the fastest that is there), cpu, cuda, cuda:1 or mps."
     )
     backend: Annotated[str, known("backend", lambda: BACKENDS)] = Field(
@@ -82,7 +102,7 @@ class RunConfig:
     """How a model runs.
 
     Args:
-        precision: of its weights, one of PRECISIONS.
+        precision: of its weights, one of PRECISIONS or STORED.
         backend: `kernels` or `torch`.
         device: where.
     """
@@ -97,17 +117,27 @@ class RunConfig:
         return DTYPES.get(self.precision, torch.bfloat16)
 
 
-def resolve(placement: Placement, stored: torch.dtype | None, *, native: bool = True) -> RunConfig:
+def resolve(
+    placement: Placement,
+    stored: torch.dtype | None,
+    *,
+    native: bool = True,
+    quantized: bool = False,
+) -> RunConfig:
     """How a model will run for a placement.
 
     Args:
         stored: the checkpoint's dtype, which `auto` keeps; None counts as float32. On the CPU `auto`
             makes float32 of float16, which is slow there.
         native: whether forerun's own decoder runs the model.
+        quantized: whether the weights are, which the kernels keep under `auto`; elsewhere they run in
+            bf16.
 
     Raises:
         ConfigError: for a precision that the device or backend lacks.
     """
+    if quantized:
+        stored = torch.bfloat16
     device = resolve_device(placement.device)
     if device.type == "mps" and placement.dtype == "fp64":
         raise ConfigError("dtype 'fp64' does not exist on 'mps'; use 'fp32' or the device 'cpu'.")
@@ -116,6 +146,7 @@ def resolve(placement: Placement, stored: torch.dtype | None, *, native: bool = 
     obstacle = _kernel_obstacle(precision, device, native)
     wanted = placement.backend == "kernels" or precision in QUANTIZED or _native_is_fast()
     if obstacle is None and placement.backend != "torch" and wanted:
+        precision = STORED if auto and quantized else precision
         return RunConfig(precision, "kernels", device)
     if placement.backend == "kernels" or precision in QUANTIZED:
         raise ConfigError(

@@ -38,6 +38,17 @@ class Source(Protocol):
         """A part of it along one of its first two dimensions."""
 
 
+class CodedSource(Source, Protocol):
+    """A source of weights that are quantized already, in groups of 32 columns."""
+
+    def formats(self, layout: Layout) -> Mapping[str, str]:
+        """By name of a decoder's matrix, the least precision on the kernels that holds it."""
+
+    def codes(self, key: str, start: int, stop: int, precision: str) -> Any:
+        """Rows [start, stop) of a tensor in a quantized precision: uint8 `codes` [rows, cols], fp16
+        `scales` and, where it has them, `offsets` [rows, cols / 32]."""
+
+
 class TensorSource:
     """Tensors in memory, such as a `state_dict`."""
 

@@ -38,7 +38,11 @@ class StoredModel(Protocol):
         """Its weights, of which nothing is read yet."""
 
     def dtype(self, config: Any) -> torch.dtype | None:
-        """Of the weights; None where that is not known, and for blocks of quantized ones."""
+        """Of the weights; None where that is not known."""
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the kernels can hold its weights as they are; then `source` is a `CodedSource`."""
 
 
 class StoredDirectory:
@@ -47,6 +51,8 @@ class StoredDirectory:
     Args:
         directory: with its files; the weights may still be missing.
     """
+
+    quantized = False
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

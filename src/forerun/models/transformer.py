@@ -51,6 +51,9 @@ class Transformer:
             rotary = frequencies(shape)
             self._rotary = RotaryTable(*rotary, self.dtype, self.device)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
+
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
         """An empty cache of `rows` rows of `capacity` tokens each."""
         shape = self.shape

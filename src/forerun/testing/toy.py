@@ -85,6 +85,9 @@ class ToyModel:
         )
         self.tables = (tables * sharpness + extra * noise) / order**0.5
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.vocab_size})"
+
     def new_cache(self, rows: int, capacity: int) -> ToyCache:
         return ToyCache(rows, capacity)
 

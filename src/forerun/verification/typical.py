@@ -54,10 +54,19 @@ def decide(
     )
 
 
+def thresholds(
+    draft: Draft, target_probs: Tensor, epsilon: float = EPSILON, delta: float = DELTA
+) -> Tensor:
+    """The probability above which each drafted token passes, [n]."""
+    _, rows = token_ids_and_rows(draft, target_probs.device)
+    entropy = torch.special.entr(target_probs).sum(-1)[rows]
+    enough: Tensor = (delta * (-entropy).exp()).clamp(max=epsilon)
+    return enough
+
+
 def _passes(draft: Draft, target_probs: Tensor, epsilon: float, delta: float) -> list[bool]:
     tokens, rows = token_ids_and_rows(draft, target_probs.device)
-    entropy = torch.special.entr(target_probs).sum(-1)[rows]
-    enough = (delta * (-entropy).exp()).clamp(max=epsilon)
+    enough = thresholds(draft, target_probs, epsilon, delta)
     passes: list[bool] = (target_probs[rows, tokens] > enough).tolist()
     return passes
 

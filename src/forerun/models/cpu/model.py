@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,18 +25,19 @@ from forerun.models.cpu.cache import CpuCache, new_cache
 from forerun.models.cpu.errors import TypedErrors
 from forerun.models.cpu.modules import CpuModules
 from forerun.models.cpu.threads import shared_pool, thread_pool
-from forerun.models.cpu.weights import chunks, describe_shape
+from forerun.models.cpu.weights import chunks, coded_chunks, describe_shape
 from forerun.models.layers import layers_to_run
 from forerun.models.layouts import layout_of
-from forerun.models.placement import KERNEL_PRECISIONS
-from forerun.models.sources import Source, match_keys
+from forerun.models.placement import KERNEL_PRECISIONS, STORED
+from forerun.models.sources import CodedSource, Source, match_keys
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 LEVELS = ("portable", "avx2", "avx512")
 GROUPS = (32, 64, 128)
+# Columns that share a scale in weights that are quantized already.
+STORED_GROUP = 32
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,9 @@ class CpuModel:
     Args:
         shape: of the model.
         source: published weights, read chunk by chunk.
-        precision: of the weights: `fp32`, `bf16`, `int8` or `int4`. Keys and values are kept in fp32
-            for fp32, else in bf16; the head of an int4 model is int8.
+        precision: of the weights: `fp32`, `bf16`, `int8` or `int4`, or `stored`: that of a source of
+            quantized weights, matrix by matrix. Keys and values are kept in fp32 for fp32, else in
+            bf16; the head of an int4 model is int8.
         name: how messages and reports call the model.
         choice: of the kernels.
 
@@ -95,7 +98,7 @@ class CpuModel:
         name: str,
         choice: KernelChoice = KernelChoice(),
     ) -> None:
-        if precision not in KERNEL_PRECISIONS:
+        if precision not in (*KERNEL_PRECISIONS, STORED):
             raise UnknownNameError("precision", precision, KERNEL_PRECISIONS)
         self.shape, self.name, self.precision = shape, name, precision
         self.vocab_size, self.num_layers = shape.vocab_size, shape.num_layers
@@ -105,9 +108,14 @@ class CpuModel:
         self._level = choice.level
         self._errors = TypedErrors(name)
         try:
-            described = describe_shape(shape, precision, choice.group)
+            formats: Mapping[str, str] = {}
+            usual, group = precision, choice.group
+            if precision == STORED:
+                formats = cast(CodedSource, source).formats(layout_of(shape))
+                usual, group = "bf16", STORED_GROUP
+            described = describe_shape(shape, usual, group, formats)
             self._decoder = _native.kernels.Decoder(described, choice.level)
-            self._load(source)
+            self._load(source, formats)
         except ValueError as error:
             raise CheckpointError(f"{name} cannot run on the CPU kernels: {error}.") from None
         except MemoryError:
@@ -120,6 +128,9 @@ class CpuModel:
     def weight_bytes(self) -> int:
         """Bytes of the packed weights."""
         return int(self._decoder.weight_bytes)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
 
     def new_cache(self, rows: int, capacity: int) -> CpuCache:
         """An empty cache of `rows` rows of `capacity` tokens each.
@@ -207,7 +218,7 @@ class CpuModel:
     def modules(self) -> CpuModules:
         """What builds modules on the kernels, as `forerun.contracts.BuildsModules` says."""
         # As with the output head, int4 would cost a draft more of its aim than it saves time.
-        precision = "int8" if self.precision == "int4" else self.precision
+        precision = "int8" if self.precision in ("int4", STORED) else self.precision
         return CpuModules(self._pool, precision, level=self._level)
 
     def draft_chains(
@@ -237,23 +248,33 @@ class CpuModel:
             for tokens, rows in zip(drafted, probs, strict=True)
         ]
 
-    def _load(self, source: Source) -> None:
+    def _load(self, source: Source, formats: Mapping[str, str]) -> None:
         layout = layout_of(self.shape)
         keys = match_keys(source, layout)
         for tensor in layout.tensors:
-            for start, chunk in chunks(tensor, source, keys):
-                try:
-                    self._decoder.load(
-                        self._pool,
-                        tensor.name,
-                        start,
-                        len(chunk),
-                        chunk[0].numel(),
-                        chunk.data_ptr(),
-                        str(chunk.dtype).removeprefix("torch."),
-                    )
-                except ValueError as error:
-                    raise CheckpointError(f"{source.name}: {error}.") from None
+            precision = formats.get(tensor.name, "")
+            try:
+                if precision.startswith("int"):
+                    coded = coded_chunks(tensor, cast(CodedSource, source), keys, precision)
+                    for start, groups in coded:
+                        self._load_codes(tensor.name, start, groups)
+                else:
+                    for start, chunk in chunks(tensor, source, keys):
+                        self._load_values(tensor.name, start, chunk)
+            except ValueError as error:
+                raise CheckpointError(f"{source.name}: {error}.") from None
+
+    def _load_values(self, name: str, start: int, chunk: Tensor) -> None:
+        width, dtype = chunk[0].numel(), str(chunk.dtype).removeprefix("torch.")
+        self._decoder.load(self._pool, name, start, len(chunk), width, chunk.data_ptr(), dtype)
+
+    def _load_codes(self, name: str, start: int, groups: Any) -> None:
+        parts = [
+            None if part is None else np.ascontiguousarray(part)
+            for part in (groups.codes, groups.scales, groups.offsets)
+        ]
+        addresses = [0 if part is None else part.ctypes.data for part in parts]
+        self._decoder.load_codes(self._pool, name, start, *groups.codes.shape, *addresses)
 
 
 def _native_chain(chain: ChainRequest) -> Any:

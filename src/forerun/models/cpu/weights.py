@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.models.architecture import Architecture
-from forerun.models.layouts import Fused
+from forerun.models.layouts import Fused, Published
 from forerun.models.rope import frequencies
-from forerun.models.sources import Source
+from forerun.models.sources import CodedSource, Source
 
 # Of published weights, read at a time: they are packed and forgotten.
 CHUNK_BYTES = 8 * 2**20
@@ -28,14 +28,23 @@ ACTIVATIONS = {
 }
 
 
-def describe_shape(shape: Architecture, precision: str, group: int) -> dict[str, Any]:
-    """The shape as the kernels take it."""
+def describe_shape(
+    shape: Architecture, precision: str, group: int, precisions: Mapping[str, str]
+) -> dict[str, Any]:
+    """The shape as the kernels take it.
+
+    Args:
+        precision: of the weights.
+        group: columns that share a scale; 0 for the precision's own number.
+        precisions: of matrices that differ, by name.
+    """
     gpt2 = shape.family == "gpt2"
     inverse, scale = (torch.empty(0), 1.0) if gpt2 else frequencies(shape)
     return {
         **vars(shape),
         "precision": precision,
         "head_precision": "int8" if precision == "int4" else precision,
+        "precisions": dict(precisions),
         "group": group,
         "activation": ACTIVATIONS[shape.activation],
         "gated": not gpt2,
@@ -52,14 +61,27 @@ def chunks(tensor: Fused, source: Source, keys: dict[str, str]) -> Iterator[tupl
     Args:
         keys: of the source, by published key.
     """
+    for part, first, start, stop in _ranges(tensor):
+        chunk = source.slice(keys[part.key], int(part.transposed), start, stop)
+        if chunk.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            chunk = chunk.float()
+        yield first, (chunk.t() if part.transposed else chunk).contiguous()
+
+
+def coded_chunks(
+    tensor: Fused, source: CodedSource, keys: dict[str, str], precision: str
+) -> Iterator[tuple[int, Any]]:
+    """The same in a quantized precision, as `CodedSource.codes` hands it out."""
+    for part, first, start, stop in _ranges(tensor):
+        yield first, source.codes(keys[part.key], start, stop, precision)
+
+
+def _ranges(tensor: Fused) -> Iterator[tuple[Published, int, int, int]]:
+    """Parts of a tensor, the first row of each range in the tensor, and its rows in the part."""
     before = 0
     for part in tensor.parts:
         columns = math.prod(part.shape) // max(part.rows, 1)
         step = max(CHUNK_BYTES // (4 * max(columns, 1)), 1)
         for start in range(0, part.rows, step):
-            stop = min(start + step, part.rows)
-            chunk = source.slice(keys[part.key], int(part.transposed), start, stop)
-            if chunk.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-                chunk = chunk.float()
-            yield before + start, (chunk.t() if part.transposed else chunk).contiguous()
+            yield part, before + start, start, min(start + step, part.rows)
         before += part.rows

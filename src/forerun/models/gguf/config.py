@@ -11,7 +11,7 @@ from forerun.models.config import check_config, one_line
 from forerun.models.gguf.header import GgufHeader
 
 # Architectures by llama.cpp's names; Mistral's models are stored as `llama`.
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "qwen2", "qwen3")
 
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ROPE_KINDS = {"none": "default", "linear": "linear", "yarn": "yarn"}

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, GGMLQuantizationType, get_tensor_name_map
-from gguf.quants import dequantize
+from gguf import MODEL_ARCH, get_tensor_name_map
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forerun.errors import UnsupportedModelError
 from forerun.models.architecture import Architecture
+from forerun.models.gguf.blocks import Groups, groups_of, precision_of
 from forerun.models.gguf.header import GgufHeader, StoredTensor
+from forerun.models.gguf.values import values_of
 from forerun.models.layouts import Layout
 
 # Factors on the frequencies of the rotary embedding, which are read with the shape.
 FREQUENCIES = "rope_freqs.weight"
 
-_BF16 = GGMLQuantizationType.BF16
 _ENDINGS = (".weight", ".bias")
 
 
@@ -71,28 +70,42 @@ class GgufSource:
             return tensor.bytes(start, stop)
         return tensor.bytes()[order[start:stop]]
 
+    def formats(self, layout: Layout) -> dict[str, str]:
+        """The least precision on the kernels that holds each matrix of a decoder as it is stored;
+        nothing of a matrix of which a part is missing."""
+        return {
+            tensor.name: _together(
+                precision_of(self.tensors[part.key].kind) for part in tensor.parts
+            )
+            for tensor in layout.tensors
+            if len(tensor.shape) == 2 and all(part.key in self.tensors for part in tensor.parts)
+        }
+
+    def codes(self, key: str, start: int, stop: int, precision: str) -> Groups:
+        """Rows [start, stop) of a matrix in a quantized precision."""
+        groups = groups_of(self.rows(key, start, stop), self.tensors[key].kind)
+        return groups.held_in(precision)
+
     def _order(self, key: str, start: int, stop: int) -> Any:
         order = self._orders.get(key)
         return slice(start, stop) if order is None else torch.from_numpy(order[start:stop].copy())
 
 
-def values_of(rows: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
-    """What stored rows stand for, in float32 unless they are in 16 bits.
+# From the narrowest on, each with the others that it holds too.
+_HELD = {
+    "int4": (),
+    "int4_offset": ("int4",),
+    "int8": ("int4",),
+    "int8_offset": ("int4", "int4_offset", "int8"),
+    "bf16": ("int4", "int4_offset", "int8", "int8_offset"),
+    "fp32": ("int4", "int4_offset", "int8", "int8_offset", "bf16"),
+}
 
-    Raises:
-        UnsupportedModelError: for a type that the package gguf cannot read.
-    """
-    if kind == GGMLQuantizationType.F16:
-        return torch.from_numpy(rows.view(np.float16).copy())
-    if kind == _BF16:
-        return torch.from_numpy(rows.view(np.int16).copy()).view(torch.bfloat16)
-    try:
-        return torch.from_numpy(np.array(dequantize(rows, kind), dtype=np.float32))
-    except NotImplementedError:
-        raise UnsupportedModelError(
-            f"tensors of type {kind.name} are not read; take another quantization of the model, "
-            "such as Q8_0."
-        ) from None
+
+def _together(precisions: Iterable[str]) -> str:
+    """The narrowest precision that holds parts in several."""
+    wanted = set(precisions)
+    return next(name for name, others in _HELD.items() if wanted <= {name, *others})
 
 
 def frequency_factors(header: GgufHeader) -> tuple[float, ...]:
@@ -105,20 +118,16 @@ def frequency_factors(header: GgufHeader) -> tuple[float, ...]:
 
 def _gguf_names(header: GgufHeader, layout: Layout, shape: Architecture) -> dict[str, str]:
     """Names in the file by published key."""
-    arch = next(arch for arch in MODEL_ARCH if arch.name.lower() == _arch_of(header))
+    family = header.metadata["general.architecture"]
+    arch = next(arch for arch in MODEL_ARCH if arch.name.lower() == family)
     table = get_tensor_name_map(arch, shape.num_layers)
     names = {key: table.get_name(key, try_suffixes=_ENDINGS) for key in layout.published}
     return {key: name for key, name in names.items() if name is not None}
 
 
-def _arch_of(header: GgufHeader) -> str:
-    family = str(header.metadata["general.architecture"])
-    return "llama" if family == "mistral" else family
-
-
 def _orders(header: GgufHeader, shape: Architecture) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """By key, which stored row stands at each published place."""
-    if _arch_of(header) != "llama":
+    if header.metadata["general.architecture"] != "llama":
         return
     for projection, heads in (("q_proj", shape.num_heads), ("k_proj", shape.num_kv_heads)):
         rows = np.arange(heads * shape.head_dim)

@@ -58,13 +58,15 @@ class StoredGguf:
         return GgufSource(self.header, layout_of(shape), shape)
 
     def dtype(self, config: Any) -> torch.dtype | None:
-        kinds = {tensor.kind for tensor in self.header.tensors.values() if len(tensor.shape) > 1}
-        return _FLOATS.get(next(iter(kinds))) if len(kinds) == 1 else None
+        return _FLOATS.get(next(iter(kinds))) if len(kinds := self.kinds) == 1 else None
 
     @cached_property
-    def file_type(self) -> str:
-        """The type of most weights, such as `q4_1`."""
-        sizes: dict[str, int] = {}
-        for tensor in self.header.tensors.values():
-            sizes[tensor.kind.name] = sizes.get(tensor.kind.name, 0) + tensor.nbytes
-        return max(sizes, key=lambda kind: sizes[kind]).lower()
+    def kinds(self) -> frozenset[GGMLQuantizationType]:
+        """The types of its matrices."""
+        tensors = self.header.tensors.values()
+        return frozenset(tensor.kind for tensor in tensors if len(tensor.shape) > 1)
+
+    @property
+    def quantized(self) -> bool:
+        # Matrices in fp16 run in bf16.
+        return not self.kinds <= {GGMLQuantizationType.F32, GGMLQuantizationType.BF16}

@@ -1,0 +1,70 @@
+"""Draws docs/picture.svg: a real run of a real model, as a terminal shows it.
+
+python docs/picture.py
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+PICTURE = Path(__file__).with_name("picture.svg")
+COMMAND = "forerun generate -m smollm2 --temperature 0.2 --top-p 0.9 --seed 1"
+QUESTION = Path(__file__).with_name("demo_question.txt").read_text(encoding="utf-8").strip()
+WIDTH = 88
+
+# A line that is cleared, as progress is, was not there in the end.
+_CLEARED = re.compile(r"[^\n]*\r\x1b\[2K|\x1b\[\?\d+[hl]|\x1b\[\d*[AGK]")
+_FONTS = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
+
+
+def record() -> str:
+    """What the command writes to a terminal, escape sequences included.
+
+    Raises:
+        CalledProcessError: where it fails.
+    """
+    ours, theirs = pty.openpty()
+    name, *words = COMMAND.split()
+    program = Path(sys.executable).with_name(name)
+    settings = {"TERM": "xterm-256color", "COLUMNS": str(WIDTH), "COLORTERM": ""}
+    settings |= {name: "" for name in ("NO_COLOR", "FORCE_COLOR") if name in os.environ}
+    process = subprocess.Popen(
+        [program, *words, QUESTION],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | settings,
+    )
+    os.close(theirs)
+    parts = []
+    try:
+        while part := os.read(ours, 65536):
+            parts.append(part)
+    except OSError:  # how Linux says that the other side is closed
+        pass
+    if process.wait():
+        raise subprocess.CalledProcessError(process.returncode, COMMAND, b"".join(parts))
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+def draw(output: str) -> str:
+    """The picture of a terminal with the command and its output."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        console = Console(file=nowhere, record=True, width=WIDTH, force_terminal=True)
+        console.print(Text(f'$ {COMMAND} \\\n    "{QUESTION}"', "bold"))
+        console.print(Text.from_ansi(_CLEARED.sub("", output).rstrip()))
+        picture = console.export_svg(title="forerun", unique_id="forerun")
+    # Pictures in pages fetch nothing; the reader's own font is as good.
+    return _FONTS.sub("", picture)
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(draw(record()), encoding="utf-8")

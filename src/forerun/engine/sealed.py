@@ -1,0 +1,33 @@
+"""Objects whose attributes cannot be set once they are complete, where that would change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.errors import ConfigError
+from forerun.options import schema_of
+from forerun.params import SamplingParams
+
+_WAYS = {
+    "drafter": "make another engine with forerun.load(..., drafter=...)",
+    "policy": "make another engine with forerun.load(..., policy=...)",
+    "rules": "put a rule into engine.rules by name",
+    "sampling_defaults": "give sampling parameters with each call",
+}
+
+
+class Sealed:
+    """Refuses assignments to public attributes after `_seal`."""
+
+    _sealed = False
+
+    def _seal(self) -> None:
+        self._sealed = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._sealed and not name.startswith("_"):
+            way = _WAYS.get(name, "make another engine with forerun.load or forerun.Engine")
+            if name in schema_of(SamplingParams):
+                way = f"give it with each call: engine.generate(prompt, {name}=...)"
+            raise ConfigError(f"{name} of an engine cannot be set; {way}.")
+        super().__setattr__(name, value)

@@ -1,0 +1,194 @@
+"""Blocks of llama.cpp's formats as the kernels hold them: codes of a byte, a scale and perhaps an offset
+for each group of 32.
+
+Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1 keep their very numbers. The scales of Q4_K and Q5_K are products of two
+numbers, rounded to fp16 here. All other blocks are quantized again, to 8 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import Q4_K
+from numpy.typing import NDArray
+
+from forerun.models.gguf.values import values_of
+
+GROUP = 32
+
+_Bytes = NDArray[np.uint8]
+_ZEROS = {"int4": 8, "int8": 128}
+"""The code of weight zero in formats without an offset."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows of a matrix in groups of 32: a weight is scale * (code - zero), or scale * code + offset.
+
+    Args:
+        precision: `int4` or `int8`, with a zero of 8 or 128, or `int4_offset` or `int8_offset`.
+        codes: uint8 [rows, cols].
+        scales: fp16 [rows, cols / 32].
+        offsets: the same; None where there is none.
+    """
+
+    precision: str
+    codes: _Bytes
+    scales: NDArray[np.float16]
+    offsets: NDArray[np.float16] | None = None
+
+    def held_in(self, precision: str) -> Groups:
+        """The same numbers in a format that holds more of them."""
+        if precision == self.precision:
+            return self
+        codes, offsets = self.codes, self.offsets
+        if offsets is None and precision == "int8":
+            return replace(self, precision=precision, codes=codes + np.uint8(128 - 8))
+        if offsets is None:
+            # The scale times a power of two: exact.
+            offsets = self.scales * np.float16(-_ZEROS[self.precision])
+        return Groups(precision, codes, self.scales, offsets)
+
+    def values(self) -> NDArray[np.float32]:
+        """The weights, [rows, cols]."""
+        shape = (*self.scales.shape, GROUP)
+        codes = self.codes.reshape(shape).astype(np.float32)
+        scales = self.scales.astype(np.float32)[..., None]
+        if self.offsets is None:
+            weights = scales * (codes - _ZEROS[self.precision])
+        else:
+            weights = scales * codes + self.offsets.astype(np.float32)[..., None]
+        return weights.reshape(self.codes.shape)
+
+
+def groups_of(rows: _Bytes, kind: Kind) -> Groups:
+    """Stored rows, [rows, bytes of a row], in groups.
+
+    Raises:
+        UnsupportedModelError: for a type that the package gguf cannot read.
+    """
+    split = _SPLIT.get(kind)
+    return _quantized(values_of(rows, kind).float().numpy()) if split is None else split(rows)
+
+
+def precision_of(kind: Kind) -> str:
+    """The least precision on the kernels that holds weights of a type."""
+    return _PRECISIONS.get(kind, "int8")
+
+
+def is_exact(kind: Kind) -> bool:
+    """Whether the kernels hold the very numbers."""
+    return kind in (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
+
+
+def _fields(rows: _Bytes, *sizes: int) -> list[_Bytes]:
+    """The fields of all blocks, each [rows, blocks, bytes]."""
+    blocks = rows.reshape(len(rows), -1, sum(sizes))
+    return np.split(blocks, np.cumsum(sizes)[:-1], axis=-1)
+
+
+def _halves(field: _Bytes) -> NDArray[np.float16]:
+    """A field of one fp16 number, [rows, blocks]."""
+    return np.ascontiguousarray(field).view(np.float16)[..., 0]
+
+
+def _nibbles(field: _Bytes) -> _Bytes:
+    """[rows, blocks, 16] as codes [rows, 32 * blocks]: the low halves of all bytes, then the high ones."""
+    codes = np.empty((*field.shape[:2], 2, field.shape[2]), np.uint8)
+    np.bitwise_and(field, 15, out=codes[:, :, 0])
+    np.right_shift(field, 4, out=codes[:, :, 1])
+    return codes.reshape(len(field), -1)
+
+
+def _fifth_bits(field: _Bytes) -> _Bytes:
+    """[rows, blocks, 4] as the fifth bit of each code, in its place, [rows, 32 * blocks]."""
+    bits = np.unpackbits(np.ascontiguousarray(field), axis=-1, bitorder="little")
+    return (bits * np.uint8(16)).reshape(len(field), -1)
+
+
+def _q8_0(rows: _Bytes) -> Groups:
+    scales, codes = _fields(rows, 2, 32)
+    return Groups("int8", (codes + np.uint8(128)).reshape(len(rows), -1), _halves(scales))
+
+
+def _q4_0(rows: _Bytes) -> Groups:
+    scales, codes = _fields(rows, 2, 16)
+    return Groups("int4", _nibbles(codes), _halves(scales))
+
+
+def _q4_1(rows: _Bytes) -> Groups:
+    scales, offsets, codes = _fields(rows, 2, 2, 16)
+    return Groups("int4_offset", _nibbles(codes), _halves(scales), _halves(offsets))
+
+
+def _q5_0(rows: _Bytes) -> Groups:
+    scales, high, low = _fields(rows, 2, 4, 16)
+    codes = _nibbles(low) + _fifth_bits(high) + np.uint8(128 - 16)
+    return Groups("int8", codes, _halves(scales))
+
+
+def _q5_1(rows: _Bytes) -> Groups:
+    scales, offsets, high, low = _fields(rows, 2, 2, 4, 16)
+    codes = _nibbles(low) + _fifth_bits(high)
+    return Groups("int8_offset", codes, _halves(scales), _halves(offsets))
+
+
+def _k_scales(scale: _Bytes, least: _Bytes, packed: _Bytes) -> list[NDArray[np.float16]]:
+    """Scales and offsets [rows, groups] of blocks of eight groups."""
+    factors, steps = Q4_K.get_scale_min(packed.reshape(-1, 12))
+    shape = (*scale.shape[:2], 8)
+    scales = _halves(scale).astype(np.float32)[..., None] * factors.reshape(shape)
+    offsets = -_halves(least).astype(np.float32)[..., None] * steps.reshape(shape)
+    return [part.astype(np.float16).reshape(len(scale), -1) for part in (scales, offsets)]
+
+
+def _pairs(field: _Bytes) -> _Bytes:
+    """[rows, blocks, 128] as codes: of each 32 bytes the low halves, then the high ones."""
+    return _nibbles(field.reshape(len(field), -1, 32))
+
+
+def _q4_k(rows: _Bytes) -> Groups:
+    scale, least, packed, codes = _fields(rows, 2, 2, 12, 128)
+    return Groups("int4_offset", _pairs(codes), *_k_scales(scale, least, packed))
+
+
+def _q5_k(rows: _Bytes) -> Groups:
+    scale, least, packed, high, low = _fields(rows, 2, 2, 12, 32, 128)
+    # Bit g of byte i belongs to value i of group g.
+    bits = (high[:, :, None] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
+    codes = _pairs(low) + (bits * np.uint8(16)).reshape(len(rows), -1)
+    return Groups("int8_offset", codes, *_k_scales(scale, least, packed))
+
+
+def _quantized(values: NDArray[np.float32]) -> Groups:
+    """Any weights, to 8 bits."""
+    grouped = values.reshape(len(values), -1, GROUP)
+    scales = (np.abs(grouped).max(axis=-1) / 127).astype(np.float16)
+    steps = scales.astype(np.float32)[..., None]
+    whole = np.rint(np.divide(grouped, steps, out=np.zeros_like(grouped), where=steps > 0))
+    codes = (whole.clip(-127, 127) + 128).astype(np.uint8)
+    return Groups("int8", codes.reshape(values.shape), scales)
+
+
+_SPLIT: dict[Kind, Callable[[_Bytes], Groups]] = {
+    Kind.Q8_0: _q8_0,
+    Kind.Q4_0: _q4_0,
+    Kind.Q4_1: _q4_1,
+    Kind.Q5_0: _q5_0,
+    Kind.Q5_1: _q5_1,
+    Kind.Q4_K: _q4_k,
+    Kind.Q5_K: _q5_k,
+}
+_PRECISIONS: dict[Kind, str] = {
+    Kind.F32: "fp32",
+    Kind.F16: "bf16",
+    Kind.BF16: "bf16",
+    Kind.Q4_0: "int4",
+    Kind.Q4_1: "int4_offset",
+    Kind.Q4_K: "int4_offset",
+    Kind.Q5_1: "int8_offset",
+    Kind.Q5_K: "int8_offset",
+}

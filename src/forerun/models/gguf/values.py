@@ -1,0 +1,31 @@
+"""What stored rows of a GGUF file stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forerun.errors import UnsupportedModelError
+
+
+def values_of(rows: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
+    """The values of rows [rows, bytes of a row], in float32 unless they are stored in 16 bits.
+
+    Raises:
+        UnsupportedModelError: for a type that the package gguf cannot read.
+    """
+    if kind == GGMLQuantizationType.F16:
+        return torch.from_numpy(rows.view(np.float16).copy())
+    if kind == GGMLQuantizationType.BF16:
+        return torch.from_numpy(rows.view(np.int16).copy()).view(torch.bfloat16)
+    try:
+        return torch.from_numpy(np.array(dequantize(rows, kind), dtype=np.float32))
+    except NotImplementedError:
+        raise UnsupportedModelError(
+            f"tensors of type {kind.name} are not read; take another quantization of the model, "
+            "such as Q8_0."
+        ) from None

@@ -1,0 +1,148 @@
+"""A model of transformers that is in memory already, as a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.contracts import CausalLM
+from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.models.architecture import Architecture, native, read_architecture
+from forerun.models.checkpoint import Checkpoint, build
+from forerun.models.config import check_config, check_end_tokens
+from forerun.models.generation import sampling_defaults
+from forerun.models.hf import HFModel, refuse_unsupported
+from forerun.models.hub import Location
+from forerun.models.placement import Placement, RunConfig, dtype_name, resolve
+from forerun.models.sources import TensorSource, with_own_head
+
+
+def is_model(value: Any) -> bool:
+    """Whether a value is a model of transformers."""
+    return isinstance(value, torch.nn.Module) and hasattr(value, "config")
+
+
+class StoredInMemory:
+    """Implements `forerun.models.stored.StoredModel`.
+
+    Args:
+        model: of transformers.
+        tokenizer: of transformers; None for token ids alone.
+        name: how messages call the model.
+    """
+
+    quantized = False
+
+    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
+        self._model, self._tokenizer, self._name = model, tokenizer, name
+        self._generation = getattr(model, "generation_config", None)
+
+    def config(self) -> Any:
+        refuse_unsupported(self._model.config, self._name)
+        check_config(self._model.config, self._name)
+        return self._model.config
+
+    def end_tokens(self, config: Any) -> frozenset[int]:
+        text = config.get_text_config()
+        said = getattr(self._generation, "eos_token_id", None)
+        value = getattr(text, "eos_token_id", None) if said is None else said
+        return check_end_tokens(value, self._name, text.vocab_size)
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        settings = {} if self._generation is None else self._generation.to_dict()
+        return sampling_defaults(settings, self._name)
+
+    def tokenizer(self, config: Any) -> Any:
+        return self._tokenizer
+
+    def architecture(self, config: Any) -> Architecture:
+        return with_own_head(read_architecture(config), self.source(config))
+
+    def source(self, config: Any) -> TensorSource:
+        return TensorSource(self._model.state_dict(), self._name)
+
+    def dtype(self, config: Any) -> torch.dtype | None:
+        dtype: torch.dtype = self._model.dtype
+        return dtype
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel(Checkpoint):
+    """A checkpoint whose model is in memory.
+
+    Attributes:
+        model: of transformers. Forerun's own decoder copies its weights or shares them; what that does
+            not run, runs as it is.
+    """
+
+    model: Any = None
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any = None) -> LoadedModel:
+        """A checkpoint of a model.
+
+        Raises:
+            UnsupportedModelError: for a model that cannot be run speculatively.
+            CheckpointError: for a config with values that no model has.
+        """
+        name = getattr(model, "name_or_path", "") or type(model).__name__
+        if not callable(getattr(model.config, "get_text_config", None)):
+            raise UnsupportedModelError(f"{name} is not a language model of transformers.")
+        stored = StoredInMemory(model, tokenizer, name)
+        return cls(name, Location(Path(name)), stored, stored.config(), model)
+
+    @cached_property
+    def native(self) -> bool:
+        """Whether forerun's own decoder runs it: a plain model of a family that it knows."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KNOWN
+
+        changed = (
+            getattr(self.config, "quantization_config", None) is not None
+            or getattr(self.model, "_hf_peft_config_loaded", False)
+            or len(set((getattr(self.model, "hf_device_map", None) or {}).values())) > 1
+        )
+        plain = type(self.config) in KNOWN and type(self.model) is KNOWN[type(self.config)]
+        return plain and not changed and native(self.config)
+
+    def run_config(self, placement: Placement) -> RunConfig:
+        """How it will run: where it is and as it is, unless asked otherwise.
+
+        Raises:
+            ConfigError: for a precision that the device or backend lacks, and for a change to a model
+                that transformers runs.
+        """
+        device = str(self.model.device)
+        here = replace(placement, device=device) if placement.device == "auto" else placement
+        run = resolve(here, self.model.dtype, native=self.native)
+        if self.native:
+            return run
+        dtype = dtype_name(self.model.dtype)
+        if placement.dtype not in ("auto", dtype) or run.device != self.model.device:
+            raise ConfigError(
+                f"{self.name} runs on transformers as it is, in {dtype} on {device}; move it with "
+                "model.to(...) first, and leave dtype and device out."
+            )
+        return replace(run, precision=dtype)
+
+    def load(self, run: RunConfig) -> CausalLM:
+        """The model, ready to run.
+
+        Raises:
+            ConfigError: for a model in training mode that transformers runs.
+            CheckpointError, UnsupportedModelError, MemoryLimitError: as `Checkpoint.load` does.
+        """
+        if self.native:
+            return build(self.architecture, self.source(), run, self.name)
+        if self.model.training:
+            raise ConfigError(
+                f"{self.name} is in training mode, which drops out values; call model.eval()."
+            )
+        return HFModel(self.model, self.name)
+
+    def is_same(self, other: Checkpoint) -> bool:
+        """Whether the other is of the same model."""
+        return isinstance(other, LoadedModel) and other.model is self.model

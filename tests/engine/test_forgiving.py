@@ -1,0 +1,234 @@
+"""What `load` and an engine take, what they refuse in our own words, and how they show themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import forerun
+from forerun.drafters.ngram import NgramDrafter
+from forerun.engine.engine import Engine
+from forerun.errors import CheckpointError, ConfigError, ForerunError, UnknownNameError
+from forerun.models import Placement, load_model
+from forerun.policies import make_policy
+from forerun.policies.fixed import FixedPolicy
+from tests.helpers.engines import GREEDY, Letters, engine
+from tests.helpers.made_tokenizers import words
+from tests.helpers.tiny_models import VOCAB, tiny_model
+from tests.matrix import TARGET
+
+NAMES = words([f"t{number}" for number in range(VOCAB)])
+PROMPT = [5, 6, 7, 5, 6]
+SHORT = forerun.SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    tiny_model("llama").save_pretrained(folder)
+    NAMES.save_pretrained(folder)
+    return folder
+
+
+def greedy_ids(model: Any, prompt: list[int], count: int = 8) -> tuple[int, ...]:
+    """What transformers decodes."""
+    model.generation_config.eos_token_id = None
+    ids = model.generate(
+        torch.tensor([prompt]), max_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    return tuple(ids[0, len(prompt) :].tolist())
+
+
+def test_a_path_and_its_text_are_one_model(saved: Path) -> None:
+    by_path = forerun.load(saved).generate(PROMPT, SHORT)
+    assert forerun.load(str(saved)).generate(PROMPT, SHORT).token_ids == by_path.token_ids
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        *[(torch.bfloat16, "bf16"), ("bfloat16", "bf16"), ("torch.bfloat16", "bf16")],
+        *[(torch.float16, "fp16"), ("float16", "fp16"), ("half", "fp16")],
+        *[(torch.float32, "fp32"), ("float32", "fp32"), (torch.float64, "fp64"), ("auto", "auto")],
+    ],
+)
+def test_dtypes_go_by_any_of_their_names(dtype: Any, name: str) -> None:
+    assert Placement(dtype=dtype).dtype == name
+
+
+def test_a_dtype_and_a_device_of_torch_reach_the_model(saved: Path) -> None:
+    one = forerun.load(saved, dtype=torch.bfloat16, device=torch.device("cpu"), backend="torch")
+    assert one.target.dtype is torch.bfloat16
+    with pytest.raises(UnknownNameError, match="Did you mean 'bf16'"):
+        forerun.load(saved, dtype="bf61")
+    with pytest.raises(UnknownNameError, match=r"torch\.int64"):
+        forerun.load(saved, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gemma2", "opt"])
+def test_a_model_in_memory_runs_as_it_is(family: str) -> None:
+    """Forerun's own decoders and the adapter."""
+    model = tiny_model(family)
+    loaded = forerun.load(model, tokenizer=NAMES, backend="torch")
+    expected = greedy_ids(model, PROMPT)
+    assert loaded.generate(PROMPT, SHORT, ignore_eos=True).token_ids == expected
+    assert loaded.eos_token_ids == {3}
+    assert loaded.generate("t5 t6", SHORT).prompt_ids == (5, 6)
+    assert type(model).__name__ in repr(loaded)
+
+
+def test_a_model_in_memory_needs_no_tokenizer_for_ids() -> None:
+    loaded = forerun.load(tiny_model("llama"))
+    assert loaded.generate(PROMPT, SHORT).prompt_ids == tuple(PROMPT)
+    with pytest.raises(ConfigError, match="needs a tokenizer"):
+        loaded.generate("t5")
+    with pytest.raises(ConfigError, match="tokenizer="):
+        forerun.load(tiny_model("llama"), {"model": "zoo-draft"})
+
+
+def test_a_model_in_memory_brings_its_defaults() -> None:
+    model = tiny_model("llama")
+    model.generation_config.update(do_sample=True, temperature=0.6, top_k=5)
+    assert forerun.load(model).sampling_defaults == {"temperature": 0.6, "top_k": 5}
+    model.generation_config.temperature = -1.0
+    with pytest.raises(CheckpointError, match=r"temperature is -1\.0"):
+        forerun.load(model)
+
+
+def test_a_model_in_memory_that_cannot_run_is_refused() -> None:
+    adapted = tiny_model("opt")
+    with pytest.raises(ConfigError, match=r"model\.to"):
+        forerun.load(adapted, dtype="bf16")
+    adapted.train()
+    with pytest.raises(ConfigError, match=r"model\.eval"):
+        forerun.load(adapted)
+    with pytest.raises(ConfigError, match="comes too late"):
+        forerun.load(tiny_model("llama"), revision="main")
+    layer: Any = torch.nn.Linear(2, 2)
+    layer.config = {"hidden_size": 2}
+    with pytest.raises(ForerunError, match="not a language model"):
+        forerun.load(layer)
+    with pytest.raises(ConfigError, match=r"forerun\.Engine"):
+        forerun.load(TARGET)
+
+
+def test_a_config_may_be_a_mapping(saved: Path) -> None:
+    one = forerun.load(saved, {"method": "ngram", "prompt_lookup_max": 2})
+    assert one.config == forerun.SpeculativeConfig(method="ngram", options={"prompt_lookup_max": 2})
+    with pytest.raises(UnknownNameError, match="Did you mean 'method'"):
+        forerun.load(saved, {"methd": "ngram"})
+    with pytest.raises(ConfigError, match="a mapping of its fields"):
+        forerun.load(saved, "ngram")  # type: ignore[arg-type]
+
+
+def test_a_drafter_goes_by_name_or_is_made_already(saved: Path) -> None:
+    named = forerun.load(saved, drafter="suffix")
+    assert named.drafter is not None
+    assert named.drafter.name == "suffix"
+    made = NgramDrafter(1, 2)
+    one = forerun.load(saved, {"num_speculative_tokens": 2}, drafter=made)
+    assert one.drafter is made
+    assert one.generate(PROMPT, SHORT).token_ids == named.generate(PROMPT, SHORT).token_ids
+    with pytest.raises(UnknownNameError, match="Did you mean 'ngram'"):
+        forerun.load(saved, drafter="ngrm")
+
+
+def test_a_policy_goes_by_name_or_is_made_already(saved: Path) -> None:
+    assert forerun.load(saved, policy="adaptive").config.policy == "adaptive"
+    made = make_policy("fixed", 2, False)
+    assert isinstance(made, FixedPolicy)
+    one = forerun.load(saved, drafter="ngram", policy=made)
+    assert one.policy is made
+    one.generate(PROMPT, SHORT)
+    assert Engine(TARGET, NgramDrafter(), policy=made).policy is made
+    with pytest.raises(UnknownNameError, match="Did you mean 'adaptive'"):
+        forerun.load(saved, policy="adaptve")
+
+
+@pytest.mark.parametrize(
+    ("speculative", "options", "problem"),
+    [
+        (False, {"drafter": "ngram"}, "speculative is False"),
+        (False, {"policy": "fixed"}, "speculative is False"),
+        ({"method": "suffix"}, {"drafter": "ngram"}, "leave one of them out"),
+        ({"method": "suffix"}, {"drafter": NgramDrafter()}, "leave one of them out"),
+        ({"policy": "adaptive"}, {"policy": "fixed"}, "leave one of them out"),
+        (True, {"drafter": NgramDrafter}, "is the class NgramDrafter itself"),
+        (True, {"drafter": 7}, "drafter is 7, which has no propose"),
+        (True, {"policy": 7}, "policy is 7, which has no plan"),
+        (True, {"tokenizer": "gpt2"}, "tokenizer is 'gpt2', which has no decode"),
+        (True, {"dtyp": "fp32"}, "Did you mean 'dtype'"),
+        (True, {"torch_dtype": "fp32"}, "Did you mean 'dtype'"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(
+    saved: Path, speculative: Any, options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem) as refusal:
+        forerun.load(saved, speculative, **options)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("drafter", r"forerun\.load\(\.\.\., drafter=\.\.\.\)"),
+        ("policy", r"forerun\.load\(\.\.\., policy=\.\.\.\)"),
+        ("temperature", r"engine\.generate\(prompt, temperature=\.\.\.\)"),
+        ("sampling_defaults", "with each call"),
+        ("rules", r"into engine\.rules"),
+        *[
+            (name, "make another engine")
+            for name in ("config", "target", "max_context", "anything")
+        ],
+    ],
+)
+def test_setting_an_attribute_says_what_to_do(name: str, advice: str) -> None:
+    one = engine()
+    with pytest.raises(ConfigError, match=f"{name} of an engine cannot be set; .*{advice}"):
+        setattr(one, name, None)
+    assert one.generate([1, 2], GREEDY).token_ids
+
+
+def test_values_say_how_to_change_them() -> None:
+    for value, name in (
+        (forerun.SamplingParams(), "temperature"),
+        (forerun.SpeculativeConfig(), "method"),
+    ):
+        with pytest.raises(ConfigError, match=rf"dataclasses\.replace\(\.\.\., {name}=0\)"):
+            setattr(value, name, 0)
+    assert dataclasses.replace(forerun.SamplingParams(), temperature=0).greedy
+
+
+def test_short_representations(saved: Path) -> None:
+    one = forerun.load(saved, backend="torch", dtype="fp32", drafter="ngram")
+    assert repr(one.target) == f"Transformer({str(saved)!r}, precision='fp32')"
+    assert repr(one) == f"Engine({str(saved)!r}, drafter='ngram', max_batch_size=1, max_context=64)"
+    assert repr(one.drafter) == "NgramDrafter()"
+    assert repr(forerun.SamplingParams()) == "SamplingParams()"
+    assert repr(forerun.SamplingParams(temperature=0, stop=("a",))) == (
+        "SamplingParams(temperature=0.0, stop=('a',))"
+    )
+    assert repr(forerun.SpeculativeConfig(method="ngram")) == "SpeculativeConfig(method='ngram')"
+    adapted = forerun.load(tiny_model("opt"), False).target
+    assert repr(adapted) == "HFModel('OPTForCausalLM', precision='fp32')"
+    assert "bf16" in repr(load_model(saved, dtype="bf16", backend="torch"))
+
+
+def test_short_representations_of_results() -> None:
+    one = Engine(TARGET, tokenizer=Letters())
+    stream = one.stream([1], GREEDY)
+    assert repr(stream) == "Stream(request_id=0, num_tokens=0, finish_reason=None)"
+    first, *_, last = stream
+    text, completion = stream.completion.text, stream.completion
+    assert repr(first) == f"TokenEvent({text[0]!r}, token_id={first.token_id}, origin='plain')"
+    assert repr(last).endswith("origin='plain', finish_reason='length')")
+    assert repr(completion) == f"Completion({text!r}, num_tokens=30, finish_reason='length')"
+    assert repr(stream) == "Stream(request_id=0, num_tokens=30, finish_reason='length')"
+    long = dataclasses.replace(completion, text="long\n" * 1000)
+    assert len(repr(long)) < 160
+    assert "\n" not in repr(long)

@@ -1,0 +1,160 @@
+"""Random models written as GGUF files by the package gguf, in any type of tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+
+from tests.helpers.tiny_models import random_model
+
+VOCAB = 300
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+}
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+EXACT = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
+# Where a block has its fp16 factors.
+FACTORS = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.Q2_K: (80, 82)}
+KINDS = (*EXACT, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.F16, Kind.BF16, Kind.F32)
+
+
+def stored(values: NDArray[np.float32], kind: Kind, seed: int = 0) -> NDArray[Any]:
+    """Values in a type; blocks that the package cannot write are random ones of about their size."""
+    if kind not in FACTORS:
+        return np.asarray(gguf.quantize(values, kind))
+    per_block, size = GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (values.size // per_block, size), dtype=np.uint8)
+    factor = np.float16(np.abs(values).std() / 300)
+    for place in FACTORS[kind]:
+        blocks[:, place : place + 2] = np.frombuffer(factor.tobytes(), np.uint8)
+    return blocks.reshape(len(values), -1)
+
+
+def write_model(
+    path: Path,
+    family: str = "llama",
+    kind: Kind | Callable[[str], Kind] = Kind.Q8_0,
+    *,
+    tied: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+    without: tuple[str, ...] = (),
+    more: Mapping[str, NDArray[np.float32]] | None = None,
+    **sizes: Any,
+) -> Any:
+    """Write a random model of a family; its config, of transformers.
+
+    Args:
+        kind: of the matrices, or a function of their names.
+        metadata: that replaces or adds to the usual.
+        without: keys and tensors to leave out.
+        more: tensors to add.
+        sizes: that replace the usual, by transformers' names.
+    """
+    from transformers import AutoConfig
+
+    # Mistral's models are stored as Llama's.
+    architecture = "llama" if family == "mistral" else family
+    own = {**SIZES, **sizes, "tie_word_embeddings": tied}
+    config = AutoConfig.for_model(architecture, **own)
+    model = random_model(AutoConfig.for_model(family, **own))
+    writer = gguf.GGUFWriter(path, architecture)
+    _describe(writer, config, architecture, metadata or {}, without)
+    arch = next(arch for arch in gguf.MODEL_ARCH if arch.name.lower() == architecture)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    for index, (key, weight) in enumerate(model.state_dict().items()):
+        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        if name in without or (tied and key == "lm_head.weight"):
+            continue
+        values = _arranged(key, weight, config, architecture).numpy()
+        own = Kind.F32 if values.ndim == 1 else kind(name) if callable(kind) else kind
+        writer.add_tensor(name, stored(values, own, index), raw_dtype=own)
+    for name, values in (more or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return config
+
+
+def read_by_transformers(path: Path, config: Any) -> Any:
+    """The model in a file as transformers reads it, in float32."""
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    model = AutoModelForCausalLM.from_config(config).eval()
+    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)
+    missing, unexpected = model.load_state_dict(read["tensors"], strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model
+
+
+def _arranged(key: str, weight: torch.Tensor, config: Any, architecture: str) -> torch.Tensor:
+    """Rows of queries and keys as llama.cpp wants them: pairs side by side."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for projection, count in heads.items():
+        if architecture == "llama" and f".{projection}." in key:
+            halves = weight.reshape(count, 2, -1, *weight.shape[1:])
+            return halves.transpose(1, 2).reshape(weight.shape)
+    return weight
+
+
+def _describe(
+    writer: Any, config: Any, arch: str, metadata: Mapping[str, Any], without: tuple[str, ...]
+) -> None:
+    values: dict[str, Any] = {
+        f"{arch}.context_length": config.max_position_embeddings,
+        f"{arch}.embedding_length": config.hidden_size,
+        f"{arch}.block_count": config.num_hidden_layers,
+        f"{arch}.feed_forward_length": config.intermediate_size,
+        f"{arch}.attention.head_count": config.num_attention_heads,
+        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
+        f"{arch}.attention.key_length": config.head_dim,
+        f"{arch}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        f"{arch}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        f"{arch}.vocab_size": config.vocab_size,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        **_vocabulary(config.vocab_size),
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        **metadata,
+    }
+    adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in values.items():
+        if key not in without:
+            adders.get(type(value), writer.add_array)(key, value)
+
+
+def _vocabulary(size: int) -> dict[str, Any]:
+    """Two special tokens, the bytes, and pairs of letters."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = list(bytes_to_unicode().values())
+    words = [a + b for a in letters[64:70] for b in letters[64:80]]
+    merges = [f"{word[0]} {word[1]}" for word in words]
+    tokens = ["<s>", "</s>", *letters, *words][:size]
+    fillers = [f"<unused{index}>" for index in range(size - len(tokens))]
+    return {
+        "tokenizer.ggml.tokens": [*tokens, *fillers],
+        "tokenizer.ggml.merges": merges[: max(len(tokens) - 258, 1)],
+        "tokenizer.ggml.token_type": [3, 3, *[1] * (size - 2)],
+    }

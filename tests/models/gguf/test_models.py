@@ -1,0 +1,158 @@
+"""Models in GGUF files: the numbers of the file, whoever reads it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor
+
+import forerun
+from forerun import _native
+from forerun.models import Checkpoint, Placement
+from forerun.models.architecture import read_architecture
+from forerun.models.layouts import layout_of
+from forerun.models.rope import frequencies
+from tests.helpers.forwards import run
+from tests.helpers.gguf_files import (
+    EXACT,
+    FAMILIES,
+    KINDS,
+    SIZES,
+    VOCAB,
+    read_by_transformers,
+    write_model,
+)
+from tests.helpers.kernel_models import needs_kernels
+
+TEXT = [5, 9, 200, 31, 77, 5, 9, 254, 13, 13, 90, 101]
+CASES = [("llama", kind, kind is Kind.Q8_0) for kind in KINDS]
+CASES += [(family, kind, False) for family in FAMILIES[1:] for kind in (Kind.Q8_0, Kind.Q4_K)]
+MORE = [(family, kind, True) for family in FAMILIES[1:] for kind in KINDS]
+
+
+def cases() -> list[Any]:
+    slow = [pytest.param(*case, marks=pytest.mark.slow) for case in MORE]
+    return [*CASES, *slow]
+
+
+def logits_of(path: Path, dtype: str, backend: str = "auto") -> Tensor:
+    opened = Checkpoint.open(path)
+    model = opened.load(opened.run_config(Placement(dtype, "cpu", backend)))
+    return run(model, model.new_cache(1, 32), [TEXT]).logits
+
+
+def error_of(path: Path, dtype: str, backend: str = "auto") -> float:
+    """How far logits are from those of the file's numbers in float32, by their root mean square."""
+    difference = logits_of(path, dtype, backend) - logits_of(path, "fp32")
+    return difference.square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize(("family", "kind", "tied"), cases())
+def test_logits_are_those_of_transformers(
+    family: str, kind: Kind, tied: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    config = write_model(path, family, kind, tied=tied)
+    with torch.no_grad():
+        expected = read_by_transformers(path, config)(torch.tensor([TEXT])).logits
+    for backend in ("torch", "kernels") if _native.AVAILABLE else ("torch",):
+        logits = logits_of(path, "fp32", backend)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 * expected.std().item())
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", [*EXACT, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
+def test_blocks_on_the_kernels_are_those_of_the_file(kind: Kind, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=kind)
+    opened = Checkpoint.open(path)
+    placed = opened.run_config(Placement(device="cpu"))
+    assert placed.precision == "stored"
+    model = opened.load(placed)
+    # The embedding is looked into, so its very numbers come out.
+    tensor = opened.stored.header.tensors["token_embd.weight"]  # type: ignore[attr-defined]
+    expected = torch.from_numpy(gguf.dequantize(tensor.bytes(), kind))
+    found = model.embed(torch.arange(VOCAB)[None])[0]
+    if kind in EXACT:
+        assert torch.equal(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, rtol=0, atol=6e-3 * expected.abs().max().item())
+    # Activations are quantized to 8 bits, by groups.
+    assert error_of(path, "auto") < 6 * error_of(path, "bf16", "torch")
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.F32])
+def test_floats_run_in_the_precision_that_holds_them(kind: Kind, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=kind)
+    expected = {Kind.F16: "stored", Kind.BF16: "bf16", Kind.F32: "fp32"}[kind]
+    assert Checkpoint.open(path).run_config(Placement(device="cpu")).precision == expected
+    assert error_of(path, "auto") < 2 * error_of(path, "bf16", "torch")
+
+
+def mixed(name: str) -> Kind:
+    """As in common files: values and the second half of the MLP are finer than the rest."""
+    if "attn_v" in name or "ffn_down" in name:
+        return Kind.Q6_K
+    return {"token_embd.weight": Kind.Q5_1, "blk.1.attn_q.weight": Kind.F16}.get(name, Kind.Q4_K)
+
+
+@needs_kernels
+def test_types_may_be_mixed_also_in_one_product(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=mixed)
+    opened = Checkpoint.open(path)
+    formats = opened.source().formats(layout_of(opened.architecture))  # type: ignore[attr-defined]
+    assert formats["layers.0.qkv.weight"] == formats["embedding.weight"] == "int8_offset"
+    assert formats["layers.1.qkv.weight"] == "bf16"
+    assert formats["layers.0.gate_up.weight"] == "int4_offset"
+    assert formats["layers.0.down.weight"] == "int8"
+    assert error_of(path, "auto") < 6 * error_of(path, "bf16", "torch")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q5_0, mixed])
+def test_speculation_changes_nothing(kind: Any, tied: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=kind, tied=tied)
+    engine = forerun.load(str(path), forerun.SpeculativeConfig(method="prediction"))
+    usual = forerun.SamplingParams(max_tokens=40, ignore_eos=True)
+    for params in (replace(usual, temperature=0.0), replace(usual, seed=5)):
+        plain = [event.token_id for event in engine.stream_plain(TEXT, params)]
+        hints = forerun.Hints(prediction=(*plain[:9], 7, *plain[9:20], 8, 9, *plain[20:]))
+        stream = engine.stream(TEXT, params, hints=hints)
+        assert [event.token_id for event in stream] == plain
+        assert stream.completion.stats.num_accepted_tokens > 10
+
+
+def test_factors_on_the_rotary_frequencies_are_those_of_llama_3(tmp_path: Path) -> None:
+    """llama.cpp stores what the scaling of Llama 3 does to each frequency as a tensor."""
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled = {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    plain, scaling = (
+        AutoConfig.for_model("llama", **SIZES, rope_parameters=rope)
+        for rope in ({"rope_type": "default", "rope_theta": 1e4}, scaled)
+    )
+    wanted, _ = ROPE_INIT_FUNCTIONS["llama3"](scaling, torch.device("cpu"))
+    usual, _ = frequencies(read_architecture(plain))
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=Kind.F32, more={"rope_freqs.weight": (usual / wanted).numpy()})
+    found, _ = frequencies(Checkpoint.open(path).architecture)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+    assert not torch.allclose(found, usual)
