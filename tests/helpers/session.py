@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 PATIENCE = 120
+SILENCE = 10
 # Colours, and what readline tells the terminal.
 _CONTROL = re.compile("\x1b\\[[0-9;?]*[a-zA-Z]|\r")
 
@@ -39,6 +40,12 @@ class Session:
     def send(self, keys: str) -> None:
         """Press keys."""
         os.write(self._master, keys.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C until something happens: readline misses it right after it has shown its prompt."""
+        self.send("\x03")
+        while not select.select([self._master], [], [], SILENCE)[0]:
+            self.send("\x03")
 
     def expect(self, text: str) -> str:
         """Read until `text` has come, and return what came up to its end since the last call."""
