@@ -54,7 +54,7 @@ def generate_options() -> list[click.Parameter]:
             "show_rounds",
             "Other",
             is_flag=True,
-            help="Show the draft of every round, what was accepted and what was emitted.",
+            help="Show every round: what was drafted, with p, q and the uniform of every test, and emitted.",
         ),
         json_option(),
         config_option(),

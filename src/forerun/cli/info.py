@@ -90,6 +90,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
 def _of_run(checkpoint: Checkpoint, run: RunConfig) -> dict[str, Any]:
     from forerun import _native
     from forerun.models import CpuModel, HFModel, Transformer
+    from forerun.models.placement import STORED
 
     exactness = {
         "kernels": CpuModel.exactness,
@@ -102,6 +103,7 @@ def _of_run(checkpoint: Checkpoint, run: RunConfig) -> dict[str, Any]:
         "kernels": _native.kernels.level() if _native.AVAILABLE else None,
         "kernels_missing": _native.REASON or None,
         "dtype": run.precision,
+        "tensors": [vars(held) for held in checkpoint.held] if run.precision == STORED else [],
         "cache_bytes_per_token": checkpoint.summary.cache_bytes_per_token(run.dtype),
         "exactness": exactness[backend],
     }
@@ -153,7 +155,8 @@ def _rows(content: dict[str, Any]) -> dict[str, str]:
         "runs on": _of_backend(content),
         "parameters": f"{content['parameters']:,}",
         "weights": weights,
-        "cache": f"{cache} a token in {content['dtype']}",
+        **({"tensors": "\n".join(map(_of_held, held))} if (held := content["tensors"]) else {}),
+        "cache": f"{cache} a token",
         "context": f"{content['max_context']} tokens",
         "vocabulary": f"{content['vocab_size']} tokens",
         "layers": f"{content['num_layers']}, {content['hidden_size']} wide",
@@ -163,6 +166,15 @@ def _rows(content: dict[str, Any]) -> dict[str, str]:
         **({"note": " ".join(content["notes"])} if content["notes"] else {}),
         "memory": _of_memory(content["memory"], content["hardware"]["device"]),
     }
+
+
+def _of_held(held: dict[str, Any]) -> str:
+    """Tensors of one type, and what they run in."""
+    number = f"{held['tensors']} x {held['stored']}"
+    if not held["error"]:
+        kept = "as they are" if held["precision"] != "fp32" else "in fp32"
+        return f"{number}, kept {kept}"
+    return f"{number}, in {held['precision']}: off by {held['error']:.2%}"
 
 
 def _of_backend(content: dict[str, Any]) -> str:

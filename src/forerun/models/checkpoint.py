@@ -18,6 +18,8 @@ from forerun.interrupts import never_lost
 from forerun.models.architecture import Architecture, native, read_architecture
 from forerun.models.config import check_config
 from forerun.models.cpu import CpuModel
+from forerun.models.gguf.held import Held, held_tensors
+from forerun.models.gguf.source import GgufSource
 from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
 from forerun.models.layouts import layout_of
@@ -27,6 +29,7 @@ from forerun.models.sources import (
     CodedSource,
     Source,
     TensorSource,
+    match_keys,
     read_weights,
     with_own_head,
 )
@@ -136,6 +139,20 @@ class Checkpoint:
         """
         return self.stored.tokenizer(self.config)
 
+    @cached_property
+    def held(self) -> list[Held]:
+        """What becomes of its weights on the kernels where they are quantized; else empty.
+
+        Raises:
+            CheckpointError: for weights that cannot be read.
+        """
+        if not self.stored.quantized:
+            return []
+        layout = layout_of(self.architecture)
+        source = cast(GgufSource, self.source())
+        match_keys(source, layout)
+        return held_tensors(source, layout)
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know about how its files are read, a sentence each."""
@@ -213,8 +230,8 @@ class Checkpoint:
         if settings is not None:
             method = settings.get("quant_method") if isinstance(settings, dict) else settings
             raise UnsupportedModelError(
-                f"{self.name} is quantized ({method}), which is not read; "
-                "load the original checkpoint."
+                f"{self.name} is quantized ({method}), which is not read; load the original "
+                "checkpoint, with --dtype int8 or int4 to run it quantized, or a GGUF file of it."
             )
 
 

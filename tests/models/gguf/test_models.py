@@ -14,6 +14,7 @@ from torch import Tensor
 
 import forerun
 from forerun import _native
+from forerun.errors import CheckpointError
 from forerun.models import Checkpoint, Placement
 from forerun.models.architecture import read_architecture
 from forerun.models.layouts import layout_of
@@ -156,3 +157,33 @@ def test_factors_on_the_rotary_frequencies_are_those_of_llama_3(tmp_path: Path) 
     found, _ = frequencies(Checkpoint.open(path).architecture)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
     assert not torch.allclose(found, usual)
+
+
+def test_sampling_parameters_that_the_file_recommends(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, metadata={"general.sampling.temp": 0.7, "general.sampling.top_k": 20})
+    assert Checkpoint.open(path).sampling_defaults == {"temperature": 0.7, "top_k": 20}
+    write_model(path, metadata={"general.sampling.temp": -1.0})
+    with pytest.raises(CheckpointError, match=r"model\.gguf: temperature is -1"):
+        _ = Checkpoint.open(path).sampling_defaults
+
+
+def test_tokens_that_end_a_text_or_a_turn(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, metadata={"tokenizer.ggml.eot_token_id": 7})
+    assert Checkpoint.open(path).eos_token_ids == {1, 7}
+
+
+def test_what_becomes_of_the_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=mixed)
+    held = {(entry.stored, entry.precision): entry for entry in Checkpoint.open(path).held}
+    assert held["Q5_1", "int8_offset"].error == 0
+    assert held["F32", "fp32"].error == 0
+    # q and k beside a v in Q6_K.
+    assert held["Q4_K", "int8_offset"].tensors == 2
+    assert 0 < held["Q4_K", "int4_offset"].error < 1e-3
+    assert 0 < held["Q6_K", "int8"].error < 0.01
+    assert 0 < held["F16", "bf16"].error < 0.003
+    total = sum(entry.parameters for entry in held.values())
+    assert total == Checkpoint.open(path).summary.parameters

@@ -11,6 +11,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from forerun.models.architecture import Architecture, read_architecture
+from forerun.models.generation import sampling_defaults
 from forerun.models.gguf.config import read_gguf_config, read_gguf_end_tokens
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.gguf.source import GgufSource, frequency_factors
@@ -21,6 +22,13 @@ _FLOATS = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
+}
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
 }
 
 
@@ -44,7 +52,13 @@ class StoredGguf:
         return read_gguf_end_tokens(self.header, config)
 
     def sampling_defaults(self) -> dict[str, Any]:
-        return {}
+        values = {
+            name: self.header.metadata.get(f"general.sampling.{key}")
+            for name, key in _SAMPLING.items()
+        }
+        # Stored in 32 bits: 0.8, not 0.800000012.
+        short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
+        return sampling_defaults(short, str(self.header.path))
 
     def tokenizer(self, config: Any) -> Any:
         return read_gguf_tokenizer(self.header.path)

@@ -1,0 +1,73 @@
+"""What becomes of the tensors of a GGUF file on the kernels, and how far that is from the file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.models.gguf.blocks import is_exact
+from forerun.models.gguf.source import GgufSource
+from forerun.models.gguf.values import values_of
+from forerun.models.layouts import Layout
+
+# Rows of a tensor whose error stands for that of all.
+_ROWS = 32
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tensors of one type, and the precision that they run in.
+
+    Args:
+        stored, precision: names of both.
+        tensors, parameters: how many.
+        error: root mean square of what the precision loses, as a share of that of the weights: about
+            the share by which the products are off. 0 where the very numbers are kept.
+    """
+
+    stored: str
+    precision: str
+    tensors: int
+    parameters: int
+    error: float
+
+
+def held_tensors(source: GgufSource, layout: Layout) -> list[Held]:
+    """All tensors of a model by type and precision, most parameters first."""
+    formats, keys = source.formats(layout), dict[tuple[str, str], list[str]]()
+    for tensor in layout.tensors:
+        for part in tensor.parts:
+            stored = source.tensors[part.key].kind.name
+            precision = formats.get(tensor.name, "fp32")
+            keys.setdefault((stored, precision), []).append(part.key)
+    held = [
+        Held(
+            stored,
+            precision,
+            len(names),
+            sum(math.prod(source.shapes[name]) for name in names),
+            max(_error(source, name, precision) for name in names),
+        )
+        for (stored, precision), names in keys.items()
+    ]
+    return sorted(held, key=lambda entry: -entry.parameters)
+
+
+def _error(source: GgufSource, key: str, precision: str) -> float:
+    kind, shape = source.tensors[key].kind, source.shapes[key]
+    if precision == "fp32" or (is_exact(kind) and precision.startswith("int")):
+        return 0.0
+    rows = min(_ROWS, shape[0])
+    exact = values_of(source.rows(key, 0, rows), kind).double()
+    difference = exact - _as_held(source, key, rows, precision, exact)
+    power = exact.square().mean().item()
+    return math.sqrt(difference.square().mean().item() / power) if power else 0.0
+
+
+def _as_held(source: GgufSource, key: str, rows: int, precision: str, exact: Tensor) -> Tensor:
+    if precision == "bf16":
+        return exact.bfloat16().double()
+    return torch.from_numpy(source.codes(key, 0, rows, precision).values()).double()
