@@ -16,8 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 PICTURE = Path(__file__).with_name("picture.svg")
-COMMAND = "forerun generate -m smollm2 --temperature 0.2 --top-p 0.9 --seed 1"
-QUESTION = Path(__file__).with_name("demo_question.txt").read_text(encoding="utf-8").strip()
+# That of `make demo`.
+COMMAND = (
+    "forerun generate -m smollm2 --prompt-file docs/demo_question.txt "
+    "--temperature 0.2 --top-p 0.9 --seed 4 --compare"
+)
 WIDTH = 88
 
 # A line that is cleared, as progress is, was not there in the end.
@@ -37,11 +40,12 @@ def record() -> str:
     settings = {"TERM": "xterm-256color", "COLUMNS": str(WIDTH), "COLORTERM": ""}
     settings |= {name: "" for name in ("NO_COLOR", "FORCE_COLOR") if name in os.environ}
     process = subprocess.Popen(
-        [program, *words, QUESTION],
+        [program, *words],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         env=os.environ | settings,
+        cwd=PICTURE.parents[1],
     )
     os.close(theirs)
     parts = []
@@ -59,7 +63,7 @@ def draw(output: str) -> str:
     """The picture of a terminal with the command and its output."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         console = Console(file=nowhere, record=True, width=WIDTH, force_terminal=True)
-        console.print(Text(f'$ {COMMAND} \\\n    "{QUESTION}"', "bold"))
+        console.print(Text(f"$ {COMMAND}", "bold"))
         console.print(Text.from_ansi(_CLEARED.sub("", output).rstrip()))
         picture = console.export_svg(title="forerun", unique_id="forerun")
     # Pictures in pages fetch nothing; the reader's own font is as good.

@@ -100,10 +100,11 @@ def test_the_token_rule_accepts_with_the_ratio(form: str, kind: str) -> None:
     siblings = 0
     for rule, draft, logits, request in cases(kind, 30, torch.float64, 21):
         explanation, _ = explained(rule, draft, logits, request)
-        for node in explanation.nodes:
+        for test in explanation.tests:
+            node = explanation.nodes[test]
             assert node.accept == pytest.approx(node.ratio, abs=1e-12)
             assert (node.draft_prob == 1.0) or draft.probs is not None
-        siblings += sum(rank > 0 for rank in draft.tree.ranks)
+            siblings += draft.tree.ranks[test] > 0
     assert siblings or kind == "drawn chains"
 
 

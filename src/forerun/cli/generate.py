@@ -148,7 +148,7 @@ def _complete(values: dict[str, Any], job: Job, hints: Hints, output: Output) ->
     _say_how(values, job.prompt)
     rounds: list[Round] | None = [] if values["show_rounds"] else None
     if rounds is not None:
-        engine.watch_rounds(lambda _, draft, verdict: rounds.append(Round.of(draft, verdict)))
+        engine.explain_rounds(lambda _, *round_: rounds.append(Round.of(*round_)))
     outcome = job.outcome(values, run, rounds=rounds)
     output.start(legend=values["speculative"])
     try:

@@ -14,6 +14,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.requests import TokenEvent, TokenLogprob
 from forerun.options import changes
 from forerun.params import SamplingParams
+from forerun.verification.explain import Explanation, Top
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,27 @@ class Round:
         draft: without its rows of probability, which are large.
         drawn: whether it had any: its tokens were drawn, not determined by the text.
         verdict: of the rule, cut at the end of the output.
+        why: how the rule came to it; None for a rule that is not forerun's own.
     """
 
     draft: Draft
     drawn: bool
     verdict: Verdict
+    why: Explanation | None = None
 
     @classmethod
-    def of(cls, draft: Draft, verdict: Verdict) -> Round:
-        return cls(Draft(draft.tree, draft.token_ids), draft.probs is not None, verdict)
+    def of(cls, draft: Draft, verdict: Verdict, why: Explanation | None = None) -> Round:
+        return cls(Draft(draft.tree, draft.token_ids), draft.probs is not None, verdict, why)
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """The nodes whose tokens were emitted, from the root down."""
+        end, nodes = -1, []
+        for token in self.verdict.token_ids[: self.verdict.num_accepted]:
+            children = self.draft.tree.children(end)
+            end = next(node for node in children if self.draft.token_ids[node] == token)
+            nodes.append(end)
+        return tuple(nodes)
 
 
 @dataclass(frozen=True)
@@ -146,14 +159,23 @@ def _of_run(run: Run) -> dict[str, Any]:
 
 
 def _of_round(entry: Round) -> dict[str, Any]:
-    draft, verdict = entry.draft, entry.verdict
-    return {
+    draft, verdict, why = entry.draft, entry.verdict, entry.why
+    content = {
         "token_ids": list(draft.token_ids),
         "parents": list(draft.tree.parents),
         "drawn": entry.drawn,
-        "accepted": list(verdict.path)[: verdict.num_accepted],
+        "accepted": list(entry.accepted),
         "emitted": list(verdict.token_ids),
     }
+    if why is None:
+        return content
+    nodes = [vars(node) | {"residual": _of_top(node.residual)} for node in why.nodes]
+    last = {"token_id": why.token_id, "uniform": why.uniform, "top": _of_top(why.emit)}
+    return content | {"rule": why.rule, "tests": list(why.tests), "nodes": nodes, "last": last}
+
+
+def _of_top(top: Top) -> list[dict[str, Any]]:
+    return [{"token_id": token, "probability": value} for token, value in top]
 
 
 def _of_comparison(comparison: Comparison) -> dict[str, Any]:

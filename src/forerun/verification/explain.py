@@ -35,9 +35,10 @@ class NodeRecord:
 
     Args:
         token_id: the token.
-        target_prob: its probability in the target's row, less what its earlier siblings took.
+        target_prob: its probability in the target's row; of a token that was tested, in what its earlier
+            siblings had left of that row.
         draft_prob: its probability in the row that it was drawn from; 1 for a point mass.
-        ratio: min(1, target_prob / draft_prob), with which the token rule accepts it.
+        ratio: min(1, target_prob / draft_prob), with which the token rule's test passes.
         accept: the probability with which this rule's test passes; None for rules without tests.
         uniform: the number that was drawn for the test, which passes below `accept`; None where the
             test was not reached.
@@ -115,7 +116,9 @@ def _decided(
 
     end = decision.end(accept, uniform)
     left = _Left(rule, draft, probs, decision)
-    nodes = _records(draft, left.before)
+    nodes = _records(
+        draft, lambda node: left.before(node) if node in uniforms else left.whole(node)
+    )
     if isinstance(rule, typical.TypicalRule):
         nodes = _typical(nodes, typical.thresholds(draft, probs).tolist())
     else:
@@ -167,12 +170,16 @@ class _Left:
         self._rule, self._draft, self._probs, self._decision = rule, draft, probs, decision
         self._rows: dict[int, Tensor] = {}
 
+    def whole(self, node: int) -> Tensor:
+        """The target's row for a node, [V]."""
+        return self._probs[self._draft.tree.parents[node] + 1]
+
     def before(self, node: int) -> Tensor:
         """The row that a node is tested against, [V]."""
-        parent = self._draft.tree.parents[node]
-        siblings = self._draft.tree.children(parent)
-        rank = self._draft.tree.ranks[node]
-        return self._probs[parent + 1] if not rank else self.after(siblings[rank - 1])
+        tree = self._draft.tree
+        rank = tree.ranks[node]
+        siblings = tree.children(tree.parents[node])
+        return self.after(siblings[rank - 1]) if rank else self.whole(node)
 
     def after(self, node: int) -> Tensor:
         """The row after a node was rejected, [V]: what its parent would emit, had it no more children."""
