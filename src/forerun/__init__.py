@@ -3,7 +3,7 @@
 import forerun
 
 engine = forerun.load("zoo")
-for event in engine.stream("def fibonacci(n):", forerun.SamplingParams(temperature=0)):
+for event in engine.stream("def fibonacci(n):", temperature=0):
     print(event.text, end="")
 """
 
@@ -60,6 +60,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "hf":
+        return importlib.import_module("forerun.hf")
     if name not in _HOMES:
         raise AttributeError(f"module 'forerun' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class StoredInMemory:
         name: how messages call the model.
     """
 
+    notes: tuple[str, ...] = ()
     quantized = False
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
@@ -77,9 +78,11 @@ class LoadedModel(Checkpoint):
     Attributes:
         model: of transformers. Forerun's own decoder copies its weights or shares them; what that does
             not run, runs as it is.
+        loaded: what `load` has made of it.
     """
 
     model: Any = None
+    loaded: dict[RunConfig, CausalLM] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> LoadedModel:
@@ -136,7 +139,9 @@ class LoadedModel(Checkpoint):
             CheckpointError, UnsupportedModelError, MemoryLimitError: as `Checkpoint.load` does.
         """
         if self.native:
-            return build(self.architecture, self.source(), run, self.name)
+            if run not in self.loaded:
+                self.loaded[run] = build(self.architecture, self.source(), run, self.name)
+            return self.loaded[run]
         if self.model.training:
             raise ConfigError(
                 f"{self.name} is in training mode, which drops out values; call model.eval()."

@@ -1,0 +1,8 @@
+"""Forerun's decoding inside transformers' `generate`, in one argument:
+
+model.generate(**inputs, custom_generate=forerun.hf.generate)
+"""
+
+from forerun.hf.decoding import generate
+
+__all__ = ["generate"]

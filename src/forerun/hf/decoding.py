@@ -1,0 +1,179 @@
+"""The decoding itself: a batch of prompts through the engine of their model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.contracts import Drafter, Policy
+from forerun.core import FinishReason
+from forerun.engine.engine import Engine
+from forerun.engine.speculation import Speculative
+from forerun.errors import ConfigError, shown
+from forerun.hf.kept import kept_with
+from forerun.hf.settings import ends_of, mask_of, pad_token, refuse_unknown, sampling_of
+from forerun.models.in_memory import is_model
+from forerun.params import SamplingParams
+from forerun.randomness import fresh_seed
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    generation_config: Any = None,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    speculative: Speculative = True,
+    drafter: str | Drafter | None = None,
+    policy: str | Policy | None = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Decode as transformers asks a `custom_generate` callable to; the model's own text, sooner.
+
+    The engine is kept with the model from call to call, and made anew when its weights change.
+
+    Args:
+        model: of transformers.
+        input_ids: prompts, [B, n].
+        logits_processor, stopping_criteria, generation_config, synced_gpus, streamer: as transformers
+            prepares them.
+        speculative, drafter, policy: how to speculate, as `forerun.load` takes them; left out, by
+            prompt lookup. They are given to `model.generate`.
+        model_kwargs: what else transformers has prepared; of it only `attention_mask` is used.
+
+    Returns:
+        Token ids of prompts and outputs, [B, n + new], or a `GenerateDecoderOnlyOutput` with them.
+
+    Raises:
+        ForerunError: for a model that cannot be run speculatively and for settings that forerun does not
+            have, such as beams, other logits processors or scores as output.
+    """
+    if not is_model(model):
+        raise ConfigError(
+            f"model is {shown(model)}; call model.generate(..., custom_generate=forerun.hf.generate)."
+        )
+    settings = model.generation_config if generation_config is None else generation_config
+    caller = sys._getframe(1)
+    streamer = _argument(caller, "streamer") if streamer is None else streamer
+    if _argument(caller, "assistant_model") is not None:
+        raise ConfigError("assistant_model is not used; give a drafter, such as drafter='suffix'.")
+    refuse_unknown(settings, synced_gpus, streamer, len(input_ids), model_kwargs)
+    prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
+    limit, ends, criteria = ends_of(settings, stopping_criteria or (), input_ids.shape[1])
+    rows = [
+        _Row(prompt, padded, limit, ends, criteria)
+        for prompt, padded in zip(prompts, input_ids.tolist(), strict=True)
+    ]
+    if drafter is None and speculative is True:
+        drafter = "ngram"
+    kept = kept_with(model, (speculative, drafter, policy))
+    with kept.lock:
+        engine = kept.engine_for(len(rows), limit + max(map(len, prompts)))
+        engine.use_seeds(_torch_seed if settings.do_sample else fresh_seed)
+        options, masks = sampling_of(settings, logits_processor or (), len(rows))
+        for row in rows:
+            if masks:
+                size = engine.target.vocab_size
+                options["mask"] = mask_of(masks, row.padded, row.prompt, size)
+            row.params = SamplingParams(**options, **row.limits)
+        _run(engine, rows, streamer)
+    sequences = _padded_together(input_ids, [row.output for row in rows], pad_token(settings, ends))
+    if not settings.return_dict_in_generate:
+        return sequences
+    from transformers.generation import GenerateDecoderOnlyOutput
+
+    return GenerateDecoderOnlyOutput(sequences=sequences)
+
+
+@dataclass
+class _Row:
+    """One prompt of the batch on its way.
+
+    Args:
+        prompt: without padding.
+        padded: as processors and criteria expect it.
+        limit: new tokens at most.
+        ends: tokens that end it.
+        criteria: called after each token.
+    """
+
+    prompt: list[int]
+    padded: list[int]
+    limit: int
+    ends: tuple[int, ...]
+    criteria: list[Any]
+    params: SamplingParams | None = None
+    output: list[int] = field(default_factory=list)
+    stopped: bool = False
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """When it ends, as sampling parameters."""
+        return {"max_tokens": self.limit, "stop_token_ids": self.ends, "ignore_eos": True}
+
+    def take(self, token: int) -> bool:
+        """Add a token of the output; whether a criterion says to stop."""
+        self.output.append(token)
+        if self.criteria:
+            ids = torch.tensor([self.padded + self.output])
+            said = [torch.as_tensor(criterion(ids, None)) for criterion in self.criteria]
+            self.stopped = any(bool(answer.any()) for answer in said)
+        return self.stopped
+
+
+def _run(engine: Engine, rows: list[_Row], streamer: Any) -> None:
+    """Run all rows to their ends; one that a criterion stops is cancelled."""
+    numbers = {engine.add(row.prompt, row.params): row for row in rows}
+    try:
+        while engine.has_work:
+            for event in engine.step():
+                row = numbers[event.request_id]
+                if row.stopped:
+                    continue
+                if row.take(event.token_id):
+                    engine.cancel(event.request_id)
+                if streamer is not None:
+                    streamer.put(torch.tensor([event.token_id]))
+    finally:
+        for number in numbers:
+            engine.cancel(number)
+        ended = [engine.completion(number) for number in numbers]
+    for completion in ended:
+        if completion.finish_reason is FinishReason.ERROR and completion.error is not None:
+            raise completion.error
+    if streamer is not None:
+        streamer.end()
+
+
+def _prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+    """The rows without their padding."""
+    if mask is None:
+        rows: list[list[int]] = input_ids.tolist()
+        return rows
+    return [row[used.bool()].tolist() for row, used in zip(input_ids, mask, strict=True)]
+
+
+def _padded_together(input_ids: Tensor, outputs: list[list[int]], pad: int) -> Tensor:
+    longest = max(map(len, outputs))
+    rows = [output + [pad] * (longest - len(output)) for output in outputs]
+    return torch.cat([input_ids, torch.tensor(rows, device=input_ids.device)], dim=1)
+
+
+def _argument(caller: FrameType | None, name: str) -> Any:
+    """An argument of `model.generate`, which keeps some from a callable that it calls: without its
+    streamer, whoever reads from that would wait for ever."""
+    is_generate = caller is not None and caller.f_code.co_name == "generate"
+    return caller.f_locals.get(name) if caller is not None and is_generate else None
+
+
+def _torch_seed() -> int:
+    """From torch's generator, so that `torch.manual_seed` repeats an output."""
+    return int(torch.randint(2**62, (1,)))

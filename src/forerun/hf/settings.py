@@ -1,0 +1,142 @@
+"""What transformers prepares for decoding, in our words, or a typed error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.engine.load import DEFAULT_CONTEXT
+from forerun.errors import ConfigError
+from forerun.params import TokenMask
+
+_WITHOUT = "leave it out, or call generate without custom_generate"
+# What transformers' processors are in our words, in the order in which ours are applied.
+_WARPERS = {
+    "RepetitionPenaltyLogitsProcessor": ("repetition_penalty", "penalty"),
+    "TemperatureLogitsWarper": ("temperature", "temperature"),
+    "TopKLogitsWarper": ("top_k", "top_k"),
+    "TopPLogitsWarper": ("top_p", "top_p"),
+    "MinPLogitsWarper": ("min_p", "min_p"),
+}
+# Those that do nothing but rule tokens out.
+_MASKS = frozenset(
+    {
+        *("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor"),
+        *("NoRepeatNGramLogitsProcessor", "NoBadWordsLogitsProcessor"),
+        *("SuppressTokensLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"),
+        *("ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor"),
+    }
+)
+# Those that change no probability.
+_NEUTRAL = frozenset({"LogitNormalization", "InfNanRemoveLogitsProcessor"})
+_OTHER_INPUTS = ("inputs_embeds", "pixel_values", "input_features", "encoder_outputs")
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def refuse_unknown(
+    settings: Any, synced_gpus: bool, streamer: Any, rows: int, model_kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse what would be ignored otherwise."""
+    for name in ("num_beams", "guidance_scale"):
+        value = getattr(settings, name, None)
+        if value not in (None, 1):
+            raise ConfigError(f"{name} is {value}, which forerun does not have; {_WITHOUT}.")
+    if settings.return_dict_in_generate:
+        for name in _OUTPUTS:
+            if getattr(settings, name, None):
+                raise ConfigError(f"{name} is set, which forerun does not return; {_WITHOUT}.")
+    if synced_gpus:
+        raise ConfigError(f"synced_gpus is set: forerun runs on one device; {_WITHOUT}.")
+    if streamer is not None and rows > 1:
+        raise ConfigError(f"a streamer takes one prompt, not {rows}; leave it out.")
+    for name in _OTHER_INPUTS:
+        if model_kwargs.get(name) is not None:
+            raise ConfigError(f"{name} is given, and forerun reads token ids alone; {_WITHOUT}.")
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and cache.get_seq_length():
+        raise ConfigError(
+            "past_key_values holds tokens; leave it out: forerun keeps what prompts have in common."
+        )
+
+
+def ends_of(
+    settings: Any, stopping_criteria: Iterable[Any], length: int
+) -> tuple[int, tuple[int, ...], list[Any]]:
+    """New tokens at most, tokens that end a text, and criteria to call after each token."""
+    limit, ends, criteria = settings.max_length, [], []
+    for criterion in stopping_criteria:
+        kind = type(criterion).__name__
+        if kind == "MaxLengthCriteria":
+            limit = criterion.max_length
+        elif kind == "EosTokenCriteria":
+            ends += criterion.eos_token_id.flatten().tolist()
+        else:
+            criteria.append(criterion)
+    if limit is None:
+        limit = length + (settings.max_new_tokens or DEFAULT_CONTEXT)
+    return max(limit - length, 1), tuple(dict.fromkeys(ends)), criteria
+
+
+def sampling_of(
+    settings: Any, processors: Sequence[Any], rows: int
+) -> tuple[dict[str, Any], list[Any]]:
+    """Processors of transformers as sampling parameters, and those that only rule tokens out.
+
+    Args:
+        rows: of the batch.
+
+    Raises:
+        ConfigError: for one that has no counterpart.
+    """
+    found: dict[str, Any] = {} if settings.do_sample else {"temperature": 0.0}
+    masks, order, names = [], -1, list(_WARPERS)
+    for processor in processors:
+        kind = type(processor).__name__
+        if kind in _MASKS or (kind == "PrefixConstrainedLogitsProcessor" and rows == 1):
+            masks.append(processor)
+        elif kind in _WARPERS:
+            option, attribute = _WARPERS[kind]
+            place = names.index(kind)
+            # A tensor holds the lengths of padding, which requests are without.
+            ignores = isinstance(getattr(processor, "prompt_ignore_length", None), int)
+            if place <= order or ignores:
+                raise ConfigError(
+                    f"{kind} is applied in another order, or to other tokens, than forerun does; "
+                    f"{_WITHOUT}."
+                )
+            order = place
+            if place == 0 or settings.do_sample:
+                found[option] = getattr(processor, attribute)
+        elif kind not in _NEUTRAL:
+            raise ConfigError(f"forerun cannot apply the logits processor {kind}; {_WITHOUT}.")
+    return found, masks
+
+
+def mask_of(
+    processors: Sequence[Callable[..., Tensor]], padded: list[int], prompt: list[int], size: int
+) -> TokenMask:
+    """The tokens that some processors leave.
+
+    Args:
+        padded, prompt: the prompt as they expect it, and as a request has it.
+        size: of the vocabulary.
+    """
+
+    def mask(committed: Sequence[int], drafted: Sequence[int]) -> Tensor:
+        ids = torch.tensor([[*padded, *committed[len(prompt) :], *drafted]])
+        scores = torch.zeros(1, size)
+        for processor in processors:
+            scores = processor(ids, scores)
+        return scores[0] > -torch.inf
+
+    return mask
+
+
+def pad_token(settings: Any, ends: tuple[int, ...]) -> int:
+    """What fills the rows that end before the longest."""
+    prepared = getattr(settings, "_pad_token_tensor", None)
+    pad = settings.pad_token_id if prepared is None else int(prepared)
+    return int(pad if pad is not None else (*ends, 0)[0])
