@@ -10,10 +10,11 @@ import subprocess
 import sys
 from typing import Any
 
+import click
 import pytest
 
 from forerun.cli.foreign import TAKEN, TOLD, advice, own_flag
-from forerun.cli.main import COMMANDS
+from forerun.cli.main import COMMANDS, application
 from forerun.cli.options import Command
 from tests.helpers.command_line import Cli
 from tests.helpers.refusals import refused
@@ -85,11 +86,11 @@ def test_a_value_is_never_taken_for_a_flag(cli: Cli) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_flag_of_every_command_takes_underscores(name: str) -> None:
-    command = commands()[name]
+    command, whole = commands()[name], click.Context(application, **application.context_settings)
     for param in command.params:
         for flag in (*param.opts, *param.secondary_opts):
             if flag.startswith("--") and "-" in flag[2:]:
-                context = command.make_context(name, [], resilient_parsing=True)
+                context = command.make_context(name, [], whole, resilient_parsing=True)
                 parser = command.make_parser(context)
                 with context:
                     written = "--" + flag[2:].replace("-", "_")

@@ -18,37 +18,43 @@ if TYPE_CHECKING:
 OF_USE_WITH = (
     ("compare_rounds", "compare"),
     ("logprobs_mode", "logprobs"),
-    ("num_tree_nodes", "tree"),
     # There is no later request in one run: there it only says how long a corpus may be.
     ("suffix_store_tokens", "suffix_corpus"),
 )
 
 
 def settle(ctx: click.Context, values: dict[str, Any]) -> None:
-    """Refuse options that contradict each other; an option from a weaker source yields.
+    """Refuse options of one run that contradict each other; an option from a weaker source yields.
 
     Raises:
         ConfigError: naming both, and which to add or to leave out.
     """
     _settle_prompt(ctx, values)
+    settle_speculation(ctx, values)
     if not values["speculative"]:
-        _refuse_speculation(ctx)
         values["compare"] = False
     if values["show_rounds"] and values["compare"]:
         raise ConfigError(
             "--show-rounds shows a single run, --compare makes several; leave out either."
         )
     for name, other in OF_USE_WITH:
-        if (
-            given(ctx, name)
-            and name in values
-            and (values[other] is None or values[other] is False)
-        ):
-            raise ConfigError(
-                f"{flag_of(ctx, name)} is only of use with {flag_of(ctx, other)}; add it."
-            )
+        _needs(ctx, values, name, other)
     if values["logprobs"] is not None and not values["json"]:
         raise ConfigError("--logprobs are part of the JSON object; add --json.")
+
+
+def settle_speculation(ctx: click.Context, values: dict[str, Any]) -> None:
+    """The same of the options that say how to speculate."""
+    if not values["speculative"]:
+        _refuse_speculation(ctx)
+    _needs(ctx, values, "num_tree_nodes", "tree")
+
+
+def _needs(ctx: click.Context, values: dict[str, Any], name: str, other: str) -> None:
+    if given(ctx, name) and (values[other] is None or values[other] is False):
+        raise ConfigError(
+            f"{flag_of(ctx, name)} is only of use with {flag_of(ctx, other)}; add it."
+        )
 
 
 def _settle_prompt(ctx: click.Context, values: dict[str, Any]) -> None:
@@ -59,10 +65,6 @@ def _settle_prompt(ctx: click.Context, values: dict[str, Any]) -> None:
     if values["raw"]:
         for name in ("messages", "system", "template_var"):
             _exclude(ctx, values, "raw", name)
-    names = [name for name, _ in values["template_var"] or ()]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"--template-var gives {name} twice; give it once.")
 
 
 def check_prediction(config: SpeculativeConfig, file: str | None) -> None:
@@ -99,7 +101,7 @@ def check_context(max_context: int | None, longest: int, model: str) -> None:
 def _refuse_speculation(ctx: click.Context) -> None:
     names = [str(option.name) for option in speculation_options()]
     for name in (*names, "compare", "prediction_file", "show_rounds"):
-        if given(ctx, name) and stronger(ctx, "speculative", name) == name:
+        if name in ctx.params and given(ctx, name) and stronger(ctx, "speculative", name) == name:
             raise ConfigError(
                 f"{flag_of(ctx, name)} needs speculation, which is switched off; add --speculative."
             )

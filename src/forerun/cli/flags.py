@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
@@ -14,6 +15,8 @@ from forerun.errors import shown
 from forerun.params import SamplingParams
 
 AT_LEAST_ONE = click.IntRange(min=1)
+# Tokens of an answer at most, unless asked otherwise.
+CHAT_TOKENS = 1024
 
 
 def generate_options() -> list[click.Parameter]:
@@ -28,30 +31,16 @@ def generate_options() -> list[click.Parameter]:
             metavar="FILE",
             help="A UTF-8 file that holds it; - is standard input, as is leaving both out.",
         ),
+        messages_option("A conversation to answer; - is standard input"),
         Option(
-            "messages",
-            "Prompt",
-            type=FileName(),
-            metavar="FILE",
-            help="A conversation to answer: a JSON list of messages with role and content, or an object "
-            "with one as messages; - is standard input.",
-        ),
-        *template_options(),
-        Option(
-            "show_prompt",
+            "raw",
             "Prompt",
             is_flag=True,
-            help="Show the prompt as it was sent, on standard error.",
+            help="Send the text as it is, without the model's chat template.",
         ),
+        *template_options(),
         *model_options(),
-        Option(
-            "speculative",
-            SPECULATION,
-            off=True,
-            default=True,
-            help="Draft ahead, or decode plainly.",
-        ),
-        *speculation_options(),
+        *drafting_options(),
         Option(
             "prediction_file",
             "Method prediction",
@@ -67,30 +56,83 @@ def generate_options() -> list[click.Parameter]:
             is_flag=True,
             help="Show every round: what was drafted, with p, q and the uniform of every test, and emitted.",
         ),
+        Option(
+            "html",
+            "Other",
+            type=FileName(),
+            metavar="FILE",
+            help="Write a page there too: tokens by origin, the draft where the pointer is.",
+        ),
         json_option(),
         config_option(),
     ]
 
 
+def chat_options() -> list[click.Parameter]:
+    """All options of `forerun chat`."""
+    sampling = derived(
+        SamplingParams,
+        "Sampling",
+        without=("logprobs", "logprobs_mode"),
+        defaults={"max_tokens": CHAT_TOKENS},
+    )
+    return [
+        messages_option("A conversation to go on with"),
+        *template_options(),
+        *model_options(model="smollm2"),
+        *drafting_options(),
+        *sampling,
+        config_option(),
+    ]
+
+
+def messages_option(what: str) -> Option:
+    """`--messages`."""
+    text = (
+        f"{what}: a JSON list of messages with role and content, or an object with one as messages."
+    )
+    return Option("messages", "Prompt", type=FileName(), metavar="FILE", help=text)
+
+
 def template_options() -> list[Option]:
     """The options that say how messages become a prompt."""
     return [
-        Option(
-            "raw",
-            "Prompt",
-            is_flag=True,
-            help="Send the text as it is, without the model's chat template.",
-        ),
-        Option("system", "Prompt", type=Whole(), help="A system message before the prompt."),
+        Option("system", "Prompt", type=Whole(), help="A system message before the others."),
         Option(
             "template_var",
             "Prompt",
             type=Variable(),
             multiple=True,
+            callback=_each_once,
             metavar="NAME=VALUE",
             help="A variable of the chat template, such as enable_thinking=false. Repeatable.",
         ),
+        Option(
+            "show_prompt",
+            "Prompt",
+            is_flag=True,
+            help="Show the prompt as it was sent, on standard error.",
+        ),
     ]
+
+
+def drafting_options() -> list[Option]:
+    """Whether to speculate, and how."""
+    text = "Draft ahead, or decode plainly."
+    return [
+        Option("speculative", SPECULATION, off=True, default=True, help=text),
+        *speculation_options(),
+    ]
+
+
+def _each_once(
+    ctx: click.Context, param: click.Parameter, pairs: tuple[tuple[str, Any], ...]
+) -> tuple[tuple[str, Any], ...]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.BadParameter(f"it gives {name} twice; give it once.", ctx, param)
+    return pairs
 
 
 def _one_text(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> str | None:
@@ -99,7 +141,7 @@ def _one_text(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> 
     return words[0] if words else None
 
 
-def model_options(dtype: str = "auto") -> list[Option]:
+def model_options(dtype: str = "auto", model: str = "zoo") -> list[Option]:
     """The options that say which model to run, and where."""
     section = "Model"
     return [
@@ -107,7 +149,7 @@ def model_options(dtype: str = "auto") -> list[Option]:
             "model",
             section,
             type=Name(),
-            default="zoo",
+            default=model,
             help="A checkpoint's directory, a hub id, or zoo, the small model of forerun.",
         ),
         *place_options(dtype),

@@ -108,7 +108,7 @@ def make_prompt(
     template = None if values["raw"] else ChatTemplate.of(tokenizer)
     if template is not None:
         variables = dict(values["template_var"] or ())
-        messages = _with_system(content, values["system"])
+        messages = with_system(content, values["system"])
         _warn_of_special_tokens(tokenizer, content)
         text = template.render(messages, variables)
         return SentPrompt(text, template.encode(messages, variables), template=True)
@@ -122,7 +122,7 @@ def make_prompt(
     return SentPrompt(content, encode_text(tokenizer, content), template=False)
 
 
-def _with_system(content: str | list[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
+def with_system(content: str | list[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
     messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if system is None:
         return messages

@@ -11,10 +11,11 @@ from rich.segment import Segment, Segments
 from forerun.cli.panel import summary
 from forerun.cli.report import Outcome, Output
 from forerun.cli.rounds import show_rounds
-from forerun.cli.styles import MARKS, PROMPT, VISIBLE, coloured, legend_of, segments
+from forerun.cli.styles import MARKS, PROMPT, coloured, legend_of, segments
 from forerun.compare.paired import Run
 from forerun.core import Origin
 from forerun.engine.requests import TokenEvent
+from forerun.engine.text import VISIBLE
 from forerun.interrupts import PIECE, held_back, wait_until_writable
 
 # Characters of a long prompt that are shown, from its beginning and from its end.
@@ -56,12 +57,15 @@ class PlainOutput(Output):
         if not self._written and outcome.comparison is not None:
             for event in outcome.run.events:
                 self.event(event)
-        # After an interruption some tokens of the text may not have been streamed.
-        rest = completion.text[self._written :]
-        self.write(rest + "\n", Origin.PLAIN)
+        self.end(completion.text)
         if outcome.rounds is not None:
             show_rounds(self.stderr, outcome.rounds, outcome.engine.tokenizer)
         self.stderr.print(summary(outcome))
+
+    def end(self, text: str) -> None:
+        """Write the rest of a text, some tokens of which an interruption may have kept back, and one
+        newline."""
+        self.write(text[self._written :] + "\n", Origin.PLAIN)
 
     def write(self, text: str, origin: Origin) -> None:
         """Write text as it is; an interruption neither loses nor repeats any of it."""

@@ -35,6 +35,7 @@ class StoredInMemory:
         name: how messages call the model.
     """
 
+    notes: tuple[str, ...] = ()
     quantized = False
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:

@@ -1,0 +1,107 @@
+"""A conversation: its messages, and the prompt of the next answer, which begins like the last one's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from forerun.cli.prompt import SentPrompt
+from forerun.engine.chat import ChatTemplate
+
+if TYPE_CHECKING:
+    from forerun.engine.requests import Completion
+
+
+class Conversation:
+    """Messages that grow turn by turn.
+
+    Args:
+        tokenizer: of transformers.
+        template: its chat template.
+        variables: of the template.
+        messages: to begin with.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: ChatTemplate,
+        variables: Mapping[str, Any],
+        messages: list[dict[str, Any]],
+    ) -> None:
+        self.messages = messages
+        self._tokenizer, self._template, self._variables = tokenizer, template, variables
+        # The last prompt with its answer, as text and as the tokens that the cache holds.
+        self._text, self._token_ids = "", list[int]()
+
+    def prompt(self, question: Mapping[str, Any], *, alone: bool = False) -> SentPrompt:
+        """The prompt for an answer to `question` after all messages, which stay as they are.
+
+        Args:
+            alone: after the system message only.
+
+        Raises:
+            PromptError: where the template refuses it.
+        """
+        messages = [*self.messages[: self._start if alone else None], question]
+        text = self._template.render(messages, self._variables)
+        token_ids = self._continued(text) or self._template.encode(messages, self._variables)
+        return SentPrompt(text, token_ids, template=True)
+
+    def keep(self, question: Mapping[str, Any], prompt: SentPrompt, completion: Completion) -> None:
+        """Go on after this question and its answer."""
+        self.messages += [dict(question), {"role": "assistant", "content": completion.text}]
+        self._text, self._token_ids = "", []
+        answer = list(completion.token_ids)
+        special = set(self._tokenizer.all_special_ids)
+        # The template writes the end of a message by itself.
+        while answer and answer[-1] in special:
+            answer.pop()
+        # Not so where a stop string has cut the text.
+        if self._tokenizer.decode(answer) == completion.text and special.isdisjoint(answer):
+            self._text = prompt.text + completion.text
+            self._token_ids = prompt.token_ids + answer
+
+    def set_system(self, text: str) -> None:
+        """Put a system message first, in place of the one that is there."""
+        self._drop_system()
+        self.messages.insert(0, {"role": "system", "content": text})
+
+    @property
+    def system(self) -> str | None:
+        """The text of the system message."""
+        first = self.messages[0] if self.messages else {}
+        return str(first["content"]) if first.get("role") == "system" else None
+
+    def reset(self) -> None:
+        """Forget all messages but the system message."""
+        del self.messages[self._start :]
+
+    def drop_oldest(self) -> bool:
+        """Forget the oldest turn: a message of the user and what answered it; False where there is none."""
+        start = self._start
+        if start == len(self.messages):
+            return False
+        del self.messages[start]
+        while start < len(self.messages) and self.messages[start]["role"] != "user":
+            del self.messages[start]
+        return True
+
+    @property
+    def _start(self) -> int:
+        """Where the turns begin."""
+        return int(self.system is not None)
+
+    def _drop_system(self) -> None:
+        del self.messages[: self._start]
+
+    def _continued(self, text: str) -> list[int] | None:
+        """The tokens of a prompt that goes on from the last answer, as it was generated: its text
+        encoded anew could make other tokens of it, which are not in the cache. None where it does not,
+        or where no special token separates what follows."""
+        rest = text[len(self._text) :]
+        if not self._text or not text.startswith(self._text):
+            return None
+        if not rest.startswith(tuple(self._tokenizer.all_special_tokens)):
+            return None
+        return self._token_ids + list(self._tokenizer.encode(rest, add_special_tokens=False))

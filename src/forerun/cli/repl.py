@@ -1,0 +1,231 @@
+"""The loop of `forerun chat`: reads messages and commands, streams answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from forerun.cli.conversation import Conversation
+from forerun.cli.generate import Job, choose_output
+from forerun.cli.panel import summary
+from forerun.cli.target_file import check_writable
+from forerun.cli.terminal import PlainOutput
+from forerun.compare.paired import Run
+from forerun.core import FinishReason
+from forerun.engine.engine import Engine
+from forerun.errors import ForerunError, PromptError, UnknownNameError
+from forerun.files import MOST_BYTES, decode, reason, size_text, write_text
+from forerun.params import SamplingParams
+
+WRONG_USE = 2
+MARK = "> "
+HELP = """\
+/system [TEXT]  Set the system message, or show it.
+/reset          Forget the conversation, but not the system message.
+/drop           Forget the oldest turn.
+/stats          Show what the last answer took.
+/save FILE      Write the messages as JSON, to go on from with --messages.
+/exit           End, as Ctrl-D does.
+//...           A message that begins with /."""
+
+
+class Repl:
+    """A conversation with a model, from a terminal or a pipe.
+
+    Args:
+        values: of the command's options.
+        engine: with room for one request.
+        conversation: to go on with; a last message of the user's is answered first.
+        params: of all answers.
+        from_model: names of those parameters that the model's own defaults set.
+    """
+
+    def __init__(
+        self,
+        values: dict[str, Any],
+        engine: Engine,
+        conversation: Conversation,
+        params: SamplingParams,
+        from_model: tuple[str, ...],
+    ) -> None:
+        self._values, self._engine, self._conversation = values, engine, conversation
+        self._params, self._from_model = params, from_model
+        self._last: tuple[Job, Run] | None = None
+        self._code = 0
+        self._in_terminal = sys.stdin is not None and sys.stdin.isatty()
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: click.echo(HELP, err=True),
+            "/system": self._system,
+            "/reset": self._reset,
+            "/drop": self._drop,
+            "/stats": self._stats,
+            "/save": self._save,
+        }
+
+    def run(self) -> int:
+        """Talk until the input ends; the exit code is 2 where something in a pipe was refused."""
+        self._open()
+        interrupted = False
+        while True:
+            try:
+                line = self._read()
+                if line is None or line.strip() == "/exit":
+                    return self._code
+                self._take(line)
+                interrupted = False
+            except KeyboardInterrupt:
+                if interrupted or not self._in_terminal:
+                    raise
+                interrupted = True
+                _say("Ctrl-C again, Ctrl-D or /exit ends the conversation")
+            except ForerunError as error:
+                _say(f"error: {error}")
+                self._code = 0 if self._in_terminal else WRONG_USE
+
+    def _open(self) -> None:
+        if sys.stdin is None:
+            raise PromptError("standard input is closed; give it a file, a pipe or a terminal.")
+        if self._in_terminal:
+            with suppress(ImportError):
+                import readline  # noqa: F401  # `input` then edits lines and remembers them.
+            _say(f"{self._values['model']} listens; /help lists the commands, Ctrl-D ends")
+        choose_output(False).start(legend=self._values["speculative"])
+        messages = self._conversation.messages
+        if messages and messages[-1]["role"] == "user":
+            self._answer(messages.pop())
+
+    def _read(self) -> str | None:
+        """The next line; None at the end."""
+        if not self._in_terminal:
+            content = sys.stdin.buffer.readline(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                raise click.ClickException(
+                    f"a line of standard input is longer than {size_text(MOST_BYTES)}; give shorter ones."
+                )
+            return decode(content, "standard input", PromptError) if content else None
+        try:
+            if sys.stdout.isatty():
+                return input(MARK)
+            click.echo(MARK, nl=False, err=True)
+            return input()
+        except EOFError:
+            click.echo(err=True)
+            return None
+        except UnicodeDecodeError:
+            raise PromptError("that line is not UTF-8 text; type it again.") from None
+
+    def _take(self, line: str) -> None:
+        """Obey a command or answer a message."""
+        text = line.strip()
+        if not text:
+            return
+        if text.startswith("/") and not text.startswith("//"):
+            name, _, rest = text.partition(" ")
+            if name not in self._commands:
+                raise UnknownNameError("command", name, [*self._commands, "/exit"])
+            self._commands[name](rest.strip())
+            return
+        self._answer({"role": "user", "content": text.removeprefix("/")})
+
+    def _answer(self, question: dict[str, Any]) -> None:
+        prompt = self._conversation.prompt(question)
+        while (over := len(prompt.token_ids) + 1 - self._engine.max_context) > 0:
+            self._make_room(question, over)
+            prompt = self._conversation.prompt(question)
+        if self._values["show_prompt"]:
+            click.echo(prompt.text, err=True)
+        run = Run(self._engine.stream(prompt.token_ids, self._params))
+        output = choose_output(False)
+        assert isinstance(output, PlainOutput)
+        self._last = Job(self._engine, prompt, self._params, self._from_model), run
+        try:
+            run.follow(output.event)
+        except KeyboardInterrupt:
+            run.stream.close()
+            if not self._in_terminal:
+                output.end(run.completion.text)
+                raise
+        output.end(run.completion.text)
+        self._keep(question)
+
+    def _keep(self, question: dict[str, Any]) -> None:
+        """Remember the last answer, or what there is of it."""
+        assert self._last is not None
+        job, run = self._last
+        completion = run.completion
+        if not completion.token_ids:
+            _say("ended before the first token; the question is dropped")
+            return
+        self._conversation.keep(question, job.prompt, completion)
+        if completion.finish_reason == FinishReason.LENGTH:
+            count = len(completion.token_ids)
+            _say(f"cut after {count} tokens; --max-tokens and --max-context allow more")
+
+    def _make_room(self, question: dict[str, Any], over: int) -> None:
+        """Drop the oldest turn where the user wants it.
+
+        Raises:
+            PromptError: where there is nobody to ask, or nothing to drop.
+        """
+        tokens = "1 token" if over == 1 else f"{over} tokens"
+        text = f"the conversation is {tokens} over the context of {self._engine.max_context}"
+        alone = self._conversation.prompt(question, alone=True)
+        if len(alone.token_ids) >= self._engine.max_context:
+            raise PromptError(
+                f"{text}, as is this message alone; shorten it or raise --max-context."
+            )
+        if not self._in_terminal:
+            raise PromptError(f"{text}; use /drop or /reset before it, or raise --max-context.")
+        click.echo(f"forerun: {text}. Drop the oldest turn? [y/n] ", nl=False, err=True)
+        if input().strip().lower() not in ("y", "yes"):
+            raise PromptError(f"{text}; /drop or /reset makes room.")
+        self._drop("")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._conversation.set_system(text)
+        _say(f"system message: {self._conversation.system or 'none of yours'}")
+
+    def _reset(self, _: str) -> None:
+        self._conversation.reset()
+        _say("the conversation begins anew")
+
+    def _drop(self, _: str) -> None:
+        if not self._conversation.drop_oldest():
+            raise PromptError("there is no turn to drop.")
+        _say("the oldest turn is dropped")
+
+    def _stats(self, _: str) -> None:
+        if self._last is None:
+            raise PromptError("there is no answer yet.")
+        job, run = self._last
+        outcome = job.outcome(self._values, run)
+        PlainOutput().stderr.print(summary(outcome))
+        stats = run.completion.stats
+        new = stats.prompt_tokens - stats.num_cached_tokens
+        total = self._engine.stats
+        _say(
+            f"prefill ran {new} of {stats.prompt_tokens} prompt tokens, the cache held the rest; "
+            f"all answers: {total.num_emitted_tokens} tokens"
+        )
+
+    def _save(self, file: str) -> None:
+        if not file:
+            raise PromptError("/save needs the name of a file.")
+        check_writable("/save", file)
+        import json
+
+        content = json.dumps(self._conversation.messages, ensure_ascii=False, indent=2)
+        try:
+            write_text(file, content + "\n")
+        except OSError as error:
+            raise PromptError(f"{file} cannot be written: {reason(error)}.") from error
+        _say(f"{len(self._conversation.messages)} messages written to {file}")
+
+
+def _say(text: str) -> None:
+    click.echo(f"forerun: {text}", err=True)

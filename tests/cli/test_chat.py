@@ -1,0 +1,295 @@
+"""`forerun chat`: turns, commands, interruptions, and what its prefill runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.helpers.command_line import Cli, Write
+from tests.helpers.refusals import refused
+from tests.helpers.session import Session
+
+END = "<|endoftext|>"
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role + ':' + message.content + '" + END + "' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+# Letters that are no part of a longer token: text and tokens of an answer are one another's.
+LETTERS = "xyzkqw"
+ACCEPTED = "\x1b[4;32m"
+_PREFILL = re.compile(r"prefill ran (\d+) of (\d+) prompt tokens")
+
+
+def usual(target: str) -> tuple[str, ...]:
+    """Greedy answers of six letters."""
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    letters = ",".join(str(tokenizer.convert_tokens_to_ids(letter)) for letter in LETTERS)
+    limits = ("--max-tokens", "6", "--allowed-token-ids", letters)
+    return ("--temperature", "0", "--no-monitor", *limits)
+
+
+@pytest.fixture
+def target(cli: Cli, tmp_path: Path) -> str:
+    """The target with a chat template."""
+    path = tmp_path / "chat"
+    shutil.copytree(cli.target, path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def say(cli: Cli, target: str, *lines: str | bytes, options: tuple[str, ...] = ()) -> Any:
+    """A scripted conversation, through a pipe."""
+    content = b"".join(line if isinstance(line, bytes) else line.encode() + b"\n" for line in lines)
+    return cli.run("chat", "-m", target, "-md", cli.draft, *usual(target), *options, input=content)
+
+
+def saved(file: Path) -> list[dict[str, str]]:
+    content: list[dict[str, str]] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+@contextmanager
+def session(cli: Cli, target: str, *options: str, **settings: str) -> Iterator[Session]:
+    opened = Session("chat", "-m", target, "-md", cli.draft, *usual(target), *options, **settings)
+    try:
+        opened.expect("> ")
+        yield opened
+    finally:
+        opened.process.kill()
+        opened.process.wait()
+
+
+def counts(text: str) -> list[tuple[int, int]]:
+    """New and all prompt tokens of each /stats."""
+    return [(int(new), int(total)) for new, total in _PREFILL.findall(text)]
+
+
+def test_the_transcript_of_three_turns(cli: Cli, target: str, tmp_path: Path) -> None:
+    """In a terminal; what the prefill of a later turn runs is its new message and what opens the answer,
+    and the answer's last token, which was emitted and not yet run."""
+    file = tmp_path / "saved.json"
+    shown = ""
+    questions = ("def add", "return a", "def add again")
+    with session(cli, target) as talk:
+        for question in questions:
+            talk.send(f"{question}\n")
+            shown += talk.expect("> ")
+            talk.send("/stats\n")
+            shown += talk.expect("> ")
+        talk.send(f"/save {file}\n")
+        talk.expect("6 messages written")
+        talk.send("/exit\n")
+        assert talk.end()[0] == 0
+        assert ACCEPTED in talk.raw  # accepted tokens, in colour
+    messages = saved(file)
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 3
+    assert tuple(message["content"] for message in messages[::2]) == questions
+    for answer in messages[1::2]:
+        assert "".join(c for c in answer["content"] if c.isalnum()) in shown
+    turns = counts(shown)
+    assert turns[0][0] == turns[0][1]
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    for number, (new, total) in enumerate(turns[1:], start=1):
+        asked = f"{END}user:{questions[number]}{END}assistant:"
+        assert total > turns[number - 1][1]
+        assert new == len(tokenizer.encode(asked)) + 1
+
+
+@pytest.mark.parametrize(
+    "options", [("--temperature", "0"), ("--no-speculative",), ("--seed", "3")], ids=str
+)
+def test_later_turns_run_only_new_tokens(cli: Cli, target: str, options: tuple[str, ...]) -> None:
+    """Also where the answer's text would be encoded as other tokens than were drawn."""
+    draft = () if "--no-speculative" in options else ("-md", cli.draft)
+    lines = "def add\n/stats\nret\n/stats\n"
+    result = cli.run("chat", "-m", target, *draft, "--max-tokens", "6", *options, input=lines)
+    first, second = counts(result.stderr)
+    assert first[0] == first[1]
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    assert second[0] <= len(tokenizer.encode(f"{END}user:ret{END}assistant:")) + 1
+
+
+def test_answers_are_those_of_generate(cli: Cli, target: str, write: Write) -> None:
+    result = say(cli, target, "def add", "", "go on", options=("--system", "s"))
+    assert result.exit_code == 0
+    first = cli.run("generate", "-m", target, *usual(target), "--system", "s", "def add", "--json")
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "def add"},
+        {"role": "assistant", "content": json.loads(first.stdout)["text"]},
+    ]
+    file = write("m.json", json.dumps([*messages, {"role": "user", "content": "go on"}]))
+    second = cli.run("generate", "-m", target, *usual(target), "--messages", file, "--json")
+    answers = [json.loads(output.stdout)["text"] for output in (first, second)]
+    assert result.stdout == "".join(f"{answer}\n" for answer in answers)
+    # A conversation that ends with a question begins with its answer.
+    assert say(cli, target, options=("--messages", file)).stdout == f"{answers[1]}\n"
+    saved_first = write("n.json", json.dumps(messages))
+    assert (
+        say(cli, target, "go on", options=("--messages", saved_first)).stdout == f"{answers[1]}\n"
+    )
+
+
+def test_commands(cli: Cli, target: str, tmp_path: Path) -> None:
+    file = tmp_path / "saved.json"
+    result = say(cli, target, "/help", "/system be kind", "one", "two", "/drop", f"/save {file}")
+    assert result.exit_code == 0
+    assert "/save FILE" in result.stderr
+    assert "system message: be kind" in result.stderr
+    kept = saved(file)
+    assert [message["role"] for message in kept] == ["system", "user", "assistant"]
+    assert [message["content"] for message in kept[:2]] == ["be kind", "two"]
+    say(
+        cli,
+        target,
+        "one",
+        "/reset",
+        "/system a",
+        "/system b",
+        "//etc",
+        f"/save {file}",
+        "/exit",
+        "x",
+    )
+    kept = saved(file)
+    assert [message["content"] for message in kept[:2]] == ["b", "/etc"]
+    assert len(kept) == 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (("/sav x",), ["'/save'", "/exit"]),
+        (("/etc/passwd",), ["unknown command"]),
+        (("/drop",), ["no turn"]),
+        (("/stats",), ["no answer"]),
+        (("/save",), ["name of a file"]),
+        (("/save /",), ["directory"]),
+        (("/save /no/such/dir/x",), ["no directory"]),
+        ((b"\xff\xfe\n",), ["UTF-8"]),
+        ((b"def \x00\xff",), ["UTF-8"]),
+    ],
+    ids=str,
+)
+def test_what_is_refused_ends_nothing(
+    cli: Cli, target: str, lines: tuple[str | bytes, ...], words: list[str]
+) -> None:
+    result = say(cli, target, *lines, options=("--show-prompt",))
+    errors = [line for line in result.stderr.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert all(word in errors[0] for word in words)
+    assert result.exit_code == 2
+    if lines[-1] != b"def \x00\xff":
+        again = say(cli, target, *lines, "def add")
+        assert again.stdout == say(cli, target, "def add").stdout
+
+
+def test_a_conversation_beyond_the_context_in_a_pipe(cli: Cli, target: str, tmp_path: Path) -> None:
+    file = tmp_path / "saved.json"
+    result = say(
+        *(cli, target, "def add", "def " * 20, "/drop", "def " * 20, "x" * 500, f"/save {file}"),
+        options=("--max-context", "80"),
+    )
+    assert result.exit_code == 2
+    first, second = [line for line in result.stderr.splitlines() if "over the context" in line]
+    assert re.search(r"is \d+ tokens? over the context of 80; use /drop or /reset", first)
+    assert "over the context of 80" in second
+    assert [message["content"] for message in saved(file)[::2]] == [("def " * 20).strip()]
+
+
+def test_a_conversation_beyond_the_context_in_a_terminal(cli: Cli, target: str) -> None:
+    with session(cli, target, "--max-context", "80") as talk:
+        talk.send("def add\n")
+        talk.expect("> ")
+        talk.send("def " * 20 + "\n")
+        talk.expect("Drop the oldest turn? [y/n] ")
+        talk.send("n\n")
+        assert "/drop or /reset" in talk.expect("> ")
+        talk.send("def " * 20 + "\n")
+        talk.expect("Drop the oldest turn? [y/n] ")
+        talk.send("y\n")
+        talk.expect("the oldest turn is dropped")
+        talk.expect("> ")
+        talk.send("x" * 500 + "\n")
+        talk.expect("this message alone")
+        talk.expect("> ")
+        talk.send("\x04")
+        assert talk.end()[0] == 0
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_program(cli: Cli, target: str, tmp_path: Path) -> None:
+    file = tmp_path / "saved.json"
+    long = ("--max-tokens", "15000", "--ignore-eos", "--max-context", "16384")
+    first = say(cli, target, "def add").stdout[0]
+    with session(cli, target, *long) as talk:
+        talk.send("def add\n")
+        talk.expect("def add\n")
+        talk.expect(first)
+        talk.interrupt()
+        talk.expect("> ")
+        talk.send(f"/save {file}\n")
+        talk.expect("2 messages written")
+        talk.expect("> ")
+        talk.interrupt()
+        talk.expect("Ctrl-C again")
+        talk.expect("> ")
+        talk.interrupt()
+        assert talk.end()[0] == 130
+    answer = saved(file)[1]["content"]
+    assert answer[0] == first
+    assert 1 <= len(answer) < 15000
+
+
+def test_no_colour_in_a_terminal_without(cli: Cli, target: str) -> None:
+    with session(cli, target, NO_COLOR="1") as talk:
+        talk.send("def add\n")
+        talk.expect("> ")
+        assert ACCEPTED not in talk.raw
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--messages", "-"), ["--messages", "file"]),
+        (("--messages", "/no/such"), ["/no/such"]),
+        (("--method", "prediction"), ["'prediction'", "conversation"]),
+        (("--template-var", "nobody=1"), ["nobody"]),
+        (("--template-var", "a=1", "--template-var", "a=1"), ["a twice"]),
+        (("--max-context", "1"), ["context"]),
+        (("--json",), ["--json"]),
+        (("--no-speculative",), ["--draft-model", "--no-speculative", "exclude"]),
+    ],
+    ids=str,
+)
+def test_wrong_options(cli: Cli, target: str, options: tuple[str, ...], words: list[str]) -> None:
+    draft = () if "prediction" in options else ("-md", cli.draft)
+    refused(cli.run("chat", "-m", target, *draft, *options, input="hi\n"), *words)
+
+
+def test_a_base_model_has_no_conversation(cli: Cli) -> None:
+    refused(
+        cli.run("chat", "-m", cli.target, input="hi\n"), cli.target, "chat template", "generate"
+    )
+
+
+def test_a_template_that_refuses_a_message_ends_nothing(cli: Cli, target: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.content == 'bad' %}{{ raise_exception('no bad') }}{% endif %}"
+        "{{ m.role + ':' + m.content }}{% endfor %}"
+    )
+    tokenizer.save_pretrained(target)
+    result = say(cli, target, "bad", "good")
+    assert "no bad" in result.stderr
+    assert result.exit_code == 2
+    assert result.stdout

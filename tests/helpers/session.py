@@ -1,0 +1,76 @@
+"""A program that a person talks with in a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+
+PATIENCE = 120
+SILENCE = 10
+# Colours, and what readline tells the terminal.
+_CONTROL = re.compile("\x1b\\[[0-9;?]*[a-zA-Z]|\r")
+
+
+class Session:
+    """`forerun` in a pseudo-terminal of its own: standard input, output and error.
+
+    Args:
+        args: of the command line.
+        settings: variables beside those of this process.
+    """
+
+    def __init__(self, *args: str, **settings: str) -> None:
+        self._master, slave = pty.openpty()
+        # Its own session, so that Ctrl-C reaches the program as the terminal sends it.
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.in_session", *args],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm-256color", **settings},
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.raw, self._seen = "", 0
+
+    def send(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._master, keys.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C until something happens: readline misses it right after it has shown its prompt."""
+        self.send("\x03")
+        while not select.select([self._master], [], [], SILENCE)[0]:
+            self.send("\x03")
+
+    def expect(self, text: str) -> str:
+        """Read until `text` has come, and return what came up to its end since the last call."""
+        while text not in self._unseen():
+            assert self._read(), f"ended before {text!r}: {self._unseen()}"
+        shown = self._unseen()
+        end = shown.index(text) + len(text)
+        self._seen += end
+        return shown[:end]
+
+    def end(self) -> tuple[int, str]:
+        """The exit code, and what came since the last call."""
+        while self._read():
+            pass
+        os.close(self._master)
+        return self.process.wait(), self._unseen()
+
+    def _unseen(self) -> str:
+        return _CONTROL.sub("", self.raw)[self._seen :]
+
+    def _read(self) -> bool:
+        assert select.select([self._master], [], [], PATIENCE)[0], f"silent: {self._unseen()}"
+        try:
+            part = os.read(self._master, 1 << 16)
+        except OSError:  # which is how Linux says that the other side has closed
+            return False
+        self.raw += part.decode(errors="replace")
+        return bool(part)
