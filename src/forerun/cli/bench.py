@@ -29,7 +29,7 @@ def bench(what: str, **values: Any) -> None:
     prompt, by model and precision, on forerun's compiled kernels. The machine's own streaming
     reads and multiply-adds are measured in turns with them.
 
-    Models are zoo, zoo-draft, and random weights in the shapes draft-15m, llama-110m, llama-350m,
+    Models are zoo, zoo-draft, smollm2, and random weights in the shapes draft-15m, llama-110m, llama-350m,
     qwen3-0.6b and qwen3-4b.
     """
     if what not in SUITES:

@@ -20,9 +20,8 @@ from forerun.cli.derived import notes
 from forerun.cli.options import Command
 from forerun.cli.prove_flags import prove_options
 from forerun.cli.quiet import quiet_libraries
-from forerun.cli.target_file import check_writable
+from forerun.cli.target_file import check_writable, write_file
 from forerun.errors import CheckpointError, ConfigError
-from forerun.files import reason, write_text
 from forerun.options import changes, schema_of
 from forerun.proof.effort import PARTS, Effort
 
@@ -154,15 +153,7 @@ def _report(
 
         show(content)
     if values["certificate"] is not None:
-        _write(values["certificate"], certificate(content))
-
-
-def _write(file: str, text: str) -> None:
-    try:
-        write_text(file, text)
-    except OSError as error:
-        raise ConfigError(f"certificate {file} cannot be written: {reason(error)}.") from error
-    click.echo(f"forerun: certificate written to {file}", err=True)
+        write_file("certificate", values["certificate"], certificate(content))
 
 
 def _settings(
