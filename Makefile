@@ -81,7 +81,7 @@ bench-cpu: install
 docs: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/notebooks/execute.py
-	$(BIN)/python docs/site.py
+	$(BIN)/python docs/build_site.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,6 +1,6 @@
-"""Five groups of measurements on the CPU, each figure beside its goal.
+"""Six groups of measurements on the CPU, each figure beside its goal.
 
-python -m benchmarks.cpu --groups 1,2,3,4,5 --json report.json
+python -m benchmarks.cpu --groups 1,2,3,4,5,6 --json report.json
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.groups import drafting, flatness, memory, plain, speculation
+from benchmarks.groups import drafting, flatness, memory, plain, real_model, speculation
 from benchmarks.groups.report import TABLE_HEAD, Figure, Setting
 from benchmarks.plot import draw
 from forerun import _native
@@ -29,6 +29,7 @@ GROUPS: dict[int, tuple[str, Callable[[Setting], Iterator[Figure]]]] = {
     3: ("Drafting and host time", drafting.run),
     4: ("Speculative decoding", speculation.run),
     5: ("Memory and loading", memory.run),
+    6: ("A real model", real_model.run),
 }
 
 
@@ -59,7 +60,7 @@ def report(setting: Setting, figures: Sequence[Figure], machine: Machine) -> dic
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, prompts and models")
-    parser.add_argument("--groups", default="1,2,3,4,5", help="such as 1,3")
+    parser.add_argument("--groups", default="1,2,3,4,5,6", help="such as 1,3")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the curves of group 2")

@@ -78,6 +78,12 @@ class RemoteEngine:
             raise ConfigError(f"{self.kind}: {answer['error']}")
         return answer["value"]
 
+    def peak_bytes(self) -> int:
+        """The most memory that the process has had at once, as Linux counts it."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
+        peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return 1024 * int(peak.split()[1])
+
     def close(self) -> None:
         """End the process."""
         self._signal(signal.SIGCONT)

@@ -25,6 +25,7 @@ drafter of your own: [own-drafter.md](own-drafter.md).
 # A module whose `__all__` is public, or a module and the names in it.
 PUBLIC: tuple[tuple[str, tuple[str, ...] | None], ...] = (
     ("forerun", None),
+    ("forerun.hf", None),
     ("forerun.testing", None),
     ("forerun.contracts", ("Drafter", "DrafterSetup", "Verifier", "Policy")),
     ("forerun.core", ("Tree", "Draft", "Plan", "Verdict", "Request")),

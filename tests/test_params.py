@@ -42,7 +42,6 @@ from forerun.params import SamplingParams, Warp
         ({"stop": ("",)}, "not empty"),
         ({"stop": ""}, "not empty"),
         ({"stop": (3,)}, "is 3; it must be text"),
-        ({"stop": None}, "list or tuple"),
         ({"stop": "a\udcff"}, "not UTF-8 text (character 1)"),
         ({"stop_token_ids": 5}, "is 5; it must be a list"),
         ({"stop_token_ids": "12"}, "list or tuple"),

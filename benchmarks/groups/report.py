@@ -17,7 +17,7 @@ class Figure:
     """One row.
 
     Args:
-        group: 1 to 5.
+        group: 1 to 6.
         what: what was measured.
         value: the figure.
         goal: None for information only.

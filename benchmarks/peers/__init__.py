@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.peers.contract import PRECISIONS, Peer, PeerOptions
-from forerun.errors import CheckpointError, UnknownNameError
+from forerun.errors import CheckpointError, ConfigError, UnknownNameError
 from forerun.options import check
 
 PEERS = {
@@ -22,6 +22,8 @@ PEERS = {
     "transformers": "transformers_peer",
 }
 """Modules of this package by the peer's name; `load` of each makes a Peer of PeerOptions."""
+
+READS_GGUF = "llama.cpp"
 
 __all__ = ["PEERS", "PRECISIONS", "Peer", "PeerOptions", "load_peer"]
 
@@ -55,8 +57,15 @@ def load_peer(
         raise UnknownNameError("peer", name, PEERS)
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
+    checkpoint = _checkpoint(checkpoint_dir)
+    stored = precision == "stored"
+    if checkpoint.is_file() != stored or (stored and name != READS_GGUF):
+        raise ConfigError(
+            f"{name} cannot run {checkpoint} in {precision!r}; 'stored' is for {READS_GGUF} and GGUF "
+            "files, which run in no other precision."
+        )
     options = PeerOptions(
-        checkpoint_dir=_checkpoint(checkpoint_dir),
+        checkpoint_dir=checkpoint,
         precision=precision,
         threads=check("threads", threads, int, ge=1, le=1024),
         draft_dir=None if draft_dir is None else _checkpoint(draft_dir),
@@ -69,6 +78,8 @@ def load_peer(
 
 def _checkpoint(directory: str | Path) -> Path:
     path = Path(directory).resolve()
+    if path.suffix == ".gguf" and path.is_file():
+        return path
     if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
         raise CheckpointError(f"{path} holds no checkpoint; it must have config.json and weights.")
     return path

@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.errors import ConfigError, PromptError
 
-PRECISIONS = ("fp32", "bf16", "int8", "int4")
+PRECISIONS = ("fp32", "bf16", "int8", "int4", "stored")
 MAX_CONTEXT = 2048
 """Tokens that a peer keeps keys and values for, or fewer if the model's context is shorter."""
 
@@ -22,8 +22,9 @@ class PeerOptions:
     """Options of a peer.
 
     Args:
-        checkpoint_dir: of the target, as transformers saves it.
+        checkpoint_dir: of the target, as transformers saves it; or a GGUF file.
         precision: of the weights, one of PRECISIONS; the peer's `settings` name its own format.
+            `stored` is that of a GGUF file, and only that.
         threads: that it computes with.
         draft_dir: of the draft model, in the same precision; None without speculation.
         cache_dir: where converted models are kept between runs.

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from benchmarks.peers.contract import Peer, PeerOptions, import_package
-from benchmarks.peers.gguf_export import export
 from benchmarks.peers.llama_cpp_context import MAX_BATCH, LlamaContext
 
 FLASH_ATTENTION = True
@@ -20,6 +19,7 @@ WEIGHTS = {
     "bf16": "BF16",
     "int8": "Q8_0, activations Q8_0",
     "int4": "Q4_0, head Q6_K, activations Q8",
+    "stored": "as in the file, activations Q8",
 }
 """llama.cpp's formats by precision; norms are always F32."""
 
@@ -48,7 +48,12 @@ class LlamaCppPeer(Peer):
     def _open(options: PeerOptions, *, draft: bool) -> LlamaContext:
         directory = options.draft_dir if draft else options.checkpoint_dir
         assert directory is not None
-        path = export(directory, options.precision, options.cache_dir)
+        path = directory
+        if options.precision != "stored":
+            # Loads torch, which counts as memory of the process.
+            from benchmarks.peers.gguf_export import export
+
+            path = export(directory, options.precision, options.cache_dir)
         return LlamaContext(path, options.threads, FLASH_ATTENTION)
 
     def forward_seconds(self, n: int, context: int) -> float:

@@ -39,7 +39,7 @@ def _not_tiny(temperature: float) -> float:
 
 
 def _listed(stop: Any) -> Any:
-    return (stop,) if isinstance(stop, str) else stop
+    return (stop,) if isinstance(stop, str) else () if stop is None else stop
 
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]

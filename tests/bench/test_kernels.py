@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from forerun.bench.traffic import forward_bytes, matrix_parameters, multiply_add
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.models.architecture import read_architecture
 from tests.helpers.forwards import run
+from tests.helpers.gguf_files import write_model
 
 pytestmark = [
     pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels"),
@@ -129,3 +131,12 @@ def test_a_filled_cache_is_read() -> None:
     assert not torch.equal(filled, empty)
     with pytest.raises(RuntimeError):
         _native.kernels.fill_cache(timer.cache.native, 0, 10_000)
+
+
+def test_stored_weights_are_those_of_gguf_files(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path)
+    assert build(str(path), "stored").precision == "stored"
+    for name in ("zoo", "llama-110m"):
+        with pytest.raises(ConfigError, match=f"{name} is not quantized"):
+            build(name, "stored")

@@ -1,19 +1,22 @@
-"""`forerun info`: from config.json alone."""
+"""`forerun info`: from config.json alone, or the header of a GGUF file."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
 
 from forerun import _native
 from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli
+from tests.helpers.gguf_files import write_model
 from tests.helpers.refusals import refused
 
 KEYS = {
@@ -33,6 +36,7 @@ KEYS = {
     "hidden_size",
     "notes",
     "dtype",
+    "tensors",
     "cache_bytes_per_token",
     "exactness",
     "known_draft",
@@ -164,3 +168,18 @@ def test_a_config_that_contradicts_itself_is_one_line(cli: Cli, tmp_path: Path) 
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "config.json is wrong" in done.stderr
+
+
+def test_what_becomes_of_the_tensors_of_a_gguf_file(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=lambda name: Kind.Q6_K if "ffn_down" in name else Kind.Q4_1)
+    content = json.loads(cli.run("info", str(path), "--json", "--device", "cpu").stdout)
+    if not _native.AVAILABLE:
+        assert content["dtype"] == "bf16"
+        return
+    assert content["dtype"] == "stored"
+    errors = {entry["stored"]: entry["error"] for entry in content["tensors"]}
+    assert errors["Q4_1"] == errors["F32"] == 0 < errors["Q6_K"] < 0.01
+    shown = cli.run("info", str(path)).stdout
+    assert "x Q4_1, kept as they are" in shown
+    assert re.search(r"2 x Q6_K, in int8: off by 0\.\d\d%", shown)

@@ -110,8 +110,15 @@ def test_a_model_in_memory_that_cannot_run_is_refused() -> None:
         forerun.load(tiny_model("llama"), revision="main")
     layer: Any = torch.nn.Linear(2, 2)
     layer.config = {"hidden_size": 2}
-    with pytest.raises(ForerunError, match="not a language model"):
+    with pytest.raises(ForerunError, match="not a causal language model"):
         forerun.load(layer)
+    with pytest.raises(ForerunError, match="AutoModelForCausalLM"):
+        forerun.load(tiny_model("llama").model)
+    for value in (None, 7, ["zoo"], NAMES, tiny_model("llama").config):
+        with pytest.raises(ConfigError, match="a name, a path, a Checkpoint, or a model of transf"):
+            forerun.load(value)
+    with pytest.raises(ConfigError, match=r"forerun\.load"):
+        Engine(tiny_model("llama"))
     with pytest.raises(ConfigError, match=r"forerun\.Engine"):
         forerun.load(TARGET)
 
@@ -159,6 +166,7 @@ def test_a_policy_goes_by_name_or_is_made_already(saved: Path) -> None:
         ({"policy": "adaptive"}, {"policy": "fixed"}, "leave one of them out"),
         (True, {"drafter": NgramDrafter}, "is the class NgramDrafter itself"),
         (True, {"drafter": 7}, "drafter is 7, which has no propose"),
+        (True, {"drafter": "Qwen/Qwen3-0.6B"}, r"speculative={'model': 'Qwen/Qwen3-0.6B'}"),
         (True, {"policy": 7}, "policy is 7, which has no plan"),
         (True, {"tokenizer": "gpt2"}, "tokenizer is 'gpt2', which has no decode"),
         (True, {"dtyp": "fp32"}, "Did you mean 'dtype'"),
@@ -191,6 +199,8 @@ def test_setting_an_attribute_says_what_to_do(name: str, advice: str) -> None:
     one = engine()
     with pytest.raises(ConfigError, match=f"{name} of an engine cannot be set; .*{advice}"):
         setattr(one, name, None)
+    with pytest.raises(ConfigError, match="cannot be set"):
+        delattr(one, name)
     assert one.generate([1, 2], GREEDY).token_ids
 
 

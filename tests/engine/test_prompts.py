@@ -174,6 +174,20 @@ def test_an_option_that_does_not_exist_is_named(call: Callable[..., Any]) -> Non
         call(engine(), params=7)
 
 
+@pytest.mark.parametrize("name", ["do_sample", "stream", "num_return_sequences"])
+@calls
+def test_options_of_other_libraries_say_where_ours_are(call: Callable[..., Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is not a sampling parameter"):
+        call(engine(), **{name: True})
+
+
+def test_a_template_variable_among_sampling_options_is_explained() -> None:
+    tokenizer = tokenizer_of(PUBLISHED["qwen3"])
+    one = Engine(ToyModel(len(tokenizer), max_context=256), tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match=r"template_vars={'enable_thinking'"):
+        one.chat(ASKED, enable_thinking=False)
+
+
 def test_complete_parameters_are_used_as_they_are() -> None:
     one = engine(sampling_defaults={"max_tokens": 2, "temperature": 0.0})
     assert len(one.generate(TEXT, SamplingParams(seed=1, max_tokens=5)).token_ids) == 5
@@ -185,8 +199,16 @@ def test_each_prompt_may_have_its_own() -> None:
     assert (len(first.token_ids), len(second.token_ids)) == (3, 2)
     with pytest.raises(ConfigError, match="2 prompts but 1 sets"):
         engine().generate([IDS, OTHER], [ONE])
+    with pytest.raises(ConfigError, match="hints are Hints, not str"):
+        engine().generate(TEXT, ONE, hints="said before")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="1 prompts but 2 hints"):
         engine().generate(TEXT, ONE, hints=[Hints(), Hints()])
+
+
+def test_no_stop_strings_may_be_none() -> None:
+    assert (
+        engine().generate(TEXT, ONE, stop=None).token_ids == engine().generate(TEXT, ONE).token_ids
+    )
 
 
 def test_defaults_are_checked() -> None:

@@ -22,7 +22,13 @@ from transformers.generation.streamers import BaseStreamer
 
 import forerun
 import forerun.hf
-from forerun.errors import ConfigError, ForerunError, UnknownNameError, UnsupportedModelError
+from forerun.errors import (
+    ConfigError,
+    ForerunError,
+    PromptError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
 from forerun.testing import ToyModel
 from tests.helpers.tiny_models import tiny_model
 
@@ -274,6 +280,11 @@ def test_an_assistant_and_a_filled_cache_are_refused() -> None:
     cache = made(PROMPT[:, :4]).past_key_values
     with pytest.raises(ConfigError, match="past_key_values holds tokens"):
         made.generate(PROMPT, past_key_values=cache, **options)
+    with pytest.raises(ConfigError, match=r"give it to model\.generate"):
+        forerun.hf.generate(made, PROMPT, max_new_tokens=3)
+    for ids in (PROMPT[0], PROMPT.float(), "ab", None):
+        with pytest.raises(PromptError, match="input_ids"):
+            forerun.hf.generate(made, ids)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="token ids alone"):
         made.generate(inputs_embeds=torch.zeros(1, 3, 24), **options)
 

@@ -9,7 +9,7 @@ from typing import Any
 from forerun import _native
 from forerun.errors import ConfigError
 from forerun.models.cpu import set_num_threads, shared_pool
-from forerun.models.placement import last_level_cache
+from forerun.models.placement import STORED, last_level_cache
 
 TIMES_THE_CACHE = 4
 """A stream of this many times the last-level cache comes from memory."""
@@ -70,6 +70,8 @@ class Machine:
 
     def multiply(self, precision: str) -> float | None:
         """Multiply-adds a second of the precision's instruction; None if the processor lacks it."""
+        # Quantized weights of any kind take the same instruction.
+        precision = "int8" if precision == STORED else precision
         rate = float(_native.kernels.peak_rate(self._pool, precision))
         if rate:
             self.rates.setdefault(precision, []).append(rate)

@@ -20,9 +20,9 @@ def _models() -> Iterable[str]:
 
 
 def _precisions() -> Iterable[str]:
-    from forerun.models.placement import KERNEL_PRECISIONS
+    from forerun.models.placement import KERNEL_PRECISIONS, STORED
 
-    return KERNEL_PRECISIONS
+    return (*KERNEL_PRECISIONS, STORED)
 
 
 _Model = Annotated[str, known("model", _models)]
@@ -42,7 +42,8 @@ class Request:
 
     models: tuple[_Model, ...] = Field(default=("zoo", "llama-110m"), description="By name.")
     precisions: tuple[_Precision, ...] = Field(
-        default=("bf16", "int8", "int4", "fp32"), description="Of the weights."
+        default=("bf16", "int8", "int4", "fp32"),
+        description="Of the weights; stored is that of a GGUF file, such as smollm2.",
     )
     tokens: tuple[_Tokens, ...] = Field(
         default=(1, 2, 4, 8, 16, 32, 64),

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.errors import UnknownNameError
+from forerun.errors import ConfigError, UnknownNameError
 from forerun.models.architecture import Architecture, read_architecture
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel
 from forerun.models.layouts import layout_of
-from forerun.models.zoo import ZOO_MODELS, is_zoo
+from forerun.models.placement import STORED
+from forerun.models.zoo import PACKAGED, is_packaged
 
 MAX_CONTEXT = 8192
 # Not a power of two, so that rows of a matrix differ.
@@ -75,7 +76,7 @@ SHAPES = {
     "qwen3-4b": Shape("qwen3", 2560, 36, 32, 9728, 151936, 8, 128, tied=True),
 }
 
-MODELS = (*ZOO_MODELS, *SHAPES)
+MODELS = (*PACKAGED, *SHAPES)
 
 
 class RandomSource:
@@ -107,16 +108,19 @@ class RandomSource:
 
 
 def build(name: str, precision: str) -> CpuModel:
-    """A model of MODELS, or a checkpoint's directory, on the kernels.
+    """A model of MODELS, a checkpoint's directory or a GGUF file, on the kernels.
 
     Raises:
         UnknownNameError: for a name that is neither.
+        ConfigError: for the stored precision of a model that is not quantized.
         CheckpointError: for a directory that holds no checkpoint, or where the zoo is missing.
     """
-    if name in SHAPES:
-        shape = read_architecture(SHAPES[name].config())
-        return CpuModel(shape, RandomSource(shape), precision, name)
-    if not is_zoo(name) and not Path(name).is_dir():
+    if name not in SHAPES and not is_packaged(name) and not Path(name).exists():
         raise UnknownNameError("model", name, MODELS)
-    checkpoint = Checkpoint.open(name)
-    return CpuModel(checkpoint.architecture, checkpoint.source(), precision, name)
+    checkpoint = None if name in SHAPES else Checkpoint.open(name)
+    if precision == STORED and not (checkpoint and checkpoint.stored.quantized):
+        raise ConfigError(f"{name} is not quantized; give a precision other than {STORED!r}.")
+    if checkpoint is not None:
+        return CpuModel(checkpoint.architecture, checkpoint.source(), precision, name)
+    shape = read_architecture(SHAPES[name].config())
+    return CpuModel(shape, RandomSource(shape), precision, name)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from forerun.bench.request import LONGEST, MOST_CONTEXT, Request
+from forerun.cli.bars import bars
 from forerun.cli.config import config_option
 from forerun.cli.derived import derived
 from forerun.cli.flags import json_option, threads_option
@@ -29,7 +30,7 @@ def bench(what: str, **values: Any) -> None:
     prompt, by model and precision, on forerun's compiled kernels. The machine's own streaming
     reads and multiply-adds are measured in turns with them.
 
-    Models are zoo, zoo-draft, and random weights in the shapes draft-15m, llama-110m, llama-350m,
+    Models are zoo, zoo-draft, smollm2, and random weights in the shapes draft-15m, llama-110m, llama-350m,
     qwen3-0.6b and qwen3-4b.
     """
     if what not in SUITES:
@@ -51,7 +52,8 @@ def _measure(values: dict[str, Any]) -> dict[str, Any]:
 
     request = Request(**{name: values[name] for name in schema_of(Request)})
     use_threads(values["threads"])
-    return {**made_with(torch.device("cpu")), **measure(request, _announce).as_dict()}
+    with bars():
+        return {**made_with(torch.device("cpu")), **measure(request, _announce).as_dict()}
 
 
 def _announce(what: str) -> None:

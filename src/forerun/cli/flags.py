@@ -56,6 +56,13 @@ def generate_options() -> list[click.Parameter]:
             is_flag=True,
             help="Show every round: what was drafted, with p, q and the uniform of every test, and emitted.",
         ),
+        Option(
+            "html",
+            "Other",
+            type=FileName(),
+            metavar="FILE",
+            help="Write a page there too: tokens by origin, the draft where the pointer is.",
+        ),
         json_option(),
         config_option(),
     ]

@@ -23,6 +23,7 @@ from forerun.cli.flags import generate_options
 from forerun.cli.options import Command
 from forerun.cli.prompt import EXAMPLE, SentPrompt, make_prompt, read_prediction, read_prompt
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.target_file import check_writable
 from forerun.engine.pairs import Choice
 from forerun.params import SamplingParams
 
@@ -43,6 +44,8 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
     error.
     """
     settle(ctx, values)
+    if values["html"] is not None:
+        check_writable("--html", values["html"])
     content = read_prompt(values)
     prediction = read_prediction(values["prediction_file"])
     params = sampling_params(values)
@@ -55,6 +58,8 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
     from forerun.core import Hints
 
     output = choose_output(values["json"])
+    if values["html"] is not None:
+        output = _with_page(output, values["html"])
     output.prompt(_shown(content), apart=job.prompt.template)
     run = _compare if values["compare"] else _complete
     return run(values, job, Hints(prediction=prediction), output)
@@ -134,6 +139,12 @@ def choose_output(as_json: bool) -> Output:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8")
     return PlainOutput()
+
+
+def _with_page(output: Output, file: str) -> Output:
+    from forerun.cli.page import PageOutput
+
+    return PageOutput(output, file)
 
 
 def _complete(values: dict[str, Any], job: Job, hints: Hints, output: Output) -> int:

@@ -16,13 +16,13 @@ from forerun.cli.asked import (
     set_threads,
     speculation,
 )
+from forerun.cli.bars import bars
 from forerun.cli.derived import notes
 from forerun.cli.options import Command
 from forerun.cli.prove_flags import prove_options
 from forerun.cli.quiet import quiet_libraries
-from forerun.cli.target_file import check_writable
+from forerun.cli.target_file import check_writable, write_file
 from forerun.errors import CheckpointError, ConfigError
-from forerun.files import reason, write_text
 from forerun.options import changes, schema_of
 from forerun.proof.effort import PARTS, Effort
 
@@ -106,28 +106,9 @@ def _load(
 def _prove(
     engine: Engine, prompts: list[list[int]], params: SamplingParams, effort: Effort
 ) -> Proof:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from forerun.proof.proof import prove as run
 
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:12}"),
-        BarColumn(),
-        TextColumn("{task.completed} of {task.total}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bars:
-        tasks: dict[str, Any] = {}
-
-        def progress(part: str, done: int, total: int) -> None:
-            if part not in tasks:
-                tasks[part] = bars.add_task(part, total=total)
-            bars.update(tasks[part], completed=done, total=total)
-
+    with bars() as progress:
         return run(engine, prompts, params, effort, progress)
 
 
@@ -154,15 +135,7 @@ def _report(
 
         show(content)
     if values["certificate"] is not None:
-        _write(values["certificate"], certificate(content))
-
-
-def _write(file: str, text: str) -> None:
-    try:
-        write_text(file, text)
-    except OSError as error:
-        raise ConfigError(f"certificate {file} cannot be written: {reason(error)}.") from error
-    click.echo(f"forerun: certificate written to {file}", err=True)
+        write_file("certificate", values["certificate"], certificate(content))
 
 
 def _settings(

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from forerun.cli.report import Round
-from forerun.cli.styles import MARKS, MEANINGS, ON_ONE_LINE, STYLES
+from forerun.cli.styles import MARKS, MEANINGS, STYLES
 from forerun.core import Origin, Tree
-from forerun.engine.text import Tokenizer
+from forerun.engine.text import ON_ONE_LINE, Tokenizer
 from forerun.verification.explain import NodeRecord, Top
 
 # Columns of a drafted token with its branches, of a token alone, and of a number.

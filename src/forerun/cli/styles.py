@@ -10,6 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from forerun.core import Origin
+from forerun.engine.text import VISIBLE
 
 # Readable without the colours too: what was drafted is underlined, a bonus twice.
 STYLES = {
@@ -33,10 +34,6 @@ MEANINGS = {
     Origin.PLAIN: "plain",
 }
 PROMPT = Style(dim=True)
-# A model may emit escape sequences; in a terminal they are shown, not obeyed.
-VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
-# Where a line must stay one.
-ON_ONE_LINE = VISIBLE | {ord("\n"): 0x2424, ord("\t"): 0x2409}
 _SPACES = re.compile(r"(\s+)")
 
 

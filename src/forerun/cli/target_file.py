@@ -1,12 +1,14 @@
-"""Checks that a command can write its output file, before it computes anything."""
+"""Files that a command writes: checked before it computes anything, whole or not written."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
 
+import click
+
 from forerun.errors import ConfigError
-from forerun.files import reason
+from forerun.files import reason, write_text
 
 
 def check_writable(option: str, file: str) -> None:
@@ -40,3 +42,19 @@ def check_writable(option: str, file: str) -> None:
         raise ConfigError(
             f"{option} is {file}, which cannot be written: {reason(error)}."
         ) from error
+
+
+def write_file(what: str, file: str, text: str) -> None:
+    """Write a file and say so.
+
+    Args:
+        what: the file is, such as `certificate`.
+
+    Raises:
+        ConfigError: where it cannot be written.
+    """
+    try:
+        write_text(file, text)
+    except OSError as error:
+        raise ConfigError(f"{what} {file} cannot be written: {reason(error)}.") from error
+    click.echo(f"forerun: {what} written to {file}", err=True)

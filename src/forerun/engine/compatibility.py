@@ -17,7 +17,10 @@ from forerun.params import TokenId
 MOST_ROWS = 2**16
 # What each part of an engine must be able to do, and what to give in its place.
 _PARTS = {
-    "target": (("new_cache", "forward"), "a model from forerun.models.load_model"),
+    "target": (
+        ("new_cache", "forward"),
+        "a model from forerun.models.load_model, or call forerun.load",
+    ),
     "drafter": (("propose", "observe", "release"), "a drafter, or leave it out"),
     "policy": (("plan", "observe", "release"), "a policy, or leave it out"),
     "tokenizer": (("encode", "decode"), "a tokenizer of transformers, or leave it out"),

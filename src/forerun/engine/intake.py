@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from forerun.contracts import CausalLM
@@ -19,6 +19,12 @@ from forerun.sampling import check_token_ids
 
 Params = SamplingParams | Mapping[str, Any] | None
 """Complete parameters, or some of them over the model's own defaults."""
+
+_ELSEWHERE = {
+    "do_sample": "a temperature here: 0 takes the most likely token, any other samples",
+    "stream": "a method: engine.stream(prompt)",
+    "num_return_sequences": "a list here: give the prompt as often as you want answers",
+}
 
 
 @dataclass
@@ -94,6 +100,7 @@ class Intake:
             ConfigError: for what are no parameters, and for a value that is not allowed.
             UnknownNameError: for an option that does not exist.
         """
+        self._explain(sampling)
         if params is None or isinstance(params, Mapping):
             own = {} if params is None else named(params)
             return SamplingParams(**{**self.sampling_defaults, **own, **sampling})
@@ -102,6 +109,20 @@ class Intake:
                 f"params are {shown(params)}; they must be SamplingParams or a mapping."
             )
         return replace(params, **sampling) if sampling else params
+
+    def _explain(self, sampling: Mapping[str, Any]) -> None:
+        """Refuse options that belong elsewhere, saying where.
+
+        Raises:
+            ConfigError: for the first of them.
+        """
+        known = {field.name for field in fields(SamplingParams)}
+        for name in sampling:
+            way = _ELSEWHERE.get(name)
+            if name not in known and name in self.prompts.template_variables:
+                way = f"a variable of the chat template: engine.chat(..., template_vars={{{name!r}: ...}})"
+            if way is not None:
+                raise ConfigError(f"{name} is not a sampling parameter; it is {way}.")
 
     def all_params(
         self, params: Params | Iterable[Params], sampling: Mapping[str, Any], count: int

@@ -213,6 +213,10 @@ def _name_of(model: Any) -> str:
         return getattr(model, "name_or_path", "") or type(model).__name__
     if callable(getattr(model, "new_cache", None)):
         raise ConfigError(f"model is {shown(model)}, loaded already; give it to forerun.Engine.")
+    if not isinstance(model, (str, os.PathLike)):
+        raise ConfigError(
+            f"model is {shown(model)}; it must be a name, a path, a Checkpoint, or a model of transformers."
+        )
     name: str = check("model", model, Text)
     return name
 

@@ -71,6 +71,12 @@ class PromptReader:
             )
         return self._ids(template.encode(messages, variables), "prompt")
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the tokenizer's chat template reads, where it has one."""
+        template = ChatTemplate.of(self.tokenizer)
+        return frozenset() if template is None else template.variables
+
     def read_prediction(self, prediction: str | Iterable[int]) -> tuple[int, ...]:
         """The token ids of an expected output, which nothing opens.
 
@@ -132,6 +138,8 @@ def repeated(value: T | Iterable[T], kind: type[T], count: int, what: str) -> li
     Raises:
         ConfigError: for another number, or values of another type.
     """
+    if not isinstance(value, Iterable) or isinstance(value, str):
+        value = [value] * count
     values = [value] * count if isinstance(value, kind) else listed(value, what)
     wrong = [other for other in values if not isinstance(other, kind)]
     if wrong:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from forerun.core import NO_DRAFT, Draft, FinishReason, Origin, Request, Stats, Verdict
+from forerun.engine.html import render
 from forerun.engine.text import TextState, TextStream
 from forerun.errors import shown
 
@@ -96,6 +97,10 @@ class Completion:
             f"Completion({shown(self.text)}, num_tokens={len(self.token_ids)}, "
             f"finish_reason={reason!r})"
         )
+
+    def _repr_html_(self) -> str:
+        """In a notebook: its tokens by origin, with the draft of a round where the pointer is."""
+        return render(self)
 
 
 @dataclass(frozen=True)

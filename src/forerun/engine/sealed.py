@@ -25,9 +25,16 @@ class Sealed:
         self._sealed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._refuse(name)
+        super().__delattr__(name)
+
+    def _refuse(self, name: str) -> None:
         if self._sealed and not name.startswith("_"):
             way = _WAYS.get(name, "make another engine with forerun.load or forerun.Engine")
             if name in schema_of(SamplingParams):
                 way = f"give it with each call: engine.generate(prompt, {name}=...)"
             raise ConfigError(f"{name} of an engine cannot be set; {way}.")
-        super().__setattr__(name, value)

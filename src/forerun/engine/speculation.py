@@ -58,6 +58,11 @@ class Speculation:
             return cls(None)
         config = _config(speculative)
         if isinstance(drafter, str):
+            if "/" in drafter:
+                raise ConfigError(
+                    f"drafter is {drafter!r}, which is no method; a draft model is named by "
+                    f"speculative={{'model': {drafter!r}}}."
+                )
             _refuse_both("drafter", drafter, "method", config.method)
             config = replace(config, method=drafter)
         if isinstance(policy, str):

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# A model may emit escape sequences; what shows its text shows them and does not obey.
+VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+# Where a line must stay one.
+ON_ONE_LINE = VISIBLE | {ord("\n"): 0x2424, ord("\t"): 0x2409}
 
 
 class Tokenizer(Protocol):

@@ -15,7 +15,7 @@ from forerun.contracts import Drafter, Policy
 from forerun.core import FinishReason
 from forerun.engine.engine import Engine
 from forerun.engine.speculation import Speculative
-from forerun.errors import ConfigError, shown
+from forerun.errors import ConfigError, PromptError, shown
 from forerun.hf.kept import kept_with
 from forerun.hf.settings import ends_of, mask_of, pad_token, refuse_unknown, sampling_of
 from forerun.models.in_memory import is_model
@@ -60,6 +60,7 @@ def generate(
         raise ConfigError(
             f"model is {shown(model)}; call model.generate(..., custom_generate=forerun.hf.generate)."
         )
+    input_ids = _as_rows(input_ids)
     settings = model.generation_config if generation_config is None else generation_config
     caller = sys._getframe(1)
     streamer = _argument(caller, "streamer") if streamer is None else streamer
@@ -69,7 +70,7 @@ def generate(
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     limit, ends, criteria = ends_of(settings, stopping_criteria or (), input_ids.shape[1])
     rows = [
-        _Row(prompt, padded, limit, ends, criteria)
+        _Row(prompt, padded, limit, ends, criteria, input_ids.device)
         for prompt, padded in zip(prompts, input_ids.tolist(), strict=True)
     ]
     if drafter is None and speculative is True:
@@ -82,7 +83,7 @@ def generate(
         for row in rows:
             if masks:
                 size = engine.target.vocab_size
-                options["mask"] = mask_of(masks, row.padded, row.prompt, size)
+                options["mask"] = mask_of(masks, row.padded, row.prompt, size, row.device)
             row.params = SamplingParams(**options, **row.limits)
         _run(engine, rows, streamer)
     sequences = _padded_together(input_ids, [row.output for row in rows], pad_token(settings, ends))
@@ -103,6 +104,7 @@ class _Row:
         limit: new tokens at most.
         ends: tokens that end it.
         criteria: called after each token.
+        device: where they expect token ids.
     """
 
     prompt: list[int]
@@ -110,6 +112,7 @@ class _Row:
     limit: int
     ends: tuple[int, ...]
     criteria: list[Any]
+    device: torch.device
     params: SamplingParams | None = None
     output: list[int] = field(default_factory=list)
     stopped: bool = False
@@ -123,7 +126,7 @@ class _Row:
         """Add a token of the output; whether a criterion says to stop."""
         self.output.append(token)
         if self.criteria:
-            ids = torch.tensor([self.padded + self.output])
+            ids = torch.tensor([self.padded + self.output], device=self.device)
             said = [torch.as_tensor(criterion(ids, None)) for criterion in self.criteria]
             self.stopped = any(bool(answer.any()) for answer in said)
         return self.stopped
@@ -151,6 +154,18 @@ def _run(engine: Engine, rows: list[_Row], streamer: Any) -> None:
             raise completion.error
     if streamer is not None:
         streamer.end()
+
+
+def _as_rows(input_ids: Any) -> Tensor:
+    try:
+        ids = torch.as_tensor(input_ids)
+    except Exception as error:
+        raise PromptError(f"input_ids are {shown(input_ids)}; give a tensor [B, n].") from error
+    if ids.dim() != 2 or ids.is_floating_point():
+        raise PromptError(
+            f"input_ids have the shape {list(ids.shape)} and dtype {ids.dtype}; give whole numbers [B, n]."
+        )
+    return ids
 
 
 def _prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:

@@ -52,6 +52,9 @@ def refuse_unknown(
         raise ConfigError(f"synced_gpus is set: forerun runs on one device; {_WITHOUT}.")
     if streamer is not None and rows > 1:
         raise ConfigError(f"a streamer takes one prompt, not {rows}; leave it out.")
+    for name in model_kwargs:
+        if name != "use_cache" and hasattr(settings, name):
+            raise ConfigError(f"{name} is a setting of generation; give it to model.generate.")
     for name in _OTHER_INPUTS:
         if model_kwargs.get(name) is not None:
             raise ConfigError(f"{name} is given, and forerun reads token ids alone; {_WITHOUT}.")
@@ -116,18 +119,24 @@ def sampling_of(
 
 
 def mask_of(
-    processors: Sequence[Callable[..., Tensor]], padded: list[int], prompt: list[int], size: int
+    processors: Sequence[Callable[..., Tensor]],
+    padded: list[int],
+    prompt: list[int],
+    size: int,
+    device: torch.device,
 ) -> TokenMask:
     """The tokens that some processors leave.
 
     Args:
         padded, prompt: the prompt as they expect it, and as a request has it.
         size: of the vocabulary.
+        device: where they work.
     """
 
     def mask(committed: Sequence[int], drafted: Sequence[int]) -> Tensor:
-        ids = torch.tensor([[*padded, *committed[len(prompt) :], *drafted]])
-        scores = torch.zeros(1, size)
+        after = committed[len(prompt) :]
+        ids = torch.tensor([[*padded, *after, *drafted]], device=device)
+        scores = torch.zeros(1, size, device=device)
         for processor in processors:
             scores = processor(ids, scores)
         return scores[0] > -torch.inf

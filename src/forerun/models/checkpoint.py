@@ -160,8 +160,9 @@ class Checkpoint:
             return (
                 "config.json ties the output head to the embedding, but the weights hold another "
                 "head, which is used.",
+                *self.stored.notes,
             )
-        return ()
+        return self.stored.notes
 
     def source(self) -> Source:
         """Its weights, of which nothing is read yet.

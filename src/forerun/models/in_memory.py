@@ -35,6 +35,7 @@ class StoredInMemory:
         name: how messages call the model.
     """
 
+    notes: tuple[str, ...] = ()
     quantized = False
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
@@ -92,8 +93,12 @@ class LoadedModel(Checkpoint):
             CheckpointError: for a config with values that no model has.
         """
         name = getattr(model, "name_or_path", "") or type(model).__name__
-        if not callable(getattr(model.config, "get_text_config", None)):
-            raise UnsupportedModelError(f"{name} is not a language model of transformers.")
+        described = callable(getattr(model.config, "get_text_config", None))
+        if not described or not callable(getattr(model, "generate", None)):
+            raise UnsupportedModelError(
+                f"{name} is not a causal language model of transformers, with its head; load it with "
+                "AutoModelForCausalLM."
+            )
         stored = StoredInMemory(model, tokenizer, name)
         return cls(name, Location(Path(name)), stored, stored.config(), model)
 

@@ -41,6 +41,10 @@ class StoredModel(Protocol):
         """Of the weights; None where that is not known."""
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about how its files are read, a sentence each."""
+
+    @property
     def quantized(self) -> bool:
         """Whether the kernels can hold its weights as they are; then `source` is a `CodedSource`."""
 
@@ -52,6 +56,7 @@ class StoredDirectory:
         directory: with its files; the weights may still be missing.
     """
 
+    notes: tuple[str, ...] = ()
     quantized = False
 
     def __init__(self, directory: Path) -> None:

@@ -43,23 +43,6 @@ def read_tokenizer(directory: Path, config: Any) -> Any:
         ) from error
 
 
-def read_gguf_tokenizer(path: Path) -> Any:
-    """The tokenizer of a GGUF file, as transformers makes it.
-
-    Raises:
-        CheckpointError: where the file has none that it can make.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
-    except Exception as error:
-        raise CheckpointError(
-            f"{path} has no tokenizer that transformers can read ({one_line(error)}); "
-            "take the original checkpoint."
-        ) from error
-
-
 def _check_file(path: Path) -> None:
     """The libraries read a file to its end, which a pipe or a device may not have."""
     if not is_regular(path):

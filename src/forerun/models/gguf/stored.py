@@ -15,8 +15,8 @@ from forerun.models.generation import sampling_defaults
 from forerun.models.gguf.config import read_gguf_config, read_gguf_end_tokens
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.gguf.source import GgufSource, frequency_factors
+from forerun.models.gguf.tokenizer import read_gguf_tokenizer, tokenizer_notes
 from forerun.models.layouts import layout_of
-from forerun.models.tokenizer import read_gguf_tokenizer
 
 _FLOATS = {
     GGMLQuantizationType.F32: torch.float32,
@@ -61,7 +61,11 @@ class StoredGguf:
         return sampling_defaults(short, str(self.header.path))
 
     def tokenizer(self, config: Any) -> Any:
-        return read_gguf_tokenizer(self.header.path)
+        return read_gguf_tokenizer(self.header)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tokenizer_notes(self.header)
 
     def architecture(self, config: Any) -> Architecture:
         shape = read_architecture(config)

@@ -4,7 +4,7 @@ Collects the pages as they lie in the repository, so that their links hold in bo
 MathML, which browsers show without a script, and the notebook becomes a page. Any warning, such as a link
 that leads nowhere, fails the build.
 
-python docs/site.py
+python docs/build_site.py
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""The tokenizer in a GGUF file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.errors import CheckpointError
+from forerun.models.config import one_line
+from forerun.models.gguf.header import GgufHeader
+
+# How a text is split into words, by llama.cpp's names. These split off every digit first, then split as
+# GPT-2 does, and transformers (5.23) leaves out the former: `  2` would be other tokens than in training.
+_DIGITS_FIRST = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+_AS_GPT2 = ("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion")
+
+
+def read_gguf_tokenizer(header: GgufHeader) -> Any:
+    """The tokenizer of a file, as transformers makes it, splitting words as the model learnt them.
+
+    Raises:
+        CheckpointError: where the file has none that transformers can make.
+    """
+    from tokenizers import pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    path = header.path
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} has no tokenizer that transformers can read ({one_line(error)}); "
+            "take the original checkpoint."
+        ) from error
+    if _splitting(header) in _DIGITS_FIRST:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+    return tokenizer
+
+
+def tokenizer_notes(header: GgufHeader) -> tuple[str, ...]:
+    """What a user should know about how a text is split, a sentence each."""
+    from transformers.integrations import gguf
+
+    name = _splitting(header)
+    # The table has moved between versions of transformers.
+    table = getattr(gguf, "gguf_tokenizer_mapping", None)
+    known = getattr(table, "GGUF_PRE_TOKENIZER_SPLITS", {})
+    if name is None or name in (*_DIGITS_FIRST, *_AS_GPT2, *known):
+        return ()
+    return (
+        f"How its tokenizer splits words ({name}) is not known: it splits them as GPT-2 does, and some "
+        "tokens may differ from those of training.",
+    )
+
+
+def _splitting(header: GgufHeader) -> Any:
+    """The name of the way in which words are split; None for tokenizers that do not split first."""
+    if header.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return None
+    return header.metadata.get("tokenizer.ggml.pre", "default")
