@@ -1,6 +1,7 @@
-"""Bits per byte of the zoo's models by precision, on the held-out prompts.
+"""Bits per byte by precision: of the zoo's models on the held-out prompts, of SmolLM2 on questions.
 
 python -m benchmarks.precision --prompts 60
+python -m benchmarks.precision --models smollm2
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from benchmarks.questions import SETS, load_questions
 from forerun.bench.machine import use_threads
 from forerun.bench.shapes import build
 from forerun.core import Batch
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel
-from forerun.models.placement import KERNEL_PRECISIONS
+from forerun.models.placement import KERNEL_PRECISIONS, STORED
 from forerun.models.zoo import ZOO_MODELS, zoo_path
 from recipes.heldout import load_prompts
 
 LONGEST = 1024
+# Questions of each set.
+EACH = 40
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Row:
         megabytes: of packed weights.
         bits_per_byte: over all tokens but the first of each prompt.
         over_fp32: the difference from fp32.
+        perplexity: of a token, over that of fp32.
         same_choice: share of positions with the same most likely token as in fp32.
     """
 
@@ -45,6 +50,7 @@ class Row:
     megabytes: float
     bits_per_byte: float
     over_fp32: float
+    perplexity: float
     same_choice: float
 
 
@@ -74,48 +80,57 @@ def compare(name: str, texts: Sequence[Sequence[int]], size: int) -> list[Row]:
     """All precisions of a model on texts of `size` bytes in total."""
     rows: list[Row] = []
     exact: Score | None = None
-    for precision in KERNEL_PRECISIONS:
+    stored = Checkpoint.open(name).stored.quantized
+    for precision in (*KERNEL_PRECISIONS, *((STORED,) if stored else ())):
         model = build(name, precision)
         result = score(model, texts)
         exact = exact or result
         bits = result.nats / math.log(2) / size
         more = bits - (rows[0].bits_per_byte if rows else bits)
+        worse = math.exp((result.nats - exact.nats) / len(exact.choices))
         same = (result.choices == exact.choices).double().mean().item()
-        rows.append(Row(name, precision, model.weight_bytes / 1e6, bits, more, same))
+        rows.append(Row(name, precision, model.weight_bytes / 1e6, bits, more, worse, same))
     return rows
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
     lines = [
-        "| model | precision | weights | bits per byte | over fp32 | same most likely token |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| model | precision | weights | bits per byte | over fp32 | perplexity | same first choice |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
         f"| {row.model} | {row.precision} | {row.megabytes:.1f} MB | {row.bits_per_byte:.4f} "
-        f"| {row.over_fp32:+.4f} | {row.same_choice:.2%} |"
+        f"| {row.over_fp32:+.4f} | {row.perplexity:.4f} x | {row.same_choice:.2%} |"
         for row in rows
     ]
     return "\n".join(lines)
 
 
-def held_out(count: int | None) -> tuple[list[list[int]], int]:
-    """Token ids of the first `count` prompts, and the bytes that are scored."""
-    tokenizer: Any = Checkpoint.open("zoo").tokenizer
-    prompts = load_prompts(zoo_path().parent / "heldout.jsonl")[:count]
-    texts = [tokenizer.encode(prompt.prompt)[:LONGEST] for prompt in prompts]
+def held_out(name: str, count: int | None) -> tuple[list[list[int]], int]:
+    """Token ids of the first `count` texts for a model, and the bytes that are scored."""
+    tokenizer: Any = Checkpoint.open(name).tokenizer
+    if name in ZOO_MODELS:
+        prompts = [text.prompt for text in load_prompts(zoo_path().parent / "heldout.jsonl")]
+    else:
+        prompts = [q.prompt for category in SETS for q in load_questions(category, EACH)]
+    texts = [tokenizer.encode(prompt)[:LONGEST] for prompt in prompts[:count]]
     return texts, sum(len(tokenizer.decode(text[1:]).encode()) for text in texts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.precision")
+    parser.add_argument("--models", default=",".join(ZOO_MODELS), help="such as smollm2")
     parser.add_argument("--prompts", type=int, help="all of them by default")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", action="store_true", help="JSON instead of Markdown")
     options = parser.parse_args()
     use_threads(options.threads)
-    texts, size = held_out(options.prompts)
-    rows = [row for name in ZOO_MODELS for row in compare(name, texts, size)]
+    rows = [
+        row
+        for name in options.models.split(",")
+        for row in compare(name, *held_out(name, options.prompts))
+    ]
     print(json.dumps([asdict(row) for row in rows]) if options.json else table(rows))
 
 

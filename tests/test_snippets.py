@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,9 +52,8 @@ def named(command: tuple[str, list[str]]) -> str:
 def on_a_small_model(words: list[str]) -> bool:
     """Whether a command runs a model that is here."""
     takes_model = bool(words) and words[0] in ("generate", "chat", "info")
-    model = next(
-        (words[at + 1] for at, word in enumerate(words) if word in ("-m", "--model")), "zoo"
-    )
+    named_models = [after for word, after in pairwise(words) if word in ("-m", "--model")]
+    model = named_models[0] if named_models else REAL_MODEL if "chat" in words[:1] else "zoo"
     model = words[1] if words[:1] == ["info"] and len(words) > 1 else model
     return takes_model and model in ("zoo", REAL_MODEL)
 
@@ -165,7 +166,7 @@ def test_a_command_on_a_small_model_runs(
     command: tuple[str, list[str]], cli: Cli, here: Path
 ) -> None:
     _, words = command
-    if REAL_MODEL in words and importlib.util.find_spec(REAL_WHEEL) is None:
+    if (REAL_MODEL in words or words[0] == "chat") and importlib.util.find_spec(REAL_WHEEL) is None:
         pytest.skip(f"{REAL_WHEEL} is not installed")
     make_files(here, words)
     result = cli.run(*words, input=CODE)
@@ -175,6 +176,24 @@ def test_a_command_on_a_small_model_runs(
     if "--seed" in words or ("--temperature", "0") in pairwise(words):
         text = result.stdout
         assert not loops(json.loads(text)["text"] if "--json" in words else text)
+
+
+@pytest.mark.slow
+def test_what_make_demo_shows_does_not_loop(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    recipe = subprocess.run(
+        ["make", "--dry-run", "demo"], capture_output=True, text=True, check=True
+    ).stdout
+    commands = [
+        shlex.split(line) for line in re.findall(r"/forerun (generate .*?) --compare;", recipe)
+    ]
+    assert len(commands) == 2, recipe
+    for words in commands:
+        if REAL_MODEL not in words or importlib.util.find_spec(REAL_WHEEL) is not None:
+            result = cli.run(*words)
+            assert result.exit_code == 0, result.output
+            assert len(result.stdout.split()) > 10
+            assert not loops(result.stdout)
 
 
 def test_modules_and_targets_of_other_commands_exist() -> None:

@@ -176,22 +176,33 @@ def test_commands(cli: Cli, target: str, tmp_path: Path) -> None:
         (("/save",), ["name of a file"]),
         (("/save /",), ["directory"]),
         (("/save /no/such/dir/x",), ["no directory"]),
-        ((b"\xff\xfe\n",), ["UTF-8"]),
-        ((b"def \x00\xff",), ["UTF-8"]),
     ],
     ids=str,
 )
 def test_what_is_refused_ends_nothing(
-    cli: Cli, target: str, lines: tuple[str | bytes, ...], words: list[str]
+    cli: Cli, target: str, lines: tuple[str, ...], words: list[str]
 ) -> None:
     result = say(cli, target, *lines, options=("--show-prompt",))
     errors = [line for line in result.stderr.splitlines() if "error" in line]
     assert len(errors) == 1
     assert all(word in errors[0] for word in words)
     assert result.exit_code == 2
-    if lines[-1] != b"def \x00\xff":
-        again = say(cli, target, *lines, "def add")
-        assert again.stdout == say(cli, target, "def add").stdout
+    again = say(cli, target, *lines, "def add")
+    assert again.stdout == say(cli, target, "def add").stdout
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\nx\n\xff\n", b"def \x00\xff"])
+def test_bytes_that_are_no_text_end_it(cli: Cli, target: str, content: bytes) -> None:
+    result = say(cli, target, content)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sum("not UTF-8" in line for line in result.stderr.splitlines()) == 1
+
+
+def test_a_line_without_an_end(cli: Cli, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.cli.repl.MOST_BYTES", 10)
+    result = say(cli, target, "x" * 11)
+    assert result.exit_code == 2
+    assert "longer than 10 B" in result.stderr
 
 
 def test_a_conversation_beyond_the_context_in_a_pipe(cli: Cli, target: str, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_messages_from_a_file(chat: Cli, write: Write, content: Any) -> None:
     file = write("messages.json", json.dumps(content))
     assert sent(chat, "--messages", file) == expected
     assert sent(chat, "--messages", "-", input=json.dumps(content)) == expected
+    assert sent(chat, "--messages", "-", input="\ufeff" + json.dumps(content)) == expected
     with_system = sent(chat, "--messages", file, "--system", "s")
     assert with_system[1].startswith("[system]s[user]def add")
 

@@ -17,8 +17,17 @@ COLOURED = re.compile("\x1b\\[[0-9;]*m")
 GREEN = "\x1b[32m"
 
 
-def in_terminal(monkeypatch: pytest.MonkeyPatch, *args: str, term: str = "xterm-256color") -> str:
-    """What a command writes to a terminal as its standard output."""
+def in_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+    *args: str,
+    term: str = "xterm-256color",
+    talk: bool = False,
+) -> str:
+    """What a command writes to a terminal as its standard output.
+
+    Args:
+        talk: whether the terminal is its standard error too.
+    """
     master, slave = pty.openpty()
     monkeypatch.setenv("TERM", term)
     # A terminal holds some kilobytes, and hands them out in parts: someone must read all the time.
@@ -26,6 +35,8 @@ def in_terminal(monkeypatch: pytest.MonkeyPatch, *args: str, term: str = "xterm-
         written = pool.submit(_read_to_the_end, master)
         with os.fdopen(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", terminal)
+            if talk:
+                patch.setattr(sys, "stderr", terminal)
             with pytest.raises(SystemExit) as ended:
                 application.main(list(args), prog_name="forerun")
     os.close(master)

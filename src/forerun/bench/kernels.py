@@ -15,6 +15,7 @@ from forerun.bench.shapes import build
 from forerun.bench.traffic import forward_bytes, multiply_adds, weight_bytes
 from forerun.models.cpu import CpuModel
 from forerun.models.running import PREFILL_CHUNK
+from forerun.progress import report
 
 _PREFILLS = 3
 
@@ -122,7 +123,8 @@ def _measure_model(
         for n in tokens:
             timer.once(n)
     turns: dict[int, list[_Turn]] = {context: [] for context in contexts}
-    for _ in range(num_turns):
+    for turn in range(num_turns):
+        report(f"{model.name} {model.precision}", turn, num_turns)
         machine.read()
         for context, timer in timers.items():
             bandwidth = machine.read_like(forward_bytes(model, 1, context))

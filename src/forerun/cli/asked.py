@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forerun.cli.bars import bars
 from forerun.cli.combinations import check_context, yields
 from forerun.cli.derived import OWN_SECTIONS, RENAMED
 from forerun.cli.foreign import METHODS
@@ -133,16 +134,17 @@ def load_engine(
     """
     from forerun.engine.load import load
 
-    engine = load(
-        checkpoint,
-        False if choice is None else choice.config,
-        dtype=values["dtype"],
-        device=values["device"],
-        backend=values["backend"],
-        max_batch_size=max_batch_size,
-        max_context=max_context,
-        prefix_reuse=prefix_reuse,
-    )
+    with bars():
+        engine = load(
+            checkpoint,
+            False if choice is None else choice.config,
+            dtype=values["dtype"],
+            device=values["device"],
+            backend=values["backend"],
+            max_batch_size=max_batch_size,
+            max_context=max_context,
+            prefix_reuse=prefix_reuse,
+        )
     if choice is not None and choice.note:
         click.echo(f"forerun: {choice.note}", err=True)
     return engine

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from forerun.bench.request import LONGEST, MOST_CONTEXT, Request
+from forerun.cli.bars import bars
 from forerun.cli.config import config_option
 from forerun.cli.derived import derived
 from forerun.cli.flags import json_option, threads_option
@@ -51,7 +52,8 @@ def _measure(values: dict[str, Any]) -> dict[str, Any]:
 
     request = Request(**{name: values[name] for name in schema_of(Request)})
     use_threads(values["threads"])
-    return {**made_with(torch.device("cpu")), **measure(request, _announce).as_dict()}
+    with bars():
+        return {**made_with(torch.device("cpu")), **measure(request, _announce).as_dict()}
 
 
 def _announce(what: str) -> None:

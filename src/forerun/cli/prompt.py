@@ -66,7 +66,8 @@ def read_messages(file: str) -> list[dict[str, Any]]:
     text = _read(file, "messages file")
     if not text.strip():
         raise PromptError(f'{where} is empty; give [{{"role": "user", "content": "Hello"}}].')
-    content = parse_json(text, where, PromptError)
+    # Editors of Windows begin files with a mark.
+    content = parse_json(text.removeprefix("\ufeff"), where, PromptError)
     if isinstance(content, dict):
         if "messages" not in content:
             raise PromptError(

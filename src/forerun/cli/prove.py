@@ -16,6 +16,7 @@ from forerun.cli.asked import (
     set_threads,
     speculation,
 )
+from forerun.cli.bars import bars
 from forerun.cli.derived import notes
 from forerun.cli.options import Command
 from forerun.cli.prove_flags import prove_options
@@ -105,28 +106,9 @@ def _load(
 def _prove(
     engine: Engine, prompts: list[list[int]], params: SamplingParams, effort: Effort
 ) -> Proof:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from forerun.proof.proof import prove as run
 
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:12}"),
-        BarColumn(),
-        TextColumn("{task.completed} of {task.total}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bars:
-        tasks: dict[str, Any] = {}
-
-        def progress(part: str, done: int, total: int) -> None:
-            if part not in tasks:
-                tasks[part] = bars.add_task(part, total=total)
-            bars.update(tasks[part], completed=done, total=total)
-
+    with bars() as progress:
         return run(engine, prompts, params, effort, progress)
 
 

@@ -18,7 +18,7 @@ from forerun.compare.paired import Run
 from forerun.core import FinishReason
 from forerun.engine.engine import Engine
 from forerun.errors import ForerunError, PromptError, UnknownNameError
-from forerun.files import MOST_BYTES, decode, reason, size_text, write_text
+from forerun.files import MOST_BYTES, reason, size_text, write_text
 from forerun.params import SamplingParams
 
 WRONG_USE = 2
@@ -101,12 +101,17 @@ class Repl:
     def _read(self) -> str | None:
         """The next line; None at the end."""
         if not self._in_terminal:
+            # What is no text ends the conversation: a file of bytes has many lines that are none.
             content = sys.stdin.buffer.readline(MOST_BYTES + 1)
             if len(content) > MOST_BYTES:
+                size = size_text(MOST_BYTES)
                 raise click.ClickException(
-                    f"a line of standard input is longer than {size_text(MOST_BYTES)}; give shorter ones."
+                    f"a line of standard input is longer than {size}; give shorter ones."
                 )
-            return decode(content, "standard input", PromptError) if content else None
+            try:
+                return content.decode() if content else None
+            except UnicodeDecodeError:
+                raise click.ClickException("standard input is not UTF-8 text.") from None
         try:
             if sys.stdout.isatty():
                 return input(MARK)

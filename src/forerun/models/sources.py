@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from torch import Tensor
 from forerun.errors import CheckpointError
 from forerun.models.architecture import Architecture
 from forerun.models.config import one_line, read_object
-from forerun.models.layouts import HEAD, Layout, layout_of
+from forerun.models.layouts import HEAD, Fused, Layout, layout_of
+from forerun.progress import report
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Rows of two tables that are compared at a time.
@@ -199,7 +201,7 @@ def read_weights(
         CheckpointError: for missing, unexpected or misshapen tensors, naming the first.
     """
     keys, weights = match_keys(source, layout), {}
-    for tensor in layout.tensors:
+    for tensor in loading(layout.tensors, Path(source.name).name):
         # Filled part by part, so that no tensor exists twice for long.
         ours = torch.empty(tensor.shape, dtype=dtype, device=device)
         rows = [part.rows for part in tensor.parts]
@@ -208,6 +210,20 @@ def read_weights(
             target.copy_(theirs.t() if part.transposed else theirs)
         weights[tensor.name] = ours
     return weights
+
+
+def loading(tensors: Sequence[Fused], name: str) -> Iterator[Fused]:
+    """The tensors of a model one by one, each reported as loaded when the next is asked for.
+
+    Args:
+        name: how reports call the model.
+    """
+    sizes = [math.prod(tensor.shape) for tensor in tensors]
+    done = 0
+    for tensor, size in zip(tensors, sizes, strict=True):
+        yield tensor
+        done += size
+        report(f"loading {name}", done, sum(sizes))
 
 
 def match_keys(source: Source, layout: Layout) -> dict[str, str]:

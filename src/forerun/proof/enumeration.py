@@ -10,6 +10,7 @@ from time import perf_counter
 from forerun.contracts import Verifier
 from forerun.core import Exactness, Request, Tree
 from forerun.params import SamplingParams
+from forerun.progress import report
 from forerun.testing.enumeration import WarpedRows, drawn_drafts
 from forerun.testing.toy import ToyModel
 from forerun.testing.verifier_check import (
@@ -78,8 +79,10 @@ def by_enumeration(rules: Iterable[Verifier], params: SamplingParams) -> Enumera
         params: of the user, without references to tokens outside the small vocabularies.
     """
     started = perf_counter()
-    results = []
-    for rule in rules:
+    results: list[RuleEnumeration] = []
+    all_rules = list(rules)
+    for rule in all_rules:
+        report("enumeration", len(results), len(all_rules))
         cases = chain(default_cases(), sampler_cases(params))
         results.append(RuleEnumeration(rule.name, rule.exactness, enumerate_rule(rule, cases)))
     return Enumerations(tuple(results), BOUND, perf_counter() - started)

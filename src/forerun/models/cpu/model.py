@@ -29,7 +29,7 @@ from forerun.models.cpu.weights import chunks, coded_chunks, describe_shape
 from forerun.models.layers import layers_to_run
 from forerun.models.layouts import layout_of
 from forerun.models.placement import KERNEL_PRECISIONS, STORED
-from forerun.models.sources import CodedSource, Source, match_keys
+from forerun.models.sources import CodedSource, Source, loading, match_keys
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -251,7 +251,7 @@ class CpuModel:
     def _load(self, source: Source, formats: Mapping[str, str]) -> None:
         layout = layout_of(self.shape)
         keys = match_keys(source, layout)
-        for tensor in layout.tensors:
+        for tensor in loading(layout.tensors, self.name):
             precision = formats.get(tensor.name, "")
             try:
                 if precision.startswith("int"):

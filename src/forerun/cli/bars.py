@@ -1,0 +1,63 @@
+"""Progress bars on standard error, in a terminal alone, for work that takes its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from forerun.progress import Watch, watched_by
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+# Seconds before bars appear: what is done by then needs none.
+DELAY = 0.5
+_NAME = 32
+
+
+@contextmanager
+def bars(console: Console | None = None) -> Iterator[Watch]:
+    """Show a bar for each kind of work that the block reports, and nothing once it is left.
+
+    Args:
+        console: standard error unless given.
+    """
+    from rich.console import Console as RichConsole
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = console or RichConsole(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield lambda *_: None
+        return
+    columns = (
+        TextColumn(f"{{task.description:.{_NAME}}}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
+    # No thread redraws them: work is timed while they are shown.
+    shown = _Bars(Progress(*columns, console=console, transient=True, auto_refresh=False))
+    try:
+        with watched_by(shown):
+            yield shown
+    finally:
+        shown.progress.stop()
+
+
+class _Bars:
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self._since = perf_counter()
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if not self._tasks:
+            if perf_counter() - self._since < DELAY:
+                return
+            self.progress.start()
+        if what not in self._tasks:
+            self._tasks[what] = self.progress.add_task(what, total=total)
+        self.progress.update(self._tasks[what], completed=done, total=total, refresh=True)

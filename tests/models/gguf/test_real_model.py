@@ -1,0 +1,39 @@
+"""SmolLM2 from its GGUF file, as transformers reads the same file."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+import forerun
+from forerun.models import Checkpoint
+from tests.helpers.gguf_files import read_by_transformers
+from tests.helpers.real_model import needs_smollm2
+
+QUESTIONS = ("Why is the sky blue?", "Write a haiku about rain.", "What is 17 + 25?")
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_greedy_answers_in_float32() -> None:
+    path = Checkpoint.open("smollm2").location.file
+    assert path is not None
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    theirs = read_by_transformers(path, config)
+    theirs.generation_config.pad_token_id = 2
+    engine = forerun.load("smollm2", dtype="fp32", device="cpu")
+    for question in QUESTIONS:
+        ours = engine.chat([{"role": "user", "content": question}], temperature=0, max_tokens=24)
+        prompt = torch.tensor([ours.prompt_ids])
+        with torch.no_grad():
+            expected = theirs.generate(prompt, do_sample=False, max_new_tokens=24)[0]
+        assert list(ours.token_ids) == expected[len(ours.prompt_ids) :].tolist()
+
+
+@needs_smollm2
+def test_it_runs_in_the_numbers_of_its_file() -> None:
+    opened = Checkpoint.open("smollm2")
+    assert opened.eos_token_ids == {2}
+    assert all(entry.error == 0 for entry in opened.held)
+    assert {entry.stored for entry in opened.held} == {"Q4_1", "Q8_0", "F32"}
