@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.docs-installed
 
 KERNELS := $(shell find csrc -type f)
 SOURCES := $(filter %.cpp %.h,$(KERNELS))
@@ -24,6 +25,10 @@ $(INSTALLED): pyproject.toml constraints.txt zoo/pyproject.toml $(KERNELS)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./zoo
 	@if command -v c++ >/dev/null; then $(BIN)/python -c "from forerun import _native as n; assert n.AVAILABLE, n.REASON"; \
 	else echo "No C++ compiler: models will run on torch."; fi
+	touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 # What Python's type checkers see of the kernels; tests/native/test_stub.py holds that it is current.
@@ -78,8 +83,7 @@ bench-cpu: install
 
 # Runs the notebook from top to bottom (its outputs stay in the file), and builds the site into
 # build/site/html; a link that leads nowhere is an error.
-docs: install
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+docs: $(DOCS_INSTALLED)
 	$(BIN)/python docs/notebooks/execute.py
 	$(BIN)/python docs/build_site.py
 

@@ -1,10 +1,12 @@
 """Every method in alternation with plain decoding: where it helps, how much, and where it loses.
 
 python -m benchmarks.methods --prompts 10 --max-tokens 64 --json methods.json
+python -m benchmarks.methods --model smollm2 --dtype auto --as-loaded --seed 1 --max-tokens 128
 
+A model with a chat template gets its questions as messages, and its answers end where it ends them.
 Methods that remember earlier requests start cold with every prompt, which has a namespace of its own.
-The monitor is off, so that losses show. Without a prediction in the question, the `prediction` method
-gets the output of plain greedy decoding with one line in ten changed.
+The monitor is off, so that losses show, but with `--as-loaded`. Without a prediction in the question,
+the `prediction` method gets the output of plain greedy decoding with one line in ten changed.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from benchmarks.questions import CATEGORIES, Question, load_questions, read_ques
 from forerun.compare.paired import Comparison, Run, comparison_of, run_pair
 from forerun.core import NO_HINTS, Hints, Stats
 from forerun.drafters import DRAFTERS
+from forerun.engine.chat import ChatTemplate
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
@@ -43,6 +46,7 @@ LENGTHS = {
 }
 USUAL_LENGTH = 4
 WARM_UP_TOKENS = 16
+AS_LOADED = "as loaded"
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Setting:
     """A way to speculate.
 
     Args:
-        method: the drafter.
+        method: the drafter; AS_LOADED is what `forerun.load` picks, with its monitor.
         shape: `chain`, `auto`, or a file with a tree.
         length: tokens along a path at most.
         num_nodes: of an automatic tree.
@@ -64,6 +68,8 @@ class Setting:
     @property
     def config(self) -> SpeculativeConfig:
         """For an engine."""
+        if self.method == AS_LOADED:
+            return SpeculativeConfig()
         config = SpeculativeConfig(
             method=self.method, num_speculative_tokens=self.length, monitor=False
         )
@@ -79,7 +85,7 @@ class Row:
     """A setting over the prompts of one category at one temperature.
 
     Args:
-        setting, category, temperature: of the row; temperatures above 0 draw without a seed.
+        setting, category, temperature: of the row.
         prompts: their number.
         tokens_per_target_forward: over all rounds of all prompts; 1 for plain decoding.
         mean_acceptance_length: the same over drafting rounds.
@@ -154,9 +160,15 @@ def measure(
     questions: Sequence[Question],
     temperature: float,
     max_tokens: int,
+    seed: int | None = None,
 ) -> list[Comparison]:
     """Compare with plain decoding on every question, after a warm-up on the first."""
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
+    params = SamplingParams(
+        temperature=temperature,
+        max_tokens=max_tokens,
+        ignore_eos=_template(engine) is None,
+        seed=seed,
+    )
     short = replace(params, max_tokens=WARM_UP_TOKENS)
     run_pair(engine, _encoded(engine, questions[0]), short)
     comparisons = []
@@ -177,8 +189,15 @@ def _nearly_plain(engine: Engine, prompt_ids: list[int], params: SamplingParams)
     return "".join(f"# {line}" if number % 10 == 9 else line for number, line in enumerate(lines))
 
 
+def _template(engine: Engine) -> ChatTemplate | None:
+    return ChatTemplate.of(engine.tokenizer)
+
+
 def _encoded(engine: Engine, question: Question) -> list[int]:
     assert engine.tokenizer is not None, "loaded by name"
+    template = _template(engine)
+    if template is not None:
+        return template.encode([{"role": "user", "content": question.prompt}])
     # The zoo's context holds prompt and output.
     return list(engine.tokenizer.encode(question.prompt))[-1024:]
 
@@ -249,11 +268,12 @@ def run(
     questions: dict[str, list[Question]],
     temperatures: Sequence[float],
     max_tokens: int,
+    seed: int | None = None,
 ) -> Iterator[Row]:
     """The rows of a setting."""
     for temperature in temperatures:
         for category, prompts in questions.items():
-            comparisons = measure(engine, prompts, temperature, max_tokens)
+            comparisons = measure(engine, prompts, temperature, max_tokens, seed)
             yield summarize(setting, category, temperature, comparisons)
 
 
@@ -270,6 +290,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--questions", type=Path, help="a file of your own, JSON lines")
     parser.add_argument("--prompts", type=int, default=10, help="of each category")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--seed", type=int, help="of all requests; by default they have none")
+    parser.add_argument("--as-loaded", action="store_true", help="only what forerun.load picks")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser
 
@@ -283,10 +305,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := set(options.methods) - set(DRAFTERS.names()):
         raise UnknownNameError("method", sorted(unknown)[0], DRAFTERS.names())
     rows = []
-    for setting in settings(options.methods, options.shapes, options.nodes, options.length):
+    chosen = [Setting(AS_LOADED, "chain", SpeculativeConfig.num_speculative_tokens, 0)]
+    if not options.as_loaded:
+        chosen = [*settings(options.methods, options.shapes, options.nodes, options.length)]
+    for setting in chosen:
         config = choose(setting.config, options.model).config
         engine = load(options.model, config, dtype=options.dtype)
-        for row in run(engine, setting, questions, options.temperatures, options.max_tokens):
+        temperatures, limit = options.temperatures, options.max_tokens
+        for row in run(engine, setting, questions, temperatures, limit, options.seed):
             print(table([row]).splitlines()[-1], file=sys.stderr)
             rows.append(row)
     rows.sort(key=lambda row: (list(questions).index(row.category), row.temperature))

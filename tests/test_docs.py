@@ -75,6 +75,10 @@ def test_names_in_the_text_exist(page: str) -> None:
         assert (ROOT / path).exists(), path
 
 
+def test_readme_is_a_landing_page() -> None:
+    assert read("README.md").count("\n") < 110, "one screen and a half; the rest belongs to docs/"
+
+
 def test_every_page_is_on_the_site() -> None:
     config = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
     listed = {page for section in config["nav"] for page in _pages_in(section)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,24 @@ def test_a_command_on_a_small_model_runs(
     if "--seed" in words or ("--temperature", "0") in pairwise(words):
         text = result.stdout
         assert not loops(json.loads(text)["text"] if "--json" in words else text)
+
+
+@pytest.mark.slow
+def test_what_make_demo_shows_does_not_loop(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    recipe = subprocess.run(
+        ["make", "--dry-run", "demo"], capture_output=True, text=True, check=True
+    ).stdout
+    commands = [
+        shlex.split(line) for line in re.findall(r"/forerun (generate .*?) --compare;", recipe)
+    ]
+    assert len(commands) == 2, recipe
+    for words in commands:
+        if REAL_MODEL not in words or importlib.util.find_spec(REAL_WHEEL) is not None:
+            result = cli.run(*words)
+            assert result.exit_code == 0, result.output
+            assert len(result.stdout.split()) > 10
+            assert not loops(result.stdout)
 
 
 def test_modules_and_targets_of_other_commands_exist() -> None:
