@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +205,12 @@ def test_setting_an_attribute_says_what_to_do(name: str, advice: str) -> None:
     with pytest.raises(ConfigError, match="cannot be set"):
         delattr(one, name)
     assert one.generate([1, 2], GREEDY).token_ids
+
+
+@pytest.mark.parametrize("do", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_engine_is_not_copied(do: Callable[[Any], Any]) -> None:
+    with pytest.raises(ConfigError, match=r"in each process with forerun\.load"):
+        do(engine())
 
 
 def test_values_say_how_to_change_them() -> None:

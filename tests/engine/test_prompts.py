@@ -244,6 +244,18 @@ def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
         assert "\n" not in str(refusal.value)
 
 
+def test_a_tokenizer_of_another_model_is_found_out() -> None:
+    with pytest.raises(PromptError, match=r"token id \d+; this model's ids are 0 to 6"):
+        Engine(ToyModel(7), tokenizer=TOKENIZER).generate(TEXT)
+
+
+def test_seeds_are_whole_numbers() -> None:
+    one = engine()
+    one.use_seeds(lambda: "x")  # type: ignore[arg-type,return-value]
+    with pytest.raises(ConfigError, match="a seed of the source is 'x'"):
+        one.generate(TEXT)
+
+
 def test_a_batch_is_no_single_prompt() -> None:
     batch: Any
     for batch in (encoded(TEXT, "the quick brown fox"), [TEXT, TEXT]):

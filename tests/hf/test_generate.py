@@ -256,19 +256,22 @@ class Odd(LogitsProcessor):  # type: ignore[misc]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "beams": ({"num_beams": 2}, "num_beams is 2"),
+    "beams": ({"num_beams": 2}, "ask for beam_search"),
+    "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
+    "dola": ({"dola_layers": "low"}, "dola"),
     "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
     "processor": ({"logits_processor": LogitsProcessorList([Odd()])}, "cannot apply .* Odd"),
     "typical": ({"do_sample": True, "typical_p": 0.5}, "TypicalLogitsWarper"),
-    "guidance": ({"guidance_scale": 1.5}, "guidance_scale"),
+    "guidance": ({"guidance_scale": 1.5}, "ask for guidance"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_forerun_does_not_have_is_refused(name: str) -> None:
     options, problem = REFUSED[name]
+    options = {"max_new_tokens": 4, "custom_generate": forerun.hf.generate, **options}
     with pytest.raises(ConfigError, match=problem) as refusal:
-        both(model("llama"), **options)
+        model("llama").generate(PROMPT, **options)
     assert "\n" not in str(refusal.value)
 
 
@@ -282,7 +285,7 @@ def test_an_assistant_and_a_filled_cache_are_refused() -> None:
         made.generate(PROMPT, past_key_values=cache, **options)
     with pytest.raises(ConfigError, match=r"give it to model\.generate"):
         forerun.hf.generate(made, PROMPT, max_new_tokens=3)
-    for ids in (PROMPT[0], PROMPT.float(), "ab", None):
+    for ids in (PROMPT[0], PROMPT.float(), PROMPT[:0], "ab", None):
         with pytest.raises(PromptError, match="input_ids"):
             forerun.hf.generate(made, ids)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="token ids alone"):

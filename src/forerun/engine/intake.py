@@ -80,7 +80,7 @@ class Intake:
             token_ids=token_ids,
             num_prompt_tokens=len(token_ids),
             params=params,
-            seed=self.next_seed() if params.seed is None else params.seed,
+            seed=self._fresh_seed() if params.seed is None else params.seed,
             speculative=speculative,
             stop_token_ids=ends | frozenset(params.stop_token_ids),
             hints=self._read(hints),
@@ -92,6 +92,10 @@ class Intake:
             stream=TextStream(self.tokenizer, params.stop),
             stats=Stats(prompt_tokens=len(token_ids)),
         )
+
+    def _fresh_seed(self) -> int:
+        seed: int = check("a seed of the source", self.next_seed(), int)
+        return seed
 
     def params_of(self, params: Params, sampling: Mapping[str, Any]) -> SamplingParams:
         """Complete parameters: those given, else the model's defaults; single options override them.

@@ -40,9 +40,8 @@ class PromptReader:
             ConfigError: for text without a tokenizer.
         """
         if isinstance(prompt, str):
-            token_ids = encode_text(
-                self._tokenizer_for("a prompt as text"), _text(prompt, "prompt")
-            )
+            tokenizer = self._tokenizer_for("a prompt as text")
+            token_ids = self._ids(encode_text(tokenizer, _text(prompt, "prompt")), "prompt")
         elif isinstance(prompt, Mapping):
             token_ids = self._ids(_only_row(prompt), "prompt")
         else:

@@ -1,4 +1,4 @@
-"""Objects whose attributes cannot be set once they are complete, where that would change nothing."""
+"""What cannot be changed or copied once it is complete, and says what to do instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WAYS = {
 
 
 class Sealed:
-    """Refuses assignments to public attributes after `_seal`."""
+    """Refuses copies, and assignments to public attributes after `_seal`, which would change nothing."""
 
     _sealed = False
 
@@ -31,6 +31,11 @@ class Sealed:
     def __delattr__(self, name: str) -> None:
         self._refuse(name)
         super().__delattr__(name)
+
+    def __reduce__(self) -> Any:
+        raise ConfigError(
+            "an engine cannot be copied or pickled; make one in each process with forerun.load."
+        )
 
     def _refuse(self, name: str) -> None:
         if self._sealed and not name.startswith("_"):

@@ -161,7 +161,7 @@ def _as_rows(input_ids: Any) -> Tensor:
         ids = torch.as_tensor(input_ids)
     except Exception as error:
         raise PromptError(f"input_ids are {shown(input_ids)}; give a tensor [B, n].") from error
-    if ids.dim() != 2 or ids.is_floating_point():
+    if ids.dim() != 2 or ids.is_floating_point() or not len(ids):
         raise PromptError(
             f"input_ids have the shape {list(ids.shape)} and dtype {ids.dtype}; give whole numbers [B, n]."
         )

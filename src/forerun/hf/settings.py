@@ -32,6 +32,7 @@ _MASKS = frozenset(
 )
 # Those that change no probability.
 _NEUTRAL = frozenset({"LogitNormalization", "InfNanRemoveLogitsProcessor"})
+_MODES = ("greedy_search", "sample", "assisted_generation")
 _OTHER_INPUTS = ("inputs_embeds", "pixel_values", "input_features", "encoder_outputs")
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -40,10 +41,12 @@ def refuse_unknown(
     settings: Any, synced_gpus: bool, streamer: Any, rows: int, model_kwargs: Mapping[str, Any]
 ) -> None:
     """Refuse what would be ignored otherwise."""
-    for name in ("num_beams", "guidance_scale"):
-        value = getattr(settings, name, None)
-        if value not in (None, 1):
-            raise ConfigError(f"{name} is {value}, which forerun does not have; {_WITHOUT}.")
+    mode = str(settings.get_generation_mode().value)
+    if mode not in _MODES or settings.guidance_scale not in (None, 1):
+        kind = mode if mode not in _MODES else "guidance"
+        raise ConfigError(
+            f"these settings ask for {kind}, which forerun does not have; {_WITHOUT}."
+        )
     if settings.return_dict_in_generate:
         for name in _OUTPUTS:
             if getattr(settings, name, None):
