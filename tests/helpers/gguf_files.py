@@ -138,7 +138,12 @@ def _describe(
         "tokenizer.ggml.eos_token_id": 1,
         **metadata,
     }
-    adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    adders = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
     for key, value in values.items():
         if key not in without:
             adders.get(type(value), writer.add_array)(key, value)

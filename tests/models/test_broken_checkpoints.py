@@ -63,7 +63,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "missing head": (drop("lm_head.weight"), r"lacks lm_head\.weight of shape \[61, 24\]"),
     "wrong shape": (reshape, r"model\.norm\.weight has shape \[7\].* \[24\]"),
-    "leftover": (add, r"holds model\.layers\.9\.norm\.weight, which config.json does not describe"),
+    "leftover": (add, r"holds model\.layers\.9\.norm\.weight, which its config does not describe"),
     "cut off": (cut, "model.safetensors is corrupt or cut off"),
     "no safetensors": (scribble, "model.safetensors is corrupt or cut off"),
     "pickled": (pickle_only, r"only pickled weights \(pytorch_model\.bin\).*save_pretrained"),

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from forerun.errors import CheckpointError
+from forerun.files import printable
 from forerun.models.architecture import Architecture
 from forerun.models.config import one_line, read_object
 from forerun.models.layouts import HEAD, Fused, Layout, layout_of
@@ -238,7 +239,7 @@ def match_keys(source: Source, layout: Layout) -> dict[str, str]:
     if missing:
         raise CheckpointError(
             f"{source.name} lacks {missing[0]} of shape {list(expected[missing[0]])}"
-            f"{_more(missing)}; the checkpoint is incomplete or config.json is of another model."
+            f"{_more(missing)}; the checkpoint is incomplete or its config is of another model."
         )
     unexpected = [
         key
@@ -247,14 +248,14 @@ def match_keys(source: Source, layout: Layout) -> dict[str, str]:
     ]
     if unexpected:
         raise CheckpointError(
-            f"{source.name} holds {unexpected[0]}{_more(unexpected)}, which config.json does "
+            f"{source.name} holds {printable(unexpected[0])}{_more(unexpected)}, which its config does "
             "not describe; config and weights are of different models."
         )
     for published, shape in expected.items():
         key = stored[published]
         if source.shapes[key] != shape:
             raise CheckpointError(
-                f"{source.name}: {key} has shape {list(source.shapes[key])}, but config.json asks "
+                f"{source.name}: {key} has shape {list(source.shapes[key])}, but its config asks "
                 f"for {list(shape)}; config and weights are of different models."
             )
     return {published: stored[published] for published in expected}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 
 from forerun.errors import CheckpointError, ForerunError, UnsupportedModelError
@@ -147,8 +148,50 @@ def test_a_split_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"3 parts and model-00002-of-00003\.gguf is missing"):
         Checkpoint.open(parts[0])
     alone = parts[0].rename(tmp_path / "alone.gguf")
-    with pytest.raises(CheckpointError, match="is part of a split file, but is not called"):
+    with pytest.raises(
+        CheckpointError, match="is part of a split file of 3 parts, but is not called"
+    ):
         Checkpoint.open(alone)
+
+
+def test_parts_of_different_models(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    write_model(first)
+    write_model(second, num_hidden_layers=1)
+    parts, others = split(first, tmp_path / "parts"), split(second, tmp_path / "others")
+    last = parts[2].read_bytes()
+    parts[2].write_bytes(parts[1].read_bytes())
+    with pytest.raises(CheckpointError, match=r"00003-of-00003\.gguf is not part 3 of 3"):
+        Checkpoint.open(parts[0])
+    parts[2].write_bytes(last)
+    own = parts[1].read_bytes()
+    parts[1].write_bytes(others[1].read_bytes())
+    with pytest.raises(CheckpointError, match=r"hold 18 tensors instead of 21|second time"):
+        Checkpoint.open(parts[0])
+    # Numbered as the second, with tensors of the first.
+    number = b"split.no" + struct.pack("<IH", 2, 1)
+    first_part = parts[0].read_bytes().replace(b"split.no" + struct.pack("<IH", 2, 0), number)
+    parts[1].write_bytes(first_part)
+    with pytest.raises(CheckpointError, match="a second time; it is of another model"):
+        Checkpoint.open(parts[0])
+    parts[1].write_bytes(own)
+    assert Checkpoint.open(parts[0]).summary.parameters > 0
+
+
+def test_a_key_twice(whole: bytes, written: Write) -> None:
+    key = b"\x14\0\0\0\0\0\0\0general.architecture"
+    at = whole.index(key)
+    value = whole[at : at + len(key) + 4 + 8 + len("llama")]
+    count = struct.unpack_from("<Q", whole, 16)[0] + 1
+    content = whole[:16] + struct.pack("<Q", count) + value + whole[24:]
+    with pytest.raises(CheckpointError, match=r"says general\.architecture twice"):
+        load(written(content))
+
+
+def test_names_of_tensors_reach_no_terminal(written: Write) -> None:
+    path = written(more={"x\x1b[31my": np.zeros(32, np.float32)})
+    with pytest.raises(CheckpointError, match=re.escape(r"holds x\x1b[31my, which its config")):
+        load(path)
 
 
 def split(path: Path, directory: Path) -> list[Path]:
@@ -160,6 +203,7 @@ def split(path: Path, directory: Path) -> list[Path]:
         writer = gguf.GGUFWriter(part, "llama")
         writer.add_uint16("split.count", 3)
         writer.add_uint16("split.no", number)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
         for name, field in reader.fields.items() if number == 0 else ():
             if not name.startswith("GGUF.") and name != "general.architecture":
                 writer.add_key_value(name, field.contents(), *field.types[:1], *field.types[1:2])

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from forerun.errors import CheckpointError
 from forerun.models import Checkpoint
@@ -40,8 +42,6 @@ def lines() -> list[str]:
 @needs_smollm2
 def test_a_real_one_reads_as_transformers_does_but_for_digits_after_spaces() -> None:
     """That transformers leaves out a rule of this family is the only difference."""
-    from transformers import PreTrainedTokenizerFast
-
     opened = Checkpoint.open("smollm2")
     path = opened.location.file
     assert path is not None
@@ -81,6 +81,75 @@ def test_digits_may_be_split_off_first(way: str, expected: list[str], tmp_path: 
     changed: dict[str, Any] = {**SPACES, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.pre": way}
     write_model(path, num_hidden_layers=1, metadata=changed)
     assert tokens_of(path, "  2") == expected
+
+
+def test_nothing_beside_the_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, num_hidden_layers=1, metadata={"tokenizer.chat_template": "its own"})
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")),
+        chat_template="another",
+    )
+    other.save_pretrained(tmp_path)
+    tokenizer = Checkpoint.open(path).tokenizer
+    assert len(tokenizer) > 250
+    assert tokenizer.chat_template == "its own"
+
+
+@pytest.mark.parametrize(
+    ("way", "said", "expected"),
+    [
+        ("llama-bpe", None, True),
+        ("llama-bpe", False, False),
+        ("tekken", None, True),
+        ("qwen2", None, False),
+        ("qwen2", True, True),
+    ],
+)
+def test_a_text_begins_with_bos(
+    way: str, said: bool | None, expected: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    more = {} if said is None else {"tokenizer.ggml.add_bos_token": said}
+    write_model(path, num_hidden_layers=1, metadata={"tokenizer.ggml.pre": way, **more})
+    assert (Checkpoint.open(path).tokenizer.encode("a")[0] == 0) == expected
+
+
+@pytest.mark.parametrize(("way", "whole"), [("llama-bpe", True), ("qwen2", False)])
+def test_words_that_are_tokens_may_need_no_merges(way: str, whole: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, num_hidden_layers=1)
+    tokens: list[str] = list(Checkpoint.open(path).stored.header.metadata["tokenizer.ggml.tokens"])  # type: ignore[attr-defined]
+    tokens[-1] = "zxq"
+    changed = {**SPACES, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.pre": way}
+    tokens[-2] = "\u0120\u0120"
+    write_model(path, num_hidden_layers=1, metadata=changed)
+    assert (tokens_of(path, "zxq")[-1] == "zxq") == whole
+
+
+@pytest.mark.parametrize(("said", "first"), [(None, "\u2581Hi"), (True, "\u2581Hi"), (False, "Hi")])
+def test_a_space_before_the_first_word(said: bool | None, first: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += ["\u2581", "H", "i", "\u2581H", "\u2581Hi", "Hi"]
+    count = len(tokens)
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(rank) for rank in range(count - 259)],
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (count - 259)],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    if said is not None:
+        metadata["tokenizer.ggml.add_space_prefix"] = said
+    left_out = ("tokenizer.ggml.merges", "tokenizer.ggml.pre")
+    write_model(path, num_hidden_layers=1, metadata=metadata, without=left_out)
+    assert tokens_of(path, "Hi Hi") == ["<s>", first, "\u2581Hi"]
+    tokenizer = Checkpoint.open(path).tokenizer
+    ids = tokenizer.encode("Hi Hi \u00e9")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "Hi Hi \u00e9"
 
 
 def test_an_unknown_way_of_splitting_is_told(tmp_path: Path) -> None:

@@ -7,14 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
+from forerun.models.architecture import read_architecture
 from forerun.models.config import check_config, one_line
 from forerun.models.gguf.header import GgufHeader
 
 # Architectures by llama.cpp's names; Mistral's models are stored as `llama`.
 FAMILIES = ("llama", "qwen2", "qwen3")
 
+# llama.cpp has no defaults for these.
+_REQUIRED = (
+    *("context_length", "embedding_length", "block_count", "feed_forward_length"),
+    *("attention.head_count", "attention.layer_norm_rms_epsilon"),
+)
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Control tokens that end a turn in older files, which do not name them: llama.cpp knows them by their text.
+_ENDS_OF_TURNS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>")
+_CONTROL = 3
+_ROTATED = "rope.dimension_count"
 _ROPE_KINDS = {"none": "default", "linear": "linear", "yarn": "yarn"}
+_YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+_ROPE_KEYS = ("type", "factor", "original_context_length", "finetuned", *_YARN.values())
 
 
 def read_gguf_config(header: GgufHeader) -> Any:
@@ -29,12 +41,7 @@ def read_gguf_config(header: GgufHeader) -> Any:
 
     path, metadata = header.path, header.metadata
     family = _family(path, metadata)
-    keys = {**GGUF_CONFIG_MAPPING[family], "attention.key_length": "head_dim"}
-    values = {
-        name: metadata[f"{family}.{key}"]
-        for key, name in keys.items()
-        if name is not None and f"{family}.{key}" in metadata
-    }
+    values = _by_name(path, family, metadata, GGUF_CONFIG_MAPPING[family])
     theta = values.pop("rope_theta", 10000.0)
     values |= {
         "vocab_size": _vocabulary(header),
@@ -46,6 +53,7 @@ def read_gguf_config(header: GgufHeader) -> Any:
     }
     if family == "llama":
         values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
+        values["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
     try:
         config = AutoConfig.for_model(family, **values)
     except Exception as error:
@@ -54,7 +62,23 @@ def read_gguf_config(header: GgufHeader) -> Any:
             f"{path} describes no model ({one_line(error)}); download it again."
         ) from error
     check_config(config, path)
+    _check_rotated(path, metadata.get(f"{family}.{_ROTATED}"), read_architecture(config).head_dim)
     return config
+
+
+def _by_name(
+    path: Path, family: str, metadata: Mapping[str, Any], names: Mapping[str, str | None]
+) -> dict[str, Any]:
+    """Values of the config by transformers' names."""
+    if missing := [key for key in _REQUIRED if f"{family}.{key}" not in metadata]:
+        raise CheckpointError(f"{path} lacks {family}.{missing[0]}; download it again.")
+    keys = {**names, "attention.key_length": "head_dim"}
+    values = {
+        name: metadata[f"{family}.{key}"]
+        for key, name in keys.items()
+        if name is not None and key != _ROTATED and f"{family}.{key}" in metadata
+    }
+    return {"num_key_value_heads": values["num_attention_heads"]} | values
 
 
 def read_gguf_end_tokens(header: GgufHeader, config: Any) -> frozenset[int]:
@@ -65,6 +89,8 @@ def read_gguf_end_tokens(header: GgufHeader, config: Any) -> frozenset[int]:
     """
     ids = [header.metadata.get(f"tokenizer.ggml.{name}") for name in _END_TOKENS]
     given = [token for token in ids if token is not None]
+    if header.metadata.get("tokenizer.ggml.eot_token_id") is None:
+        given += _ends_of_turns(header.metadata)
     for token in given:
         if type(token) is not int or not 0 <= token < config.vocab_size:
             raise CheckpointError(
@@ -72,6 +98,23 @@ def read_gguf_end_tokens(header: GgufHeader, config: Any) -> frozenset[int]:
                 f"{config.vocab_size - 1}."
             )
     return frozenset(given)
+
+
+def _ends_of_turns(metadata: Mapping[str, Any]) -> list[int]:
+    tokens, kinds = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if not isinstance(tokens, list) or not isinstance(kinds, list):
+        return []
+    both = enumerate(zip(tokens, kinds, strict=False))
+    return [i for i, (text, kind) in both if kind == _CONTROL and text in _ENDS_OF_TURNS]
+
+
+def _check_rotated(path: Path, rotated: Any, head_dim: int) -> None:
+    """Refuse a model that rotates only a part of each head."""
+    if rotated not in (None, head_dim):
+        raise UnsupportedModelError(
+            f"{path} rotates {shown(rotated)} of the {head_dim} values of a head; only models that "
+            "rotate all of them are read. Take the original checkpoint in safetensors."
+        )
 
 
 def _family(path: Path, metadata: Mapping[str, Any]) -> str:
@@ -104,17 +147,35 @@ def _vocabulary(header: GgufHeader) -> int:
 
 
 def _rope(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Kind and numbers of the rotary embedding, theta apart."""
-    prefix = f"{family}.rope.scaling"
-    kind = metadata.get(f"{prefix}.type", "none")
-    if kind not in _ROPE_KINDS:
+    """Kind and numbers of the rotary embedding, theta apart, with llama.cpp's defaults.
+
+    Raises:
+        UnsupportedModelError: for a kind or a number that is not read.
+    """
+    prefix = f"{family}.rope.scaling."
+    kind = metadata.get(f"{prefix}type", "linear")
+    if not isinstance(kind, str) or kind not in _ROPE_KINDS:
         raise UnsupportedModelError(
             f"{path} scales its rotary embedding by {shown(kind)}; "
             f"{', '.join(_ROPE_KINDS)} are read. Take the original checkpoint in safetensors."
         )
-    rope: dict[str, Any] = {"rope_type": _ROPE_KINDS[kind]}
-    if kind != "none":
-        rope["factor"] = metadata.get(f"{prefix}.factor", 1.0)
+    read = {prefix + key for key in _ROPE_KEYS}
+    for key in metadata:
+        if key.startswith(prefix) and key not in read and metadata[key] != 1:
+            raise UnsupportedModelError(
+                f"{path} sets {shown(key)}, which is not read. Take the original checkpoint in "
+                "safetensors."
+            )
+    factor = metadata.get(f"{prefix}factor", metadata.get(f"{family}.rope.scale_linear", 0.0))
+    if kind == "none" or factor in (0, 1):
+        return {"rope_type": "default"}
+    rope = {"rope_type": _ROPE_KINDS[kind], "factor": factor}
     if kind == "yarn":
-        rope["original_max_position_embeddings"] = metadata.get(f"{prefix}.original_context_length")
+        usual = metadata[f"{family}.context_length"]
+        rope["original_max_position_embeddings"] = metadata.get(
+            f"{prefix}original_context_length", usual
+        )
+        rope |= {
+            name: metadata[prefix + key] for name, key in _YARN.items() if prefix + key in metadata
+        }
     return rope

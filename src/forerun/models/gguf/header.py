@@ -18,8 +18,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from forerun.errors import CheckpointError, UnsupportedModelError
-from forerun.files import is_regular, reason
+from forerun.errors import CheckpointError, UnsupportedModelError, shown
+from forerun.files import is_regular, printable, reason
 
 VERSIONS = (2, 3)
 
@@ -119,8 +119,8 @@ class GgufHeader:
         named = _PART.fullmatch(path.name)
         if type(count) is not int or named is None or int(named[3]) != count:
             raise CheckpointError(
-                f"{path} is part of a split file, but is not called NAME-00001-of-"
-                f"{count if type(count) is int else 0:05}.gguf; give it its own name again."
+                f"{path} is part of a split file of {shown(count)} parts, but is not called "
+                "NAME-00001-of-0000N.gguf; give it its own name again."
             )
         parts = [
             path.with_name(f"{named[1]}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)
@@ -131,9 +131,7 @@ class GgufHeader:
                 f"{path.name} is split into {count} parts and {missing[0].name} is missing in "
                 f"{path.parent}; download it."
             )
-        read = [_read(part) for part in parts]
-        together = {name: tensor for _, tensors in read for name, tensor in tensors.items()}
-        return cls(parts[0], read[0][0], together)
+        return cls(parts[0], *_together(parts))
 
 
 class _Bytes:
@@ -209,6 +207,31 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         raise CheckpointError(f"{path} cannot be read: {reason(error)}.") from error
 
 
+def _together(parts: list[Path]) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """Metadata of the first part of a split file, and the tensors of all."""
+    metadata: dict[str, Any] = {}
+    tensors: dict[str, StoredTensor] = {}
+    for number, part in enumerate(parts):
+        keys, added = _read(part)
+        metadata = metadata or keys
+        if (keys.get("split.no"), keys.get("split.count")) != (number, len(parts)):
+            raise CheckpointError(
+                f"{part} is not part {number + 1} of {len(parts)} by its own metadata; download it again."
+            )
+        if twice := tensors.keys() & added:
+            raise CheckpointError(
+                f"{part} holds {printable(min(twice))} a second time; it is of another model."
+            )
+        tensors |= added
+    announced = metadata.get("split.tensors.count", len(tensors))
+    if announced != len(tensors):
+        raise CheckpointError(
+            f"the parts of {parts[0]} hold {len(tensors)} tensors instead of {shown(announced)}; "
+            "they are of different models."
+        )
+    return metadata, tensors
+
+
 def _parse(stream: _Bytes) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     stream.at = 4
     version = stream.number("I")
@@ -226,6 +249,8 @@ def _parse(stream: _Bytes) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     metadata = {}
     for _ in range(num_keys):
         key = stream.text()
+        if key in metadata:
+            raise CheckpointError(f"{stream.path} says {printable(key)} twice; download it again.")
         metadata[key] = stream.value(stream.number("I"))
     infos = {stream.text(): _tensor_info(stream) for _ in range(num_tensors)}
     if len(infos) != num_tensors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from gguf import MODEL_ARCH, get_tensor_name_map
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forerun.errors import CheckpointError
 from forerun.models.architecture import Architecture
 from forerun.models.gguf.blocks import Groups, groups_of, precision_of
 from forerun.models.gguf.header import GgufHeader, StoredTensor
@@ -108,12 +110,22 @@ def _together(precisions: Iterable[str]) -> str:
     return next(name for name, others in _HELD.items() if wanted <= {name, *others})
 
 
-def frequency_factors(header: GgufHeader) -> tuple[float, ...]:
-    """What the frequencies of the rotary embedding are divided by, one by one; empty for nothing."""
+def frequency_factors(header: GgufHeader, head_dim: int) -> tuple[float, ...]:
+    """What the frequencies of the rotary embedding are divided by, one by one; empty for nothing.
+
+    Raises:
+        CheckpointError: unless they are as many positive numbers as there are frequencies.
+    """
     stored = header.tensors.get(FREQUENCIES)
-    return (
-        () if stored is None else tuple(values_of(stored.bytes(), stored.kind).flatten().tolist())
-    )
+    if stored is None:
+        return ()
+    factors = values_of(stored.bytes(), stored.kind).flatten().tolist()
+    if len(factors) != head_dim // 2 or not all(0 < factor < math.inf for factor in factors):
+        raise CheckpointError(
+            f"{header.path}: {FREQUENCIES} must hold {head_dim // 2} positive numbers; download it "
+            "again."
+        )
+    return tuple(factors)
 
 
 def _gguf_names(header: GgufHeader, layout: Layout, shape: Architecture) -> dict[str, str]:

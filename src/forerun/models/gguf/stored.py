@@ -69,7 +69,11 @@ class StoredGguf:
 
     def architecture(self, config: Any) -> Architecture:
         shape = read_architecture(config)
-        return replace(shape, frequency_factors=frequency_factors(self.header))
+        return replace(
+            shape,
+            output_bias="blk.0.attn_output.bias" in self.header.tensors,
+            frequency_factors=frequency_factors(self.header, shape.head_dim),
+        )
 
     def source(self, config: Any) -> GgufSource:
         shape = self.architecture(config)

@@ -11,6 +11,8 @@ from forerun.models.gguf.header import GgufHeader
 # How a text is split into words, by llama.cpp's names. These split off every digit first, then split as
 # GPT-2 does, and transformers (5.23) leaves out the former: `  2` would be other tokens than in training.
 _DIGITS_FIRST = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+# These take a word that is a token as it is, whatever its merges, and begin with BOS if nothing is said.
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "tekken")
 _AS_GPT2 = ("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion")
 
 
@@ -20,25 +22,43 @@ def read_gguf_tokenizer(header: GgufHeader) -> Any:
     Raises:
         CheckpointError: where the file has none that transformers can make.
     """
-    from tokenizers import pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     path = header.path
     try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
+        # `from_pretrained` would prefer a tokenizer.json that lies beside the file.
+        tokenizer = PreTrainedTokenizerFast(name_or_path=str(path.parent), gguf_file=path.name)
+        _complete(tokenizer, header)
     except Exception as error:
         raise CheckpointError(
             f"{path} has no tokenizer that transformers can read ({one_line(error)}); "
             "take the original checkpoint."
         ) from error
-    if _splitting(header) in _DIGITS_FIRST:
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    return tokenizer
+
+
+def _complete(tokenizer: Any, header: GgufHeader) -> None:
+    """Add what llama.cpp knows of a tokenizer and transformers leaves out."""
+    from tokenizers import decoders, pre_tokenizers
+
+    backend, splitting = tokenizer.backend_tokenizer, _splitting(header)
+    if splitting in _DIGITS_FIRST:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
-    return tokenizer
+    if splitting in _WHOLE_WORDS:
+        backend.model.ignore_merges = True
+        if "tokenizer.ggml.add_bos_token" not in header.metadata:
+            tokenizer.add_bos_token = True
+    spaced = header.metadata.get("tokenizer.ggml.add_space_prefix", True)
+    if header.metadata.get("tokenizer.ggml.model") == "llama" and not spaced:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
 
 
 def tokenizer_notes(header: GgufHeader) -> tuple[str, ...]:

@@ -1,0 +1,171 @@
+"""The config in a GGUF file, with llama.cpp's defaults for what is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor
+from transformers import AutoConfig
+
+from forerun.errors import CheckpointError, UnsupportedModelError
+from forerun.models import Checkpoint, Placement
+from tests.helpers.forwards import run
+from tests.helpers.gguf_files import SIZES, write_model
+from tests.helpers.tiny_models import random_model
+
+TEXT = [5, 9, 200, 31, 77, 5, 9, 254, 13, 13, 90, 101]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf"
+
+
+def logits_of(path: Path) -> Tensor:
+    opened = Checkpoint.open(path)
+    model = opened.load(opened.run_config(Placement("fp32", "cpu")))
+    return run(model, model.new_cache(1, 32), [TEXT]).logits
+
+
+def published_logits(**values: Any) -> Tensor:
+    """Of the model that `write_model` stores, with a config as it is published."""
+    with torch.no_grad():
+        found: Tensor = random_model(AutoConfig.for_model("llama", **SIZES | values))(
+            torch.tensor([TEXT])
+        ).logits
+    return found
+
+
+def check(logits: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 * expected.std().item())
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rope"),
+    [
+        ({"factor": 4.0}, {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}),
+        ({"type": "linear", "factor": 0.0}, {"rope_type": "default", "rope_theta": 1e4}),
+        ({"type": "none", "factor": 4.0}, {"rope_type": "default", "rope_theta": 1e4}),
+        (
+            {"type": "yarn", "factor": 4.0, "attn_factor": 1.0},
+            YARN | {"original_max_position_embeddings": 128},
+        ),
+        (
+            {"type": "yarn", "factor": 4.0, "original_context_length": 32, "yarn_beta_fast": 16.0},
+            YARN | {"original_max_position_embeddings": 32, "beta_fast": 16.0},
+        ),
+    ],
+)
+def test_scaling_of_the_rotary_embedding(
+    metadata: dict[str, Any], rope: dict[str, Any], path: Path
+) -> None:
+    scaling = {f"llama.rope.scaling.{key}": value for key, value in metadata.items()}
+    write_model(path, kind=Kind.F32, metadata=scaling)
+    check(logits_of(path), published_logits(rope_parameters=rope))
+
+
+def test_scaling_by_its_old_key(path: Path) -> None:
+    write_model(path, kind=Kind.F32, metadata={"llama.rope.scale_linear": 4.0})
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    check(logits_of(path), published_logits(rope_parameters=rope))
+
+
+@pytest.mark.parametrize(
+    "biases", [("attention_bias",), ("mlp_bias",), ("attention_bias", "mlp_bias")]
+)
+def test_models_with_biases(biases: tuple[str, ...], path: Path) -> None:
+    values: dict[str, Any] = dict.fromkeys(biases, True)
+    write_model(path, kind=Kind.F32, **values)
+    check(logits_of(path), published_logits(**values))
+
+
+def test_biases_of_queries_keys_and_values_alone(path: Path) -> None:
+    outputs = tuple(f"blk.{layer}.attn_output.bias" for layer in range(2))
+    write_model(path, kind=Kind.F32, attention_bias=True, without=outputs)
+    model = random_model(AutoConfig.for_model("llama", **SIZES, attention_bias=True))
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.bias = None
+    with torch.no_grad():
+        expected = model(torch.tensor([TEXT])).logits
+    check(logits_of(path), expected)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "context_length",
+        "embedding_length",
+        "block_count",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.layer_norm_rms_epsilon",
+    ],
+)
+def test_what_has_no_default(key: str, path: Path) -> None:
+    write_model(path, without=(f"llama.{key}",))
+    with pytest.raises(CheckpointError, match=f"lacks llama.{key}"):
+        Checkpoint.open(path)
+
+
+def test_as_many_key_heads_as_heads_by_default(path: Path) -> None:
+    for family in ("llama", "qwen2", "qwen3"):
+        write_model(
+            path, family, num_key_value_heads=4, without=(f"{family}.attention.head_count_kv",)
+        )
+        assert Checkpoint.open(path).architecture.num_kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"llama.rope.scaling.type": ["yarn"]}, "scales its rotary embedding by"),
+        ({"llama.rope.dimension_count": 32}, "rotates 32 of the 64 values of a head"),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 0.5},
+            r"rope\.scaling\.attn_factor.*not read",
+        ),
+    ],
+)
+def test_rotary_embeddings_that_are_not_read(
+    metadata: dict[str, Any], message: str, path: Path
+) -> None:
+    write_model(path, metadata=metadata)
+    with pytest.raises(UnsupportedModelError, match=message):
+        Checkpoint.open(path)
+
+
+@pytest.mark.parametrize("factors", [[1.0] * 16, [0.0] * 32, [float("nan")] * 32, [1.0]])
+def test_wrong_factors_on_the_rotary_frequencies(factors: list[float], path: Path) -> None:
+    write_model(path, more={"rope_freqs.weight": np.array(factors, np.float32)})
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight must hold 32 positive numbers"):
+        _ = Checkpoint.open(path).architecture
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "named", "expected"),
+    [
+        ("<|eot_id|>", 3, {}, {1, 299}),
+        ("<|im_end|>", 3, {}, {1, 299}),
+        ("<|im_end|>", 3, {"tokenizer.ggml.eot_token_id": 7}, {1, 7}),
+        ("<|im_end|>", 1, {}, {1}),
+    ],
+)
+def test_ends_of_turns_are_known_by_their_text(
+    text: str, kind: int, named: dict[str, Any], expected: set[int], path: Path
+) -> None:
+    write_model(path)
+    known = Checkpoint.open(path).stored.header.metadata  # type: ignore[attr-defined]
+    changed = {
+        "tokenizer.ggml.tokens": [*known["tokenizer.ggml.tokens"][:-1], text],
+        "tokenizer.ggml.token_type": [*known["tokenizer.ggml.token_type"][:-1], kind],
+    }
+    write_model(path, metadata=changed | named)
+    assert Checkpoint.open(path).eos_token_ids == expected
