@@ -31,7 +31,7 @@ def generate_options() -> list[click.Parameter]:
             metavar="FILE",
             help="A UTF-8 file that holds it; - is standard input, as is leaving both out.",
         ),
-        messages_option("A conversation to answer; - is standard input"),
+        messages_option("A conversation to answer (- is standard input)"),
         Option(
             "raw",
             "Prompt",
@@ -88,9 +88,7 @@ def chat_options() -> list[click.Parameter]:
 
 def messages_option(what: str) -> Option:
     """`--messages`."""
-    text = (
-        f"{what}: a JSON list of messages with role and content, or an object with one as messages."
-    )
+    text = f"{what}: a JSON list of messages with role and content, or an object that holds one."
     return Option("messages", "Prompt", type=FileName(), metavar="FILE", help=text)
 
 
@@ -150,7 +148,8 @@ def model_options(dtype: str = "auto", model: str = "zoo") -> list[Option]:
             section,
             type=Name(),
             default=model,
-            help="A checkpoint's directory, a hub id, or zoo, the small model of forerun.",
+            help="A checkpoint's directory, a GGUF file, a hub id, zoo (a small model of forerun's own) or "
+            "smollm2.",
         ),
         *place_options(dtype),
         threads_option(section),

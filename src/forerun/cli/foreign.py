@@ -35,6 +35,7 @@ TAKEN = {
     "speculative-num-steps": _LENGTH,
     "system-prompt": "system",
     "temp": "temperature",
+    "torch-dtype": "dtype",
 }
 
 # llama.cpp's, which would be read as a short flag of ours with a value behind it.
@@ -70,7 +71,6 @@ TOLD: dict[str, tuple[tuple[str, ...], str]] = {
     "repeat-penalty": (("repetition-penalty",), "which counts the whole prompt and output"),
     "speculative-config": (("draft", "lengths"), ""),
     "speculative-num-draft-tokens": ((_LENGTH,), "which does not count the target's own token"),
-    "torch-dtype": (("dtype",), "which takes names such as bf16"),
 }
 
 

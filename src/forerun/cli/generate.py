@@ -38,10 +38,10 @@ DEFECT_FOUND = 1
 
 @click.pass_context
 def generate(ctx: click.Context, /, **values: Any) -> int:
-    """Complete PROMPT with the model's own text, drafted ahead and verified.
+    """Answer PROMPT, or complete it, with the model's own text, drafted ahead and verified.
 
-    Standard output carries the text alone, or one JSON object; everything else goes to standard
-    error.
+    A model with a chat template answers; others, and all with --raw, go on from the text. Standard
+    output carries the text alone, or one JSON object; everything else goes to standard error.
     """
     settle(ctx, values)
     if values["html"] is not None:

@@ -19,7 +19,7 @@ from forerun.errors import ForerunError
 COMMANDS = {
     "bench": ("forerun.cli.bench", "What the CPU kernels reach on this machine."),
     "chat": ("forerun.cli.chat", "Talk with a model; each turn runs only its new tokens."),
-    "generate": ("forerun.cli.generate", "Complete a prompt: the model's own text, sooner."),
+    "generate": ("forerun.cli.generate", "Answer or complete a prompt: the model's own text."),
     "info": ("forerun.cli.info", "What a model is, what it needs and what would draft for it."),
     "prove": ("forerun.cli.prove", "Prove that speculation leaves the distribution as it is."),
     "simulate": ("forerun.cli.simulate", "What speculation would gain, without running a model."),

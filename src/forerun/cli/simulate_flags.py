@@ -14,6 +14,7 @@ from forerun.cli.options import Option
 from forerun.cli.param_types import FileName, Name
 from forerun.options import check
 from forerun.simulation.devices import DEVICES, PRECISIONS
+from forerun.simulation.shapes import SHAPES
 
 LONGEST = 256
 MOST_REQUESTS = 1 << 14
@@ -88,9 +89,9 @@ _TABLES: dict[str, tuple[tuple[str, Any, Any, str], ...]] = {
          "Milliseconds added to every forward, for launches and the host."),
     ),
     "Models": (
-        ("target", Name(), None,
+        ("target", Name(SHAPES), None,
          "A known model (a wrong name lists them) or a count such as 70B."),
-        ("draft", Name(), None,
+        ("draft", Name(SHAPES), None,
          "The same for the draft model. Left out, a drafted token costs --cost-ratio; with neither "
          "it costs nothing, which gives upper bounds."),
         ("dtype", Checked(_PRECISION, "text"), "auto",
