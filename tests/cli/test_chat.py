@@ -262,6 +262,16 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(cli: Cli, target: str, tmp_pa
     assert 1 <= len(answer) < 15000
 
 
+def test_a_shown_prompt_does_not_drive_the_terminal(cli: Cli, target: str, write: Write) -> None:
+    said = [{"role": "system", "content": "a\x1b]0;owned\x07b"}]
+    file = write("m.json", json.dumps(said))
+    with session(cli, target, "--messages", file, "--show-prompt") as talk:
+        talk.send("def add\n")
+        talk.expect("owned")
+        talk.expect("> ")
+        assert "\x1b]0" not in talk.raw
+
+
 def test_no_colour_in_a_terminal_without(cli: Cli, target: str) -> None:
     with session(cli, target, NO_COLOR="1") as talk:
         talk.send("def add\n")
