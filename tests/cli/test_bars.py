@@ -105,6 +105,7 @@ def test_generate_shows_the_loading_of_both_models(
     run = ("generate", *models, "--prompt", "a", "--max-tokens", "2")
     shown = in_terminal(monkeypatch, *run, talk=True)
     assert shown.count("loading") >= 2
+    assert "starting …\r\x1b[2K" in shown
     quiet = cli.generate("--prompt", "a", "--json")
     assert "loading" not in quiet.output
     json.loads(quiet.stdout)

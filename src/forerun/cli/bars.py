@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -18,6 +20,21 @@ DELAY = 0.5
 # Seconds between two drawings of them: a drawing takes milliseconds.
 PAUSE = 0.1
 _NAME = 32
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show a line in a terminal while something runs of which nobody knows how far it has come."""
+    shown = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    if shown:
+        sys.stderr.write(f"{text} …")
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
 
 
 @contextmanager
