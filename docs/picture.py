@@ -23,8 +23,7 @@ COMMAND = (
 )
 WIDTH = 88
 
-# A line that is cleared, as progress is, was not there in the end.
-_CLEARED = re.compile(r"[^\n]*\r\x1b\[2K|\x1b\[\?\d+[hl]|\x1b\[\d*[AGK]")
+_PARTS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+")
 _FONTS = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 
 
@@ -59,12 +58,28 @@ def record() -> str:
     return b"".join(parts).decode().replace("\r\n", "\n")
 
 
+def settled(output: str) -> str:
+    """What stands in the terminal in the end: lines that were cleared, as progress is, are gone."""
+    lines, row = [""], 0
+    for part in _PARTS.findall(output):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part[0] not in "\r\x1b" or part.endswith("m"):
+            lines[row] += part
+    return "\n".join(lines).rstrip()
+
+
 def draw(output: str) -> str:
     """The picture of a terminal with the command and its output."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         console = Console(file=nowhere, record=True, width=WIDTH, force_terminal=True)
         console.print(Text(f"$ {COMMAND}", "bold"))
-        console.print(Text.from_ansi(_CLEARED.sub("", output).rstrip()))
+        console.print(Text.from_ansi(settled(output)))
         picture = console.export_svg(title="forerun", unique_id="forerun")
     # Pictures in pages fetch nothing; the reader's own font is as good.
     return _FONTS.sub("", picture)

@@ -22,6 +22,7 @@ CLEARED = "\x1b[2K"
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DELAY", 0.0)
+    monkeypatch.setattr(module, "PAUSE", 0.0)
 
 
 def console(**settings: Any) -> tuple[Console, io.StringIO]:
@@ -49,6 +50,16 @@ def test_what_is_done_soon_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with bars(terminal):
         report("loading", 1, 1)
     assert out.getvalue() == ""
+
+
+def test_bars_are_not_drawn_at_every_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE", 1e9)
+    terminal, out = console()
+    with bars(terminal):
+        for done in range(99):
+            report("loading", done, 99)
+    assert "  0%" in out.getvalue()
+    assert " 98%" not in out.getvalue()
 
 
 def test_no_bars_outside_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +105,7 @@ def test_generate_shows_the_loading_of_both_models(
     run = ("generate", *models, "--prompt", "a", "--max-tokens", "2")
     shown = in_terminal(monkeypatch, *run, talk=True)
     assert shown.count("loading") >= 2
+    assert "starting …\r\x1b[2K" in shown
     quiet = cli.generate("--prompt", "a", "--json")
     assert "loading" not in quiet.output
     json.loads(quiet.stdout)

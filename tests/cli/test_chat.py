@@ -14,6 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.helpers.command_line import Cli, Write
+from tests.helpers.real_model import needs_smollm2
 from tests.helpers.refusals import refused
 from tests.helpers.session import Session
 
@@ -261,6 +262,16 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(cli: Cli, target: str, tmp_pa
     assert 1 <= len(answer) < 15000
 
 
+def test_a_shown_prompt_does_not_drive_the_terminal(cli: Cli, target: str, write: Write) -> None:
+    said = [{"role": "system", "content": "a\x1b]0;owned\x07b"}]
+    file = write("m.json", json.dumps(said))
+    with session(cli, target, "--messages", file, "--show-prompt") as talk:
+        talk.send("def add\n")
+        talk.expect("owned")
+        talk.expect("> ")
+        assert "\x1b]0" not in talk.raw
+
+
 def test_no_colour_in_a_terminal_without(cli: Cli, target: str) -> None:
     with session(cli, target, NO_COLOR="1") as talk:
         talk.send("def add\n")
@@ -304,3 +315,26 @@ def test_a_template_that_refuses_a_message_ends_nothing(cli: Cli, target: str) -
     assert "no bad" in result.stderr
     assert result.exit_code == 2
     assert result.stdout
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_three_turns_with_a_real_model() -> None:
+    talk = Session("chat", "-m", "smollm2", "--dtype", "fp32", "--temperature", "0", "-n", "24")
+    try:
+        talk.expect("> ")
+        shown = ""
+        for question in ("What is the capital of France?", "And of Italy?", "Say hello."):
+            talk.send(f"{question}\n")
+            shown += talk.expect("> ")
+            talk.send("/stats\n")
+            shown += talk.expect("> ")
+        talk.send("\x04")
+        assert talk.end()[0] == 0
+    finally:
+        talk.process.kill()
+        talk.process.wait()
+    assert "Paris" in shown
+    for new, total in counts(shown)[1:]:
+        # The question, what the template writes around it, and the last token of the answer before.
+        assert new < 20 < total

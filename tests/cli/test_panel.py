@@ -81,6 +81,13 @@ def test_every_reason_has_words(one: Engine) -> None:
     assert drafting(of_rounds(5), one) == "in all 5 rounds"
 
 
+def test_a_last_token_is_no_reason_for_a_whole_text(one: Engine) -> None:
+    assert (
+        drafting(of_rounds(nothing_found=59, short=1), one)
+        == "nothing: ngram found nothing to propose"
+    )
+
+
 def test_the_monitor_says_what_did_not_pay(one: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Monitor, "break_even", lambda self, size: 0.4)
     text = drafting(of_rounds(24, paused=32), one)

@@ -70,6 +70,7 @@ def test_file_takes_every_kind_of_value(cli: Cli, write: Write) -> None:
         ("top-k = true", ["--top-k"]),
         ("seed = ", ["options.toml"]),
         ("config = 'other.toml'", ["config"]),
+        ("text = 'hello'", ["text"]),
     ],
 )
 def test_wrong_files(cli: Cli, write: Write, text: str, words: list[str]) -> None:

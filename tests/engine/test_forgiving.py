@@ -122,6 +122,10 @@ def test_a_model_in_memory_that_cannot_run_is_refused() -> None:
             forerun.load(value)
     with pytest.raises(ConfigError, match=r"forerun\.load"):
         Engine(tiny_model("llama"))
+    with pytest.raises(
+        UnknownNameError, match=r"argument of Engine 'draftr'.* Did you mean 'drafter'"
+    ):
+        Engine(TARGET, draftr=NgramDrafter())
     with pytest.raises(ConfigError, match=r"forerun\.Engine"):
         forerun.load(TARGET)
 

@@ -76,6 +76,11 @@ def check(one: Engine, results: list[Completion], expected: list[Completion]) ->
         assert result.finish_reason == wanted.finish_reason
         assert len(result.origins) == len(result.token_ids)
         assert result.logprobs is None or len(result.logprobs) == len(result.token_ids)
+        end = 0
+        for record in result.rounds:
+            assert record.start >= end, "a round is told twice"
+            end = record.start + record.num_emitted
+        assert end <= len(result.token_ids)
     assert not one.has_work
     assert one._scheduler.rows == [None, None]
 

@@ -107,6 +107,16 @@ def test_a_chat_sets_the_variables_of_its_template() -> None:
         one.chat(ASKED, ONE, template_vars={"thinking": False})
 
 
+def test_the_next_turn_runs_only_what_is_new() -> None:
+    one = engine()
+    first = one.chat(ASKED, ONE)
+    more = [{"role": "assistant", "content": first.text}, {"role": "user", "content": "More."}]
+    second = one.chat([*ASKED, *more], ONE)
+    # The line break that opens the answer may be joined with it.
+    assert second.stats.num_cached_tokens >= len(first.prompt_ids) - 2
+    assert engine().chat([*ASKED, *more], ONE).token_ids == second.token_ids
+
+
 def test_a_base_model_takes_no_messages() -> None:
     tokenizer = tokenizer_of(PUBLISHED["chatml"])
     tokenizer.chat_template = None

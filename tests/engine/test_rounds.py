@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
 from forerun.params import SamplingParams
-from tests.helpers.engines import GREEDY, Letters, engine
+from tests.helpers.engines import GREEDY, Letters, engine, plain_ids
 from tests.matrix import DRAFTERS, PROMPTS, ROWS, TARGET, DrafterCase
 
 SEEDED = SamplingParams(seed=3, max_tokens=30)
@@ -61,6 +62,15 @@ def test_rounds_are_cut_where_the_output_is(limit: int) -> None:
     check_rounds(completion)
 
 
+def test_rounds_are_cut_where_a_stop_token_is() -> None:
+    inside = 0
+    for stop in set(plain_ids([1, 2, 3], GREEDY)):
+        completion = engine().generate([1, 2, 3], replace(GREEDY, stop_token_ids=(stop,)))
+        check_rounds(completion)
+        inside += completion.origins[-1] is Origin.ACCEPTED
+    assert inside, "no stop token was accepted"
+
+
 @kinds
 def test_texts_are_those_that_were_streamed(params: SamplingParams) -> None:
     stream = engine().stream([1, 2], replace(params, stop=("zz",)))
@@ -91,6 +101,34 @@ def test_a_round_that_is_run_again_is_told_once() -> None:
     while made.has_work:
         made.step()
     check_rounds(made.completion(number))
+
+
+class FailsOnce(list[str]):
+    """A list that cannot be extended the first time."""
+
+    failed = False
+
+    def extend(self, values: Iterable[str]) -> None:
+        if not self.failed:
+            self.failed = True
+            raise KeyboardInterrupt
+        super().extend(values)
+
+
+def test_a_round_whose_commit_is_interrupted_is_told_once() -> None:
+    made = engine()
+    number = made.add([1, 2], GREEDY)
+    made.step()
+    running = made._added[number]
+    running.texts = FailsOnce(running.texts)
+    with pytest.raises(KeyboardInterrupt):
+        made.step()
+    while made.has_work:
+        made.step()
+    completion = made.completion(number)
+    starts = [record.start for record in completion.rounds]
+    assert len(starts) == len(set(starts))
+    check_rounds(completion)
 
 
 def test_plain_rounds_drafted_nothing() -> None:

@@ -88,7 +88,7 @@ def test_names_are_checked() -> None:
         with pytest.raises(UnknownNameError, match="unknown device"):
             Placement(device=device)
     wrong: Any
-    for wrong in (3, None, b"cpu", ["cpu"], torch.device("cpu")):
+    for wrong in (3, None, b"cpu", ["cpu"], torch.nn.Identity()):
         for name in ("dtype", "device", "backend"):
             with pytest.raises(ConfigError, match=name):
                 Placement(**{name: wrong})

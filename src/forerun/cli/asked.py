@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.bars import bars
+from forerun.cli.bars import bars, waiting
 from forerun.cli.combinations import check_context, yields
 from forerun.cli.derived import OWN_SECTIONS, RENAMED
 from forerun.cli.foreign import METHODS
@@ -110,9 +110,10 @@ def open_checkpoint(values: dict[str, Any]) -> Checkpoint:
     Raises:
         ForerunError: for a model that cannot be run, or a context that it does not have.
     """
-    from forerun.models import Checkpoint
+    with waiting("starting"):
+        from forerun.models import Checkpoint
 
-    checkpoint = Checkpoint.open(values["model"], values["revision"])
+        checkpoint = Checkpoint.open(values["model"], values["revision"])
     check_context(values["max_context"], checkpoint.summary.max_context, checkpoint.name)
     return checkpoint
 
@@ -157,9 +158,10 @@ def in_steps(context: int) -> int:
 
 def set_threads(values: dict[str, Any]) -> None:
     """Have torch and the CPU kernels use as many threads as `--threads` says."""
-    import torch
+    with waiting("starting"):
+        import torch
 
-    from forerun.models.cpu import set_num_threads
+        from forerun.models.cpu import set_num_threads
 
     if values["threads"] is not None:
         set_num_threads(values["threads"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -15,7 +17,24 @@ if TYPE_CHECKING:
 
 # Seconds before bars appear: what is done by then needs none.
 DELAY = 0.5
+# Seconds between two drawings of them: a drawing takes milliseconds.
+PAUSE = 0.1
 _NAME = 32
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show a line in a terminal while something runs of which nobody knows how far it has come."""
+    shown = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    if shown:
+        sys.stderr.write(f"{text} …")
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
 
 
 @contextmanager
@@ -50,13 +69,16 @@ def bars(console: Console | None = None) -> Iterator[Watch]:
 class _Bars:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self._since = perf_counter()
+        self._due = perf_counter() + DELAY
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        now = perf_counter()
+        ended = what in self._tasks and done >= total
+        if now < self._due and not ended:
+            return
+        self._due = now + PAUSE
         if not self._tasks:
-            if perf_counter() - self._since < DELAY:
-                return
             self.progress.start()
         if what not in self._tasks:
             self._tasks[what] = self.progress.add_task(what, total=total)

@@ -49,7 +49,8 @@ def read_config(path: Path, command: click.Command) -> dict[str, Any]:
         raise ConfigError(f"config file {path} cannot be read: nested too deep.") from None
     except ValueError as error:
         raise ConfigError(f"config file {path} cannot be read: {error}.") from error
-    options = {p.name: p for p in command.params if p.expose_value and p.name is not None}
+    flags = (option for option in command.params if isinstance(option, click.Option))
+    options = {p.name: p for p in flags if p.expose_value and p.name is not None}
     values = {}
     for key, value in content.items():
         option = options.get(key.replace("-", "_"))

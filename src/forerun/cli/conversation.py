@@ -31,6 +31,8 @@ class Conversation:
     ) -> None:
         self.messages = messages
         self._tokenizer, self._template, self._variables = tokenizer, template, variables
+        added = tokenizer.added_tokens_decoder.items()
+        self._special = {number: token.content for number, token in added if token.special}
         # The last prompt with its answer, as text and as the tokens that the cache holds.
         self._text, self._token_ids = "", list[int]()
 
@@ -53,12 +55,12 @@ class Conversation:
         self.messages += [dict(question), {"role": "assistant", "content": completion.text}]
         self._text, self._token_ids = "", []
         answer = list(completion.token_ids)
-        special = set(self._tokenizer.all_special_ids)
         # The template writes the end of a message by itself.
-        while answer and answer[-1] in special:
+        while answer and answer[-1] in self._special:
             answer.pop()
         # Not so where a stop string has cut the text.
-        if self._tokenizer.decode(answer) == completion.text and special.isdisjoint(answer):
+        spelled = self._special.keys().isdisjoint(answer)
+        if spelled and self._tokenizer.decode(answer) == completion.text:
             self._text = prompt.text + completion.text
             self._token_ids = prompt.token_ids + answer
 
@@ -102,6 +104,6 @@ class Conversation:
         rest = text[len(self._text) :]
         if not self._text or not text.startswith(self._text):
             return None
-        if not rest.startswith(tuple(self._tokenizer.all_special_tokens)):
+        if not rest.startswith(tuple(self._special.values())):
             return None
         return self._token_ids + list(self._tokenizer.encode(rest, add_special_tokens=False))

@@ -21,7 +21,14 @@ from forerun.cli.combinations import check_prediction, settle
 from forerun.cli.derived import notes
 from forerun.cli.flags import generate_options
 from forerun.cli.options import Command
-from forerun.cli.prompt import EXAMPLE, SentPrompt, make_prompt, read_prediction, read_prompt
+from forerun.cli.prompt import (
+    EXAMPLE,
+    SentPrompt,
+    make_prompt,
+    read_prediction,
+    read_prompt,
+    show_prompt,
+)
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.target_file import check_writable
 from forerun.engine.pairs import Choice
@@ -107,7 +114,7 @@ def _load(
     params, from_model = with_defaults(ctx, params, checkpoint.sampling_defaults)
     prompt = make_prompt(checkpoint, content, values)
     if values["show_prompt"]:
-        click.echo(prompt.text, err=True)
+        show_prompt(prompt)
     assert params.max_tokens is not None
     needed = in_steps(len(prompt.token_ids) + params.max_tokens)
     context = values["max_context"] or min(needed, checkpoint.summary.max_context)

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from forerun.cli.completion import completion
 from forerun.cli.foreign import LONG_WITH_ONE_DASH, advice, in_words, own_flag
-from forerun.cli.param_types import Name
+from forerun.cli.param_types import Whole
 from forerun.errors import ConfigError
 
 # Short flags; `-md` is llama.cpp's.
@@ -40,7 +40,7 @@ class Option(click.Option):
         settings.setdefault("show_default", True)
         if isinstance(settings.get("type"), click.IntRange):
             settings.setdefault("metavar", "INTEGER")
-        if isinstance(settings.get("type"), Name):
+        if isinstance(settings.get("type"), Whole):
             settings.setdefault("shell_complete", completion(name))
         flags = [f"--{flag}/--no-{flag}" if off else f"--{flag}"]
         super().__init__(

@@ -99,7 +99,9 @@ def drafting(stats: Stats, engine: Engine) -> str:
     reasons = {PlainReason(key): n for key, n in stats.num_plain_rounds_by_reason.items()}
     rounds = stats.num_target_forwards
     if not stats.num_drafts:
-        words = [_REASONS[reason][0] for reason in reasons]
+        # The last token of many is no reason for the others.
+        telling = [reason for reason in reasons if reason is not PlainReason.SHORT]
+        words = [_REASONS[reason][0] for reason in telling or reasons]
         text = "nothing: " + "; ".join(words)
     elif not reasons:
         text = f"in all {rounds} rounds" if rounds > 1 else "in the only round"

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from forerun.cli.options import warn
 from forerun.errors import PromptError
 from forerun.files import parse_json, printable, read_stdin, read_text
@@ -121,6 +123,14 @@ def make_prompt(
             )
     assert isinstance(content, str)
     return SentPrompt(content, encode_text(tokenizer, content), template=False)
+
+
+def show_prompt(prompt: SentPrompt) -> None:
+    """Show a prompt on standard error; a terminal does not obey what is in it."""
+    from forerun.engine.text import VISIBLE
+
+    text = prompt.text.translate(VISIBLE) if sys.stderr.isatty() else prompt.text
+    click.echo(text, err=True)
 
 
 def with_system(content: str | list[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:

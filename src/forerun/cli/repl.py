@@ -12,6 +12,7 @@ import click
 from forerun.cli.conversation import Conversation
 from forerun.cli.generate import Job, choose_output
 from forerun.cli.panel import summary
+from forerun.cli.prompt import show_prompt
 from forerun.cli.target_file import check_writable
 from forerun.cli.terminal import PlainOutput
 from forerun.compare.paired import Run
@@ -142,7 +143,7 @@ class Repl:
             self._make_room(question, over)
             prompt = self._conversation.prompt(question)
         if self._values["show_prompt"]:
-            click.echo(prompt.text, err=True)
+            show_prompt(prompt)
         run = Run(self._engine.stream(prompt.token_ids, self._params))
         output = choose_output(False)
         assert isinstance(output, PlainOutput)

@@ -136,7 +136,8 @@ class _Shown:
             yield Text(" " * 4).append(top)
 
     def _top(self, top: Top) -> Text:
-        parts = (f"{self._token(token, None, _TOKEN)} {value:.1%}" for token, value in top)
+        shares = [(token, "<0.1%" if value < 5e-4 else f"{value:.1%}") for token, value in top]
+        parts = (f"{self._token(token, None, _TOKEN)} {share}" for token, share in shares)
         return Text("  ".join(parts))
 
     def _token(self, token: int, origin: Origin | None, room: int = _TOKEN + 6) -> Text:

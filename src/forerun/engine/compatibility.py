@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pydantic import Field
@@ -9,7 +11,7 @@ from pydantic import Field
 from forerun.contracts import CausalLM, Drafter
 from forerun.core import Drawing, Tree
 from forerun.engine.config import SpeculativeConfig
-from forerun.errors import ConfigError, IncompatibleDraftError, shown
+from forerun.errors import ConfigError, IncompatibleDraftError, UnknownNameError, shown
 from forerun.options import options
 from forerun.params import TokenId
 
@@ -43,6 +45,18 @@ class EngineSettings:
         default=True,
         description="A prompt that begins like an earlier request's text runs only the rest.",
     )
+
+
+def refuse_unknown(taker: Callable[..., Any], given: Iterable[str]) -> None:
+    """Refuse arguments by names that a function or class does not take.
+
+    Raises:
+        UnknownNameError: for the first of them, listing those that it takes.
+    """
+    parameters = inspect.signature(taker).parameters.values()
+    names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
+    for name in given:
+        raise UnknownNameError(f"argument of {taker.__name__}", name, names)
 
 
 def check_part(name: str, part: Any) -> None:

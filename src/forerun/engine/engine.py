@@ -9,7 +9,13 @@ from typing import Any, overload
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
 from forerun.core import MOST_NODES, NO_HINTS, Exactness, Hints, Stats
 from forerun.engine.chat import Message
-from forerun.engine.compatibility import EngineSettings, check_depth, check_engine, check_part
+from forerun.engine.compatibility import (
+    EngineSettings,
+    check_depth,
+    check_engine,
+    check_part,
+    refuse_unknown,
+)
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Params
 from forerun.engine.prompts import Prompt, repeated, split
@@ -65,7 +71,9 @@ class Engine(Sealed):
         prefix_reuse: bool = True,
         sampling_defaults: Mapping[str, Any] | None = None,
         randomness: Randomness | None = None,
+        **unknown: Any,
     ) -> None:
+        refuse_unknown(Engine, unknown)
         settings = EngineSettings(
             max_batch_size,
             max_context,

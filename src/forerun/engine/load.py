@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from dataclasses import dataclass, replace
@@ -16,11 +15,11 @@ from forerun.core import MOST_NODES
 from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.model.retokenizer import Translation
-from forerun.engine.compatibility import EngineSettings, check_part
+from forerun.engine.compatibility import EngineSettings, check_part, refuse_unknown
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.speculation import Speculation, Speculative
-from forerun.errors import ConfigError, UnknownNameError, shown
+from forerun.errors import ConfigError, shown
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.in_memory import LoadedModel, is_model
 from forerun.models.memory import MemoryNeed, check_memory, memory_need
@@ -76,8 +75,7 @@ def load(
     Raises:
         ForerunError: one of its kinds, saying what is wrong and what to do.
     """
-    for name in unknown:
-        raise UnknownNameError("option of load", name, _load_options())
+    refuse_unknown(load, unknown)
     placement = Placement(dtype, device, backend)  # type: ignore[arg-type]  # torch's own are named
     settings = EngineSettings(max_batch_size, max_context, prefix_reuse=prefix_reuse)
     check_part("tokenizer", tokenizer)
@@ -114,10 +112,6 @@ def load(
         sampling_defaults=target.sampling_defaults,
         **vars(settings),
     )
-
-
-def _load_options() -> list[str]:
-    return [name for name in inspect.signature(load).parameters if name != "unknown"]
 
 
 @dataclass(frozen=True)
