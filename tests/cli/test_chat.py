@@ -75,6 +75,13 @@ def counts(text: str) -> list[tuple[int, int]]:
     return [(int(new), int(total)) for new, total in _PREFILL.findall(text)]
 
 
+def test_a_system_message_in_parts_is_shown_as_text(cli: Cli, target: str, write: Write) -> None:
+    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]
+    file = write("m.json", json.dumps([{"role": "system", "content": parts}]))
+    result = say(cli, target, "/system", options=("--messages", file))
+    assert "system message: Be\nbrief." in result.stderr
+
+
 def test_the_transcript_of_three_turns(cli: Cli, target: str, tmp_path: Path) -> None:
     """In a terminal; what the prefill of a later turn runs is its new message and what opens the answer,
     and the answer's last token, which was emitted and not yet run."""
@@ -229,6 +236,10 @@ def test_a_conversation_beyond_the_context_in_a_terminal(cli: Cli, target: str) 
         assert "/drop or /reset" in talk.expect("> ")
         talk.send("def " * 20 + "\n")
         talk.expect("Drop the oldest turn? [y/n] ")
+        talk.send("\x04")
+        assert "/drop or /reset" in talk.expect("> ")
+        talk.send("def " * 20 + "\n")
+        talk.expect("Drop the oldest turn? [y/n] ")
         talk.send("y\n")
         talk.expect("the oldest turn is dropped")
         talk.expect("> ")
@@ -296,6 +307,13 @@ def test_no_colour_in_a_terminal_without(cli: Cli, target: str) -> None:
 def test_wrong_options(cli: Cli, target: str, options: tuple[str, ...], words: list[str]) -> None:
     draft = () if "prediction" in options else ("-md", cli.draft)
     refused(cli.run("chat", "-m", target, *draft, *options, input="hi\n"), *words)
+
+
+def test_the_help_holds_what_a_conversation_takes(cli: Cli) -> None:
+    text = " ".join(cli.run("chat", "--help").stdout.split())
+    assert "Method prediction" not in text
+    assert "Method suffix" in text
+    assert "left out, the model's context up to 4096" in text
 
 
 def test_a_base_model_has_no_conversation(cli: Cli) -> None:

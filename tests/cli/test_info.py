@@ -77,6 +77,14 @@ def test_text(cli: Cli, bare: str) -> None:
         assert word in result.stdout
 
 
+def test_the_model_as_an_option(cli: Cli, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = cli.run("info", bare).stdout
+    assert cli.run("info", "-m", bare).stdout == said
+    refused(cli.run("info", "-m", bare, "zoo"), "'zoo'", "give one of them")
+    monkeypatch.setenv("FORERUN_MODEL", "zoo")
+    assert cli.run("info", bare).stdout == said
+
+
 def test_torch_can_be_asked_for(cli: Cli, bare: str) -> None:
     options = ("--backend", "torch", "--device", "cpu")
     content = json.loads(cli.run("info", bare, *options, "--json").stdout)

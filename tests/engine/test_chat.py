@@ -111,6 +111,28 @@ def test_no_variable_reaches_the_library(name: str) -> None:
         template("{{ messages }}{{ add_generation_prompt }}").render(USER, {name: True})
 
 
+@pytest.mark.parametrize("parts", [["a", "b"], ({"type": "text", "text": "a"}, {"text": "b"})])
+@published
+def test_text_parts_are_joined_for_templates_that_take_text_alone(name: str, parts: Any) -> None:
+    _, made = of_model(name)
+    joined = made.render([{"role": "user", "content": "a\nb"}])
+    assert made.render([{"role": "user", "content": parts}]) == joined
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for part in messages[0].content",
+        "for part in messages[0]['content'] | selectattr('type', 'equalto', 'text')",
+        "set content = messages[0].content %}{% for part in content",
+    ],
+)
+def test_text_parts_reach_a_template_that_goes_through_them(loop: str) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    made = template("{% " + loop + " %}<{{ part.text }}>{% endfor %}")
+    assert made.render([{"role": "user", "content": parts}]) == "<a><b>"
+
+
 def test_tools_reach_a_template_that_reads_them() -> None:
     tool = {"type": "function", "function": {"name": "weather"}}
     text = template("{{ tools[0].function.name }}").render(USER, {"tools": [tool]})
@@ -180,6 +202,8 @@ def test_of_several_templates_the_default_is_used() -> None:
         ([{"role": "user", "content": [7]}], "the content"),
         ([{"role": "user", "content": [{"type": "image"}]}], "only text"),
         ([{"role": "user", "content": [{"type": "text"}]}], "must be text"),
+        ([{"role": "user", "content": {"type": "text", "text": "Hi"}}], "put it into a list"),
+        ([USER, USER], "several conversations"),
         ([{"role": "user", "content": "a\udcff"}], "UTF-8"),
     ],
 )

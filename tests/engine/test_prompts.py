@@ -184,11 +184,16 @@ def test_an_option_that_does_not_exist_is_named(call: Callable[..., Any]) -> Non
         call(engine(), params=7)
 
 
-@pytest.mark.parametrize("name", ["do_sample", "stream", "num_return_sequences"])
+@pytest.mark.parametrize("name", ["do_sample", "stream", "tools", "num_return_sequences"])
 @calls
 def test_options_of_other_libraries_say_where_ours_are(call: Callable[..., Any], name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not a sampling parameter"):
         call(engine(), **{name: True})
+
+
+def test_texts_where_one_prompt_is_expected() -> None:
+    with pytest.raises(PromptError, match=r"list of texts .* Engine\.generate"):
+        engine().stream([TEXT, TEXT])  # type: ignore[list-item]
 
 
 def test_a_template_variable_among_sampling_options_is_explained() -> None:

@@ -17,7 +17,7 @@ from forerun.cli.asked import (
 from forerun.cli.combinations import settle_speculation
 from forerun.cli.derived import notes
 from forerun.cli.flags import chat_options
-from forerun.cli.options import Command
+from forerun.cli.options import Command, Note
 from forerun.cli.prompt import read_messages, with_system
 from forerun.cli.quiet import quiet_libraries
 from forerun.errors import ConfigError, PromptError
@@ -86,11 +86,15 @@ def _load(
     return Repl(values, engine, conversation, params, from_model)
 
 
+def _notes() -> dict[str, Note]:
+    return {title: note for title, note in notes().items() if title != "Method prediction"}
+
+
 command = Command(
     "chat",
     params=chat_options(),
     callback=chat,
     help=chat.__doc__,
     example='forerun chat --model smollm2 --system "You are brief."',
-    notes=notes,
+    notes=_notes,
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.prompt import SentPrompt
-from forerun.engine.chat import ChatTemplate
+from forerun.engine.chat import ChatTemplate, text_of
 
 if TYPE_CHECKING:
     from forerun.engine.requests import Completion
@@ -73,7 +73,7 @@ class Conversation:
     def system(self) -> str | None:
         """The text of the system message."""
         first = self.messages[0] if self.messages else {}
-        return str(first["content"]) if first.get("role") == "system" else None
+        return text_of(first) if first.get("role") == "system" else None
 
     def reset(self) -> None:
         """Forget all messages but the system message."""

@@ -17,6 +17,8 @@ from forerun.params import SamplingParams
 AT_LEAST_ONE = click.IntRange(min=1)
 # Tokens of an answer at most, unless asked otherwise.
 CHAT_TOKENS = 1024
+# Help of `--max-context`.
+AS_NEEDED = "Tokens of prompt and output at most; as many as are needed."
 
 
 def generate_options() -> list[click.Parameter]:
@@ -79,7 +81,10 @@ def chat_options() -> list[click.Parameter]:
     return [
         messages_option("A conversation to go on with"),
         *template_options(),
-        *model_options(model="smollm2"),
+        *model_options(
+            model="smollm2",
+            context="Tokens of a conversation at most; left out, the model's context up to 4096.",
+        ),
         *drafting_options(),
         *sampling,
         config_option(),
@@ -139,8 +144,15 @@ def _one_text(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> 
     return words[0] if words else None
 
 
-def model_options(dtype: str = "auto", model: str = "zoo") -> list[Option]:
-    """The options that say which model to run, and where."""
+def model_options(
+    dtype: str = "auto", model: str = "zoo", context: str = AS_NEEDED
+) -> list[Option]:
+    """The options that say which model to run, and where.
+
+    Args:
+        dtype, model: defaults.
+        context: help of `--max-context`.
+    """
     section = "Model"
     return [
         Option(
@@ -151,12 +163,12 @@ def model_options(dtype: str = "auto", model: str = "zoo") -> list[Option]:
             help="A checkpoint's directory, a GGUF file, a hub id, zoo (a small model of forerun's own) or "
             "smollm2.",
         ),
-        *place_options(dtype),
+        *place_options(dtype, context),
         threads_option(section),
     ]
 
 
-def place_options(dtype: str = "auto") -> list[Option]:
+def place_options(dtype: str = "auto", context: str = AS_NEEDED) -> list[Option]:
     """The options that say how a model is to be run."""
     section = "Model"
     return [
@@ -176,12 +188,7 @@ def place_options(dtype: str = "auto") -> list[Option]:
             default="auto",
             help="kernels (forerun's own, on the CPU), torch, or auto.",
         ),
-        Option(
-            "max_context",
-            section,
-            type=AT_LEAST_ONE,
-            help="Tokens of prompt and output at most; as many as are needed.",
-        ),
+        Option("max_context", section, type=AT_LEAST_ONE, help=context),
     ]
 
 

@@ -98,8 +98,11 @@ class Job:
 
 def _shown(content: str | list[dict[str, Any]]) -> str:
     """What of a prompt stands before the answer: of a conversation its last message."""
-    text = content if isinstance(content, str) else content[-1].get("content")
-    return text if isinstance(text, str) else ""
+    if isinstance(content, str):
+        return content
+    from forerun.engine.chat import text_of
+
+    return text_of(content[-1])
 
 
 def _load(

@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from forerun.cli.combinations import check_context
 from forerun.cli.completion import completion
 from forerun.cli.flags import json_option, place_options
 from forerun.cli.machine import made_with, print_json
-from forerun.cli.options import Command
+from forerun.cli.options import Command, Option
 from forerun.cli.param_types import Name
 from forerun.cli.quiet import quiet_libraries
-from forerun.errors import CheckpointError
+from forerun.errors import CheckpointError, ConfigError
 from forerun.files import size_text
 
 if TYPE_CHECKING:
@@ -25,12 +26,17 @@ if TYPE_CHECKING:
 USUAL_CONTEXT = 4096
 
 
-def info(model: str, **values: Any) -> None:
+def info(name: str | None, model: str, **values: Any) -> None:
     """What a model is, what it needs and what would draft for it.
 
-    MODEL is a checkpoint's directory, a hub id, or zoo, the small model of forerun. Only its
-    config is read; the weights need not be there.
+    MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo (a small model of forerun's own) or
+    smollm2. Only the config or a GGUF file's header is read; a checkpoint's weights need not be there.
     """
+    if name is not None:
+        source = click.get_current_context().get_parameter_source("model")
+        if source is ParameterSource.COMMANDLINE and name != model:
+            raise ConfigError(f"the model is {name!r} and {model!r}; give one of them.")
+        model = name
     quiet_libraries()
     content = describe_model(model, **values)
     if values["json"]:
@@ -201,14 +207,16 @@ command = Command(
     "info",
     params=[
         click.Argument(
-            ["model"],
+            ["name"],
             type=Name(),
-            default="zoo",
             required=False,
             metavar="[MODEL]",
             shell_complete=completion("model"),
         ),
-        *place_options(),
+        Option("model", "Model", type=Name(), default="zoo", help="The same, as an option."),
+        *place_options(
+            context="Tokens to count memory for; left out, the model's context up to 4096."
+        ),
         json_option(),
     ],
     callback=info,

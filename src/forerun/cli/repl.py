@@ -113,11 +113,15 @@ class Repl:
                 return content.decode() if content else None
             except UnicodeDecodeError:
                 raise click.ClickException("standard input is not UTF-8 text.") from None
+        if sys.stdout.isatty():
+            return self._typed(MARK)
+        click.echo(MARK, nl=False, err=True)
+        return self._typed()
+
+    def _typed(self, mark: str = "") -> str | None:
+        """A line from the terminal; None at the end."""
         try:
-            if sys.stdout.isatty():
-                return input(MARK)
-            click.echo(MARK, nl=False, err=True)
-            return input()
+            return input(mark)
         except EOFError:
             click.echo(err=True)
             return None
@@ -187,7 +191,7 @@ class Repl:
         if not self._in_terminal:
             raise PromptError(f"{text}; use /drop or /reset before it, or raise --max-context.")
         click.echo(f"forerun: {text}. Drop the oldest turn? [y/n] ", nl=False, err=True)
-        if input().strip().lower() not in ("y", "yes"):
+        if (self._typed() or "").strip().lower() not in ("y", "yes"):
             raise PromptError(f"{text}; /drop or /reset makes room.")
         self._drop("")
 

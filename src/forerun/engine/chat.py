@@ -35,7 +35,19 @@ def check_messages(value: Any) -> list[dict[str, Any]]:
         raise PromptError(f"messages are {shown(value)}; {_CONVERSATION}.") from None
     if not messages:
         raise PromptError(f"the conversation is empty; {_CONVERSATION}.")
+    if isinstance(messages[0], (list, tuple)):
+        raise PromptError(
+            "the messages are lists, as of several conversations; give one, or all to Engine.generate."
+        )
     return [_checked(index, message) for index, message in enumerate(messages)]
+
+
+def text_of(message: Message) -> str:
+    """The text of a message; that of parts is joined by line breaks, as by other engines."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part if isinstance(part, str) else part["text"] for part in content)
 
 
 class ChatTemplate:
@@ -80,22 +92,36 @@ class ChatTemplate:
         Raises:
             CheckpointError: for a template with a syntax error.
         """
-        import jinja2
         from jinja2 import meta
 
-        environment = _environment()
+        # Jinja also finds what each branch of a condition sets, and nothing reads before.
+        names = meta.find_undeclared_variables(self._tree) & _read_before_set(self._tree)
+        special = set(getattr(self._tokenizer, "special_tokens_map", {}))
+        tokens = {name for name in names if name.endswith("_token")}
+        return frozenset(names - _GIVEN - special - tokens - _FUNCTIONS)
+
+    @cached_property
+    def reads_parts(self) -> bool:
+        """Whether the template goes through the parts of a content; others take text alone.
+
+        Raises:
+            CheckpointError: for a template with a syntax error.
+        """
+        from jinja2 import nodes
+
+        return any(_is_content(loop.iter) for loop in self._tree.find_all(nodes.For))
+
+    @cached_property
+    def _tree(self) -> nodes.Template:
+        import jinja2
+
         try:
-            tree = environment.parse(self.source)
-            # Jinja also finds what each branch of a condition sets, and nothing reads before.
-            names = meta.find_undeclared_variables(tree) & _read_before_set(tree)
+            return _environment().parse(self.source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise CheckpointError(
                 f"the tokenizer's chat template is not valid ({_line(error)}); set "
                 "tokenizer.chat_template to a working one, or give the prompt as text."
             ) from error
-        special = set(getattr(self._tokenizer, "special_tokens_map", {}))
-        tokens = {name for name in names if name.endswith("_token")}
-        return frozenset(names - _GIVEN - special - tokens - _FUNCTIONS)
 
     def render(
         self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
@@ -103,7 +129,8 @@ class ChatTemplate:
         """The prompt as text, up to where the model's answer begins.
 
         Args:
-            messages: of the conversation.
+            messages: of the conversation; where the template takes text alone, the text parts of a
+                content are joined by line breaks.
             variables: values for names that the template reads; `tools` and `documents` are handed on
                 to it as well.
 
@@ -113,6 +140,11 @@ class ChatTemplate:
         """
         values = self._read(variables)
         conversation = check_messages(messages)
+        if any(_in_parts(message) for message in conversation) and not self.reads_parts:
+            conversation = [
+                {**message, "content": text_of(message)} if _in_parts(message) else message
+                for message in conversation
+            ]
         try:
             text = self._tokenizer.apply_chat_template(
                 conversation,
@@ -193,6 +225,8 @@ def _checked(index: int, message: Any) -> dict[str, Any]:
 
 def _check_content(where: str, content: Any) -> None:
     """Refuse what is neither text nor a list of parts of type text."""
+    if isinstance(content, Mapping):
+        raise PromptError(f"{where} has a part as content; put it into a list.")
     parts = content if isinstance(content, (list, tuple)) else [content]
     for part in parts:
         typed = isinstance(part, Mapping)
@@ -207,6 +241,10 @@ def _check_content(where: str, content: Any) -> None:
             (text or "").encode("utf-8")
         except UnicodeEncodeError as error:
             raise PromptError(f"{where} is not valid UTF-8 ({error.reason}).") from error
+
+
+def _in_parts(message: Message) -> bool:
+    return isinstance(message.get("content"), (list, tuple))
 
 
 def _line(error: Exception) -> str:
@@ -226,6 +264,17 @@ def _read_before_set(tree: nodes.Node) -> set[str]:
     for name in _in_order(tree):
         first.setdefault(name.name, name.ctx)
     return {name for name, use in first.items() if use == "load"}
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """Whether an expression is the content of a message, filtered or not."""
+    from jinja2 import nodes
+
+    while isinstance(node, nodes.Filter) and node.node is not None:
+        node = node.node
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return getattr(node, "attr", getattr(node, "name", None)) == "content"
 
 
 def _in_order(tree: nodes.Node) -> Iterator[nodes.Name]:

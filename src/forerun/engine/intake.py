@@ -22,6 +22,7 @@ Params = SamplingParams | Mapping[str, Any] | None
 
 _ELSEWHERE = {
     "do_sample": "a temperature here: 0 takes the most likely token, any other samples",
+    "tools": "a variable of the chat template: engine.chat(..., template_vars={'tools': ...})",
     "stream": "a method: engine.stream(prompt)",
     "num_return_sequences": "a list here: give the prompt as often as you want answers",
 }

@@ -48,6 +48,10 @@ class PromptReader:
             entries = _entries(prompt)
             if entries and isinstance(entries[0], Mapping):
                 token_ids = self.read_messages(entries)
+            elif entries and isinstance(entries[0], str):
+                raise PromptError(
+                    "the prompt is a list of texts where one is expected; give them to Engine.generate."
+                )
             else:
                 token_ids = self._ids(entries, "prompt")
         if not token_ids:
