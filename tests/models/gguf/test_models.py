@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -96,6 +97,54 @@ def test_floats_run_in_the_precision_that_holds_them(kind: Kind, tmp_path: Path)
     expected = {Kind.F16: "stored", Kind.BF16: "bf16", Kind.F32: "fp32"}[kind]
     assert Checkpoint.open(path).run_config(Placement(device="cpu")).precision == expected
     assert error_of(path, "auto") < 2 * error_of(path, "bf16", "torch")
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.Q8_0])
+def test_on_a_gpu_halves_stay_what_they_are(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As far as placing a model goes.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=kind)
+    placed = Checkpoint.open(path).run_config(Placement(device="cuda"))
+    assert placed.precision == ("fp16" if kind is Kind.F16 else "bf16")
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(Kind.F16, "int8"), (Kind.F32, "int8"), (Kind.Q4_1, "stored")]
+)
+def test_a_draft_of_floats_is_quantized(kind: Kind, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=kind)
+    opened = Checkpoint.open(path)
+    target = opened.run_config(Placement("fp32", "cpu"))
+    run = opened.draft_run_config(Placement(), target)
+    assert run.precision == expected
+    assert opened.load(run).vocab_size == VOCAB
+
+
+@needs_kernels
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 6e4])
+@pytest.mark.parametrize(("kind", "place"), [(Kind.Q4_1, 2), (Kind.Q4_K, 0), (Kind.Q6_K, 208)])
+def test_scales_that_are_not_finite(factor: float, kind: Kind, place: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=kind)
+    start = Checkpoint.open(path).stored.header.tensors["blk.0.attn_k.weight"].start  # type: ignore[attr-defined]
+    content = bytearray(path.read_bytes())
+    content[start + place : start + place + 2] = np.float16(factor).tobytes()
+    path.write_bytes(content)
+    opened = Checkpoint.open(path)
+    if kind is Kind.Q4_1 and factor == 6e4:
+        opened.load(opened.run_config(Placement(device="cpu")))
+        return
+    with pytest.raises(CheckpointError, match=r"qkv\.weight: a scale is not finite"):
+        opened.load(opened.run_config(Placement(device="cpu")))
+    if kind is not Kind.Q4_1:
+        with pytest.raises(CheckpointError, match=r"k_proj\.weight is not finite"):
+            _ = opened.held
 
 
 def mixed(name: str) -> Kind:
