@@ -77,6 +77,8 @@ def test_blocks_on_the_kernels_are_those_of_the_file(kind: Kind, tmp_path: Path)
     placed = opened.run_config(Placement(device="cpu"))
     assert placed.precision == "stored"
     model = opened.load(placed)
+    needed = opened.summary.weight_bytes["stored"]
+    assert needed == pytest.approx(model.weight_bytes, rel=0.01)  # type: ignore[attr-defined]
     # The embedding is looked into, so its very numbers come out.
     tensor = opened.stored.header.tensors["token_embd.weight"]  # type: ignore[attr-defined]
     expected = torch.from_numpy(gguf.dequantize(tensor.bytes(), kind))
@@ -210,8 +212,13 @@ def test_factors_on_the_rotary_frequencies_are_those_of_llama_3(tmp_path: Path) 
 
 def test_sampling_parameters_that_the_file_recommends(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write_model(path, metadata={"general.sampling.temp": 0.7, "general.sampling.top_k": 20})
-    assert Checkpoint.open(path).sampling_defaults == {"temperature": 0.7, "top_k": 20}
+    said = {"temp": 0.7, "top_k": 20, "penalty_repeat": 1.1}
+    write_model(path, metadata={f"general.sampling.{key}": value for key, value in said.items()})
+    assert Checkpoint.open(path).sampling_defaults == {
+        "temperature": 0.7,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+    }
     write_model(path, metadata={"general.sampling.temp": -1.0})
     with pytest.raises(CheckpointError, match=r"model\.gguf: temperature is -1"):
         _ = Checkpoint.open(path).sampling_defaults
@@ -219,8 +226,9 @@ def test_sampling_parameters_that_the_file_recommends(tmp_path: Path) -> None:
 
 def test_tokens_that_end_a_text_or_a_turn(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write_model(path, metadata={"tokenizer.ggml.eot_token_id": 7})
-    assert Checkpoint.open(path).eos_token_ids == {1, 7}
+    more = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 9}
+    write_model(path, metadata=more)
+    assert Checkpoint.open(path).eos_token_ids == {1, 7, 9}
 
 
 def test_what_becomes_of_the_tensors(tmp_path: Path) -> None:
