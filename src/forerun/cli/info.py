@@ -1,4 +1,4 @@
-"""`forerun info`: what a model is and needs, read from its config alone."""
+"""`forerun info`: what a model is and needs, read from its config, and of a GGUF file a few rows."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ USUAL_CONTEXT = 4096
 def info(model: str, **values: Any) -> None:
     """What a model is, what it needs and what would draft for it.
 
-    MODEL is a checkpoint's directory, a hub id, or zoo, the small model of forerun. Only its
-    config is read; the weights need not be there.
+    MODEL is a checkpoint's directory, a GGUF file, a hub id, or zoo, the small model of forerun.
+    Only its config is read; the weights need not be there. Of a GGUF file a few rows are, to say
+    how far the product is off.
     """
     quiet_libraries()
     content = describe_model(model, **values)

@@ -250,10 +250,10 @@ def load_model(
     compiled kernels; any other that transformers knows and whose cache can be cropped on the adapter.
 
     Args:
-        model: `zoo`, a checkpoint's directory, or an id such as `Qwen/Qwen3-0.6B`.
+        model: `zoo`, a checkpoint's directory, a GGUF file, or an id such as `Qwen/Qwen3-0.6B`.
         revision: branch, tag or commit on the hub.
         dtype: `fp32`, `bf16`, `fp16`, `fp64`, `int8` and `int4` (on the kernels), or `auto`: the
-            checkpoint's (for float16 on a CPU: float32).
+            checkpoint's (for float16 on a CPU: float32; of a GGUF file on the kernels its own blocks).
         device: `cpu`, `cuda`, `mps`, or `auto`: the fastest available.
         backend: `kernels`, `torch`, or `auto`: the kernels where they can run the model.
 
