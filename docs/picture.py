@@ -19,7 +19,7 @@ PICTURE = Path(__file__).with_name("picture.svg")
 # That of `make demo`.
 COMMAND = (
     "forerun generate -m smollm2 --prompt-file docs/demo_question.txt "
-    "--temperature 0.2 --top-p 0.9 --seed 4 --compare"
+    "--temperature 0.2 --top-p 0.9 --seed 2 --compare"
 )
 WIDTH = 88
 

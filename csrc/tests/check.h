@@ -63,6 +63,32 @@ struct Packed {
   }
 };
 
+// Random rows of a matrix in groups of 32 that are quantized already.
+struct CodedMatrix {
+  MatrixShape shape;
+  std::vector<std::uint8_t> codes;
+  std::vector<std::uint16_t> scales;
+  std::vector<std::uint16_t> offsets;
+
+  CodedMatrix(const MatrixShape& s, Random& random) : shape(s) {
+    const auto some_half = [&] {
+      return static_cast<std::uint16_t>(between(random, 0x2000, 0x3c00));
+    };
+    for (std::int64_t i = 0; i < s.rows * s.cols; ++i)
+      codes.push_back(static_cast<std::uint8_t>(between(random, 0, s.bytes_wide() ? 255 : 15)));
+    for (std::int64_t i = 0; i < s.rows * s.groups(); ++i) {
+      scales.push_back(some_half());
+      offsets.push_back(some_half());
+    }
+  }
+
+  CodedRows from(std::int64_t row) const {
+    const std::int64_t group = row * shape.groups();
+    return {codes.data() + row * shape.cols, scales.data() + group,
+            shape.has_offset() ? offsets.data() + group : nullptr};
+  }
+};
+
 constexpr Precision kPrecisions[] = {Precision::fp32,        Precision::bf16,
                                      Precision::int8,        Precision::int4,
                                      Precision::int8_offset, Precision::int4_offset};

@@ -36,6 +36,36 @@ void check_errors() {
   CHECK_THROWS(std::invalid_argument, linear(w.matrix, x, y.data(), 4, pool));
 }
 
+void check_codes(Random& random) {
+  constexpr std::uint16_t kInfinity = 0x7c00;
+  for (const Precision precision : kPrecisions) {
+    const auto shape = MatrixShape::make(precision, 5, 64, 32);
+    Packed w(shape, normal(random, 5 * 64));
+    if (!shape.grouped()) {
+      CHECK_THROWS(std::invalid_argument, w.matrix.pack_codes(0, 5, {}));
+      continue;
+    }
+    CodedMatrix rows(shape, random);
+    w.matrix.pack_codes(0, 5, rows.from(0));
+    CHECK_THROWS(std::invalid_argument, w.matrix.pack_codes(3, 3, rows.from(0)));
+    CodedRows other = rows.from(0);
+    other.offsets = shape.has_offset() ? nullptr : rows.offsets.data();
+    CHECK_THROWS(std::invalid_argument, w.matrix.pack_codes(0, 5, other));
+    Packed uneven(MatrixShape::make(precision, 5, 60, 32), normal(random, 5 * 60));
+    CHECK_THROWS(std::invalid_argument, uneven.matrix.pack_codes(0, 5, rows.from(0)));
+    CodedMatrix bad = rows;
+    bad.scales[3] = kInfinity;
+    CHECK_THROWS(std::domain_error, w.matrix.pack_codes(0, 5, bad.from(0)));
+    bad = rows;
+    bad.offsets[3] = kInfinity;
+    if (shape.has_offset()) CHECK_THROWS(std::domain_error, w.matrix.pack_codes(0, 5, bad.from(0)));
+    bad = rows;
+    bad.codes[77] = 16;
+    if (!shape.bytes_wide())
+      CHECK_THROWS(std::domain_error, w.matrix.pack_codes(0, 5, bad.from(0)));
+  }
+}
+
 void check_not_finite(Random& random) {
   ThreadPool pool(1);
   for (const Precision precision : kPrecisions) {
@@ -86,6 +116,7 @@ int main() {
   using namespace forerun::cpu::test;
   Random random(9);
   check_errors();
+  check_codes(random);
   check_not_finite(random);
   check_zeros_and_extremes();
   std::puts("ok");

@@ -88,6 +88,33 @@ void check_quantization(Precision precision, int group, double limit, Random& ra
         std::sqrt(error / power));
 }
 
+float normal_half(std::uint16_t h) {
+  return std::ldexp(static_cast<float>(1024 + (h & 1023)), (h >> 10) - 25);
+}
+
+// Weights that are quantized already come out as scale * (code - zero) + offset.
+void check_codes(Precision precision, Random& random) {
+  const MatrixShape shape = MatrixShape::make(precision, 37, 160, 32);
+  const int zero = shape.has_offset() ? 0 : shape.bytes_wide() ? 128 : 8;
+  const CodedMatrix rows(shape, random);
+  Buffer memory(shape.bytes());
+  PackedMatrix matrix(shape, memory.data());
+  matrix.pack_codes(0, 20, rows.from(0));
+  matrix.pack_codes(20, 17, rows.from(20));
+  std::vector<float> row(static_cast<std::size_t>(shape.cols));
+  for (std::int64_t r = 0; r < shape.rows; ++r) {
+    matrix.unpack_row(r, row.data());
+    for (std::int64_t k = 0; k < shape.cols; ++k) {
+      const auto at = static_cast<std::size_t>(r * shape.cols + k);
+      const float scale = normal_half(rows.scales[at / 32]);
+      const float offset = shape.has_offset() ? normal_half(rows.offsets[at / 32]) : 0.0f;
+      const float expected = scale * static_cast<float>(rows.codes[at] - zero) + offset;
+      CHECK(row[static_cast<std::size_t>(k)] == expected, "%s row %lld column %lld",
+            precision_name(precision), static_cast<long long>(r), static_cast<long long>(k));
+    }
+  }
+}
+
 // `size`: of weights and activations; 1e-20 makes products of bf16 and fp32 subnormal.
 void check_levels(const MatrixShape& shape, float size, Random& random, ThreadPool& pool) {
   const std::int64_t n = between(random, 1, 30);
@@ -146,6 +173,9 @@ int main(int count, char** arguments) {
   check_quantization(Precision::int4, 32, 0.09, random);
   check_quantization(Precision::int8_offset, 64, 0.006, random);
   check_quantization(Precision::int4_offset, 32, 0.085, random);
+  for (const Precision precision : kPrecisions) {
+    if (MatrixShape::make(precision, 1, 1).grouped()) check_codes(precision, random);
+  }
   check_accumulate(random, pool);
   std::puts("ok");
 }

@@ -55,6 +55,7 @@ def write_model(
     metadata: Mapping[str, Any] | None = None,
     without: tuple[str, ...] = (),
     more: Mapping[str, NDArray[np.float32]] | None = None,
+    alignment: int | None = None,
     **sizes: Any,
 ) -> Any:
     """Write a random model of a family; its config, of transformers.
@@ -64,6 +65,7 @@ def write_model(
         metadata: that replaces or adds to the usual.
         without: keys and tensors to leave out.
         more: tensors to add.
+        alignment: of the tensors, in bytes.
         sizes: that replace the usual, by transformers' names.
     """
     from transformers import AutoConfig
@@ -74,6 +76,8 @@ def write_model(
     config = AutoConfig.for_model(architecture, **own)
     model = random_model(AutoConfig.for_model(family, **own))
     writer = gguf.GGUFWriter(path, architecture)
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
     _describe(writer, config, architecture, metadata or {}, without)
     arch = next(arch for arch in gguf.MODEL_ARCH if arch.name.lower() == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)

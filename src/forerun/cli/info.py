@@ -1,4 +1,4 @@
-"""`forerun info`: what a model is and needs, read from its config alone."""
+"""`forerun info`: what a model is and needs, read from its config, and of a GGUF file a few rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def info(name: str | None, model: str, **values: Any) -> None:
     """What a model is, what it needs and what would draft for it.
 
     MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo (a small model of forerun's own) or
-    smollm2. Only the config or a GGUF file's header is read; a checkpoint's weights need not be there.
+    smollm2. Only its config is read; the weights need not be there. Of a GGUF file a few rows are, to
+    say how far the product is off.
     """
     if name is not None:
         source = click.get_current_context().get_parameter_source("model")

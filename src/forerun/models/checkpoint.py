@@ -185,7 +185,7 @@ class Checkpoint:
 
     def draft_run_config(self, placement: Placement, target: RunConfig) -> RunConfig:
         """How it will run as the draft model of a target: on the same device, in `auto` also on the
-        same backend, and on the kernels quantized.
+        same backend, and on the kernels quantized, if its files are not so already.
 
         Raises:
             ConfigError: for a precision that the device or backend lacks.
@@ -194,7 +194,9 @@ class Checkpoint:
         if placement.dtype != "auto" or not self.native:
             return self.run_config(placement)
         run = self.run_config(replace(placement, backend=target.backend))
-        if run.backend != "kernels" or run.precision == STORED:
+        # Weights in fp16 are stored, too, but not in the few bytes that a draft should read.
+        compact = run.precision == STORED and self.stored.dtype(self.config) is None
+        if run.backend != "kernels" or compact:
             return run
         read = kernel_bytes(layout_of(self.architecture), "int8", read=True)
         return replace(run, precision=draft_precision(read))
@@ -248,10 +250,10 @@ def load_model(
     compiled kernels; any other that transformers knows and whose cache can be cropped on the adapter.
 
     Args:
-        model: `zoo`, a checkpoint's directory, or an id such as `Qwen/Qwen3-0.6B`.
+        model: `zoo`, a checkpoint's directory, a GGUF file, or an id such as `Qwen/Qwen3-0.6B`.
         revision: branch, tag or commit on the hub.
         dtype: `fp32`, `bf16`, `fp16`, `fp64`, `int8` and `int4` (on the kernels), or `auto`: the
-            checkpoint's (for float16 on a CPU: float32).
+            checkpoint's (for float16 on a CPU: float32; of a GGUF file on the kernels its own blocks).
         device: `cpu`, `cuda`, `mps`, or `auto`: the fastest available.
         backend: `kernels`, `torch`, or `auto`: the kernels where they can run the model.
 

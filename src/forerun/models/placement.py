@@ -127,16 +127,16 @@ def resolve(
     """How a model will run for a placement.
 
     Args:
-        stored: the checkpoint's dtype, which `auto` keeps; None counts as float32. On the CPU `auto`
+        stored: the checkpoint's dtype, which `auto` keeps; None counts as float32, or bfloat16 of
+            quantized weights. On the CPU `auto`
             makes float32 of float16, which is slow there.
         native: whether forerun's own decoder runs the model.
-        quantized: whether the weights are, which the kernels keep under `auto`; elsewhere they run in
-            bf16.
+        quantized: whether the kernels keep the weights, under `auto`, as their file has them.
 
     Raises:
         ConfigError: for a precision that the device or backend lacks.
     """
-    if quantized:
+    if quantized and stored is None:
         stored = torch.bfloat16
     device = resolve_device(placement.device)
     if device.type == "mps" and placement.dtype == "fp64":

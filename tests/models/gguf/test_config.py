@@ -49,6 +49,22 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 
 
 @pytest.mark.parametrize(
+    "values",
+    [
+        {"rms_norm_eps": 0.05},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        {"head_dim": 32},
+        {"tie_word_embeddings": True},
+    ],
+)
+def test_numbers_are_those_of_the_file(values: dict[str, Any], path: Path) -> None:
+    sizes = {key: value for key, value in values.items() if key != "tie_word_embeddings"}
+    write_model(path, kind=Kind.F32, tied="tie_word_embeddings" in values, **sizes)
+    check(logits_of(path), published_logits(**values))
+    assert not torch.allclose(logits_of(path), published_logits(), atol=1e-2)
+
+
+@pytest.mark.parametrize(
     ("metadata", "rope"),
     [
         ({"factor": 4.0}, {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}),

@@ -178,13 +178,21 @@ def test_parts_of_different_models(tmp_path: Path) -> None:
     assert Checkpoint.open(parts[0]).summary.parameters > 0
 
 
+@pytest.mark.parametrize("alignment", [8, 4096])
+def test_tensors_begin_where_the_alignment_says(alignment: int, written: Write) -> None:
+    path = written(alignment=alignment)
+    header = Checkpoint.open(path).stored.header  # type: ignore[attr-defined]
+    places = {tensor.name: tensor.data_offset for tensor in gguf.GGUFReader(path).tensors}
+    assert {name: tensor.start for name, tensor in header.tensors.items()} == places
+
+
 def test_a_key_twice(whole: bytes, written: Write) -> None:
     key = b"\x14\0\0\0\0\0\0\0general.architecture"
     at = whole.index(key)
     value = whole[at : at + len(key) + 4 + 8 + len("llama")]
     count = struct.unpack_from("<Q", whole, 16)[0] + 1
     content = whole[:16] + struct.pack("<Q", count) + value + whole[24:]
-    with pytest.raises(CheckpointError, match=r"says general\.architecture twice"):
+    with pytest.raises(CheckpointError, match=r"says 'general\.architecture' twice"):
         load(written(content))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -76,6 +77,8 @@ def test_blocks_on_the_kernels_are_those_of_the_file(kind: Kind, tmp_path: Path)
     placed = opened.run_config(Placement(device="cpu"))
     assert placed.precision == "stored"
     model = opened.load(placed)
+    needed = opened.summary.weight_bytes["stored"]
+    assert needed == pytest.approx(model.weight_bytes, rel=0.01)  # type: ignore[attr-defined]
     # The embedding is looked into, so its very numbers come out.
     tensor = opened.stored.header.tensors["token_embd.weight"]  # type: ignore[attr-defined]
     expected = torch.from_numpy(gguf.dequantize(tensor.bytes(), kind))
@@ -96,6 +99,54 @@ def test_floats_run_in_the_precision_that_holds_them(kind: Kind, tmp_path: Path)
     expected = {Kind.F16: "stored", Kind.BF16: "bf16", Kind.F32: "fp32"}[kind]
     assert Checkpoint.open(path).run_config(Placement(device="cpu")).precision == expected
     assert error_of(path, "auto") < 2 * error_of(path, "bf16", "torch")
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.Q8_0])
+def test_on_a_gpu_halves_stay_what_they_are(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As far as placing a model goes.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=kind)
+    placed = Checkpoint.open(path).run_config(Placement(device="cuda"))
+    assert placed.precision == ("fp16" if kind is Kind.F16 else "bf16")
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(Kind.F16, "int8"), (Kind.F32, "int8"), (Kind.Q4_1, "stored")]
+)
+def test_a_draft_of_floats_is_quantized(kind: Kind, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=kind)
+    opened = Checkpoint.open(path)
+    target = opened.run_config(Placement("fp32", "cpu"))
+    run = opened.draft_run_config(Placement(), target)
+    assert run.precision == expected
+    assert opened.load(run).vocab_size == VOCAB
+
+
+@needs_kernels
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 6e4])
+@pytest.mark.parametrize(("kind", "place"), [(Kind.Q4_1, 2), (Kind.Q4_K, 0), (Kind.Q6_K, 208)])
+def test_scales_that_are_not_finite(factor: float, kind: Kind, place: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, kind=kind)
+    start = Checkpoint.open(path).stored.header.tensors["blk.0.attn_k.weight"].start  # type: ignore[attr-defined]
+    content = bytearray(path.read_bytes())
+    content[start + place : start + place + 2] = np.float16(factor).tobytes()
+    path.write_bytes(content)
+    opened = Checkpoint.open(path)
+    if kind is Kind.Q4_1 and factor == 6e4:
+        opened.load(opened.run_config(Placement(device="cpu")))
+        return
+    with pytest.raises(CheckpointError, match=r"qkv\.weight: a scale is not finite"):
+        opened.load(opened.run_config(Placement(device="cpu")))
+    if kind is not Kind.Q4_1:
+        with pytest.raises(CheckpointError, match=r"k_proj\.weight is not finite"):
+            _ = opened.held
 
 
 def mixed(name: str) -> Kind:
@@ -161,8 +212,13 @@ def test_factors_on_the_rotary_frequencies_are_those_of_llama_3(tmp_path: Path) 
 
 def test_sampling_parameters_that_the_file_recommends(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write_model(path, metadata={"general.sampling.temp": 0.7, "general.sampling.top_k": 20})
-    assert Checkpoint.open(path).sampling_defaults == {"temperature": 0.7, "top_k": 20}
+    said = {"temp": 0.7, "top_k": 20, "penalty_repeat": 1.1}
+    write_model(path, metadata={f"general.sampling.{key}": value for key, value in said.items()})
+    assert Checkpoint.open(path).sampling_defaults == {
+        "temperature": 0.7,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+    }
     write_model(path, metadata={"general.sampling.temp": -1.0})
     with pytest.raises(CheckpointError, match=r"model\.gguf: temperature is -1"):
         _ = Checkpoint.open(path).sampling_defaults
@@ -170,8 +226,9 @@ def test_sampling_parameters_that_the_file_recommends(tmp_path: Path) -> None:
 
 def test_tokens_that_end_a_text_or_a_turn(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write_model(path, metadata={"tokenizer.ggml.eot_token_id": 7})
-    assert Checkpoint.open(path).eos_token_ids == {1, 7}
+    more = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 9}
+    write_model(path, metadata=more)
+    assert Checkpoint.open(path).eos_token_ids == {1, 7, 9}
 
 
 def test_what_becomes_of_the_tensors(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Groups:
     scales: NDArray[np.float16]
     offsets: NDArray[np.float16] | None = None
 
+    @np.errstate(over="ignore", invalid="ignore")
     def held_in(self, precision: str) -> Groups:
         """The same numbers in a format that holds more of them."""
         if precision == self.precision:
@@ -52,6 +53,7 @@ class Groups:
             offsets = self.scales * np.float16(-_ZEROS[self.precision])
         return Groups(precision, codes, self.scales, offsets)
 
+    @np.errstate(over="ignore", invalid="ignore")
     def values(self) -> NDArray[np.float32]:
         """The weights, [rows, cols]."""
         shape = (*self.scales.shape, GROUP)
@@ -64,6 +66,8 @@ class Groups:
         return weights.reshape(self.codes.shape)
 
 
+# Scales that are not finite are found when they are loaded.
+@np.errstate(over="ignore", invalid="ignore")
 def groups_of(rows: _Bytes, kind: Kind) -> Groups:
     """Stored rows, [rows, bytes of a row], in groups.
 

@@ -250,7 +250,7 @@ def _parse(stream: _Bytes) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     for _ in range(num_keys):
         key = stream.text()
         if key in metadata:
-            raise CheckpointError(f"{stream.path} says {printable(key)} twice; download it again.")
+            raise CheckpointError(f"{stream.path} says {shown(key)} twice; download it again.")
         metadata[key] = stream.value(stream.number("I"))
     infos = {stream.text(): _tensor_info(stream) for _ in range(num_tensors)}
     if len(infos) != num_tensors:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.errors import CheckpointError
 from forerun.models.gguf.blocks import is_exact
 from forerun.models.gguf.source import GgufSource
 from forerun.models.gguf.values import values_of
@@ -63,8 +64,10 @@ def _error(source: GgufSource, key: str, precision: str) -> float:
     rows = min(_ROWS, shape[0])
     exact = values_of(source.rows(key, 0, rows), kind).double()
     difference = exact - _as_held(source, key, rows, precision, exact)
-    power = exact.square().mean().item()
-    return math.sqrt(difference.square().mean().item() / power) if power else 0.0
+    power, lost = exact.square().mean().item(), difference.square().mean().item()
+    if not math.isfinite(power + lost):
+        raise CheckpointError(f"{source.name}: {key} is not finite; download it again.")
+    return math.sqrt(lost / power) if power else 0.0
 
 
 def _as_held(source: GgufSource, key: str, rows: int, precision: str, exact: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor
 from forerun.errors import UnsupportedModelError
 
 
+# What is not finite is found when it is loaded.
+@np.errstate(over="ignore", invalid="ignore")
 def values_of(rows: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
     """The values of rows [rows, bytes of a row], in float32 unless they are stored in 16 bits.
 
