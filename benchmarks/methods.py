@@ -5,7 +5,7 @@ python -m benchmarks.methods --model smollm2 --dtype auto --as-loaded --seed 1 -
 
 A model with a chat template gets its questions as messages, and its answers end where it ends them.
 Methods that remember earlier requests start cold with every prompt, which has a namespace of its own.
-The monitor is off, so that losses show, but with `--as-loaded`. Without a prediction in the question,
+The monitor is off, so that losses show, except with `--as-loaded`. Without a prediction in the question,
 the `prediction` method gets the output of plain greedy decoding with one line in ten changed.
 """
 

@@ -231,11 +231,16 @@ def test_files_on_the_hub_are_named_by_model_and_file(monkeypatch: pytest.Monkey
     asked: list[Any] = []
 
     def download(name: str, **options: Any) -> str:
-        asked.append((name, options["allow_patterns"]))
+        asked.append((name, options["revision"], options["allow_patterns"]))
         return "/no/such/directory"
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    for file in ("model.gguf", "big-00001-of-00002.gguf"):
+    patterns = {
+        "model.gguf": "model.gguf",
+        "big-00001-of-00002.gguf": "big-*-of-00002.gguf",
+        "Q8_0/big-00002-of-00002.gguf": "Q8_0/big-*-of-00002.gguf",
+    }
+    for file in patterns:
         with pytest.raises(CheckpointError, match=f"owner/model has no file {file}"):
-            Checkpoint.open(f"owner/model/{file}")
-    assert asked == [("owner/model", ["model.gguf"]), ("owner/model", ["big-*-of-00002.gguf"])]
+            Checkpoint.open(f"owner/model/{file}", "v1")
+    assert asked == [("owner/model", "v1", [pattern]) for pattern in patterns.values()]
