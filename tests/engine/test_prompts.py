@@ -193,7 +193,7 @@ def test_options_of_other_libraries_say_where_ours_are(call: Callable[..., Any],
 
 def test_texts_where_one_prompt_is_expected() -> None:
     with pytest.raises(PromptError, match=r"list of texts .* Engine\.generate"):
-        engine().stream([TEXT, TEXT])  # type: ignore[list-item]
+        engine().stream([TEXT, TEXT])  # type: ignore[arg-type]
 
 
 def test_a_template_variable_among_sampling_options_is_explained() -> None:

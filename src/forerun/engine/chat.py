@@ -116,12 +116,13 @@ class ChatTemplate:
         import jinja2
 
         try:
-            return _environment().parse(self.source)
+            tree: nodes.Template = _environment().parse(self.source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise CheckpointError(
                 f"the tokenizer's chat template is not valid ({_line(error)}); set "
                 "tokenizer.chat_template to a working one, or give the prompt as text."
             ) from error
+        return tree
 
     def render(
         self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
