@@ -155,15 +155,16 @@ class Engine(Sealed):
         ERROR, and its completion carries the error.
         """
         self._scheduler.step()
-        with self._scheduler.alone():
-            before = self._handed_out
-            for number, count in before.items():
-                running = self._open.get(number)
-                if running and running.finished and count == running.num_output_tokens:
-                    del self._open[number]
-            started = first_started(self._open.values())
-            counts = {running.request.request_id: running.num_output_tokens for running in started}
-            try:
+        before = None
+        try:
+            with self._scheduler.alone():
+                before = self._handed_out
+                for number, count in before.items():
+                    running = self._open.get(number)
+                    if running and running.finished and count == running.num_output_tokens:
+                        del self._open[number]
+                started = first_started(self._open.values())
+                counts = {row.request.request_id: row.num_output_tokens for row in started}
                 events = [
                     event
                     for running in started
@@ -171,10 +172,11 @@ class Engine(Sealed):
                 ]
                 self._handed_out = counts
                 return events
-            except BaseException:
-                # Interrupted before the caller has them.
+        except BaseException:
+            # Interrupted before the caller has them, perhaps while the lock was given back.
+            if before is not None:
                 self._handed_out = before
-                raise
+            raise
 
     @overload
     def generate(
