@@ -82,6 +82,17 @@ def load(
     revision = check("revision", revision, Text | None)
     asked = Speculation.of(speculative, drafter, policy, _name_of(model))
     target = _open(model, revision, tokenizer)
+    return _assembled(target, asked, placement, settings, tokenizer)
+
+
+def _assembled(
+    target: Checkpoint,
+    asked: Speculation,
+    placement: Placement,
+    settings: EngineSettings,
+    tokenizer: Any,
+) -> Engine:
+    """The engine of a checkpoint, with its drafter; both are loaded here."""
     config = asked.config
     pair = _paired(Pair(target, target.run_config(placement)), placement, config)
     rows, context = settings.max_batch_size, _context(target, settings.max_context)

@@ -56,10 +56,7 @@ def generate(
         ForerunError: for a model that cannot be run speculatively and for settings that forerun does not
             have, such as beams, other logits processors or scores as output.
     """
-    if not is_model(model):
-        raise ConfigError(
-            f"model is {shown(model)}; call model.generate(..., custom_generate=forerun.hf.generate)."
-        )
+    _check_model(model)
     input_ids = _as_rows(input_ids)
     settings = model.generation_config if generation_config is None else generation_config
     caller = sys._getframe(1)
@@ -79,12 +76,7 @@ def generate(
     with kept.lock:
         engine = kept.engine_for(len(rows), limit + max(map(len, prompts)))
         engine.use_seeds(_torch_seed if settings.do_sample else fresh_seed)
-        options, masks = sampling_of(settings, logits_processor or (), len(rows))
-        for row in rows:
-            if masks:
-                size = engine.target.vocab_size
-                options["mask"] = mask_of(masks, row.padded, row.prompt, size, row.device)
-            row.params = SamplingParams(**options, **row.limits)
+        _set_params(rows, settings, logits_processor or (), engine.target.vocab_size)
         _run(engine, rows, streamer)
     sequences = _padded_together(input_ids, [row.output for row in rows], pad_token(settings, ends))
     if not settings.return_dict_in_generate:
@@ -92,6 +84,13 @@ def generate(
     from transformers.generation import GenerateDecoderOnlyOutput
 
     return GenerateDecoderOnlyOutput(sequences=sequences)
+
+
+def _check_model(model: Any) -> None:
+    if not is_model(model):
+        raise ConfigError(
+            f"model is {shown(model)}; call model.generate(..., custom_generate=forerun.hf.generate)."
+        )
 
 
 @dataclass
@@ -130,6 +129,16 @@ class _Row:
             said = [torch.as_tensor(criterion(ids, None)) for criterion in self.criteria]
             self.stopped = any(bool(answer.any()) for answer in said)
         return self.stopped
+
+
+def _set_params(
+    rows: list[_Row], settings: Any, processors: Sequence[Any], vocab_size: int
+) -> None:
+    options, masks = sampling_of(settings, processors, len(rows))
+    for row in rows:
+        if masks:
+            options["mask"] = mask_of(masks, row.padded, row.prompt, vocab_size, row.device)
+        row.params = SamplingParams(**options, **row.limits)
 
 
 def _run(engine: Engine, rows: list[_Row], streamer: Any) -> None:
