@@ -1,4 +1,4 @@
-"""How far work that takes long has come: told to whoever watches it, and to nobody otherwise."""
+"""Progress of long work, reported to the caller that watches it, if one does."""
 
 from __future__ import annotations
 

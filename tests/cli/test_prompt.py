@@ -156,7 +156,8 @@ def test_wrong_options(chat: Cli, options: tuple[str, ...], words: list[str]) ->
         ('[{"role": "user"}]', ["content"]),
         ('[{"content": "a"}]', ["role"]),
         ("[3]", ["message 1"]),
-        ('[{"role": "user", "content": {"type": "image"}}]', ["image"]),
+        ('[{"role": "user", "content": [{"type": "image"}]}]', ["'image'", "only text"]),
+        ('[{"role": "user", "content": {"type": "image"}}]', ["a part as content", "a list"]),
         ('[{"role": "user", "content": "\\ud800"}]', ["UTF-8"]),
         ("[" * 100_000, ["nested too deep"]),
         (b"\xff\xfe\x00", ["UTF-8"]),
@@ -172,7 +173,7 @@ def test_messages_that_are_none(
 
 def test_two_system_messages(chat: Cli, write: Write) -> None:
     file = write("m.json", json.dumps([{"role": "system", "content": "a"}, *CONVERSATION]))
-    refused(chat.generate("--messages", file, "--system", "b"), "--system", "leave out either")
+    refused(chat.generate("--messages", file, "--system", "b"), "--system", "leave one out")
 
 
 def test_what_needs_a_template(cli: Cli, write: Write) -> None:

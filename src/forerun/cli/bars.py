@@ -24,7 +24,7 @@ _NAME = 32
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Show a line in a terminal while something runs of which nobody knows how far it has come."""
+    """Show a line in a terminal while work runs whose progress is unknown."""
     shown = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     if shown:
         sys.stderr.write(f"{text} …")

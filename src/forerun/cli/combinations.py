@@ -35,7 +35,7 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
         values["compare"] = False
     if values["show_rounds"] and values["compare"]:
         raise ConfigError(
-            "--show-rounds shows a single run, --compare makes several; leave out either."
+            "--show-rounds shows a single run, --compare makes several; leave one out."
         )
     for name, other in OF_USE_WITH:
         _needs(ctx, values, name, other)

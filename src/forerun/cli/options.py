@@ -165,7 +165,7 @@ def stronger(ctx: click.Context, name: str, other: str) -> str:
     assert second is not None
     if first is second:
         raise ConfigError(
-            f"{flag_of(ctx, name)} and {flag_of(ctx, other)} exclude each other; leave out either."
+            f"{flag_of(ctx, name)} and {flag_of(ctx, other)} exclude each other; leave one out."
         )
     return name if first < second else other
 

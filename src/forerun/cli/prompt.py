@@ -38,8 +38,8 @@ def read_prompt(values: Mapping[str, Any]) -> str | list[dict[str, Any]]:
     """The text or the messages that the options name; `-` is standard input, as is no option at all.
 
     Raises:
-        PromptError: for a prompt that is missing, empty, too long or not text, and for messages that
-            are none.
+        PromptError: for a prompt that is missing, empty, too long or not text, and for invalid
+            messages.
     """
     if values["messages"] is not None:
         return read_messages(values["messages"])
@@ -99,10 +99,10 @@ def read_prediction(file: str | None) -> str:
 def make_prompt(
     checkpoint: Checkpoint, content: str | list[dict[str, Any]], values: Mapping[str, Any]
 ) -> SentPrompt:
-    """The prompt by the tokenizer's chat template; by itself where there is none, or with `--raw`.
+    """The prompt in the tokenizer's chat template; as it is without one, or with `--raw`.
 
     Raises:
-        PromptError: for messages that the template refuses, or that need one which is not there.
+        PromptError: for messages that the template refuses, and for messages without a template.
         ConfigError: for a variable that the template does not read.
     """
     from forerun.engine.chat import ChatTemplate, encode_text
@@ -139,7 +139,7 @@ def with_system(content: str | list[dict[str, Any]], system: str | None) -> list
         return messages
     if any(message["role"] == "system" for message in messages):
         raise PromptError(
-            "--system is given, and the messages hold a system message; leave out either."
+            "--system is given, and the messages hold a system message; leave one out."
         )
     return [{"role": "system", "content": system}, *messages]
 

@@ -102,7 +102,7 @@ class Repl:
     def _read(self) -> str | None:
         """The next line; None at the end."""
         if not self._in_terminal:
-            # What is no text ends the conversation: a file of bytes has many lines that are none.
+            # Input that is not text ends the conversation: a binary file has many such lines.
             content = sys.stdin.buffer.readline(MOST_BYTES + 1)
             if len(content) > MOST_BYTES:
                 size = size_text(MOST_BYTES)
@@ -179,7 +179,7 @@ class Repl:
         """Drop the oldest turn where the user wants it.
 
         Raises:
-            PromptError: where there is nobody to ask, or nothing to drop.
+            PromptError: where input is not a terminal, or there is nothing to drop.
         """
         tokens = "1 token" if over == 1 else f"{over} tokens"
         text = f"the conversation is {tokens} over the context of {self._engine.max_context}"

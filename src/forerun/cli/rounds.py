@@ -89,7 +89,7 @@ class _Shown:
                 left_out += 1
                 continue
             yield self._node(entry, node, record, names)
-            if record and record.residual and self._is_told(entry, node):
+            if record and record.residual and self._is_explained(entry, node):
                 yield Text(" " * 4 + "left: ").append(self._top(record.residual))
         if left_out:
             yield Text(f"  and {left_out} nodes that were not reached", "dim")
@@ -111,7 +111,7 @@ class _Shown:
         tested = {True: "accepted", False: "rejected", None: ""}[record.passed]
         return line.append("  " + ("accepted" if origin else tested))
 
-    def _is_told(self, entry: Round, node: int) -> bool:
+    def _is_explained(self, entry: Round, node: int) -> bool:
         """Whether what a rejection has left is shown below it: the last token's row follows anyway."""
         tree, last = entry.draft.tree, entry.accepted[-1] if entry.accepted else -1
         follows = tree.parents[node] == last and node not in tree.next_sibling
