@@ -223,5 +223,5 @@ command = Command(
     callback=info,
     help=info.__doc__,
     example="forerun info Qwen/Qwen3-4B",
-    assumed="this is zoo, the small model that comes with forerun",
+    assumed="about zoo, the small model that comes with forerun",
 )

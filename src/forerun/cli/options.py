@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -123,11 +122,9 @@ class Command(click.Command):
                     warn(f"{name} is not used; did you mean {near[0]}?")
         if _TAKEN in ctx.meta:
             click.echo(f"forerun: taken {in_words(ctx.meta[_TAKEN])}", err=True)
-        result = super().invoke(ctx)
         if self._assumed and not any(given(ctx, str(param.name)) for param in self.params):
-            sys.stdout.flush()
             click.echo(f"forerun: {self._assumed}; for more: {self.example}, or --help", err=True)
-        return result
+        return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

@@ -167,6 +167,6 @@ command = Command(
     callback=prove,
     help=prove.__doc__,
     example="forerun prove --model Qwen/Qwen3-0.6B --method ngram",
-    assumed="this proved the zoo's target with its draft model on held-out prompts",
+    assumed="proving the zoo's target with its draft model on held-out prompts, for some minutes",
     notes=notes,
 )

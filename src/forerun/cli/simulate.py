@@ -125,5 +125,5 @@ command = Command(
     callback=simulate,
     help=simulate.__doc__,
     example="forerun simulate --hardware h100 --target llama-3.1-70b --draft llama-3.1-8b",
-    assumed="this assumes usual acceptances and a draft at a tenth of the target's cost",
+    assumed="assuming usual acceptances and a draft at a tenth of the target's cost",
 )
