@@ -239,7 +239,7 @@ def test_without_the_zoo_other_models_need_prompts(
     missing = PACKAGED["zoo"]._replace(package="no_such_package")
     monkeypatch.setitem(PACKAGED, "zoo", missing)
     refused(cli.run("prove", "--model", cli.target), "no prompts", "--prompts")
-    refused(cli.run("prove"), "'zoo'", "not installed", "./zoo")
+    refused(cli.run("prove", "--model", "zoo"), "'zoo'", "not installed", "./zoo")
 
 
 def test_plain_text_is_one_prompt_a_line(cli: Cli, write: Write) -> None:

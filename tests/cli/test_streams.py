@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.command_line import Cli
 
-QUICK = ["--help", "--version", "generate --help", "simulate", "simulate --json"]
+QUICK = ["--help", "--version", "generate --help", "simulate --acceptance 0.7", "simulate --json"]
 FULL = "forerun: error: standard output cannot be written: no space left on device.\n"
 CLOSED = "forerun: error: standard output is closed; give it a file, a pipe or a terminal.\n"
 
