@@ -30,7 +30,6 @@ from forerun.options import changes
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness, fresh_seed
 from forerun.trees.plans import resolve_tree
-from forerun.verification import AUTO
 
 
 class Engine(Sealed):
@@ -359,13 +358,7 @@ class Engine(Sealed):
     def exactness(self) -> Exactness:
         """What the output is, beside plain decoding: what the target promises, unless the drafter or
         the rule that was named changes the distribution."""
-        methods: list[Exactness] = []
-        if self.drafter is not None:
-            methods.append(self.drafter.exactness)
-            if self.config.rejection_sample_method != AUTO:
-                rule = self._parts.rule_named(self.config.rejection_sample_method)
-                methods.append(rule.exactness)
-        return Exactness.APPROXIMATE if Exactness.APPROXIMATE in methods else self.target.exactness
+        return self._parts.exactness
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from forerun.core import (
     Batch,
     Draft,
     Drawing,
+    Exactness,
     ForwardOutput,
     PlainReason,
     Plan,
@@ -33,7 +34,7 @@ from forerun.engine.requests import Running, TokenLogprob, token_logprobs
 from forerun.errors import ConfigError
 from forerun.randomness import Randomness
 from forerun.trees.plans import plan_tree
-from forerun.verification import TargetRows, drawing_for, make_rule, resolve
+from forerun.verification import AUTO, TargetRows, drawing_for, make_rule, resolve
 from forerun.verification.explain import Explanation, explain
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,16 @@ class Parts:
     rules: dict[str, Verifier] = field(default_factory=dict)
     on_round: OnRound | None = None
     on_explained: OnExplained | None = None
+
+    @property
+    def exactness(self) -> Exactness:
+        """The target's, unless the drafter or the rule that was named changes the distribution."""
+        methods: list[Exactness] = []
+        if self.drafter is not None:
+            methods.append(self.drafter.exactness)
+            if self.config.rejection_sample_method != AUTO:
+                methods.append(self.rule_named(self.config.rejection_sample_method).exactness)
+        return Exactness.APPROXIMATE if Exactness.APPROXIMATE in methods else self.target.exactness
 
     def rule_named(self, name: str) -> Verifier:
         if name not in self.rules:
@@ -241,6 +252,8 @@ def _verify_by(
 
 def _show(parts: Parts, rows: TargetRows, verdicts: list[Verdict]) -> None:
     """Show the round to those who watch; what explains it is only made for them."""
+    if parts.on_round is None and parts.on_explained is None:
+        return
     for index, (request, draft) in enumerate(zip(rows.requests, rows.drafts, strict=True)):
         if parts.on_round is not None:
             parts.on_round(request, draft, verdicts[index])

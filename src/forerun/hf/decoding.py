@@ -79,6 +79,11 @@ def generate(
         _set_params(rows, settings, logits_processor or (), engine.target.vocab_size)
         _run(engine, rows, streamer)
     sequences = _padded_together(input_ids, [row.output for row in rows], pad_token(settings, ends))
+    return _as_asked(sequences, settings)
+
+
+def _as_asked(sequences: Tensor, settings: Any) -> Any:
+    """Token ids alone, or in transformers' own output."""
     if not settings.return_dict_in_generate:
         return sequences
     from transformers.generation import GenerateDecoderOnlyOutput
