@@ -1,9 +1,16 @@
-"""What training minimizes, in nats a token."""
+"""What training minimizes, in nats a token or in tokens of a draft that are rejected."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 import torch.nn.functional as functional
 from torch import Tensor
+
+# Rows of the vocabulary that are worked on at once: as many as fit into a cache.
+CHUNK = 256
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -20,3 +27,113 @@ def distillation_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     teacher = functional.log_softmax(teacher_logits.float(), dim=-1)
     student = functional.log_softmax(logits.float(), dim=-1)
     return functional.kl_div(student, teacher, reduction="none", log_target=True).sum(-1).mean()
+
+
+def rejection_loss(
+    factors: Sequence[tuple[Tensor, Tensor]],
+    target_probs: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    kl_share: float,
+) -> tuple[Tensor, Tensor]:
+    """How often drafted tokens are rejected, as a weighted sum, smoothed by a share of KL.
+
+    The draft's logits are the sum of `states @ matrix.T` over the factors. Neither they nor their
+    gradient are ever held for all rows: both follow from the same chunk, so that memory does not grow
+    with the vocabulary.
+
+    Args:
+        factors: states [N, h] and matrix [V, h], one pair or more.
+        target_probs: rows of the target's probabilities over the draft's vocabulary, [R, V]; what
+            lies outside it is missing from their sums.
+        index: which of those rows belongs to each state, [N].
+        weights: of the rows in the sum, [N].
+        kl_share: of the loss that is KL(target || draft), in [0, 1]; the rest is
+            1 - Σ min(target, draft), the exact probability of a rejection, whose gradient fades
+            where the two hardly overlap.
+
+    Returns:
+        The weighted sum, and the acceptance probabilities Σ min(target, draft) [N], without gradient.
+    """
+    flat = [tensor for pair in factors for tensor in pair]
+    total, accepted = _RejectionLoss.apply(target_probs, index, weights, kl_share, *flat)  # type: ignore[no-untyped-call]
+    return total, accepted
+
+
+class _RejectionLoss(torch.autograd.Function):
+    """`rejection_loss`: gradients are computed with the loss, chunk by chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        target_probs: Tensor,
+        index: Tensor,
+        weights: Tensor,
+        kl_share: float,
+        *flat: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        needed = ctx.needs_input_grad[4:]
+        grads = [
+            torch.zeros_like(tensor, dtype=torch.float32 if place % 2 else tensor.dtype)
+            if wanted
+            else None
+            for place, (tensor, wanted) in enumerate(zip(flat, needed, strict=True))
+        ]
+        accepted = torch.empty(len(index))
+        total = torch.zeros(())
+        for start in range(0, len(index), CHUNK):
+            part = slice(start, start + CHUNK)
+            states, matrices = [tensor[part] for tensor in flat[::2]], flat[1::2]
+            target = target_probs[index[part]].float()
+            logits = _logits(states, matrices)
+            draft = torch.softmax(logits, dim=-1)
+            accepted[part] = torch.minimum(target, draft).sum(-1)
+            losses = (1 - kl_share) * (1 - accepted[part])
+            if kl_share:
+                losses = losses + kl_share * _kl(target, logits)
+            total += (losses * weights[part]).sum()
+            if any(needed):
+                gradient = _gradient(target, draft, weights[part, None], kl_share)
+                gradient = gradient.to(states[0].dtype)
+                for place, (state, matrix) in enumerate(zip(states, matrices, strict=True)):
+                    if (of_state := grads[2 * place]) is not None:
+                        of_state[part] = gradient @ matrix
+                    if (of_matrix := grads[2 * place + 1]) is not None:
+                        of_matrix += gradient.T @ state
+        ctx.grads = grads
+        ctx.mark_non_differentiable(accepted)
+        return total, accepted
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        scaled = (None if grad is None else upstream * grad for grad in ctx.grads)
+        return None, None, None, None, *scaled
+
+
+def _logits(states: Sequence[Tensor], matrices: Sequence[Tensor]) -> Tensor:
+    logits = (states[0] @ matrices[0].T).float()
+    for state, matrix in zip(states[1:], matrices[1:], strict=True):
+        logits += state @ matrix.T
+    return logits
+
+
+def _kl(target: Tensor, logits: Tensor) -> Tensor:
+    """KL over the draft's vocabulary, up to the mass of the target outside it."""
+    logs = functional.log_softmax(logits, dim=-1)
+    return torch.special.xlogy(target, target).sum(-1) - (target * logs).sum(-1)
+
+
+def _gradient(target: Tensor, draft: Tensor, weights: Tensor, kl_share: float) -> Tensor:
+    """Of the weighted loss by the logits; `target` and `draft` [n, V] are used up.
+
+    Of Σ min(p, q) by q it is 1 where q < p and 0 elsewhere; through the softmax a gradient g becomes
+    q (g - Σ q g). Of KL it is q Σ p - p.
+    """
+    over = (draft >= target).float()
+    over -= (draft * over).sum(-1, keepdim=True)
+    over *= draft
+    over *= 1 - kl_share
+    if kl_share:
+        mass = target.sum(-1, keepdim=True)
+        over += draft.mul_(mass).sub_(target).mul_(kl_share)
+    return over.mul_(weights)
