@@ -143,7 +143,9 @@ class DSparkDrafter(BaseDrafter):
             if self._least:
                 states = hidden[places, level]
                 kept = self._confident(growing, places, states, before, expected)
-                growing = {index: growing[index] for index in dict.fromkeys(places[k] for k in kept)}
+                growing = {
+                    index: growing[index] for index in dict.fromkeys(places[k] for k in kept)
+                }
                 places, before = [places[k] for k in kept], [before[k] for k in kept]
                 if not growing:
                     return

@@ -76,7 +76,9 @@ class DSparkConfig:
         nested = config.get("dflash_config")
         values = {**(nested if isinstance(nested, dict) else {}), **config}
         names = values.get("architectures") or [_ARCHITECTURE]
-        dflash = str(names[0]).startswith("DFlash") or values.get("speculators_model_type") == "dflash"
+        dflash = (
+            str(names[0]).startswith("DFlash") or values.get("speculators_model_type") == "dflash"
+        )
         _refuse_variants(values, where)
         ids, offset = values.get("target_layer_ids"), 1
         if ids is None:
@@ -304,7 +306,9 @@ def _whole(values: Mapping[str, Any], key: str, where: str, least: int, most: in
 
 
 def _layer_ids(ids: Any, where: str) -> tuple[int, ...]:
-    fits = isinstance(ids, list) and ids and all(type(layer) is int and layer >= -1 for layer in ids)
+    fits = (
+        isinstance(ids, list) and ids and all(type(layer) is int and layer >= -1 for layer in ids)
+    )
     if not fits:
         raise CheckpointError(
             f"{where}: target_layer_ids is {shown(ids)}; it must list layers of the target."

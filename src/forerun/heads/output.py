@@ -34,7 +34,7 @@ def draft_ids(tensors: Mapping[str, Tensor], vocab_size: int, name: str) -> Tens
             f"{name}: d2t leads to token ids {int(ids.min())} to {int(ids.max())}, outside the target's "
             f"{vocab_size}; it must hold offsets (target id minus draft id), not ids."
         )
-    if len(ids.unique()) != len(ids):
+    if len(set(ids.tolist())) != len(ids):
         raise CheckpointError(f"{name}: d2t leads to a token id twice; make the head again.")
     return ids
 
@@ -77,7 +77,9 @@ def borrowed_rows(target: CausalLM, ids: Tensor) -> Tensor | None:
     """
     size, ids = target.hidden_size, ids.to(target.device)
     unit = torch.eye(size, dtype=target.dtype, device=target.device)
-    parts = [target.lm_head(unit[None, at : at + _COLUMNS])[0][:, ids] for at in range(0, size, _COLUMNS)]
+    parts = [
+        target.lm_head(unit[None, at : at + _COLUMNS])[0][:, ids] for at in range(0, size, _COLUMNS)
+    ]
     rows = torch.cat(parts).T.contiguous()
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(1, 1, size, generator=generator).to(target.device, target.dtype)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from forerun.training.compiled import compiled
+
 # Rows of the vocabulary that are worked on at once: as many as fit into a cache.
 CHUNK = 256
 
@@ -79,61 +81,70 @@ class _RejectionLoss(torch.autograd.Function):
             else None
             for place, (tensor, wanted) in enumerate(zip(flat, needed, strict=True))
         ]
+        rows = compiled(_rows, len(flat[1]))
+        share = torch.tensor(float(kl_share))
         accepted = torch.empty(len(index))
         total = torch.zeros(())
         for start in range(0, len(index), CHUNK):
             part = slice(start, start + CHUNK)
             states, matrices = [tensor[part] for tensor in flat[::2]], flat[1::2]
-            target = target_probs[index[part]].float()
-            logits = _logits(states, matrices)
-            draft = torch.softmax(logits, dim=-1)
-            accepted[part] = torch.minimum(target, draft).sum(-1)
-            losses = (1 - kl_share) * (1 - accepted[part])
-            if kl_share:
-                losses = losses + kl_share * _kl(target, logits)
-            total += (losses * weights[part]).sum()
+            logits = [state @ matrix.T for state, matrix in zip(states, matrices, strict=True)]
+            count = len(logits[0])
+            target, weight = _padded([target_probs[index[part]], weights[part]])
+            gradient, overlap, losses = rows(_padded(logits), target, weight, share)
+            accepted[part] = overlap[:count]
+            total += losses[:count].sum()
             if any(needed):
-                gradient = _gradient(target, draft, weights[part, None], kl_share)
-                gradient = gradient.to(states[0].dtype)
-                for place, (state, matrix) in enumerate(zip(states, matrices, strict=True)):
-                    if (of_state := grads[2 * place]) is not None:
-                        of_state[part] = gradient @ matrix
-                    if (of_matrix := grads[2 * place + 1]) is not None:
-                        of_matrix += gradient.T @ state
+                _add_gradients(grads, part, gradient[:count], states, matrices)
         ctx.grads = grads
         ctx.mark_non_differentiable(accepted)
         return total, accepted
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         scaled = (None if grad is None else upstream * grad for grad in ctx.grads)
         return None, None, None, None, *scaled
 
 
-def _logits(states: Sequence[Tensor], matrices: Sequence[Tensor]) -> Tensor:
-    logits = (states[0] @ matrices[0].T).float()
-    for state, matrix in zip(states[1:], matrices[1:], strict=True):
-        logits += state @ matrix.T
-    return logits
+def _add_gradients(
+    grads: Sequence[Tensor | None],
+    part: slice,
+    gradient: Tensor,
+    states: Sequence[Tensor],
+    matrices: Sequence[Tensor],
+) -> None:
+    """From the gradient by the logits of a chunk to those by states and matrices, two a factor."""
+    for place, (state, matrix) in enumerate(zip(states, matrices, strict=True)):
+        if (of_state := grads[2 * place]) is not None:
+            of_state[part] = gradient @ matrix
+        if (of_matrix := grads[2 * place + 1]) is not None:
+            of_matrix += gradient.T @ state
 
 
-def _kl(target: Tensor, logits: Tensor) -> Tensor:
-    """KL over the draft's vocabulary, up to the mass of the target outside it."""
-    logs = functional.log_softmax(logits, dim=-1)
-    return torch.special.xlogy(target, target).sum(-1) - (target * logs).sum(-1)
+def _rows(
+    logits: Sequence[Tensor], target: Tensor, weights: Tensor, kl_share: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row the weighted gradient by the logits, Σ min(p, q), and the weighted loss.
 
-
-def _gradient(target: Tensor, draft: Tensor, weights: Tensor, kl_share: float) -> Tensor:
-    """Of the weighted loss by the logits; `target` and `draft` [n, V] are used up.
-
-    Of Σ min(p, q) by q it is 1 where q < p and 0 elsewhere; through the softmax a gradient g becomes
-    q (g - Σ q g). Of KL it is q Σ p - p.
+    Of Σ min(p, q) by q the gradient is 1 where q < p and 0 elsewhere; through the softmax a gradient g
+    becomes q (g - Σ q g). Of KL it is q Σ p - p.
     """
-    over = (draft >= target).float()
-    over -= (draft * over).sum(-1, keepdim=True)
-    over *= draft
-    over *= 1 - kl_share
-    if kl_share:
-        mass = target.sum(-1, keepdim=True)
-        over += draft.mul_(mass).sub_(target).mul_(kl_share)
-    return over.mul_(weights)
+    total = sum((part.float() for part in logits[1:]), logits[0].float())
+    logs = total - total.logsumexp(-1, keepdim=True)
+    draft, p = logs.exp(), target.float()
+    accepted = torch.minimum(p, draft).sum(-1)
+    over = (draft >= p).float()
+    rejected = draft * (over - (draft * over).sum(-1, keepdim=True))
+    divergent = draft * p.sum(-1, keepdim=True) - p
+    gradient = ((1 - kl_share) * rejected + kl_share * divergent) * weights[:, None]
+    kl = (torch.special.xlogy(p, p) - p * logs).sum(-1)
+    losses = ((1 - kl_share) * (1 - accepted) + kl_share * kl) * weights
+    return gradient.to(logits[0].dtype), accepted, losses
+
+
+def _padded(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Rows repeated up to CHUNK, so that what is compiled sees one shape."""
+    return [
+        tensor if len(tensor) == CHUNK else tensor[torch.arange(CHUNK).clamp(max=len(tensor) - 1)]
+        for tensor in tensors
+    ]

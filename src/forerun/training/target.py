@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.core import Batch
+from forerun.training.compiled import compiled
 from forerun.training.conversations import ConversationBatch
 
 # Rows of logits that are made at once.
@@ -89,9 +90,17 @@ class Teacher:
         for start in range(0, len(states), CHUNK):
             part = slice(start, start + CHUNK)
             normed = self.model.final_norm(states[None, part])
-            logits = self.model.lm_head(normed)[0].float()
+            logits = self.model.lm_head(normed)[0]
             if most_probable is not None:
-                most_probable[part] = self._index[logits.argmax(-1)]
-            logits -= logits.logsumexp(-1, keepdim=True)
-            probs[part] = logits[:, self.draft_ids].exp_()
+                most_probable[part] = self._index[logits.float().argmax(-1)]
+            # Of a fixed shape, for the compiler: the last chunk is filled up.
+            rows = torch.arange(CHUNK).clamp(max=len(logits) - 1)
+            full = logits if len(logits) == CHUNK else logits[rows]
+            probs[part] = compiled(_softmax_of, self.model.vocab_size)(full, self.draft_ids)[: len(logits)]
         return probs, most_probable
+
+
+def _softmax_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """Probabilities of some tokens, [n, len(ids)] in bfloat16, of logits [n, V]."""
+    wide = logits.float()
+    return (wide[:, ids] - wide.logsumexp(-1, keepdim=True)).exp().bfloat16()
