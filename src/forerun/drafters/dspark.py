@@ -151,8 +151,9 @@ class DSparkDrafter(BaseDrafter):
                     return
             logits = base[places, level]
             markov = self._head.markov_logits(before)
-            over = self._over_target(logits if markov is None else logits + markov)
-            grow(list(growing.values()), over, randomness)
+            if markov is not None:
+                logits = logits + markov
+            grow(list(growing.values()), logits, randomness, self._head.vocabulary)
             growing = {index: growth for index, growth in growing.items() if growth.frontier}
             if not growing:
                 return
@@ -178,14 +179,3 @@ class DSparkDrafter(BaseDrafter):
                     continue
             kept.append(node)
         return kept
-
-    def _over_target(self, logits: Tensor) -> Tensor:
-        """Logits [N, V] over the target's vocabulary."""
-        import torch
-
-        ids = self._head.draft_ids
-        if ids is None:
-            return logits
-        over = logits.new_full((len(logits), self._vocab_size), -torch.inf)
-        over[:, ids] = logits
-        return over

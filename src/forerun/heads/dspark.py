@@ -26,6 +26,7 @@ from forerun.heads.files import HeadFiles, refuse_other_target
 from forerun.heads.output import OutputRows, draft_ids
 from forerun.models.architecture import Architecture
 from forerun.models.modules import modules_for
+from forerun.sampling import DraftVocabulary
 
 KIND = "dspark"
 _ARCHITECTURE = "Qwen3DSparkModel"
@@ -164,7 +165,8 @@ class DSparkHead:
         modules = modules_for(target)
         shape, eps = config.layers, config.layers.norm_eps
         self.config, self._target, self.name = config, target, name
-        self.draft_ids = draft_ids(tensors, shape.vocab_size, name)
+        ids = draft_ids(tensors["d2t"], shape.vocab_size, name) if "d2t" in tensors else None
+        self.vocabulary = None if ids is None else DraftVocabulary(ids, shape.vocab_size)
         self._fc = modules.linear(tensors["fc.weight"])
         self._hidden_norm = modules.norm(tensors["hidden_norm.weight"], eps=eps)
         self._norm = modules.norm(tensors["norm.weight"], eps=eps)
@@ -176,7 +178,7 @@ class DSparkHead:
             modules.norm(tensors[f"layers.{index}.input_layernorm.weight"], eps=eps)
             for index in indices
         ]
-        self._output = OutputRows(target, modules, self.draft_ids, tensors.get("lm_head.weight"))
+        self._output = OutputRows(target, modules, ids, tensors.get("lm_head.weight"))
         self._before: Tensor | None = None
         self._markov: Module | None = None
         if config.markov_rank:
