@@ -53,7 +53,7 @@ def train_data(ctx: click.Context, /, **values: Any) -> None:
     output = values["output"] or f"{PurePath(values['model']).name or 'model'}-data.jsonl"
     with _open(values, questions, keep_out, output) as run:
         summary = _run(run, output)
-        content = _content(values["model"], output, run, summary)
+        content = _content(output, run, summary)
     if values["json"]:
         from forerun.cli.machine import print_json
 
@@ -123,11 +123,11 @@ def _run(run: DataRun, output: str) -> Summary:
         raise
 
 
-def _content(model: str, output: str, run: DataRun, summary: Summary) -> dict[str, Any]:
+def _content(output: str, run: DataRun, summary: Summary) -> dict[str, Any]:
     from forerun.cli.machine import made_with
 
     made = made_with(run.device)
-    return {**made, "model": model, "output": output, **run.making, **summary.as_dict()}
+    return {**made, "output": output, "settings": run.making, **summary.as_dict()}
 
 
 def _in_words(content: Mapping[str, Any]) -> str:
