@@ -37,9 +37,7 @@ def _written(path: Path, *lines: str) -> Path:
 
 @pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl.gz"])
 def test_what_is_too_long_or_hardly_answered_is_counted(tmp_path: Path, name: str) -> None:
-    path = _written(
-        tmp_path / name, _record(5, 10), _record(40, 12), _record(5, 3), _record(45, 8)
-    )
+    path = _written(tmp_path / name, _record(5, 10), _record(40, 12), _record(5, 3), _record(45, 8))
     kept = read_conversations([path], VOCAB, 52)
     assert [len(c) for c in kept.conversations] == [15, 52]
     assert kept.conversations[0].category == "chat"
@@ -82,7 +80,9 @@ def test_an_epoch_holds_every_conversation_once_within_the_budget_of_tokens() ->
     assert all(batch.token_ids.numel() <= 64 for batch in first)
     again = BatchStream(_conversations(60), 64, seed=3)
     assert again.batch(150).token_ids.tolist() == first[150].token_ids.tolist()
-    assert [b.conversations for b in first[ends[0] : 2 * ends[0]]] != [b.conversations for b in epoch]
+    assert [b.conversations for b in first[ends[0] : 2 * ends[0]]] != [
+        b.conversations for b in epoch
+    ]
 
 
 def test_answers_are_marked_and_padding_is_not() -> None:

@@ -29,7 +29,11 @@ def _case(seed: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor, Tenso
 
 
 def _plain(
-    factors: list[tuple[Tensor, Tensor]], probs: Tensor, index: Tensor, weights: Tensor, share: float
+    factors: list[tuple[Tensor, Tensor]],
+    probs: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    share: float,
 ) -> tuple[Tensor, Tensor]:
     logits = sum(states @ matrix.T for states, matrix in factors)
     assert isinstance(logits, Tensor)

@@ -96,7 +96,9 @@ class Teacher:
             # Of a fixed shape, for the compiler: the last chunk is filled up.
             rows = torch.arange(CHUNK).clamp(max=len(logits) - 1)
             full = logits if len(logits) == CHUNK else logits[rows]
-            probs[part] = compiled(_softmax_of, self.model.vocab_size)(full, self.draft_ids)[: len(logits)]
+            probs[part] = compiled(_softmax_of, self.model.vocab_size)(full, self.draft_ids)[
+                : len(logits)
+            ]
         return probs, most_probable
 
 
