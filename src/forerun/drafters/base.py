@@ -24,6 +24,7 @@ class BaseDrafter(ABC):
     draws_trees = False
     takes_trees = False
     needs_draft_model = False
+    head: str | None = None
     reads_predictions = False
     shared_layers: int = 0
     hidden_layers: tuple[int, ...] = ()

@@ -121,6 +121,12 @@ class CascadeDrafter(BaseDrafter):
             )
         self.members, self.least = tuple(members), confidence
         self.lengths = tuple(lengths or [None] * len(members))
+        shared = sum(member.shared_layers for member in members)
+        if any(n < shared for member in members for n in member.hidden_layers):
+            raise ConfigError(
+                "a cascade takes no head that reads layers which another member runs by itself; name "
+                "one of the two."
+            )
         if any(member.exactness is Exactness.APPROXIMATE for member in members):
             self.exactness = Exactness.APPROXIMATE
         self.drawings = members[0].drawings.union(*(member.drawings for member in members))

@@ -61,7 +61,7 @@ class SpeculativeConfig:
         description="The drafter, such as draft_model, suffix or cascade. Left out, one is picked.",
     )
     model: Text | None = Field(
-        default=None, description="The draft model, a directory or a hub id."
+        default=None, description="The draft model or trained head, a directory or a hub id."
     )
     revision: Text | None = Field(default=None, description="Its revision on the hub.")
     num_speculative_tokens: int = Field(
@@ -163,6 +163,11 @@ class SpeculativeConfig:
         """The options that wait for a method that is still open."""
         declared = {field.name for kind in self._kinds for field in fields(kind)}
         return sorted(self.options.keys() - declared)
+
+    @property
+    def head(self) -> str | None:
+        """The kind of trained head that the method drafts with; see `forerun.heads.HEADS`."""
+        return next((drafter.head for drafter in self.drafters if drafter.head), None)
 
     @property
     def draws(self) -> bool:

@@ -20,6 +20,8 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.speculation import Speculation, Speculative
 from forerun.errors import ConfigError, shown
+from forerun.heads import kind_at
+from forerun.heads.files import HeadFiles, open_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.in_memory import LoadedModel, is_model
 from forerun.models.memory import MemoryNeed, check_memory, memory_need
@@ -108,6 +110,7 @@ def _assembled(
         encode=tokenizer and partial(tokenizer.encode, add_special_tokens=False),
         tree_slots=tree_slots,
         translation=pair.translation(tokenizer),
+        head=pair.head,
         target=target.load(pair.run),
     )
     settings = replace(settings, max_context=context, eos_token_ids=tuple(target.eos_token_ids))
@@ -127,12 +130,13 @@ def _assembled(
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its draft model if it has one, and how both will run."""
+    """A target, its draft model or head if it has one, and how they will run."""
 
     target: Checkpoint
     run: RunConfig
     draft: Checkpoint | None = None
     draft_run: RunConfig | None = None
+    head: HeadFiles | None = None
 
     def with_draft(self, draft: Checkpoint, placement: Placement) -> Pair:
         """The same target with a draft model that is to run in a placement, but on its device.
@@ -156,6 +160,9 @@ class Pair:
             needs.append(
                 memory_need("draft", summary, self.draft_run, rows=rows, capacity=capacity)
             )
+        if self.head is not None:
+            # Its cache is that of a layer or two, and not known yet.
+            needs.append(MemoryNeed("head", self.head.weight_bytes, 0))
         return needs
 
     def translation(self, tokenizer: Any) -> Translation | None:
@@ -191,9 +198,21 @@ class Pair:
 
 
 def _paired(pair: Pair, placement: Placement, config: SpeculativeConfig | None) -> Pair:
-    """With the draft model that the config names, if any."""
+    """With the draft model or the head that the config names, if any.
+
+    Raises:
+        ConfigError: for a head where the method drafts with a model.
+        UnsupportedModelError: for a head of another method.
+    """
     if config is None or config.model is None:
         return pair
+    if config.head is not None:
+        return replace(pair, head=open_head(config.model, config.head, config.revision))
+    kind = kind_at(config.model)
+    if kind is not None:
+        raise ConfigError(
+            f"{config.model} is a head, not a model; use method {kind!r} instead of {config.method!r}."
+        )
     draft = Checkpoint.open(config.model, config.revision)
     return pair.with_draft(
         draft, replace(placement, dtype=config.read(DraftModelOptions).draft_dtype)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
+from forerun.heads import kind_at
 
 _QWEN3 = "Qwen/Qwen3-0.6B"
 _QWEN25 = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -42,12 +43,16 @@ class Choice:
 
 
 def default_method(model: str | None, target: str) -> str:
-    """The method where none is named: a draft model, named or known, or else prompt lookup.
+    """The method where none is named: that of the head that is named, a draft model, named or known, or
+    else prompt lookup.
 
     Args:
-        model: the draft model, if one is named.
+        model: the draft model or head, if one is named.
         target: as the user named it.
     """
+    head = None if model is None else kind_at(model)
+    if head is not None:
+        return head
     known = model is not None or target.rstrip("/") in KNOWN_DRAFTS
     return "draft_model" if known else "ngram"
 
@@ -66,7 +71,12 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
     method = config.method or default_method(config.model, target)
     settled = replace(config, method=method)
     needs_model = any(drafter.needs_draft_model for drafter in settled.drafters)
-    if config.model is not None and not needs_model:
+    if needs_model and settled.head:
+        raise ConfigError(
+            f"method {method!r} needs a draft model and a head, and one can be named; leave one of the "
+            "methods that it drafts with out."
+        )
+    if config.model is not None and not needs_model and not settled.head:
         raise ConfigError(
             f"method {method!r} takes no draft model; leave the draft model out "
             "or use method 'draft_model'."
@@ -74,6 +84,10 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
     if config.revision is not None and config.model is None:
         raise ConfigError(
             f"the draft revision {config.revision!r} belongs to no draft model; name the model too."
+        )
+    if settled.head and config.model is None:
+        raise ConfigError(
+            f"no {settled.head} head is known for {target}; name the directory of one as the draft model."
         )
     if config.model is not None or not needs_model:
         picked = config.method is None and not needs_model

@@ -38,15 +38,18 @@ class Location:
     revision: str | None = None
     file: Path | None = None
 
-    def with_weights(self) -> Location:
+    def with_weights(self, patterns: tuple[str, ...] = _WEIGHTS) -> Location:
         """The same checkpoint with its weights, which are downloaded where they are not here yet.
+
+        Args:
+            patterns: of the names of their files.
 
         Raises:
             CheckpointError: when the download fails.
         """
         if self.hub_id is None or self.file is not None:
             return self
-        directory = _download(self.hub_id, self.revision, (*_SMALL_FILES, *_WEIGHTS))
+        directory = _download(self.hub_id, self.revision, (*_SMALL_FILES, *patterns))
         return replace(self, directory=directory)
 
 

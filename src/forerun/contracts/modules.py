@@ -1,0 +1,92 @@
+"""What parts of models do that heads and adapters are composed of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+
+from forerun.contracts.models import Ability, CausalLM
+from forerun.core import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Module(Protocol):
+    """A part of a model, on hidden states [..., size]."""
+
+    def __call__(self, hidden: Tensor, /) -> Tensor:
+        """The output of the part for each token."""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The shape of a self-attention; its weights go by name: `qkv` [rows, cols] for all query heads,
+    then keys, then values, `output` [hidden_size, num_heads * head_dim] and, where it has them,
+    `qkv_bias`, `output_bias`, `q_norm` and `k_norm` [head_dim].
+
+    Args:
+        num_heads: query heads.
+        num_kv_heads: of keys and values, each shared by as many query heads.
+        head_dim: size of a head.
+        window: a token at position i sees positions above i - window only; None: no limit.
+        norm_eps: of the norms of queries and keys.
+        inverse_frequencies: of the rotary embedding, head_dim / 2; empty: no such embedding.
+        rotary_scale: on its cosines and sines.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    norm_eps: float = 1e-6
+    inverse_frequencies: tuple[float, ...] = ()
+    rotary_scale: float = 1.0
+
+
+class Attention(Protocol):
+    """A self-attention with caches of one layer, apart from the target's."""
+
+    def new_cache(self, rows: int, capacity: int) -> Any:
+        """An empty cache of `rows` rows of `capacity` tokens each."""
+
+    def __call__(self, hidden: Tensor, batch: Batch, cache: Any) -> Tensor:
+        """Run the tokens of a batch, hidden states [B, n, cols], and append their keys and values;
+        hidden states [B, n, hidden_size]. Of the batch only rows, positions and trees count.
+
+        Raises:
+            CacheError: for a batch that contradicts the cache, or a full row.
+        """
+
+
+class Modules(Protocol):
+    """Builds parts of heads and adapters from their weights.
+
+    Every method raises CheckpointError for weights that do not fit each other or cannot run.
+    """
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Module:
+        """From [..., cols] to [..., rows] by `weight` [rows, cols] and `bias` [rows]."""
+
+    def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
+        """A norm by the root mean square; with a bias a layer norm."""
+
+    def activation(self, name: str, gated: bool = False) -> Module:
+        """The function between the products of an MLP, called as in a config of transformers. Gated,
+        it goes from [..., 2n] to [..., n]: the function of the first half, times the second."""
+
+    def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> Attention:
+        """A self-attention; its weights are named in `AttentionShape`."""
+
+
+class BuildsModules(CausalLM, Protocol):
+    """A model with `Ability.MODULES`."""
+
+    def modules(self) -> Modules:
+        """What builds modules in the precision of this model (int8 where it is int4)."""
+
+
+def builds_modules(model: CausalLM) -> TypeGuard[BuildsModules]:
+    """Whether a model builds modules itself; others leave that to torch."""
+    return Ability.MODULES in model.abilities

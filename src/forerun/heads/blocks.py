@@ -1,0 +1,202 @@
+"""A decoder layer of a head, composed of modules: the same on torch and on the CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.contracts import AttentionShape, Modules
+from forerun.core import Batch
+from forerun.errors import CheckpointError, UnsupportedModelError, shown
+from forerun.kv_cache.fit import check_row
+from forerun.models.architecture import LLAMA_LIKE, ROPE_TYPES, Architecture, read_architecture
+from forerun.models.config import check_config, one_line
+from forerun.models.rope import frequencies
+
+# What of a head's config says how its layers are made.
+_KEYS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act", "max_position_embeddings"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias", "vocab_size"),
+    *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+)
+
+
+def read_layers(config: Mapping[str, Any], where: str) -> Architecture:
+    """The shape of a head's layers, from a config with the keys of transformers.
+
+    Args:
+        where: the config comes from, for messages.
+
+    Raises:
+        CheckpointError: for values that no model has.
+        UnsupportedModelError: for layers of another type than Llama's.
+    """
+    from transformers import AutoConfig
+
+    kind = config.get("model_type", "llama")
+    if kind not in LLAMA_LIKE:
+        raise UnsupportedModelError(
+            f"{where} has layers of model type {shown(kind)}; heads of {', '.join(LLAMA_LIKE)} are read."
+        )
+    values = {key: config[key] for key in _KEYS if config.get(key) is not None}
+    lacking = [key for key in _KEYS[:2] + _KEYS[3:4] if key not in values]
+    if lacking:
+        raise CheckpointError(f"{where} has no {lacking[0]}; add it, or download the head again.")
+    try:
+        made = AutoConfig.for_model(kind, **values)
+    except Exception as error:
+        # Configs of transformers check themselves and raise whatever their checks raise.
+        raise CheckpointError(f"{where} is wrong ({one_line(error)}).") from error
+    check_config(made, where)
+    rope = made.rope_parameters or {}
+    if rope.get("rope_type") not in ROPE_TYPES:
+        raise UnsupportedModelError(
+            f"{where} has a rotary embedding of type {shown(rope.get('rope_type'))}; those of "
+            f"{', '.join(ROPE_TYPES)} are read."
+        )
+    return read_architecture(made)
+
+
+def layer_shapes(shape: Architecture, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of a layer's published tensors but its input norm, by name; its attention reads hidden
+    states of `width`."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{attention}.q_proj.weight": (queries, width),
+        f"{attention}.k_proj.weight": (keys, width),
+        f"{attention}.v_proj.weight": (keys, width),
+        f"{attention}.o_proj.weight": (hidden, queries),
+        f"{mlp}.gate_proj.weight": (inner, hidden),
+        f"{mlp}.up_proj.weight": (inner, hidden),
+        f"{mlp}.down_proj.weight": (hidden, inner),
+        f"{prefix}.post_attention_layernorm.weight": (hidden,),
+    }
+    biases = [(attention, "qkv", shape.attention_bias), (attention, "o", shape.output_bias)]
+    for part, names, has in (*biases, (mlp, ("gate", "up", "down"), shape.mlp_bias)):
+        for name in names if has else ():
+            shapes[f"{part}.{name}_proj.bias"] = shapes[f"{part}.{name}_proj.weight"][:1]
+    if shape.query_key_norm:
+        shapes |= {f"{attention}.{name}_norm.weight": (shape.head_dim,) for name in "qk"}
+    return shapes
+
+
+class Block:
+    """A gated decoder layer without its input norm: attention, then an MLP, each added to what came in.
+
+    Args:
+        modules: what it is built of.
+        shape: of the head.
+        tensors: published ones, see `layer_shapes`.
+        prefix: of its own among them.
+        index: of the layer.
+
+    Raises:
+        CheckpointError: for weights that cannot run.
+    """
+
+    def __init__(
+        self,
+        modules: Modules,
+        shape: Architecture,
+        tensors: Mapping[str, Tensor],
+        prefix: str,
+        index: int = 0,
+    ) -> None:
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        weights = {
+            "qkv": _stacked(tensors, attention, "qkv", "weight"),
+            "qkv_bias": _stacked(tensors, attention, "qkv", "bias"),
+            "output": tensors[f"{attention}.o_proj.weight"],
+            "output_bias": tensors.get(f"{attention}.o_proj.bias"),
+            "q_norm": tensors.get(f"{attention}.q_norm.weight"),
+            "k_norm": tensors.get(f"{attention}.k_norm.weight"),
+        }
+        given = {name: weight for name, weight in weights.items() if weight is not None}
+        self.attention = modules.attention(attention_shape(shape, index), given)
+        norm = tensors[f"{prefix}.post_attention_layernorm.weight"]
+        self._norm = modules.norm(norm, eps=shape.norm_eps)
+        gate_up, bias = (
+            _stacked(tensors, mlp, ("gate", "up"), part) for part in ("weight", "bias")
+        )
+        assert gate_up is not None
+        self._gate_up = modules.linear(gate_up, bias)
+        self._gate = modules.activation(shape.activation, gated=True)
+        down = (tensors.get(f"{mlp}.down_proj.{part}") for part in ("weight", "bias"))
+        self._down = modules.linear(*down)  # type: ignore[arg-type]  # the weight is there
+
+    def __call__(self, normed: Tensor, residual: Tensor, batch: Batch, cache: Any) -> Tensor:
+        """Hidden states [B, n, hidden_size] of the tokens of a batch, whose keys and values are
+        appended to the cache.
+
+        Args:
+            normed: what the attention reads, [B, n, width].
+            residual: what is added to, [B, n, hidden_size].
+        """
+        hidden = residual + self.attention(normed, batch, cache)
+        return hidden + self._down(self._gate(self._gate_up(self._norm(hidden))))
+
+
+def attention_shape(shape: Architecture, index: int = 0) -> AttentionShape:
+    """The shape of the attention of a head's layer."""
+    inverse, scale = frequencies(shape)
+    return AttentionShape(
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        window=shape.windows[index],
+        norm_eps=shape.norm_eps,
+        inverse_frequencies=tuple(inverse.tolist()),
+        rotary_scale=scale,
+    )
+
+
+class BlockCache:
+    """The caches of a head's layers, of which all hold the same tokens; as `forerun.contracts.Cache`.
+
+    Args:
+        layers: one cache a layer, made by its attention.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self.layers = tuple(layers)
+        self.rows, self.capacity = self.layers[0].rows, self.layers[0].capacity
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], rows: int, capacity: int) -> BlockCache:
+        """An empty cache for some layers."""
+        return cls([block.attention.new_cache(rows, capacity) for block in blocks])
+
+    def length(self, row: int, layer: int | None = None) -> int:
+        """Tokens of `row`, in its shortest layer if None.
+
+        Raises:
+            CacheError: for a row that does not exist.
+        """
+        check_row(row, self.rows)
+        chosen = self.layers if layer is None else self.layers[layer : layer + 1]
+        return min(int(cache.length(row)) for cache in chosen)
+
+    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
+        """Of the tokens of `row` after the first `length`, keep those at `path`, in their order."""
+        for cache in self.layers:
+            cache.keep(row, length, path)
+
+    def trim(self, row: int, length: int) -> None:
+        """Forget the tokens of `row` after the first `length`."""
+        for cache in self.layers:
+            cache.trim(row, length)
+
+
+def _stacked(
+    tensors: Mapping[str, Tensor], owner: str, names: Sequence[str], part: str
+) -> Tensor | None:
+    """The weights or biases of projections that read the same input, as one; None where there are none."""
+    found = [tensors.get(f"{owner}.{name}_proj.{part}") for name in names]
+    there = [tensor for tensor in found if tensor is not None]
+    return torch.cat(there) if there else None

@@ -1,0 +1,181 @@
+"""What a head's drafter keeps by row: hidden states of the target that the head's own cache lacks.
+
+The target's states come with prompts and rounds, whether or not anything is drafted. They are kept as
+they are, and run through the head when it drafts next, so that a request that never speculates never
+pays for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.core import ForwardOutput, Request, Verdict
+from forerun.models.running import common_prefix
+
+
+class Trims(Protocol):
+    """A cache of a head, in which slot i of a row belongs to the row's i-th observed token."""
+
+    def length(self, row: int) -> int:
+        """Slots of a row."""
+
+    def trim(self, row: int, length: int) -> None:
+        """Forget the slots of a row after the first `length`."""
+
+
+@dataclass
+class _Row:
+    """What is known of one row.
+
+    Attributes:
+        token_ids: the text that its states belong to.
+        base: the position of slot 0 of the head's cache.
+        held: slots that come of the target's states; the cache may have drafted ones behind them.
+        first: the position of the first state that is kept.
+        states: of tokens that follow each other, each [m, W].
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    base: int = 0
+    held: int = 0
+    first: int = 0
+    states: list[Tensor] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """The position after the last token whose state has been seen."""
+        return self.first + sum(map(len, self.states))
+
+
+@dataclass(frozen=True)
+class Missing:
+    """States that the head has to run before it can draft.
+
+    Args:
+        start: their first slot in the row of the head's cache, whose length that is.
+        states: [m, W], m >= 1; the last belongs to the newest token that the target has run.
+    """
+
+    start: int
+    states: Tensor
+
+
+class Features:
+    """Hidden states of the target by row, from where the head's cache ends.
+
+    A state of a token is that of its whole path, so states follow the text of a row: they are cut to
+    what it shares with the text of a later request. The head's cache is cut with them. Its slot before
+    the first difference stays, though a head that reads the next token's embedding beside a state would
+    now make another of it: the state itself is not there any more, and drafts need not be exact.
+
+    Where states are missing, because the target ran without being observed, the row begins anew with
+    those that come next: slot 0 of the cache is then a later token. Rotary positions are relative, so
+    the head sees the rest of the text as a text of its own.
+
+    Args:
+        layers: the target's hidden layers; their states are joined in this order, W wide together.
+        rows: of the target's cache.
+        cache: the head's own; None for a head without one, for which the newest state is kept.
+    """
+
+    def __init__(self, layers: Sequence[int], rows: int, cache: Trims | None = None) -> None:
+        self._layers, self._cache = tuple(layers), cache
+        self._rows = [_Row() for _ in range(rows)]
+
+    def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
+        """Note the states of the tokens of a prompt from `start` on."""
+        self._append(request, start, self._joined(output, 0, slice(None)))
+
+    def observe(
+        self, requests: Sequence[Request], verdicts: Sequence[Verdict], output: ForwardOutput
+    ) -> None:
+        """Note the states of the tokens of a round that have been kept; the requests hold the emitted
+        tokens already."""
+        for index, (request, verdict) in enumerate(zip(requests, verdicts, strict=True)):
+            if not verdict.token_ids:
+                continue
+            nodes = [0, *(node + 1 for node in verdict.path)]
+            chosen: slice | list[int] = nodes
+            if nodes[-1] == len(nodes) - 1:
+                chosen = slice(len(nodes))
+            start = len(request) - len(verdict.token_ids) - 1
+            self._append(request, start, self._joined(output, index, chosen))
+
+    def missing(self, request: Request) -> Missing | None:
+        """The states that the head's cache lacks of a request, which is cut to those that it holds; None
+        where the newest are unknown, so that nothing can be drafted."""
+        row = self._cut(request)
+        newest = len(request) - 1
+        if row.end != newest or not row.states:
+            return None
+        # The output for the newest state is what drafts begin with, so that one is always run.
+        start = min(row.base + row.held, newest - 1)
+        if start < row.first:
+            return None
+        row.held = start - row.base
+        if self._cache is not None:
+            self._cache.trim(request.row, row.held)
+        states = torch.cat(row.states) if len(row.states) > 1 else row.states[0]
+        row.states = [states]
+        return Missing(row.held, states[start - row.first :])
+
+    def ran(self, request: Request, count: int) -> None:
+        """Note that the first `count` states of what `missing` returned are in the head's cache."""
+        row = self._rows[request.row]
+        row.held += count
+        # The last state stays, for a second draft after the same text.
+        done = min(row.base + row.held, row.end) - 1 - row.first
+        if done > 0:
+            row.states = [torch.cat(row.states)[done:].clone()]
+            row.first += done
+
+    def clear(self, row: int) -> None:
+        """Forget all of a row."""
+        self._rows[row] = _Row()
+        if self._cache is not None:
+            self._cache.trim(row, 0)
+
+    def _append(self, request: Request, start: int, states: Tensor) -> None:
+        row = self._cut(request, start)
+        if not request.speculative:
+            return
+        if start != row.end:
+            self._restart(request.row, start)
+            row = self._rows[request.row]
+        row.states.append(states)
+        if self._cache is None:
+            row.states, row.first = [states[-1:]], start + len(states) - 1
+            row.base, row.held = row.first, 0
+        row.token_ids = request.token_ids[: row.end]
+
+    def _cut(self, request: Request, most: int | None = None) -> _Row:
+        """A row with what its text shares with that of a request, at most so many tokens."""
+        row = self._rows[request.row]
+        shared = common_prefix(row.token_ids, request.token_ids[:most])
+        if shared == len(row.token_ids):
+            return row
+        row.token_ids = row.token_ids[:shared]
+        kept = max(shared - row.first, 0)
+        row.states = [torch.cat(row.states)[:kept]] if kept and row.states else []
+        row.held = max(min(row.held, shared - row.base), 0)
+        if not row.states:
+            # The next state that comes goes on from the slots that are left.
+            row.first = row.base + row.held
+        return row
+
+    def _restart(self, row: int, start: int) -> None:
+        """Begin a row anew with the token at position `start`."""
+        self._rows[row] = _Row(base=start, first=start)
+        if self._cache is not None:
+            self._cache.trim(row, 0)
+
+    def _joined(self, output: ForwardOutput, index: int, tokens: slice | list[int]) -> Tensor:
+        """The states [m, W] of some tokens of a row of a batch."""
+        parts = [output.hidden[layer][index][tokens] for layer in self._layers]
+        # A copy, so that the output of a long prompt is not kept for a few tokens of it.
+        return torch.cat(parts, dim=-1)

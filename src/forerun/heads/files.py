@@ -1,0 +1,284 @@
+"""A head's directory: its config and tensors, read in every published form, and written atomically."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from forerun.contracts import CausalLM
+from forerun.errors import CheckpointError, IncompatibleDraftError, UnsupportedModelError
+from forerun.files import atomic_path, is_regular, printable, reason
+from forerun.heads import CONFIG, kind_of
+from forerun.interrupts import never_lost
+from forerun.models.config import one_line, read_object
+from forerun.models.hub import Location, locate
+from forerun.models.sources import INDEX, SINGLE, SafetensorsSource
+
+OWN = "forerun.json"
+"""What forerun adds to a published layout: recipe, target, figures; optional."""
+CARD = "README.md"
+_PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
+_PICKLED_INDEX = "pytorch_model.bin.index.json"
+_PATTERNS = ("*.safetensors", "*.bin", "medusa_lm_head.pt")
+
+
+@dataclass(frozen=True, eq=False)
+class HeadFiles:
+    """A head as it is stored, in a layout of its own; each part is read on first use.
+
+    Attributes:
+        name: as the user named it.
+        location: where its files lie.
+        config: the content of its config.json.
+        kind: of head, a key of `forerun.heads.HEADS`; None for what the config does not tell.
+    """
+
+    name: str
+    location: Location
+    config: Mapping[str, Any]
+
+    @classmethod
+    @never_lost()
+    def open(cls, name: str | os.PathLike[str], revision: str | None = None) -> HeadFiles:
+        """Find a head and read its config; nothing of its weights.
+
+        Args:
+            name: a directory or a hub id.
+            revision: branch, tag or commit on the hub.
+
+        Raises:
+            CheckpointError: for a missing or broken directory or config.
+            ConfigError: for the revision of a directory.
+        """
+        location = locate(name, revision)
+        if location.file is not None:
+            raise CheckpointError(
+                f"{printable(name)} is a file; a head is a directory with {CONFIG} and weights."
+            )
+        return cls(os.fspath(name), location, read_object(location.directory / CONFIG))
+
+    @property
+    def kind(self) -> str | None:
+        return kind_of(self.config)
+
+    @property
+    def directory(self) -> Path:
+        return self.location.directory
+
+    @cached_property
+    def own(self) -> Mapping[str, Any]:
+        """What forerun wrote beside the published layout; empty for a head of other tools.
+
+        Raises:
+            CheckpointError: for a broken file.
+        """
+        path = self.directory / OWN
+        return read_object(path) if path.exists() else {}
+
+    @cached_property
+    @never_lost()
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All of its tensors, by published name, on the CPU; nothing in the files is run as code.
+
+        Raises:
+            CheckpointError: for weights that are missing, corrupt, or not finite.
+        """
+        directory = self.location.with_weights(_PATTERNS).directory
+        tensors = _read(directory)
+        for key, tensor in tensors.items():
+            _check_numbers(directory, key, tensor)
+        return tensors
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights as they are stored, as far as they are on this machine."""
+        suffixes = {".safetensors", ".bin", ".pt"}
+        files = (path for path in self.directory.iterdir() if path.suffix in suffixes)
+        return sum(path.stat().st_size for path in files if path.is_file())
+
+    def require(self, kind: str) -> None:
+        """Refuse the head of another method. A config that does not tell is left to the weights.
+
+        Raises:
+            UnsupportedModelError: naming the method that it belongs to.
+        """
+        if self.kind not in (None, kind):
+            raise UnsupportedModelError(
+                f"{self.name} is a head of method {self.kind!r}; use that method instead of {kind!r}."
+            )
+
+    def pick(
+        self,
+        required: Mapping[str, tuple[int, ...]],
+        optional: Mapping[str, tuple[int, ...]] | None = None,
+        unused: Collection[str] = (),
+        renamed: Mapping[str, str] | None = None,
+    ) -> dict[str, Tensor]:
+        """The tensors of a layout, after all names and shapes have been checked.
+
+        Args:
+            required: shapes by published name.
+            optional: of those that a head may lack.
+            unused: names that are allowed and not read.
+            renamed: the published name of each tensor that is stored under another.
+
+        Raises:
+            CheckpointError: for a tensor that is missing, misshapen, or not of this layout.
+        """
+        names = renamed or {}
+        stored = {names.get(key, key): tensor for key, tensor in self.tensors.items()}
+        wanted = {**required, **(optional or {})}
+        for key, shape in wanted.items():
+            if key not in stored and key in required:
+                raise CheckpointError(
+                    f"{self.name} lacks {key} of shape {list(shape)}; it is no head of this kind, or "
+                    "incomplete: give the directory of a complete one."
+                )
+            if key in stored and tuple(stored[key].shape) != shape:
+                raise CheckpointError(
+                    f"{self.name}: {key} has shape {list(stored[key].shape)}, but its {CONFIG} asks for "
+                    f"{list(shape)}; config and weights are of different heads."
+                )
+        unknown = sorted(stored.keys() - wanted.keys() - set(unused))
+        if unknown:
+            more = f" and {len(unknown) - 1} more tensors" if len(unknown) > 1 else ""
+            raise CheckpointError(
+                f"{self.name} holds {printable(unknown[0])}{more}, which its {CONFIG} does not describe; "
+                "config and weights are of different heads."
+            )
+        return {key: stored[key] for key in wanted if key in stored}
+
+
+def open_head(name: str | os.PathLike[str], kind: str, revision: str | None = None) -> HeadFiles:
+    """The head of a kind that a user named.
+
+    Raises:
+        CheckpointError: for a missing or broken directory or config.
+        UnsupportedModelError: for a head of another kind.
+    """
+    files = HeadFiles.open(name, revision)
+    files.require(kind)
+    return files
+
+
+def refuse_other_target(
+    name: str, target: CausalLM, *, hidden_size: int, vocab_size: int | None = None
+) -> None:
+    """Refuse a head that was trained for another target than the one that it is to draft for.
+
+    Args:
+        hidden_size: of the target that it was trained for.
+        vocab_size: of the same, where the head says so.
+
+    Raises:
+        IncompatibleDraftError: with both numbers.
+    """
+    pairs = (
+        ("hidden size", hidden_size, target.hidden_size),
+        ("vocabulary", vocab_size, target.vocab_size),
+    )
+    for what, ours, theirs in pairs:
+        if ours is not None and ours != theirs:
+            raise IncompatibleDraftError(
+                f"{name} was trained for a target with a {what} of {ours}, and {target.name} has "
+                f"{theirs}; give a head that was trained for {target.name}."
+            )
+
+
+def write_head(
+    directory: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    texts: Mapping[str, str] | None = None,
+) -> None:
+    """Write a head's directory: all files are complete before the first of them is replaced.
+
+    Args:
+        config: of a published layout.
+        tensors: by published name, saved in their dtypes.
+        texts: further files by name, such as `forerun.json` and `README.md`.
+
+    Raises:
+        CheckpointError: where it cannot be written; what was there stays.
+    """
+    contents = {CONFIG: json.dumps(config, indent=2) + "\n", **(texts or {})}
+    kept = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+    try:
+        with contextlib.ExitStack() as finished:
+            for name, text in contents.items():
+                finished.enter_context(atomic_path(directory / name)).write_text(text, "utf-8")
+            save_file(
+                kept, finished.enter_context(atomic_path(directory / SINGLE)), {"format": "pt"}
+            )
+    except (OSError, SafetensorError) as error:
+        why = reason(error) if isinstance(error, OSError) else one_line(error)
+        raise CheckpointError(
+            f"{printable(directory)} cannot be written: {why}; give a directory on a disk with "
+            "room."
+        ) from error
+
+
+def _read(directory: Path) -> dict[str, Tensor]:
+    """The tensors of a directory, from whichever files hold them."""
+    if (directory / SINGLE).is_file() or (directory / INDEX).is_file():
+        source = SafetensorsSource(directory)
+        return {key: source.read(key) for key in source.shapes}
+    files = [directory / name for name in _PICKLED if is_regular(directory / name)][:1]
+    if is_regular(directory / _PICKLED_INDEX):
+        names = read_object(directory / _PICKLED_INDEX).get("weight_map")
+        listed = sorted(set(names.values())) if isinstance(names, dict) else []
+        files = [directory / Path(str(name)).name for name in listed]
+    if not files:
+        raise CheckpointError(
+            f"{directory} holds no weights; a head has {SINGLE}, {' or '.join(_PICKLED)} beside its "
+            f"{CONFIG}."
+        )
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors |= _unpickled(file)
+    return tensors
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file of torch, of which nothing but tensors is unpickled."""
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{file.name} is missing in {file.parent}; its index names it: download it."
+        ) from None
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"{file} is corrupt or holds more than tensors ({one_line(error)}); download it again, or "
+            "give a head in safetensors."
+        ) from error
+    tensors = content.get("state_dict", content) if isinstance(content, dict) else None
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise CheckpointError(f"{file} is no mapping of names to tensors; download it again.")
+    return {str(key): tensor for key, tensor in tensors.items()}
+
+
+def _check_numbers(directory: Path, key: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point():
+        return
+    if tensor.dtype.itemsize < 2:
+        raise CheckpointError(
+            f"{directory} holds {printable(key)} in {tensor.dtype}; give a head in fp32, bf16 or fp16."
+        )
+    if not bool(tensor.isfinite().all()):
+        raise CheckpointError(
+            f"{directory} holds {printable(key)} with numbers that are NaN or infinite; make or "
+            "download it again."
+        )
