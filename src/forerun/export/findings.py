@@ -80,10 +80,22 @@ def engines_named(text: str) -> tuple[str, ...]:
 
 
 def for_engines(findings: Iterable[Finding], engines: Sequence[str]) -> list[Finding]:
-    """The findings that matter to some of the engines, the worst first."""
+    """The findings that matter to some of the engines, the worst first.
+
+    Of several about one trap in one engine the worst count: what is not loaded is not misread.
+    """
     order = list(Severity)
-    kept = [finding for finding in findings if finding.engine in (EVERY, *engines)]
-    return sorted(dict.fromkeys(kept), key=lambda finding: order.index(finding.severity))
+    kept = dict.fromkeys(finding for finding in findings if finding.engine in (EVERY, *engines))
+    worst: dict[tuple[str, str], int] = {}
+    for finding in kept:
+        key, rank = (finding.engine, finding.trap), order.index(finding.severity)
+        worst[key] = min(rank, worst.get(key, rank))
+    found = [
+        finding
+        for finding in kept
+        if order.index(finding.severity) == worst[finding.engine, finding.trap]
+    ]
+    return sorted(found, key=lambda finding: order.index(finding.severity))
 
 
 def defects(findings: Iterable[Finding]) -> list[Finding]:

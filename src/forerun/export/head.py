@@ -6,31 +6,29 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from forerun.errors import CheckpointError, UnsupportedModelError, shown
-from forerun.models.config import read_object
+from forerun.errors import UnsupportedModelError, shown
+from forerun.heads import HEADS, kind_of
+from forerun.heads.files import HeadFiles
 
 EAGLE3, DSPARK, MEDUSA = "eagle3", "dspark", "medusa"
 RECORD = "forerun.json"
 
-# Weight files, in the order in which engines look for them.
-_WEIGHTS = (
+WEIGHTS = (
     "model.safetensors",
     "pytorch_model.bin",
     "medusa_lm_head.safetensors",
     "medusa_lm_head.pt",
 )
-_INDEX = "model.safetensors.index.json"
+"""Weight files, in the order in which engines look for them."""
 
 
 @dataclass(frozen=True, eq=False)
 class PublishedHead:
-    """A head's directory, read without judging it.
+    """A head as it was read, not judged yet.
 
     Attributes:
         name: as the user named it.
@@ -53,17 +51,16 @@ class PublishedHead:
         Raises:
             UnsupportedModelError: for a head of another kind.
         """
-        named = [str(self.config.get("speculators_model_type", "")), *self.architectures]
-        for kind in (EAGLE3, DSPARK, MEDUSA):
-            if any(kind in name.lower() for name in named):
-                return kind
-        names = {name.split(".")[0] for name in self.weights}
-        if "medusa_num_heads" in self.config:
-            return MEDUSA
-        if "markov_head" in names or "markov_rank" in self.config:
+        kind, stored = kind_of(self.config), {name.split(".")[0] for name in self.weights}
+        if kind is None:  # A name that no engine knows is a finding, not the end.
+            named = " ".join(self.architectures).lower()
+            kind = next((known for known in HEADS if known in named), None)
+        if kind is None and "markov_head" in stored:
             return DSPARK
-        if "draft_vocab_size" in self.config or {"fc", "d2t"} <= names:
+        if kind is None and {"fc", "layers"} <= stored and "draft_vocab_size" in self.config:
             return EAGLE3
+        if kind is not None and "LlamaForCausalLMEagle" not in self.architectures:
+            return kind
         raise UnsupportedModelError(
             f"{self.name} is not a head that forerun knows (architectures "
             f"{shown(list(self.architectures))}); it checks EAGLE-3, DSpark and Medusa."
@@ -106,45 +103,13 @@ def own_name(name: str) -> str:
     return name.removeprefix("model.").replace("midlayer.", "layers.0.")
 
 
-def read_head(path: str | os.PathLike[str]) -> PublishedHead:
-    """Read a head's directory.
+def read_head(name: str | os.PathLike[str]) -> PublishedHead:
+    """Read a head: a directory or a hub id.
 
     Raises:
-        CheckpointError: for missing or broken files.
+        CheckpointError: for missing or broken files, and for weights that are not numbers.
     """
-    directory = Path(path)
-    if not directory.is_dir():
-        raise CheckpointError(f"{path} is not a directory; name the directory of a trained head.")
-    config = read_object(directory / "config.json")
-    record = directory / RECORD
-    files = tuple(name for name in (_INDEX, *_WEIGHTS) if (directory / name).is_file())
-    if not files:
-        raise CheckpointError(f"{path} has no weights; it needs {' or '.join(_WEIGHTS)}.")
-    tensors: dict[str, Tensor] = {}
-    for file in _shards(directory, files[0]):
-        tensors |= _load(file)
-    content = read_object(record) if record.is_file() else {}
-    return PublishedHead(os.fspath(path), config, tensors, content, files)
-
-
-def _shards(directory: Path, first: str) -> list[Path]:
-    if first != _INDEX:
-        return [directory / first]
-    names = read_object(directory / _INDEX).get("weight_map")
-    if not isinstance(names, Mapping) or not names:
-        raise CheckpointError(f"{directory / _INDEX} has no weight_map; download it again.")
-    return [directory / Path(str(name)).name for name in dict.fromkeys(names.values())]
-
-
-def _load(file: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as problem:  # Both libraries raise many kinds for broken files.
-        raise CheckpointError(f"{file} cannot be read as tensors; download it again.") from problem
-    if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
-        raise CheckpointError(f"{file} does not hold tensors by name; save a state_dict.")
-    return loaded
+    files = HeadFiles.open(name)
+    tensors = files.tensors
+    stored = tuple(file for file in WEIGHTS if (files.directory / file).is_file())
+    return PublishedHead(files.name, files.config, tensors, files.own, stored)
