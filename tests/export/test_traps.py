@@ -21,6 +21,7 @@ from tests.helpers.published_heads import (
     LAYER_CONFIG,
     RANK,
     TARGET,
+    THETA,
     VOCAB,
     dspark_head,
     eagle3_head,
@@ -74,7 +75,7 @@ def layers(**changes: Any) -> dict[str, Any]:
 
 FC_NORMS = {f"fc_norm__{index}__weight": torch.ones(HIDDEN) for index in range(3)}
 INPUT_NORM = {"input_norm__weight": torch.ones(3 * HIDDEN)}
-YARN = {"rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": THETA, "factor": 4.0}
 SLIDING = {"layer_types": ["sliding_attention"], "sliding_window": 2048}
 
 EAGLE3: dict[str, tuple[Make, str, Bites]] = {
@@ -103,7 +104,7 @@ EAGLE3: dict[str, tuple[Make, str, Bites]] = {
     "wrapped-default-residual": (
         lambda: wrapped_eagle3_head(norm_before_residual=...),
         "norm_before_residual",
-        {(V,): WRONG, ALL: NOTE},
+        {(L, *ALL): WRONG, (S,): WRONG},
     ),
     "wrapped": (wrapped_eagle3_head, "speculators_format", {(S,): ERROR}),
     "wrapped-without-verifier": (
@@ -263,7 +264,7 @@ EAGLE3: dict[str, tuple[Make, str, Bites]] = {
     ),
     "scaling-in-one-dialect": (
         lambda: eagle3_head(
-            rope_parameters={"rope_type": "default", "rope_theta": 20000.0}, rope_scaling=YARN
+            rope_parameters={"rope_type": "default", "rope_theta": THETA}, rope_scaling=YARN
         ),
         "rope",
         {ALL: WRONG},
@@ -327,7 +328,7 @@ DSPARK: dict[str, tuple[Make, str, Bites]] = {
     "wrapped-anchor": (
         lambda: wrapped_dspark_head(sample_from_anchor=...),
         "sample_from_anchor",
-        {(V, L): WRONG},
+        {ALL: WRONG, (S,): WRONG},
     ),
     "wrapped": (wrapped_dspark_head, "speculators_format", {(S,): ERROR}),
     "reduced-vocabulary": (published.reduced_dspark_head, "draft_vocab_size", {(S,): ERROR}),

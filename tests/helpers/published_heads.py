@@ -13,7 +13,7 @@ from forerun.export.target import Target
 VOCAB, HIDDEN, LAYERS, DRAFT_VOCAB, RANK = 61, 24, 8, 40, 4
 HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 6, 40
 FUSED = 3 * HIDDEN
-THETA = 20000.0
+THETA = 50.0
 ROPE = {"rope_type": "default", "rope_theta": THETA}
 TARGET = Target("tiny", VOCAB, HIDDEN, LAYERS, 64, rope=ROPE, template_hash="ab")
 AUX = "eagle_aux_hidden_state_layer_ids"

@@ -175,11 +175,13 @@ def _layer_rules(head: PublishedHead) -> Iterator[Finding]:
     if head.layers.get("attention_bias"):
         problem = "attention_bias is true, but llama.cpp has no such bias"
         yield error(LLAMA_CPP, "bias", problem, "train without it")
-    if head.wrapped:
-        return
     if head.config.get("sample_from_anchor") is None:
-        problem = "sample_from_anchor is not named: its default differs by engine and format"
-        yield note(EVERY, "sample_from_anchor", problem, "write it into config.json")
+        problem = (
+            "sample_from_anchor is not named: speculators takes true for it, vLLM and llama.cpp false "
+            "where the format is that of speculators"
+        )
+        found = wrong if head.wrapped else note
+        yield found(EVERY, "sample_from_anchor", problem, "write it into config.json")
 
 
 def _layer_id_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:

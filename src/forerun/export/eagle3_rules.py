@@ -147,9 +147,12 @@ def _flag_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
         problem = "eagle_config.use_aux_hidden_state is false, so vLLM builds no fc"
         yield error(VLLM, "use_aux_hidden_state", problem, "write true")
     if "norm_before_residual" not in head.config:
-        problem = "norm_before_residual is not named: in the format of speculators vLLM takes true for it, "
-        remedy = "write it into config.json"
-        yield note(EVERY, "norm_before_residual", problem + "elsewhere it is false", remedy)
+        problem = (
+            "norm_before_residual is not named: in the format of speculators vLLM takes true for it, "
+            "llama.cpp false"
+        )
+        found = wrong if head.wrapped else note
+        yield found(EVERY, "norm_before_residual", problem, "write it into config.json")
     if "target_hidden_size" in head.config and head.config["target_hidden_size"] is None:
         problem = "target_hidden_size is null, which SGLang multiplies"
         if not head.wrapped:

@@ -6,19 +6,20 @@ dialects is written in both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from forerun.contracts import CausalLM
 from forerun.errors import UnsupportedModelError
 from forerun.export.forwards import target_ids_of
 from forerun.export.head import DSPARK, EAGLE3, PublishedHead
-from forerun.export.readings import AUX, DSparkReading, Eagle3Reading, reading_of
+from forerun.export.readings import AUX, DSparkReading, Eagle3Reading, reading_of, window_of
 from forerun.export.sizes import Sizes, rope_of, sizes_of, whole
-from forerun.export.target import Target
+from forerun.export.target import Target, borrowed_rows
 
 SPECULATORS = "speculators"
 SPECULATORS_VERSION = "0.9.0"
@@ -33,15 +34,34 @@ class Verifier:
     Args:
         name: its id on the hub; None for one that is on no hub: the head then holds its embedding.
         architectures: of its config.
-        embedding: makes its embedding [V, H].
+        model: lends its embedding and the rows of its output head.
     """
 
     name: str | None
     architectures: tuple[str, ...]
-    embedding: Callable[[], Tensor]
+    model: CausalLM
+
+    def embedding(self) -> Tensor:
+        """Its embedding [V, H]."""
+        ids = torch.arange(self.model.vocab_size, device=self.model.device)
+        return self.model.embed(ids[None])[0].float().cpu()
+
+    def lm_head(self, ids: Tensor) -> Tensor:
+        """Rows [m, H] of its output head, read off by running unit vectors through it.
+
+        Raises:
+            UnsupportedModelError: for a head that is more than one product.
+        """
+        rows = borrowed_rows(self.model, ids)
+        if rows is None:
+            raise UnsupportedModelError(
+                f"the output head of {self.model.name} caps its logits or has a bias, which no head can "
+                "hold; the export would draft otherwise."
+            )
+        return rows.float().cpu()
 
 
-def eagle3_profile(head: PublishedHead, target: Target) -> Parts:
+def eagle3_profile(head: PublishedHead, target: Target, verifier: Verifier) -> Parts:
     """SpecForge's layout with the dialects of all three engines: config and tensors."""
     reading, sizes = _eagle3(head, target), sizes_of(head, target)
     layers = reading.hidden_layers
@@ -49,6 +69,7 @@ def eagle3_profile(head: PublishedHead, target: Target) -> Parts:
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         **_layers_config(head, sizes, "llama"),
+        **({} if reading.window is None else _windows(head, sizes)),
         "draft_vocab_size": len(_draft_vocabulary(head, reading.draft_ids, sizes)),
         "tie_word_embeddings": False,
         **_flags(reading),
@@ -60,29 +81,37 @@ def eagle3_profile(head: PublishedHead, target: Target) -> Parts:
     }
     if sizes.target_hidden_size != sizes.hidden_size:
         config["target_hidden_size"] = sizes.target_hidden_size
-    tensors = _with_vocabulary(head, reading.draft_ids, sizes)
+    tensors = _with_vocabulary(head, reading.draft_ids, sizes, verifier)
     return config, {
         name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()
     }
 
 
-def dspark_profile(head: PublishedHead, target: Target) -> Parts:
+def dspark_profile(head: PublishedHead, target: Target, _: Verifier) -> Parts:
     """DeepSpec's own layout over the target's whole vocabulary: config and tensors.
 
     The Markov head has no bias for tokens outside a reduced draft vocabulary.
+
+    Raises:
+        UnsupportedModelError: for a head with its own output head over a reduced vocabulary.
     """
     reading, sizes = _dspark(head, target), sizes_of(head, target)
+    if _is_reduced(sizes) and "lm_head.weight" in head.weights:
+        raise UnsupportedModelError(
+            f"{head.name} cannot be exported faithfully: it has an output head of its own over "
+            f"{sizes.draft_vocab_size} tokens, and SGLang drafts with the target's; train with the "
+            "target's rows."
+        )
     config = {
         "architectures": ["Qwen3DSparkModel"],
         **_layers_config(head, sizes, "qwen3"),
-        "layer_types": ["full_attention"] * sizes.num_layers,
+        **_windows(head, sizes),
         "tie_word_embeddings": False,
         "num_target_layers": target.num_layers,
         "target_layer_ids": [layer - 1 for layer in reading.hidden_layers],
         **_block_config(head, reading),
     }
-    dropped = {"d2t", "t2d", *(["lm_head.weight"] if _is_reduced(sizes) else [])}
-    tensors = {name: tensor for name, tensor in head.weights.items() if name not in dropped}
+    tensors = {name: part for name, part in head.weights.items() if name not in ("d2t", "t2d")}
     if _is_reduced(sizes):
         chosen = _draft_vocabulary(head, reading.draft_ids, sizes)
         name = "markov_head.markov_w2.weight"
@@ -110,12 +139,12 @@ def speculators_profile(head: PublishedHead, target: Target, verifier: Verifier)
             "sliding_window_non_causal": True,
         }
         steps, name, model_type = own["block_size"], "DSparkSpeculator", "qwen3"
-    tensors = _with_vocabulary(head, reading.draft_ids, sizes)
+    tensors = _with_vocabulary(head, reading.draft_ids, sizes, verifier)
     if verifier.name is None and "embed_tokens.weight" not in tensors:
         tensors["embed_tokens.weight"] = verifier.embedding().to(tensors["fc.weight"].dtype)
     layers = _layers_config(head, sizes, model_type)
-    if kind == DSPARK:
-        layers["layer_types"] = ["full_attention"] * sizes.num_layers
+    if kind == DSPARK or reading.window is not None:
+        layers |= _windows(head, sizes)
     return {
         "architectures": [name],
         "speculators_model_type": kind,
@@ -191,6 +220,13 @@ def _layers_config(head: PublishedHead, sizes: Sizes, model_type: str) -> dict[s
     }
 
 
+def _windows(head: PublishedHead, sizes: Sizes) -> dict[str, Any]:
+    """Which layers have a window; none unless the head's config says so."""
+    if window_of(head) is None:
+        return {"layer_types": ["full_attention"] * sizes.num_layers}
+    return {key: head.layers[key] for key in ("layer_types", "sliding_window")}
+
+
 def _flags(reading: Eagle3Reading) -> dict[str, bool]:
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {name: getattr(reading, name) for name in names}
@@ -224,10 +260,16 @@ def _draft_vocabulary(head: PublishedHead, draft_ids: str, sizes: Sizes) -> Tens
     return target_ids_of(head.weights, draft_ids, sizes.draft_vocab_size)
 
 
-def _with_vocabulary(head: PublishedHead, draft_ids: str, sizes: Sizes) -> dict[str, Tensor]:
-    """The tensors with the draft vocabulary as offsets and as a mask of the target's tokens."""
+def _with_vocabulary(
+    head: PublishedHead, draft_ids: str, sizes: Sizes, verifier: Verifier
+) -> dict[str, Tensor]:
+    """The tensors with an output head, the target's where they have none, and with the draft
+    vocabulary as offsets and as a mask of the target's tokens."""
     chosen = _draft_vocabulary(head, draft_ids, sizes)
     mask = torch.zeros(sizes.vocab_size, dtype=torch.bool)
     mask[chosen] = True
     mapping: Mapping[str, Tensor] = {"d2t": chosen - torch.arange(len(chosen)), "t2d": mask}
-    return {**head.weights, **mapping}
+    tensors = {**head.weights, **mapping}
+    if "lm_head.weight" not in tensors:
+        tensors["lm_head.weight"] = verifier.lm_head(chosen).to(tensors["fc.weight"].dtype)
+    return tensors

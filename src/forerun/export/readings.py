@@ -189,7 +189,7 @@ def _norm_before_residual(head: PublishedHead, engine: str | None) -> bool:
         return False
     value = head.config.get("norm_before_residual")
     if value is None:
-        return engine == VLLM and head.wrapped
+        return engine in (VLLM, None) and head.wrapped
     return bool(value)
 
 
@@ -221,7 +221,7 @@ def _sample_from_anchor(head: PublishedHead, engine: str | None) -> bool:
     value = head.config.get("sample_from_anchor")
     if value is not None:
         return bool(value)
-    if engine == VLLM:
+    if engine in (VLLM, None):
         return not head.wrapped
     if engine == LLAMA_CPP:
         return not {"transformer_layer_config", "aux_hidden_state_layer_ids"} & set(head.config)
