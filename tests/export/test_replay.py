@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -167,7 +168,7 @@ def test_every_field_of_a_reading_matters_to_some_head(
         head = with_tensors(head, **own)
         head = with_tensors(head, d2t=torch.arange(61).flip(0) - torch.arange(61))
     trained = reading_of(head, TARGET)
-    others = {
+    others: dict[str, Any] = {
         "hidden_layers": (0, 3, 7),
         "draft_ids": "none",
         "lm_head": "target",
@@ -179,10 +180,12 @@ def test_every_field_of_a_reading_matters_to_some_head(
     base = draft(head, TARGET, trained, text)
     for field in fields(trained):
         now = getattr(trained, field.name)
-        other = (not now) if isinstance(now, bool) else others.get(field.name)
+        change: dict[str, Any] = {
+            field.name: not now if isinstance(now, bool) else others.get(field.name)
+        }
         if field.name == "later_norm":
             continue  # Of heads with several layers alone.
-        changed = draft(head, TARGET, replace(trained, **{field.name: other}), text)
+        changed = draft(head, TARGET, replace(trained, **change), text)
         alike = base.logits.shape == changed.logits.shape and torch.equal(
             base.logits, changed.logits
         )

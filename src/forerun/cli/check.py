@@ -65,40 +65,26 @@ def as_object(found: Examination, engines: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _print(content: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console, table = Console(highlight=False), Table.grid(padding=(0, 2))
-    versions = ", ".join(f"{engine} {version}" for engine, version in content["engines"].items())
-    console.print(f"{content['kind']} head for {content['model']}: {versions}", markup=False)
+    click.echo(f"{content['kind']} head for {content['model']}")
     for result in content["replays"]:
-        console.print(f"\n{_replay_text(result)}", markup=False, soft_wrap=True)
-    if content["findings"]:
-        console.print()
-        table.add_column(style="bold")
-        table.add_column()
-        table.add_column(overflow="fold")
-        for finding in content["findings"]:
-            text = f"{finding['problem'][0].upper()}{finding['problem'][1:]}; {finding['remedy']}."
-            table.add_row(finding["severity"], finding["engine"], text)
-        console.print(table, markup=False)
-    elif not content["replays"]:
-        console.print("nothing found", markup=False)
+        version = content["engines"][result["engine"]]
+        click.echo(f"{result['engine']} {version}: {result['verdict']}{_figures(result)}")
+    for finding in content["findings"]:
+        text = f"{finding['problem']}; {finding['remedy']}"
+        click.echo(f"{finding['severity']:<5}  {finding['engine']:<9}  {text}")
+    if not content["findings"] and not content["replays"]:
+        click.echo("nothing found")
     if content["replay_skipped"]:
         click.echo(f"forerun: not run: {content['replay_skipped']}", err=True)
 
 
-def _replay_text(result: dict[str, Any]) -> str:
-    """The verdict about an engine, with its figures."""
-    verdict = f"{result['verdict'][0].upper()}{result['verdict'][1:]}."
+def _figures(result: dict[str, Any]) -> str:
+    """What was measured in an engine that loads the head."""
     if result["agreement"] is None:
-        return verdict
-    figures = f"{result['agreement']:.0%} of its drafts are those it was trained to make"
-    if result["difference"] is not None:
-        figures += f", logits within {result['difference']:.2g}"
+        return ""
     return (
-        f"{verdict}\n  {figures}; {result['hits']:.0%} of them are the target's own tokens, as trained "
-        f"{result['trained_hits']:.0%}"
+        f" ({result['agreement']:.0%} the same drafts; {result['hits']:.0%} are the target's own tokens, "
+        f"{result['trained_hits']:.0%} as trained)"
     )
 
 

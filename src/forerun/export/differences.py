@@ -40,13 +40,13 @@ def because(field: str, engine: str, trained: Reading, read: Reading) -> str:
     """Why a difference of one field makes an engine draft otherwise, as a clause."""
     was, now = getattr(trained, field), getattr(read, field)
     values = {"engine": TITLES[engine], "field": field, "trained": _shown(was), "read": _shown(now)}
-    return _WORDS.get(field, _PLAIN).format(**values)
+    ignored = was is True and now is False
+    return _WORDS.get(field, _IGNORED if ignored else _PLAIN).format(**values)
 
 
-_IGNORED = "{engine} runs it with {field}={read}, but it was trained with {field}={trained}"
+_IGNORED = "{engine} ignores {field}={trained}"
 _PLAIN = "{engine} reads {field} as {read}, but the head was trained with {trained}"
 _WORDS = {
-    **dict.fromkeys(("norm_before_residual", "fc_norm", "norm_output"), _IGNORED),
     "hidden_layers": "{engine} feeds it the hidden layers {read}, but it was trained on {trained}, where "
     "i is the output of the target's first i layers",
     "draft_ids": "{engine} reads the draft vocabulary as {read}, but d2t holds {trained}",
