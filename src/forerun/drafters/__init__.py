@@ -11,6 +11,7 @@ from typing import Any
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
+from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.suffix import SuffixDrafter
@@ -25,6 +26,7 @@ DRAFTERS = Registry(
         "cascade": CascadeDrafter,
         "draft_model": DraftModelDrafter,
         "layer_skip": LayerSkipDrafter,
+        "medusa": MedusaDrafter,
         "ngram": NgramDrafter,
         "prediction": PredictionDrafter,
         "suffix": SuffixDrafter,
