@@ -10,14 +10,18 @@ from forerun.contracts import Drafter
 from forerun.core import NO_HINTS, Hints
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.engine.config import DraftSampling
+from forerun.heads.eagle3 import Eagle3Config, Eagle3Weights
+from forerun.heads.eagle3_parts import Eagle3Head
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel, TreeDrafter
+from tests.helpers.eagle_heads import Made, published
 from tests.helpers.layered import LayeredToyModel
 
 VOCAB = 11
@@ -58,6 +62,25 @@ PREDICTED = Hints(
 )
 
 
+def _eagle3(target: LayeredToyModel) -> Eagle3Drafter:
+    """With a random head over all but a few of the target's tokens."""
+    size = target.vocab_size
+    made = Made(
+        size,
+        size,
+        size,
+        draft_vocab=size * 3 // 4,
+        heads=1,
+        kv_heads=1,
+        head_dim=6,
+        inner=9,
+        ids=(1, 2, 3),
+    )
+    config, tensors = published(made, "vllm")
+    weights = Eagle3Weights("head", Eagle3Config.read(config, "head"), tensors)
+    return Eagle3Drafter(Eagle3Head(weights, target), size, ROWS, target.max_context)
+
+
 DRAFTERS = [
     DrafterCase(
         "draft_model",
@@ -90,6 +113,24 @@ DRAFTERS = [
         ),
         ("auto", "token", "coupled"),
         config=TREE,
+    ),
+    DrafterCase(
+        "eagle3",
+        lambda target, _: _eagle3(target),
+        ("auto", "token", "block", "traversal", "coupled"),
+    ),
+    DrafterCase(
+        "eagle3-tree",
+        lambda target, _: _eagle3(target),
+        ("auto", "token", "traversal", "coupled"),
+        config=TREE,
+    ),
+    DrafterCase(
+        "eagle3-shape-greedy",
+        lambda target, _: _eagle3(target),
+        ("auto", "token", "coupled"),
+        draft_sample_method="greedy",
+        config=SHAPE,
     ),
     DrafterCase(
         "layer_skip",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forerun.drafters import DRAFTERS
+from tests.helpers import eagle_heads
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
@@ -16,6 +19,13 @@ GREEDY = ("--temperature", "0")
 # Text to copy from, so that drafters without a model have something to say.
 PROMPT = "def add(a, b):\n    return a + b\n" * 3
 NEEDS = {"layer_skip": ("--exit-layer", "1")}
+SIZES: dict[str, Any] = {"hidden": 16, "target_hidden": 16, "vocab": 300}
+# Random heads for the target, by the method that drafts with them.
+HEADS: dict[str, Callable[[Path], Path]] = {
+    "eagle3": lambda folder: eagle_heads.write(
+        folder, eagle_heads.Made(**SIZES, draft_vocab=200, ids=(0, 1, 2)), "vllm"
+    ),
+}
 
 
 def alone(cli: Cli, *args: str) -> Any:
@@ -36,13 +46,15 @@ def content_of(result: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("sampling", [GREEDY, ("--seed", "3")])
 def test_every_method_gives_plain_text(
-    cli: Cli, write: Write, method: str, tree: bool, sampling: tuple[str, ...]
+    cli: Cli, write: Write, tmp_path: Path, method: str, tree: bool, sampling: tuple[str, ...]
 ) -> None:
     options = ["--method", method, *NEEDS.get(method, ()), *sampling]
     if tree:
         options += ["--tree", "auto", "--num-tree-nodes", "6"]
     if DRAFTERS[method].needs_draft_model or method == "cascade":
         options += ["--draft-model", cli.draft]
+    if DRAFTERS[method].head:
+        options += ["--draft-model", str(HEADS[method](tmp_path / "head"))]
     plain = content_of(alone(cli, "--no-speculative", *sampling, "--json"))
     if method == "prediction":
         options += ["--prediction-file", write("expected.txt", plain["text"])]
@@ -136,3 +148,26 @@ def test_files_that_are_no_text_or_no_tree_are_refused(cli: Cli, tmp_path: Any) 
     refused(alone(cli, "--method", "suffix", "--suffix-corpus", str(latin)), "UTF-8")
     refused(alone(cli, "--method", "suffix", "--suffix-corpus", str(empty)), "empty")
     refused(alone(cli, "--draft-model", cli.draft, "--tree", str(tree)), "node 1 is 5")
+
+
+def test_the_method_follows_from_the_head(cli: Cli, tmp_path: Path) -> None:
+    head = str(HEADS["eagle3"](tmp_path))
+    content = content_of(alone(cli, "--draft-model", head, *GREEDY, "--json"))
+    assert (content["method"], content["draft_model"]) == ("eagle3", head)
+
+
+def test_heads_are_refused_where_they_cannot_draft(cli: Cli, tmp_path: Path) -> None:
+    """The head of another target, a model as a head, a head as a model, and no head at all."""
+    for sizes, message in (
+        ({"hidden": 24, "target_hidden": 24}, "hidden size of 24, and"),
+        ({"vocab": 310}, "vocabulary of 310, and"),
+    ):
+        made = eagle_heads.Made(**{**SIZES, **sizes}, ids=(0, 1, 2))
+        other = str(eagle_heads.write(tmp_path / "other", made, "vllm"))
+        refused(alone(cli, "--draft-model", other, *GREEDY), message)
+    head = str(HEADS["eagle3"](tmp_path / "head"))
+    refused(alone(cli, "--method", "eagle3", "--draft-model", cli.draft), "no fc.weight")
+    refused(alone(cli, "--method", "draft_model", "--draft-model", head), "use method 'eagle3'")
+    refused(alone(cli, "--method", "eagle3"), "no eagle3 head is known for")
+    both = ("--method", "cascade", "--cascade", "draft_model,eagle3", "--draft-model", head)
+    refused(alone(cli, *both), "one can be named")

@@ -10,6 +10,7 @@ from typing import Any
 
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
@@ -25,6 +26,7 @@ DRAFTERS = Registry(
     {
         "cascade": CascadeDrafter,
         "draft_model": DraftModelDrafter,
+        "eagle3": Eagle3Drafter,
         "layer_skip": LayerSkipDrafter,
         "medusa": MedusaDrafter,
         "ngram": NgramDrafter,

@@ -102,6 +102,18 @@ class HeadFiles:
             _check_numbers(directory, key, tensor)
         return tensors
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The published names of its tensors; of safetensors nothing else is read.
+
+        Raises:
+            CheckpointError: for weights that are missing or corrupt.
+        """
+        directory = self.location.with_weights(_PATTERNS).directory
+        if _is_safe(directory):
+            return frozenset(SafetensorsSource(directory).shapes)
+        return frozenset(self.tensors)
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of its weights as they are stored, as far as they are on this machine."""
@@ -231,9 +243,14 @@ def write_head(
         ) from error
 
 
+def _is_safe(directory: Path) -> bool:
+    """Whether a directory holds safetensors."""
+    return (directory / SINGLE).is_file() or (directory / INDEX).is_file()
+
+
 def _read(directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory, from whichever files hold them."""
-    if (directory / SINGLE).is_file() or (directory / INDEX).is_file():
+    if _is_safe(directory):
         source = SafetensorsSource(directory)
         return {key: source.read(key) for key in source.shapes}
     files = [directory / name for name in _WHOLE if is_regular(directory / name)][:1]

@@ -9,7 +9,7 @@ from forerun.sampling.draws import (
     draw_plain,
     draw_tensor,
 )
-from forerun.sampling.proposals import Children, draw_siblings
+from forerun.sampling.proposals import Children, DraftVocabulary, draw_siblings
 from forerun.sampling.warping import (
     adjusted,
     check_token_ids,
@@ -20,6 +20,7 @@ from forerun.sampling.warping import (
 
 __all__ = [
     "Children",
+    "DraftVocabulary",
     "Prefix",
     "adjusted",
     "check_token_ids",

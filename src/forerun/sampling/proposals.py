@@ -31,6 +31,30 @@ class Children:
     rows: Tensor | None = None
 
 
+class DraftVocabulary:
+    """The tokens that a drafter proposes from, where they are some of the target's.
+
+    Args:
+        token_ids: the target's token of each draft token, int64 [Vd], each once.
+        size: of the target's vocabulary, V.
+    """
+
+    def __init__(self, token_ids: Tensor, size: int) -> None:
+        self._ids, self._size = token_ids, size
+        self._on_host: list[int] = token_ids.tolist()
+
+    def widen(self, rows: Tensor, fill: float) -> Tensor:
+        """Rows [N, Vd] over the target's vocabulary, [N, V], the rest of it `fill`."""
+        wide = rows.new_full((len(rows), self._size), fill)
+        return wide.index_copy_(1, self._ids, rows)
+
+    def in_target(self, children: Children) -> Children:
+        """The same children as tokens of the target, with rows over its vocabulary."""
+        tokens = [self._on_host[token] for token in children.token_ids]
+        rows = None if children.rows is None else self.widen(children.rows, 0.0)
+        return Children(tokens, children.probs, rows)
+
+
 def draw_siblings(
     logits: Tensor,
     prefixes: Sequence[Prefix],
@@ -39,6 +63,7 @@ def draw_siblings(
     randomness: Randomness,
     *,
     replacement: bool = False,
+    vocabulary: DraftVocabulary | None = None,
 ) -> list[Children]:
     """The children of several nodes: drawn in order, or the most probable.
 
@@ -54,7 +79,17 @@ def draw_siblings(
         nodes: for each, the nodes that its children become, which key their draws.
         randomness: the engine's.
         replacement: whether a drawn child may repeat its siblings' tokens. Others never do.
+        vocabulary: what the columns of the logits stand for, where not for all of the target's tokens.
     """
+    if vocabulary is not None:
+        # Adjustments name tokens of the target, and so does shared noise.
+        if drawing is Drawing.COUPLED or any(prefix.params.adjusts for prefix in prefixes):
+            logits = vocabulary.widen(logits, -torch.inf)
+        else:
+            children = draw_siblings(
+                logits, prefixes, drawing, nodes, randomness, replacement=replacement
+            )
+            return [vocabulary.in_target(few) for few in children]
     probs, dead = warp_for_drafts(logits, prefixes, ranking=drawing is Drawing.GREEDY)
     if dead:
         nodes = [() if row in dead else own for row, own in enumerate(nodes)]

@@ -15,7 +15,7 @@ from forerun.engine.compatibility import check_drafter as check_compatible
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, ExactnessError
-from forerun.models.running import prefill
+from forerun.models.running import prefill_chunks
 from forerun.params import SamplingParams
 from forerun.randomness import Key, Purpose, Randomness
 from forerun.testing.enumeration import WarpedRows, by_decision
@@ -43,7 +43,7 @@ _DECLARED = (
     *("name", "exactness", "drawings", "draws_trees", "takes_trees"),
     *("reads_predictions", "shared_layers"),
     *("hidden_layers", "vocab_size", "rows", "options"),
-    *("attach", "propose", "observe", "confidence", "release", "clear_row"),
+    *("attach", "propose", "observe", "observe_prefill", "confidence", "release", "clear_row"),
 )
 
 
@@ -160,7 +160,10 @@ def _enumerate(setting: _Setting) -> Enumeration:
     request, committed = setting.request(), len(setting.prompt) - 1
     # As in an engine, all but the newest token has run.
     cache = setting.target.new_cache(1, len(setting.prompt) + setting.plan.num_tokens)
-    prefill(setting.target, cache, 0, request.token_ids[:committed])
+    layers, prompt = setting.drafter.hidden_layers, request.token_ids[:committed]
+    for batch, output in prefill_chunks(setting.target, cache, [0], [prompt], layers):
+        if layers:
+            setting.drafter.observe_prefill(request, batch.positions[0][0], output)
     setting.drafter.attach(cache)
 
     def propose(randomness: Randomness) -> Draft:

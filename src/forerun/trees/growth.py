@@ -19,7 +19,7 @@ from torch import Tensor
 
 from forerun.core import MOST_NODES, NO_DRAFT, Draft, Drawing, Plan, Request, Tree
 from forerun.randomness import Randomness
-from forerun.sampling import Children, Prefix, draw_siblings
+from forerun.sampling import Children, DraftVocabulary, Prefix, draw_siblings
 
 # Nodes of a level that are run, and children of each, where nothing fixes a shape.
 MOST_EXPANDED = 8
@@ -199,13 +199,19 @@ def start(request: Request, plan: Plan) -> Growth:
     return BestFirstGrowth(request, plan.num_nodes, plan.num_tokens)
 
 
-def grow(growths: Sequence[Growth], logits: Tensor, randomness: Randomness) -> None:
+def grow(
+    growths: Sequence[Growth],
+    logits: Tensor,
+    randomness: Randomness,
+    vocabulary: DraftVocabulary | None = None,
+) -> None:
     """Give every tree its next level.
 
     Args:
         growths: with frontiers that are not empty.
         logits: after each node of their frontiers, [N, V], tree after tree.
         randomness: the engine's.
+        vocabulary: of the drafter, where it is not the target's.
     """
     drawings = [growth.drawing for growth in growths for _ in growth.frontier]
     for drawing in dict.fromkeys(drawings):
@@ -215,6 +221,7 @@ def grow(growths: Sequence[Growth], logits: Tensor, randomness: Randomness) -> N
             chosen = logits[[row for row, other in enumerate(drawings) if other is drawing]]
         prefixes = [prefix for growth in some for prefix in growth.prefixes()]
         nodes = [wanted for growth in some for wanted in growth.wanted()]
-        children = iter(draw_siblings(chosen, prefixes, drawing, nodes, randomness))
+        drawn = draw_siblings(chosen, prefixes, drawing, nodes, randomness, vocabulary=vocabulary)
+        children = iter(drawn)
         for growth in some:
             growth.extend(list(itertools.islice(children, len(growth.frontier))))

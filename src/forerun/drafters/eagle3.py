@@ -1,0 +1,198 @@
+"""EAGLE: a trained layer that runs ahead on the target's own hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from forerun.contracts import DrafterSetup
+from forerun.core import (
+    MOST_NODES,
+    NO_DRAFT,
+    Draft,
+    Drawing,
+    ForwardOutput,
+    Plan,
+    Request,
+    Tree,
+    Verdict,
+)
+from forerun.drafters.base import BaseDrafter
+
+# What needs torch is imported where it is used: options and help are read without it.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.heads.eagle3_parts import Eagle3Head
+    from forerun.heads.features import Missing
+    from forerun.randomness import Randomness
+    from forerun.trees.growth import Growth
+
+# Rows that miss more tokens than this run them alone, so that no other row pays for padding.
+LARGEST_SHARED_CATCH_UP = 16
+_CHUNK = 512
+
+
+@dataclass
+class _Run:
+    """A tree in the making, and what the head carries from node to node.
+
+    Args:
+        growth: the tree.
+        carried: after the text, then after each node that has been run, each [hidden_size].
+        parents: of the nodes that have been run, as indices among them; -1 is the text.
+    """
+
+    growth: Growth
+    carried: list[Tensor]
+    parents: list[int] = field(default_factory=list)
+
+
+class Eagle3Drafter(BaseDrafter):
+    """Drafts chains and trees with an EAGLE head (arXiv 2503.01840; EAGLE-1 and -2 too).
+
+    Tokens that the target has run are run through the head with the target's states; drafted ones with
+    what the head made of the token before. The most probable nodes make trees for greedy text (EAGLE-2),
+    drawn ones have a fixed shape. It drafts nothing for a request until it has seen the state of the
+    newest token that the target has run.
+
+    Args:
+        head: that runs where the target runs.
+        vocab_size: the target's.
+        rows: as many as the target's cache has.
+        capacity: tokens a row, drafted ones included.
+        tree_slots: slots a row for the nodes of trees.
+    """
+
+    name = "eagle3"
+    head: str | None = "eagle3"
+    drawings = frozenset(Drawing)
+    takes_trees = True
+
+    def __init__(
+        self,
+        head: Eagle3Head,
+        vocab_size: int,
+        rows: int,
+        capacity: int,
+        tree_slots: int = MOST_NODES,
+    ) -> None:
+        from forerun.heads.features import Features
+
+        self.module, self.rows, self.capacity = head, rows, capacity
+        self.vocab_size, self.hidden_layers = vocab_size, head.hidden_layers
+        self.cache = head.new_cache(rows, capacity + tree_slots)
+        self.features = Features(head.hidden_layers, rows, self.cache)
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> Self:
+        from forerun.heads.eagle3 import Eagle3Weights
+        from forerun.heads.eagle3_parts import Eagle3Head
+
+        head = Eagle3Head(Eagle3Weights.read(setup.head), setup.target)
+        return cls(head, setup.target.vocab_size, setup.rows, setup.capacity, setup.tree_slots)
+
+    def propose(
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        from forerun.trees.growth import start
+
+        drafts = [NO_DRAFT] * len(requests)
+        drafting: list[int] = []
+        growths: list[Growth] = []
+        missing: list[Missing] = []
+        for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
+            room = self.capacity - len(request)
+            lacking = self.features.missing(request) if plan.num_tokens and room > 0 else None
+            if lacking is not None:
+                drafting.append(index)
+                missing.append(lacking)
+                growths.append(start(request, plan.cut(room)))
+        if drafting:
+            self._grow(growths, missing, randomness)
+            for index, growth in zip(drafting, growths, strict=True):
+                drafts[index] = growth.finish()
+        return drafts
+
+    def observe(
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
+        output: ForwardOutput,
+    ) -> None:
+        self.features.observe(requests, verdicts, output)
+
+    def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
+        self.features.observe_prefill(request, start, output)
+
+    def clear_row(self, row: int) -> None:
+        self.features.clear(row)
+
+    def _grow(self, growths: list[Growth], missing: list[Missing], randomness: Randomness) -> None:
+        """Grow trees of any kind, level by level."""
+        from forerun.trees.growth import grow
+
+        runs, logits = self._catch_up(growths, missing)
+        while True:
+            grow([run.growth for run in runs], logits, randomness, self.module.vocabulary)
+            runs = [run for run in runs if run.growth.frontier]
+            if not runs:
+                return
+            logits = self._extend(runs)
+
+    def _catch_up(self, growths: list[Growth], missing: list[Missing]) -> tuple[list[_Run], Tensor]:
+        """Run the target's states that the head's cache lacks; logits [B, Vd] after the last of each row."""
+        import torch
+
+        requests = [growth.request for growth in growths]
+        states = [self._run_most(*pair) for pair in zip(requests, missing, strict=True)]
+        read = self.module.run(
+            [request.row for request in requests],
+            [self.module.fuse(some[None])[0] for some in states],
+            [
+                request.token_ids[-len(some) :]
+                for request, some in zip(requests, states, strict=True)
+            ],
+            self.cache,
+        )
+        for request, some in zip(requests, states, strict=True):
+            self.features.ran(request, len(some))
+        last = [len(some) - 1 for some in states]
+        carried = [read.carried[row, token] for row, token in enumerate(last)]
+        normed = torch.stack([read.normed[row, token] for row, token in enumerate(last)])
+        runs = [_Run(growth, [state]) for growth, state in zip(growths, carried, strict=True)]
+        return runs, self.module.logits(normed)
+
+    def _run_most(self, request: Request, missing: Missing) -> Tensor:
+        """Run most of what a row lacks where that is much; the states that are left, one at least."""
+        states = missing.states
+        while len(states) > LARGEST_SHARED_CATCH_UP:
+            count = min(_CHUNK, len(states) - 1)
+            end = len(request) - len(states) + count
+            tokens = request.token_ids[end - count : end]
+            fused = self.module.fuse(states[None, :count])[0]
+            self.module.run([request.row], [fused], [tokens], self.cache)
+            self.features.ran(request, count)
+            states = states[count:]
+        return states
+
+    def _extend(self, runs: list[_Run]) -> Tensor:
+        """Run the frontiers of trees; logits [N, Vd] after each node, tree after tree."""
+        import torch
+
+        hidden, token_ids, trees = [], [], []
+        for run in runs:
+            tokens, above = run.growth.run_frontier()
+            hidden.append(torch.stack([run.carried[node + 1] for node in above]))
+            run.parents += above
+            token_ids.append(tokens)
+            trees.append(Tree(tuple(run.parents)))
+        rows = [run.growth.request.row for run in runs]
+        read = self.module.run(rows, hidden, token_ids, self.cache, trees)
+        normed = []
+        for index, (run, tokens) in enumerate(zip(runs, token_ids, strict=True)):
+            run.carried += read.carried[index, : len(tokens)].unbind(0)
+            normed.append(read.normed[index, : len(tokens)])
+        return self.module.logits(normed[0] if len(normed) == 1 else torch.cat(normed))

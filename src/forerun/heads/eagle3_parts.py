@@ -1,0 +1,159 @@
+"""An EAGLE head where its target runs: the published weights as modules of torch or of the CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from forerun.contracts import CausalLM, Module
+from forerun.core import Batch, Tree
+from forerun.heads.blocks import Block, BlockCache
+from forerun.heads.eagle3 import Eagle3Weights
+from forerun.models.modules import modules_for
+from forerun.sampling import DraftVocabulary
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a head makes of some tokens.
+
+    Args:
+        carried: what the next step reads in place of a state of the target, [B, n, hidden_size].
+        normed: what its output head reads, [B, n, hidden_size].
+    """
+
+    carried: Tensor
+    normed: Tensor
+
+
+class Eagle3Head:
+    """A head that runs where its target runs.
+
+    A slot of its cache belongs to a token of the text, whose state it reads together with the token after
+    it; its output is about the one after that.
+
+    Args:
+        weights: as stored.
+        target: that it drafts for; it lends what the head does not bring.
+
+    Raises:
+        IncompatibleDraftError: for another target than that of its training.
+        CheckpointError: for weights that cannot run.
+    """
+
+    def __init__(self, weights: Eagle3Weights, target: CausalLM) -> None:
+        weights.refuse_other(target)
+        self.config, self._target = weights.config, target
+        tensors, shape, modules = weights.tensors, weights.config.layers, modules_for(target)
+        self.hidden_layers = self.config.layers_of(target)
+
+        def norm(name: str) -> Module | None:
+            weight = tensors.get(f"{name}.weight")
+            return None if weight is None else modules.norm(weight, eps=shape.norm_eps)
+
+        layers = range(shape.num_layers)
+        self.blocks = [Block(modules, shape, tensors, f"layers.{i}", i) for i in layers]
+        self._fc = modules.linear(tensors["fc.weight"], tensors.get("fc.bias"))
+        self._input_norms = [norm(f"layers.{i}.input_layernorm") for i in layers]
+        self._hidden_norm = norm("layers.0.hidden_norm")
+        self._norm, self._joined_norm = norm("norm"), norm("input_norm")
+        fused = range(self.config.num_fused if self.config.fc_norm else 0)
+        self._each_norm = [norm(f"fc_norm.{i}") for i in fused]
+        self._embed = _embedding(weights, target)
+        self._head, self.vocabulary = _output_head(weights, target, modules.linear)
+
+    def new_cache(self, rows: int, capacity: int) -> BlockCache:
+        """An empty cache of `rows` rows of `capacity` tokens each."""
+        return BlockCache.of(self.blocks, rows, capacity)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """What the head reads of the target's states [B, n, W], [B, n, hidden_size]."""
+        if self.config.regression:
+            return self._target.final_norm(states)
+        if self._joined_norm is not None:
+            states = self._joined_norm(states)
+        if self._each_norm:
+            parts = torch.split(states, self.config.target_hidden_size, dim=-1)
+            normed = zip(self._each_norm, parts, strict=True)
+            states = torch.cat([norm(part) for norm, part in normed if norm is not None], dim=-1)
+        return self._fc(states)
+
+    def run(
+        self,
+        rows: Sequence[int],
+        hidden: Sequence[Tensor],
+        token_ids: Sequence[Sequence[int]],
+        cache: BlockCache,
+        trees: Sequence[Tree | None] | None = None,
+    ) -> Read:
+        """Run tokens behind those that some rows of the cache hold.
+
+        Args:
+            hidden: for each row what is read beside its tokens, [n, hidden_size]: fused states, or what
+                the step before carries.
+            token_ids: for each row the token after each of those.
+            trees: of the rows' newest nodes, see `Batch.trees`.
+        """
+        batch = Batch.after(cache, rows, token_ids, trees=trees)
+        states = hidden[0][None] if len(rows) == 1 else pad_sequence(list(hidden), batch_first=True)
+        ids = torch.from_numpy(batch.padded(token_ids, 0)).to(states.device)
+        out = self._first(self._embed(ids), states, batch, cache)
+        for block, norm, own in zip(
+            self.blocks[1:], self._input_norms[1:], cache.layers[1:], strict=True
+        ):
+            assert norm is not None
+            out = block(norm(out), out, batch, own)
+        normed = out if self._norm is None else self._norm(out)
+        return Read(normed if self.config.norm_output else out, normed)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Logits [..., draft_vocab_size] of `Read.normed`."""
+        return self._head(normed)
+
+    def _first(self, embeddings: Tensor, states: Tensor, batch: Batch, cache: BlockCache) -> Tensor:
+        block, norm = self.blocks[0], self._input_norms[0]
+        if self.config.regression:
+            hidden = self._fc(torch.cat((embeddings, states), dim=-1))
+            return block(hidden if norm is None else norm(hidden), hidden, batch, cache.layers[0])
+        assert norm is not None
+        assert self._hidden_norm is not None
+        normed = self._hidden_norm(states)
+        residual = normed if self.config.norm_before_residual else states
+        joined = torch.cat((norm(embeddings), normed), dim=-1)
+        return block(joined, residual, batch, cache.layers[0])
+
+
+def _embedding(weights: Eagle3Weights, target: CausalLM) -> Callable[[Tensor], Tensor]:
+    """The head's own embedding of token ids [B, n], or the target's."""
+    table = weights.tensors.get("embed_tokens.weight")
+    if table is None:
+        return target.embed
+    own = table.to(target.device)
+    return lambda ids: functional.embedding(ids, own).to(target.dtype)
+
+
+def _output_head(
+    weights: Eagle3Weights, target: CausalLM, linear: Callable[[Tensor], Module]
+) -> tuple[Callable[[Tensor], Tensor], DraftVocabulary | None]:
+    """From normed states to logits, and the tokens that these stand for; None for the target's all."""
+    matrix, ids = weights.tensors.get("lm_head.weight"), weights.token_ids
+    if ids is not None:
+        ids = ids.to(target.device)
+    if matrix is not None:
+        if ids is not None:
+            # In the target's order, in which uniform numbers pick the same tokens as over all of it.
+            ids, order = ids.sort()
+            matrix = matrix[order.to(matrix.device)]
+        head: Callable[[Tensor], Tensor] = linear(matrix)
+    else:
+        head = target.lm_head
+        if ids is not None:
+            chosen = ids
+            head = lambda normed: target.lm_head(normed)[..., chosen]  # noqa: E731
+    vocabulary = None if ids is None else DraftVocabulary(ids, target.vocab_size)
+    return head, vocabulary
