@@ -42,7 +42,6 @@ class MedusaDrafter(BaseDrafter):
         from forerun.heads.features import Features
 
         self.module, self.rows, self.vocab_size = head, rows, vocab_size
-        self._vocab_size = vocab_size
         self.hidden_layers = (layers,)
         self._features = Features(self.hidden_layers, rows)
 
@@ -102,18 +101,7 @@ class MedusaDrafter(BaseDrafter):
         growing = dict(enumerate(growths))
         for level in range(logits.shape[1]):
             places = [index for index, growth in growing.items() for _ in growth.frontier]
-            grow(list(growing.values()), self._over_target(logits[places, level]), randomness)
+            grow(list(growing.values()), logits[places, level], randomness, self.module.vocabulary)
             growing = {index: growth for index, growth in growing.items() if growth.frontier}
             if not growing:
                 return
-
-    def _over_target(self, logits: Tensor) -> Tensor:
-        """Logits [N, V] over the target's vocabulary."""
-        import torch
-
-        ids = self.module.draft_ids
-        if ids is None:
-            return logits
-        over = logits.new_full((len(logits), self._vocab_size), -torch.inf)
-        over[:, ids] = logits
-        return over

@@ -22,6 +22,7 @@ from forerun.errors import CheckpointError, UnsupportedModelError, shown
 from forerun.heads.files import HeadFiles, refuse_other_target
 from forerun.heads.output import OutputRows, draft_ids
 from forerun.models.modules import modules_for
+from forerun.sampling import DraftVocabulary
 
 KIND = "medusa"
 MOST_HEADS = 32
@@ -61,13 +62,18 @@ class MedusaConfig:
 
     @classmethod
     def read(
-        cls, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], where: str
+        cls,
+        config: Mapping[str, Any],
+        shapes: Mapping[str, Sequence[int]],
+        vocab_size: int,
+        where: str,
     ) -> MedusaConfig:
         """From the config of Medusa's own code, TensorRT-LLM, vLLM or the speculators library. The first
         of these says little, and the rest follows from the tensors.
 
         Args:
             shapes: of the tensors, by the names of `tensor_name`.
+            vocab_size: of the target, for a file that says nothing of it.
             where: the config comes from, for messages.
 
         Raises:
@@ -81,7 +87,7 @@ class MedusaConfig:
             )
         first = shapes.get("blocks.0.layers.0.weight", ())
         output = shapes.get("lm_heads.0.weight", shapes.get("lm_head.weight", ()))
-        vocab = _whole(config, _VOCAB, where, *output[:1])
+        vocab = _whole(config, _VOCAB, where, *output[:1], vocab_size)
         return cls(
             _whole(config, _HIDDEN, where, *first[:1]),
             vocab,
@@ -159,7 +165,10 @@ class MedusaHead:
         self, target: CausalLM, config: MedusaConfig, tensors: Mapping[str, Tensor], name: str
     ) -> None:
         self.config, self._target = config, target
-        self.draft_ids = draft_ids(tensors, config.vocab_size, name)
+        ids = draft_ids(tensors, config.vocab_size, name)
+        self.vocabulary: DraftVocabulary | None = None
+        if ids is not None:
+            self.vocabulary = DraftVocabulary(ids.to(target.device), target.vocab_size)
         modules = modules_for(target)
         # All heads read the same in their first layer, so that it is one product.
         weights = [
@@ -177,7 +186,7 @@ class MedusaHead:
         self._shared: OutputRows | None = None
         if not self._own:
             output = tensors.get("lm_head.weight", tensors.get("lm_heads.0.weight"))
-            self._shared = OutputRows(target, modules, self.draft_ids, output)
+            self._shared = OutputRows(target, modules, ids, output)
         # A target that lacks a part is refused now.
         self.run(torch.zeros(1, config.hidden_size, dtype=target.dtype, device=target.device), 1)
 
@@ -190,7 +199,7 @@ class MedusaHead:
             IncompatibleDraftError: for the heads of another target.
             UnsupportedModelError: for a variant with another forward.
         """
-        config, tensors = read_tensors(files)
+        config, tensors = read_tensors(files, target.vocab_size)
         refuse_other_target(
             files.name, target, hidden_size=config.hidden_size, vocab_size=config.vocab_size
         )
@@ -218,11 +227,14 @@ class MedusaHead:
         return torch.stack([output(own) for output, own in pairs], 1)
 
 
-def read_tensors(files: HeadFiles) -> tuple[MedusaConfig, dict[str, Tensor]]:
+def read_tensors(files: HeadFiles, vocab_size: int) -> tuple[MedusaConfig, dict[str, Tensor]]:
     """A file's config, and its tensors by the names of vLLM's layout, with `d2t` and no more output rows
     than can be drafted.
 
     In files of Medusa's own code all layers of a head are equal: it repeats one block.
+
+    Args:
+        vocab_size: of the target, for a file that says nothing of it.
 
     Raises:
         CheckpointError: for a broken file.
@@ -230,7 +242,7 @@ def read_tensors(files: HeadFiles) -> tuple[MedusaConfig, dict[str, Tensor]]:
     """
     names = {name: tensor_name(name) for name in files.tensors}
     shapes = {names[name]: tuple(tensor.shape) for name, tensor in files.tensors.items()}
-    config = MedusaConfig.read(files.config, shapes, files.name)
+    config = MedusaConfig.read(files.config, shapes, vocab_size, files.name)
     outputs = [shape for name, shape in shapes.items() if name.startswith("lm_head")]
     # vLLM cuts the rows of the whole vocabulary itself.
     rows = config.vocab_size if (config.vocab_size, config.hidden_size) in outputs else None
@@ -246,9 +258,11 @@ def read_tensors(files: HeadFiles) -> tuple[MedusaConfig, dict[str, Tensor]]:
             f"{files.name} drafts {config.draft_vocab_size} of {config.vocab_size} tokens and holds neither "
             "token_map nor d2t, which say which; make it again with one of them."
         )
-    if rows is not None:
-        tensors |= {n: t[ids] for n, t in tensors.items() if n.startswith("lm_head")}
-    return config, tensors
+    # In the target's order, in which uniform numbers pick the same tokens as over all of it.
+    ids, order = ids.sort()
+    kept = order if rows is None else ids
+    tensors |= {key: own[kept] for key, own in tensors.items() if key.startswith("lm_head")}
+    return config, tensors | {"d2t": ids - torch.arange(len(ids))}
 
 
 def tensor_name(name: str) -> str:

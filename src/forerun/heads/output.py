@@ -34,7 +34,7 @@ def draft_ids(tensors: Mapping[str, Tensor], vocab_size: int, name: str) -> Tens
             f"{name}: d2t leads to token ids {int(ids.min())} to {int(ids.max())}, outside the target's "
             f"{vocab_size}; it must hold offsets (target id minus draft id), not ids."
         )
-    if len(ids.unique()) != len(ids):
+    if len(set(ids.tolist())) != len(ids):
         raise CheckpointError(f"{name}: d2t leads to a token id twice; make the head again.")
     return ids
 
