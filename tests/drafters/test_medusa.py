@@ -180,6 +180,6 @@ def test_typical_acceptance_is_marked_and_takes_its_trees(tmp_path: Path) -> Non
 
 
 def test_a_target_without_a_head_that_runs_alone_is_refused(tmp_path: Path) -> None:
-    files = HeadFiles.open(write(tmp_path, Made(hidden=1, vocab=11), "vllm"))
+    files = HeadFiles.open(write(tmp_path, Made(hidden=1, vocab=11, draft_vocab=11), "vllm"))
     with pytest.raises(ForerunError, match="no head to run apart"):
         MedusaHead.open(ToyModel(11), files)
