@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -14,20 +12,17 @@ from forerun.errors import CheckpointError
 _COLUMNS = 64
 
 
-def draft_ids(tensors: Mapping[str, Tensor], vocab_size: int, name: str) -> Tensor | None:
-    """The target's ids of the tokens that a head can draft, [Vd]; None where it can draft all.
+def draft_ids(offsets: Tensor, vocab_size: int, name: str) -> Tensor:
+    """The target's ids of the tokens that a head can draft, [Vd].
 
     Args:
-        tensors: of the head; `d2t` [Vd] holds what is added to an index to give the target's id.
+        offsets: `d2t` [Vd], what is added to an index to give the target's id.
         vocab_size: of the target.
         name: of the head, for messages.
 
     Raises:
         CheckpointError: for ids outside the vocabulary, or an id that is there twice.
     """
-    offsets = tensors.get("d2t")
-    if offsets is None:
-        return None
     ids = torch.arange(len(offsets)) + offsets.long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         raise CheckpointError(
