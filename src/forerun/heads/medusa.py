@@ -165,9 +165,10 @@ class MedusaHead:
         self, target: CausalLM, config: MedusaConfig, tensors: Mapping[str, Tensor], name: str
     ) -> None:
         self.config, self._target = config, target
-        ids = draft_ids(tensors, config.vocab_size, name)
+        ids: Tensor | None = None
         self.vocabulary: DraftVocabulary | None = None
-        if ids is not None:
+        if "d2t" in tensors:
+            ids = draft_ids(tensors["d2t"], config.vocab_size, name)
             self.vocabulary = DraftVocabulary(ids.to(target.device), target.vocab_size)
         modules = modules_for(target)
         # All heads read the same in their first layer, so that it is one product.
@@ -252,12 +253,12 @@ def read_tensors(files: HeadFiles, vocab_size: int) -> tuple[MedusaConfig, dict[
     if "token_map" in tensors:
         token_map = tensors.pop("token_map").long()
         tensors["d2t"] = token_map - torch.arange(len(token_map))
-    ids = draft_ids(tensors, config.vocab_size, files.name)
-    if ids is None:
+    if "d2t" not in tensors:
         raise CheckpointError(
             f"{files.name} drafts {config.draft_vocab_size} of {config.vocab_size} tokens and holds neither "
             "token_map nor d2t, which say which; make it again with one of them."
         )
+    ids = draft_ids(tensors["d2t"], config.vocab_size, files.name)
     # In the target's order, in which uniform numbers pick the same tokens as over all of it.
     ids, order = ids.sort()
     kept = order if rows is None else ids
