@@ -19,6 +19,11 @@ from forerun.errors import ForerunError
 COMMANDS = {
     "bench": ("forerun.cli.bench", "What the CPU kernels reach on this machine."),
     "chat": ("forerun.cli.chat", "Talk with a model; each turn runs only its new tokens."),
+    "check": (
+        "forerun.cli.check",
+        "Does a trained head load in other engines, and draft as trained?",
+    ),
+    "export": ("forerun.cli.export", "Write a trained head as other engines load it."),
     "generate": ("forerun.cli.generate", "Answer or complete a prompt: the model's own text."),
     "info": ("forerun.cli.info", "What a model is, what it needs and what would draft for it."),
     "prove": ("forerun.cli.prove", "Prove that speculation leaves the distribution as it is."),
