@@ -6,6 +6,7 @@ from forerun.cli.groups import LazyGroup
 
 COMMANDS = {
     "data": ("forerun.cli.train_data", "Have a model write and answer prompts to train on."),
+    "dspark": ("forerun.cli.train_dspark", "Train a DSpark head: a block a pass."),
 }
 
 command = LazyGroup(

@@ -55,7 +55,7 @@ class DSparkModule(PublishedModule):
         positions = (anchors[..., None] + torch.arange(size, device=anchors.device)).flatten(1)
         unseen = slots >= anchors[..., None]
         hidden = blocks.flatten(1, 2)
-        for layer in range(self.layers.num_layers):
+        for layer in range(self.shape.num_layers):
             normed = self.normed(hidden, f"layers.{layer}.input_layernorm")
             query, key, value = self.heads(normed, "qkv", positions, layer)
             text = self.heads(context, "kv", slots[None], layer)

@@ -16,7 +16,8 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import TrainingError
-from forerun.heads.files import CARD, OWN, write_head
+from forerun.heads.files import CARD, OWN, HeadFiles, open_head, write_head
+from forerun.heads.output import draft_ids as draft_ids_of
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
 from forerun.training.acceptance import AcceptanceTable
@@ -80,6 +81,7 @@ class HeadRun:
         data: files that `forerun train data` wrote.
         out: the head's directory; a run goes on from its folder `training`.
         on_validated: watches.
+        begin_with: the directory of a head of this kind whose weights training begins with.
 
     Raises:
         ForerunError: one of its kinds, before anything is trained.
@@ -94,6 +96,7 @@ class HeadRun:
         data: Sequence[str],
         out: Path,
         on_validated: OnValidated | None = None,
+        begin_with: str | None = None,
     ) -> None:
         self.checkpoint = Checkpoint.open(model)
         self.settings, self.own, self.out = settings, own, out
@@ -115,8 +118,11 @@ class HeadRun:
         )
         torch.manual_seed(settings.seed)
         self.target = self._load_target()
-        self.ids = self._draft_ids(train)
+        earlier = None if begin_with is None else open_head(begin_with, recipe.__name__)
+        self.ids = self._draft_ids(train) if earlier is None else _ids_of(earlier, self.target)
         self.head: Untrained = recipe(self.target, self.ids, own, self._rope())
+        if earlier is not None:
+            _take_weights(self.head, earlier)
         self._best, self._stale, self._due = 0.0, 0, 0.0
         self._seen = (0.0, 0)
 
@@ -292,6 +298,32 @@ class HeadRun:
         self.report.curve = [tuple(point) for point in content["curve"]]
         for name in ("lengths", "positions", "untrained"):
             setattr(self.report, name, content[name])
+
+
+def _ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
+    """The target's tokens that a head can draft."""
+    if "d2t" not in head.tensors:
+        return torch.arange(target.vocab_size)
+    return draft_ids_of(head.tensors["d2t"], target.vocab_size, head.name)
+
+
+def _take_weights(made: Untrained, head: HeadFiles) -> None:
+    """Begin with the weights of a head.
+
+    Raises:
+        TrainingError: for a head of another shape.
+    """
+    wanted = made.module.state_dict()
+    given = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
+    differ = [
+        name for name in wanted if getattr(given.get(name), "shape", None) != wanted[name].shape
+    ]
+    if differ:
+        raise TrainingError(
+            f"{head.name} is a head of another shape ({differ[0]} differs); give the settings that it was "
+            "made with, as its forerun.json has them."
+        )
+    made.module.load_state_dict(given)
 
 
 def _hash(text: str) -> str:

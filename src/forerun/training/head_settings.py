@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from forerun.options import options
@@ -76,16 +78,5 @@ class DSparkSettings:
     )
 
 
-@options
-class Eagle3Settings:
-    """The shape of an EAGLE-3 head."""
-
-    steps: int = Field(
-        default=5, ge=1, le=64, description="Tokens of a draft that training unrolls."
-    )
-    density: float = Field(
-        default=0.35,
-        gt=0.0,
-        le=1.0,
-        description="Share of the answers' tokens at which drafts begin.",
-    )
+HEAD_SETTINGS: dict[str, type[Any]] = {"dspark": DSparkSettings}
+"""The settings of each kind of head."""

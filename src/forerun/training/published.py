@@ -19,26 +19,26 @@ class PublishedModule(nn.Module):
     """Layers of Llama's kind over parameters by published name.
 
     Args:
-        layers: their shape.
+        shape: of the layers.
         shapes: of the parameters, by name; norms begin as ones, biases as zeros, matrices at random.
         frozen: parameters that are not trained, by name.
     """
 
     def __init__(
         self,
-        layers: Architecture,
+        shape: Architecture,
         shapes: Mapping[str, tuple[int, ...]],
         frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.layers = layers
+        self.shape = shape
         for name, size in shapes.items():
             weight = torch.ones(size) if len(size) == 1 else torch.randn(size) * _DEVIATION
             hang(self, name, torch.zeros(size) if name.endswith(".bias") else weight)
         for name, tensor in (frozen or {}).items():
             hang(self, name, tensor.detach().clone().float()).requires_grad_(False)
-        self._activation = ACTIVATIONS[layers.activation]
-        self._inverse, self._rotary_scale = frequencies(layers)
+        self._activation = ACTIVATIONS[shape.activation]
+        self._inverse, self._rotary_scale = frequencies(shape)
 
     def weight(self, name: str) -> Tensor:
         """The weight of a part."""
@@ -52,7 +52,7 @@ class PublishedModule(nn.Module):
     def normed(self, hidden: Tensor, name: str) -> Tensor:
         """A norm by the root mean square."""
         weight = self.weight(name).to(hidden.dtype)
-        return functional.rms_norm(hidden, weight.shape, weight, self.layers.norm_eps)
+        return functional.rms_norm(hidden, weight.shape, weight, self.shape.norm_eps)
 
     def heads(self, hidden: Tensor, names: str, positions: Tensor, layer: int = 0) -> list[Tensor]:
         """Queries, keys or values of a layer, [B, heads, n, head_dim], rotated but for values.
@@ -67,8 +67,8 @@ class PublishedModule(nn.Module):
         made = []
         for name in names:
             flat = self.linear(hidden, f"layers.{layer}.self_attn.{name}_proj")
-            vectors = flat.view(*flat.shape[:2], -1, self.layers.head_dim)
-            if name != "v" and self.layers.query_key_norm:
+            vectors = flat.view(*flat.shape[:2], -1, self.shape.head_dim)
+            if name != "v" and self.shape.query_key_norm:
                 vectors = self.normed(vectors, f"layers.{layer}.self_attn.{name}_norm")
             vectors = vectors.transpose(1, 2)
             if name != "v":

@@ -153,3 +153,7 @@ def draft_ids(counts: Tensor, size: int, always: Iterable[int]) -> Tensor:
     ranked = counts.double() - torch.arange(len(counts)) / (2 * len(counts))
     ranked[list(always)] = torch.inf
     return ranked.topk(min(size, len(counts))).indices.sort().values
+
+
+RECIPES: dict[str, Recipe] = {"dspark": dspark}
+"""How each kind of head is made, by the method that drafts with it."""
