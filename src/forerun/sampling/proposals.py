@@ -108,7 +108,9 @@ def draw_siblings(
 
 def _most_likely(probs: Tensor, counts: Sequence[int]) -> list[Children]:
     """The most probable tokens of each row, the most probable first, as many as are possible."""
-    values, ids = probs.topk(min(max(counts, default=0), probs.shape[-1]), dim=-1)
+    most = min(max(counts, default=0), probs.shape[-1])
+    # The top of many is found far faster than the order of a few.
+    values, ids = probs.max(-1, keepdim=True) if most == 1 else probs.topk(most, dim=-1)
     children = []
     for count, tokens, shares in zip(counts, ids.tolist(), values.tolist(), strict=True):
         possible = [share for share in shares[:count] if share > 0]
