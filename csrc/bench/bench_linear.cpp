@@ -184,7 +184,7 @@ void measure(const Shape& shape, Precision precision, const Options& o, ThreadPo
 }
 
 Level level_named(const std::string& name) {
-  for (const Level level : {Level::portable, Level::avx2, Level::avx512}) {
+  for (const Level level : kLevels) {
     if (name == level_name(level)) return level;
   }
   std::fprintf(stderr, "no level %s\n", name.c_str());

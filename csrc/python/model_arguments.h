@@ -43,7 +43,7 @@ bool is_shaped(const Array<T, dimensions>& array, const std::int64_t (&shape)[di
 // Empty: the best.
 inline Level level_named(const std::string& name) {
   if (name.empty()) return best_level();
-  for (const Level level : {Level::portable, Level::avx2, Level::avx512}) {
+  for (const Level level : kLevels) {
     if (name == level_name(level)) return level;
   }
   throw std::invalid_argument("no instruction set " + name);

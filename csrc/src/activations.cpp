@@ -14,8 +14,9 @@ constexpr std::int64_t kPackAlone =
     4096;  // values: below this, handing out costs more than it saves
 
 // Units of 4 bytes that one token takes in a panel.
-std::int64_t panel_units(const MatrixShape& shape) {
+std::int64_t panel_units(const MatrixShape& shape, bool token_major) {
   if (!shape.grouped()) return shape.lines();
+  if (token_major) return shape.groups() * (shape.group / 4 + 2);
   const std::int64_t quads = shape.lines() * shape.values_per_line() / 4;
   return quads + 2 * shape.groups();
 }
@@ -35,8 +36,8 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
   shape_ = MatrixShape::make(shape_.precision, 1, cols, shape_.group);
   tokens_ = n;
   tiles_ = (n + kernels_->max_tokens - 1) / kernels_->max_tokens;
-  units_ = panel_units(shape_);
-  const auto bytes = static_cast<std::size_t>(units_ * n) * sizeof(std::uint32_t);
+  units_ = panel_units(shape_, kernels_->token_major);
+  const auto bytes = static_cast<std::size_t>(units_ * n) * sizeof(std::uint32_t) + kBehindPanel;
   if (memory_.size() < bytes) memory_ = Buffer(bytes);
 
   // Shared out by columns, in whole groups, so that threads write to different parts of a panel.
@@ -53,7 +54,8 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
       for (int t = 0; t < width; ++t) {
         const float* token = x + (tile_begin(tile) + t) * stride;
         const std::int64_t end = std::min(r.end * unit, cols);
-        pack_token({token, r.begin * unit, end, shape_.group, width, t, panel});
+        pack_token(
+            {token, r.begin * unit, end, shape_.group, width, t, panel, kernels_->token_major});
       }
     }
   });

@@ -1,7 +1,34 @@
 #include "forerun/cpu_level.h"
 
+#if defined(FORERUN_AMX_KERNELS)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace forerun::cpu {
 namespace {
+
+#if defined(FORERUN_AMX_KERNELS)
+// Linux keeps the registers of tiles only for processes that asked for it (arch/x86/xstate.rst);
+// their threads, and those of their children, need not ask again.
+bool permit_tiles() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILE_DATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool detect_amx() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  const bool tiles = (edx >> 24 & 1) != 0;
+  const bool int8 = (edx >> 25 & 1) != 0;
+  return tiles && int8 && permit_tiles();
+}
+#endif
 
 CpuFeatures detect() {
   CpuFeatures f;
@@ -13,6 +40,9 @@ CpuFeatures detect() {
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   f.avx512_vnni = f.avx512 && __builtin_cpu_supports("avx512vnni");
   f.avx512_bf16 = f.avx512 && __builtin_cpu_supports("avx512bf16");
+#endif
+#if defined(FORERUN_AMX_KERNELS)
+  f.amx = f.avx512_vnni && detect_amx();
 #endif
   return f;
 }
@@ -26,12 +56,14 @@ const CpuFeatures& cpu_features() {
 
 Level best_level() {
   const CpuFeatures& f = cpu_features();
+  if (f.amx) return Level::amx;
   if (f.avx512) return Level::avx512;
   return f.avx2 ? Level::avx2 : Level::portable;
 }
 
 const char* level_name(Level level) {
   switch (level) {
+    case Level::amx: return "amx";
     case Level::avx512: return "avx512";
     case Level::avx2: return "avx2";
     default: return "portable";

@@ -6,6 +6,19 @@ namespace forerun::cpu {
 namespace {
 
 #if defined(FORERUN_X86_KERNELS)
+#if defined(FORERUN_AMX_KERNELS)
+const KernelSet* amx_set(Precision precision) {
+  if (!cpu_features().amx) return nullptr;
+  switch (precision) {
+    case Precision::int8: return &amx_int8_set();
+    case Precision::int4: return &amx_int4_set();
+    case Precision::int8_offset: return &amx_int8_offset_set();
+    case Precision::int4_offset: return &amx_int4_offset_set();
+    default: return nullptr;  // AMX adds products of bf16 in another order
+  }
+}
+#endif
+
 const KernelSet* avx512_set(Precision precision) {
   const CpuFeatures& f = cpu_features();
   switch (precision) {
@@ -35,6 +48,11 @@ Level lower(Level a, Level b) { return a < b ? a : b; }
 }  // namespace
 
 const KernelSet& kernel_set(Precision precision, Level limit) {
+#if defined(FORERUN_AMX_KERNELS)
+  if (limit >= Level::amx) {
+    if (const KernelSet* set = amx_set(precision)) return *set;
+  }
+#endif
 #if defined(FORERUN_X86_KERNELS)
   if (limit >= Level::avx512) {
     if (const KernelSet* set = avx512_set(precision)) return *set;
@@ -48,6 +66,7 @@ const KernelSet& kernel_set(Precision precision, Level limit) {
 const VectorSet& vector_set(Level level) {
 #if defined(FORERUN_X86_KERNELS)
   switch (lower(level, best_level())) {
+    case Level::amx:
     case Level::avx512: return avx512_vector_set();
     case Level::avx2: return avx2_vector_set();
     default: break;

@@ -62,6 +62,23 @@ struct AheadPlan {
   }
 };
 
+// What a kernel has to set up in the thread that runs it.
+class KernelScope {
+ public:
+  explicit KernelScope(const Activations& x) : end_(x.kernels().end) {
+    // Tile 0 is the widest.
+    if (end_ != nullptr) x.kernels().begin(x.tile_tokens(0), x.shape().group);
+  }
+  ~KernelScope() {
+    if (end_ != nullptr) end_();
+  }
+  KernelScope(const KernelScope&) = delete;
+  KernelScope& operator=(const KernelScope&) = delete;
+
+ private:
+  void (*end_)();
+};
+
 void run_blocks(const Product& p, const Range& range) {
   const MatrixShape& shape = p.weights.shape();
   const KernelSet& kernels = p.x.kernels();
@@ -116,6 +133,7 @@ void linear(const PackedMatrix& weights, const Activations& x, float* y, std::in
   // By value: other threads then find it behind one address.
   pool.for_ranges(shape.blocks(), grain, [product](const Range& range) {
     const FloatMode mode(product.subnormals);
+    const KernelScope scope(product.x);
     run_blocks(product, range);
   });
 }

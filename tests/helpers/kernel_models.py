@@ -18,7 +18,7 @@ from tests.helpers.forwards import run
 
 needs_kernels = pytest.mark.skipif(not _native.AVAILABLE, reason=_native.REASON)
 PRECISIONS = ("fp32", "bf16", "int8", "int4")
-ORDER = ("portable", "avx2", "avx512")
+ORDER = ("portable", "avx2", "avx512", "amx")
 LEVELS = ORDER[: ORDER.index(_native.kernels.level()) + 1] if _native.AVAILABLE else ORDER
 CONTEXT = 256
 

@@ -4,13 +4,15 @@
 namespace forerun::cpu {
 
 // Ordered: a higher level may use everything below it.
-enum class Level { portable = 0, avx2 = 1, avx512 = 2 };
+enum class Level { portable = 0, avx2 = 1, avx512 = 2, amx = 3 };
+constexpr Level kLevels[] = {Level::portable, Level::avx2, Level::avx512, Level::amx};
 
 struct CpuFeatures {
   bool avx2 = false;         // AVX2, FMA and F16C
   bool avx512 = false;       // F, BW, VL, DQ
   bool avx512_vnni = false;  // vpdpbusd: int8 and int4
   bool avx512_bf16 = false;  // vdpbf16ps
+  bool amx = false;          // tiles of int8, which the operating system must permit
 };
 
 const CpuFeatures& cpu_features();

@@ -24,6 +24,8 @@ struct KernelSet;
 //   fp32  [cols][T]    bf16  [pairs][T]
 //   int8, int4: for each group  -zero_point * sum of its values [T], scale [T], then [quads][T]
 //   with offset: for each group  scale * sum of its values [T], a float, scale [T], [quads][T]
+//   int8 and int4, where the kernels want it so (AMX): [T][quads] in place of [quads][T], of whole
+//   groups, with zeros at the end
 class Activations {
  public:
   // `group` as in MatrixShape; `limit` caps the instruction set.

@@ -53,6 +53,7 @@ struct TileArgs {
 using TileKernel = void (*)(const TileArgs&);
 
 constexpr int kMaxTileTokens = 24;
+constexpr std::size_t kBehindPanel = 128;
 
 struct KernelSet {
   Level level = Level::portable;
@@ -60,6 +61,13 @@ struct KernelSet {
   int max_tokens = 1;
   int unaided_tokens = 0;  // tiles up to this leave prefetching to the processor, or nearly so
   TileKernel kernel[kMaxTileTokens + 1] = {};  // by tokens
+  // Whether panels hold the tokens of a group one after the other, see activations in linear.h.
+  bool token_major = false;
+  // Where given, a thread calls `begin` before its first tile of a product, with the tokens of the
+  // widest and the columns of a group, and `end` after its last. A kernel may read as far behind a
+  // panel as kBehindPanel says: rows of tokens that a narrower tile lacks.
+  void (*begin)(int tokens, int group) = nullptr;
+  void (*end)() = nullptr;
 };
 
 // The best set for the precision that does not exceed `limit` or the processor.
@@ -79,6 +87,12 @@ const KernelSet& avx512_int8_set();
 const KernelSet& avx512_int4_set();
 const KernelSet& avx512_int8_offset_set();
 const KernelSet& avx512_int4_offset_set();
+#endif
+#if defined(FORERUN_AMX_KERNELS)
+const KernelSet& amx_int8_set();
+const KernelSet& amx_int4_set();
+const KernelSet& amx_int8_offset_set();
+const KernelSet& amx_int4_offset_set();
 #endif
 
 }  // namespace forerun::cpu

@@ -81,7 +81,13 @@ void pack_groups(const PackTokenArgs& a) {
     panel[0] = kZeroPoint == 0 ? bits_of(static_cast<float>(g.sum) * g.scale)
                                : static_cast<std::uint32_t>(-kZeroPoint * g.sum);
     panel[width] = bits_of(g.scale);
-    panel = scatter(quantized, (count + kUnit - 1) / kUnit * (kUnit / 4), width, panel + 2 * width);
+    panel += 2 * width;
+    if (a.token_major) {
+      std::memcpy(panel + (kGroup / 4 - 1) * a.lane, quantized, kGroup);
+      panel += kGroup / 4 * width;
+    } else {
+      panel = scatter(quantized, (count + kUnit - 1) / kUnit * (kUnit / 4), width, panel);
+    }
   }
 }
 

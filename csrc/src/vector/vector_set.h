@@ -10,7 +10,8 @@
 
 namespace forerun::cpu {
 
-// Columns [begin, end) of one token, which has lane `lane` in a panel of `width` tokens.
+// Columns [begin, end) of one token, which has lane `lane` in a panel of `width` tokens;
+// `token_major` in grouped formats only.
 struct PackTokenArgs {
   const float* token;
   std::int64_t begin;
@@ -19,6 +20,7 @@ struct PackTokenArgs {
   int width;
   int lane;
   std::uint32_t* panel;
+  bool token_major = false;
 };
 
 using PackToken = void (*)(const PackTokenArgs&);

@@ -34,7 +34,7 @@ from forerun.models.sources import CodedSource, Source, loading, match_keys
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LEVELS = ("portable", "avx2", "avx512")
+LEVELS = ("portable", "avx2", "avx512", "amx")
 GROUPS = (32, 64, 128)
 # Columns that share a scale in weights that are quantized already.
 STORED_GROUP = 32
@@ -45,7 +45,7 @@ class KernelChoice:
     """Which kernels run a model; the defaults are the best available.
 
     Args:
-        level: the instruction set, `portable`, `avx2` or `avx512`; empty for the best available.
+        level: the instruction set, `portable`, `avx2`, `avx512` or `amx`; empty for the best available.
         group: columns that share a scale in int8 and int4: 32, 64 or 128; 0 for 64 and 32.
         threads: how many to run on; None for the process's own number.
 

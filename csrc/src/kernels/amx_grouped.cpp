@@ -1,0 +1,255 @@
+// The AMX kernels of the groupwise integer formats, by tdpbsud.
+//
+// A line of weights, 4 columns of 16 rows, is a row of AMX's operand B as it is stored; A is T
+// tokens, C their dot products of a group with 16 rows. The integers are those of the other levels,
+// and what is done with them as floats is too. Even one token is faster so, although AVX-512 does
+// half the work: reading the weights takes longer than either.
+//
+// The surplus of zero point * sum(x) that unsigned weights bring is taken off by a second product,
+// with a tile in which every weight is the negative zero point.
+#include "avx512_grouped.h"
+
+namespace forerun::cpu {
+namespace {
+
+constexpr int kMostTokens = 16;   // rows of A and C
+constexpr int kMostColumns = 64;  // of A: 4 for each row of B
+constexpr int kChunk = 2;         // groups that are worked on together
+
+// Tile registers: products, tokens, weights, and negative zero points in place of weights.
+#define FORERUN_C "%%tmm0"
+#define FORERUN_A "%%tmm1"
+#define FORERUN_B "%%tmm2"
+#define FORERUN_ZERO "%%tmm3"
+
+// The memory operand of ldtilecfg.
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+
+template <class Format>
+void begin(int tokens, int group) {
+  const int columns = group < kMostColumns ? group : kMostColumns;
+  TileConfig config;
+  config.row_bytes[0] = static_cast<std::uint16_t>(kLine);
+  config.rows[0] = static_cast<std::uint8_t>(tokens);
+  config.row_bytes[1] = static_cast<std::uint16_t>(columns);
+  config.rows[1] = static_cast<std::uint8_t>(tokens);
+  config.row_bytes[2] = static_cast<std::uint16_t>(kLine);
+  config.rows[2] = static_cast<std::uint8_t>(columns / 4);
+  config.row_bytes[3] = config.row_bytes[2];
+  config.rows[3] = config.rows[2];
+  asm volatile("ldtilecfg %0" : : "m"(config));
+  if (Format::kOffset) return;
+  alignas(64) std::int8_t zeros[kLine];
+  for (std::int8_t& zero : zeros) zero = Format::kPanelRows == 2 ? -8 : -128;
+  // One line for all rows.
+  asm volatile("tileloadd (%0,%1,1), " FORERUN_ZERO
+               :
+               : "r"(zeros), "r"(std::int64_t{0}), "m"(zeros));
+}
+
+void end() { asm volatile("tilerelease"); }
+
+// products[t][r] = sum over a group's columns of x[t] and, 4 columns a line, w.
+template <class Format, int kGroup>
+FORERUN_INLINE void multiply_tile(const std::uint8_t* x, const std::uint8_t* w,
+                                  std::int32_t* products) {
+  asm volatile("tilezero " FORERUN_C : :);
+  unroll<(kGroup + kMostColumns - 1) / kMostColumns>([&](auto part) {
+    constexpr std::int64_t column = part * kMostColumns;
+    asm volatile("tileloadd (%0,%1,1), " FORERUN_A
+                 :
+                 : "r"(x + column), "r"(std::int64_t{kGroup})
+                 : "memory");
+    asm volatile("tileloadd (%0,%1,1), " FORERUN_B
+                 :
+                 : "r"(w + column * (kLine / 4)), "r"(kLine)
+                 : "memory");
+    asm volatile("tdpbsud " FORERUN_B ", " FORERUN_A ", " FORERUN_C : :);
+    if (!Format::kOffset) asm volatile("tdpbssd " FORERUN_ZERO ", " FORERUN_A ", " FORERUN_C : :);
+  });
+  asm volatile("tilestored " FORERUN_C ", (%0,%1,1)" : : "r"(products), "r"(kLine) : "memory");
+}
+
+template <class Format>
+struct AmxGrouped {
+  static constexpr int kMaxTokens = kMostTokens;
+  static constexpr int kTokensUnaided = 0;
+
+  struct Group {
+    const std::uint8_t* w;
+    const std::uint8_t* scales;
+    const std::uint32_t* x;
+    std::int64_t lines;
+  };
+
+  // Group by group through a block, fetching ahead.
+  template <int kFull>
+  class Walk {
+   public:
+    FORERUN_INLINE Walk(const TileArgs& a, int tokens)
+        : w_(a.weights),
+          x_(static_cast<const std::uint32_t*>(a.panel)),
+          x_units_(tokens * (2 + kFull * Format::kPanelRows)),
+          left_(a.lines),
+          ahead_(a.ahead.first),
+          turn_(a.weights + a.ahead.switch_line * kLine),
+          second_(a.ahead.second),
+          step_(a.ahead.step) {}
+
+    FORERUN_INLINE Group next() {
+      if (!in_pair_) {
+        if (w_ == turn_) ahead_ = second_;
+        fetch();
+        scales_ = w_;
+        w_ += kLine;
+      }
+      const std::int64_t lines = left_ < kFull ? left_ : kFull;
+      const Group group = {w_, in_pair_ ? scales_ + kLine / 2 : scales_, x_, lines};
+      // What ends early ends the block, and nothing is fetched after it.
+      if (lines == kFull) unroll<kFull>([&](auto) { fetch(); });
+      w_ += lines * kLine;
+      x_ += x_units_;
+      left_ -= lines;
+      in_pair_ = !Format::kOffset && !in_pair_;
+      return group;
+    }
+
+   private:
+    FORERUN_INLINE void fetch() {
+      asm volatile("prefetcht1 %a0" : : "p"(ahead_));
+      ahead_ += step_;
+    }
+
+    const std::uint8_t* w_;
+    const std::uint32_t* x_;
+    std::int64_t x_units_;  // of a group
+    std::int64_t left_;     // lines
+    const std::uint8_t* ahead_;
+    const std::uint8_t* turn_;
+    const std::uint8_t* second_;
+    std::ptrdiff_t step_;
+    const std::uint8_t* scales_ = nullptr;
+    bool in_pair_ = false;  // the second of two groups that share a line of scales
+  };
+
+  // The weights of a group one a byte, a whole group of lines: as they lie in memory or, nibbles
+  // and what ends early, in `room`.
+  template <int kFull>
+  static FORERUN_INLINE const std::uint8_t* bytes_of(const Group& group, std::uint8_t* room) {
+    constexpr int kParts = Format::kPanelRows;
+    if (kParts == 1 && group.lines == kFull) return group.w;
+    const auto spread = [&](std::int64_t i) {
+      const __m512i line = _mm512_loadu_si512(group.w + i * kLine);
+      unroll<kParts>([&](auto p) {
+        _mm512_store_si512(room + (kParts * i + p) * kLine, Format::part(line, p));
+      });
+    };
+    if (group.lines == kFull) {
+      unroll<kFull>([&](auto i) { spread(i); });
+      return room;
+    }
+    std::int64_t i = 0;
+    for (; i < group.lines; ++i) spread(i);
+    for (i *= kParts; i < kFull * kParts; ++i)
+      _mm512_store_si512(room + i * kLine, _mm512_setzero_si512());
+    return room;
+  }
+
+  template <int T>
+  static FORERUN_INLINE void add_group(const std::int32_t* products, const Group& group,
+                                       __m512* sums) {
+    const std::uint32_t* heads = group.x;
+    const __m512 w_scale = load_scales(group.scales);
+    unroll<T>([&](auto t) {
+      const __m512i d = _mm512_load_si512(products + t * kBlockRows);
+      const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(d), in_all_lanes(heads[T + t]));
+      sums[t] = multiply_add(sums[t], product, w_scale);
+    });
+    if constexpr (Format::kOffset) {
+      const __m512 w_offset = load_scales(group.scales + kLine / 2);
+      unroll<T>([&](auto t) { sums[t] = multiply_add(sums[t], in_all_lanes(heads[t]), w_offset); });
+    }
+  }
+
+  // Stores are read back as tiles and registers only once they are done, so chunks of groups take
+  // turns: while the bytes of one are laid out, the products of the one before are made, and added
+  // are those of the one before that.
+  template <int T, int kGroup>
+  static FORERUN_INLINE void run_groups(const TileArgs& a) {
+    constexpr int kFull = kGroup / 4 / Format::kPanelRows;
+    alignas(64) std::uint8_t rooms[2 * kChunk][kGroup / 4 * kLine];
+    alignas(64) std::int32_t products[2 * kChunk][kMostTokens * kBlockRows];
+    Group groups[4 * kChunk];
+    Walk<kFull> walk(a, T);
+    __m512 sums[T];
+    unroll<T>([&](auto t) { sums[t] = _mm512_setzero_ps(); });
+    const std::int64_t count = (a.lines + kFull - 1) / kFull;
+    const auto chunk = [&](std::int64_t first, const auto& body) {
+      if (first < 0) return;
+      for (std::int64_t g = first; g < first + kChunk && g < count; ++g)
+        body(groups[g % (4 * kChunk)], g % (2 * kChunk));
+    };
+    for (std::int64_t first = 0; first < count + 2 * kChunk; first += kChunk) {
+      chunk(first, [&](Group& group, std::int64_t place) {
+        group = walk.next();
+        group.w = bytes_of<kFull>(group, rooms[place]);
+      });
+      chunk(first - kChunk, [&](const Group& group, std::int64_t place) {
+        const auto* x = reinterpret_cast<const std::uint8_t*>(group.x + 2 * T);
+        multiply_tile<Format, kGroup>(x, group.w, products[place]);
+      });
+      chunk(first - 2 * kChunk, [&](const Group& group, std::int64_t place) {
+        add_group<T>(products[place], group, sums);
+      });
+    }
+    unroll<T>([&](auto t) { store_rows(a, t, sums[t]); });
+  }
+
+  template <int T>
+  FORERUN_FLATTEN static void run(const TileArgs& a) {
+    switch (a.group_lines * Format::kPanelRows) {
+      case 8: return run_groups<T, 32>(a);
+      case 16: return run_groups<T, 64>(a);
+      default: return run_groups<T, 128>(a);
+    }
+  }
+};
+
+template <class Format>
+KernelSet make_tile_set(Precision precision) {
+  KernelSet set = make_set<AmxGrouped<Format>>(Level::amx, precision);
+  set.token_major = true;
+  set.begin = begin<Format>;
+  set.end = end;
+  return set;
+}
+
+}  // namespace
+
+const KernelSet& amx_int8_set() {
+  static const KernelSet set = make_tile_set<Bytes>(Precision::int8);
+  return set;
+}
+
+const KernelSet& amx_int4_set() {
+  static const KernelSet set = make_tile_set<Nibbles>(Precision::int4);
+  return set;
+}
+
+const KernelSet& amx_int8_offset_set() {
+  static const KernelSet set = make_tile_set<WithOffset<Bytes>>(Precision::int8_offset);
+  return set;
+}
+
+const KernelSet& amx_int4_offset_set() {
+  static const KernelSet set = make_tile_set<WithOffset<Nibbles>>(Precision::int4_offset);
+  return set;
+}
+
+}  // namespace forerun::cpu
