@@ -20,8 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from forerun.models.zoo import zoo_path
-from forerun.training.loop import Phase, Trainer, TrainingSettings
-from forerun.training.windows import Windows
+from forerun.training.windows import Phase, Windows, WindowSettings, window_trainer
 from recipes.corpus import encode, read_modules
 from recipes.publish import publish_model
 from recipes.zoo import CONTEXT, plain_loss
@@ -82,7 +81,7 @@ def make_wide_target(directory: Path, steps: int = STEPS, device: str = "cpu") -
 
 
 def _train(model: nn.Module, tokenizer: Tokenizer, steps: int, state: Path) -> None:
-    settings = TrainingSettings(
+    settings = WindowSettings(
         max_tokens=steps * BATCH_TOKENS,
         max_seconds=_UNBOUNDED,
         batch_tokens=BATCH_TOKENS,
@@ -94,7 +93,7 @@ def _train(model: nn.Module, tokenizer: Tokenizer, steps: int, state: Path) -> N
     )
     modules = [module for module in read_modules() if not module.held_out]
     state.parent.mkdir(parents=True, exist_ok=True)
-    Trainer(model, plain_loss, Windows(encode(tokenizer, modules), 7), settings, state).run()
+    window_trainer(model, plain_loss, Windows(encode(tokenizer, modules), 7), settings, state).run()
     state.unlink()
 
 

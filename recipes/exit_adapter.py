@@ -25,9 +25,8 @@ from forerun.drafters.exits.exit_adapter import ExitAdapter, adapt
 from forerun.errors import TrainingError
 from forerun.models.modules import TorchModules
 from forerun.models.zoo import zoo_path
-from forerun.training.loop import Phase, Trainer, TrainingSettings
 from forerun.training.losses import distillation_loss
-from forerun.training.windows import Windows
+from forerun.training.windows import Phase, Windows, WindowSettings, window_trainer
 from recipes.publish import write_json
 from recipes.zoo import prepare_corpus
 
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_LAYERS = (1, 2, 3)
 WINDOW = 512
-SETTINGS = TrainingSettings(
+SETTINGS = WindowSettings(
     max_tokens=6_000_000,
     max_seconds=3000,
     phases=(Phase(1.0, WINDOW),),
@@ -110,7 +109,7 @@ def new_adapters(target: FrozenTarget) -> nn.ModuleDict:
 
 
 def train(
-    work: Path, tokens: np.ndarray, target: FrozenTarget, settings: TrainingSettings
+    work: Path, tokens: np.ndarray, target: FrozenTarget, settings: WindowSettings
 ) -> nn.ModuleDict:
     """Train the adapters on `tokens` until the budget is spent; the state lies in `work`."""
     adapters = new_adapters(target)
@@ -125,7 +124,7 @@ def train(
         return torch.stack(losses).sum()
 
     windows = Windows(tokens, settings.seed)
-    Trainer(adapters, loss, windows, settings, work / "exit_adapters.pt").run()
+    window_trainer(adapters, loss, windows, settings, work / "exit_adapters.pt").run()
     return adapters
 
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from forerun.files import atomic_path
-from forerun.training.loop import Phase, Trainer, TrainingSettings
 from forerun.training.losses import distillation_loss, next_token_loss
-from forerun.training.windows import Windows
+from forerun.training.windows import Phase, Windows, WindowSettings, window_trainer
 from recipes.corpus import (
     encode,
     read_modules,
@@ -73,18 +72,18 @@ TARGET = Shape(512, 8, 1536, 8, 4, 64)
 DRAFT = Shape(128, 3, 384, 4, 2, 32)
 
 # Short windows train fastest; the last stretch teaches the positions of the whole context.
-TARGET_SETTINGS = TrainingSettings(
+TARGET_SETTINGS = WindowSettings(
     max_tokens=14_000_000,
     max_seconds=6000,
     phases=(Phase(0.86, 256), Phase(1.0, CONTEXT)),
 )
-DRAFT_SETTINGS = TrainingSettings(
+DRAFT_SETTINGS = WindowSettings(
     max_tokens=18_000_000,
     max_seconds=4500,
     phases=(Phase(1.0, 512),),
     learning_rate=0.005,
 )
-DISTILLATION_SETTINGS = TrainingSettings(
+DISTILLATION_SETTINGS = WindowSettings(
     max_tokens=3_000_000,
     max_seconds=3000,
     phases=(Phase(0.8, 256), Phase(1.0, CONTEXT)),
@@ -131,10 +130,10 @@ def plain_loss(model: nn.Module, batch: Tensor) -> Tensor:
     return next_token_loss(logits, batch[:, 1:])
 
 
-def train_target(work: Path, corpus: Corpus, settings: TrainingSettings, device: str) -> nn.Module:
+def train_target(work: Path, corpus: Corpus, settings: WindowSettings, device: str) -> nn.Module:
     model = TARGET.build().to(device)
     windows = Windows(corpus.train, settings.seed)
-    Trainer(model, plain_loss, windows, settings, work / "target.pt").run()
+    window_trainer(model, plain_loss, windows, settings, work / "target.pt").run()
     return model
 
 
@@ -142,13 +141,15 @@ def train_draft(
     work: Path,
     corpus: Corpus,
     target: nn.Module,
-    settings: tuple[TrainingSettings, TrainingSettings],
+    settings: tuple[WindowSettings, WindowSettings],
     device: str,
 ) -> nn.Module:
     """Train the draft on the text first, which is cheap, then on the target's own distributions."""
     model = DRAFT.build().to(device)
     first, second = settings
-    Trainer(model, plain_loss, Windows(corpus.train, first.seed), first, work / "draft.pt").run()
+    window_trainer(
+        model, plain_loss, Windows(corpus.train, first.seed), first, work / "draft.pt"
+    ).run()
     target.eval().requires_grad_(False)
 
     def loss(student: nn.Module, batch: Tensor) -> Tensor:
@@ -158,7 +159,7 @@ def train_draft(
         return distillation_loss(logits, teacher_logits)
 
     windows = Windows(corpus.train, second.seed)
-    Trainer(model, loss, windows, second, work / "distilled.pt").run()
+    window_trainer(model, loss, windows, second, work / "distilled.pt").run()
     return model
 
 

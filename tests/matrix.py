@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from forerun.contracts import Drafter
 from forerun.core import NO_HINTS, Hints
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
+from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.suffix import SuffixDrafter
@@ -19,6 +22,7 @@ from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.engine.config import DraftSampling
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Weights
 from forerun.heads.eagle3_parts import Eagle3Head
+from forerun.heads.medusa import MedusaConfig, MedusaHead, new_tensors
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel, TreeDrafter
 from tests.helpers.eagle_heads import Made, published
@@ -81,6 +85,15 @@ def _eagle3(target: LayeredToyModel) -> Eagle3Drafter:
     return Eagle3Drafter(Eagle3Head(weights, target), size, ROWS, target.max_context)
 
 
+def _medusa(target: LayeredToyModel) -> MedusaDrafter:
+    """With random heads over all but a few of the target's tokens."""
+    size = target.vocab_size
+    config = MedusaConfig(size, size, 3, 2, size * 3 // 4)
+    ids = {"d2t": torch.arange(config.draft_vocab_size) // 3}
+    head = MedusaHead(target, config, new_tensors(config, spread=2.0) | ids, "head")
+    return MedusaDrafter(head, ROWS, target.num_layers, size)
+
+
 DRAFTERS = [
     DrafterCase(
         "draft_model",
@@ -136,6 +149,24 @@ DRAFTERS = [
         "layer_skip",
         lambda target, _: LayerSkipDrafter(target, (1, 2)),
         ("auto", "token", "block", "traversal", "coupled"),
+    ),
+    DrafterCase(
+        "medusa",
+        lambda target, _: _medusa(target),
+        ("auto", "token", "block", "traversal", "coupled"),
+    ),
+    DrafterCase(
+        "medusa-tree",
+        lambda target, _: _medusa(target),
+        ("auto", "token", "traversal", "coupled"),
+        config=TREE,
+    ),
+    DrafterCase(
+        "medusa-shape-greedy",
+        lambda target, _: _medusa(target),
+        ("auto", "token", "coupled"),
+        draft_sample_method="greedy",
+        config=SHAPE,
     ),
     DrafterCase("ngram", lambda *_: NgramDrafter(1, 3), POINT_MASSES),
     DrafterCase("ngram-tree", lambda *_: NgramDrafter(1, 3), POINT_MASSES, config=TREE),

@@ -26,10 +26,12 @@ FILES = {
     "--messages": '[{"role": "user", "content": "Hi"}]',
     "--tree": '{"parents": [-1, -1, 0]}',
     "--config": "",
+    "--keep-out": '{"question": "What time is it?"}\n',
+    "--questions": '{"question": "Which day is it?"}\n',
     "phrase_file": '["def add(a, b):\\n    return a + b\\n"]',
 }
 CODE = "def add(a, b):\n"
-WRITTEN = ("--certificate", "--html", "--plot", "--save")
+WRITTEN = ("--certificate", "--html", "--output", "--plot", "--save")
 # They run no model, or one that takes minutes: parsed, not run.
 PARSED_ONLY = ("bench", "prove")
 

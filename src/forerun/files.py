@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +59,7 @@ def read_text(
     most_bytes: int = MOST_BYTES,
     remedy: str = "give a shorter one",
 ) -> str:
-    """The UTF-8 text of an input file, character for character.
+    """The UTF-8 text of an input file, character for character; one named `.gz` is unpacked.
 
     Args:
         path: of the file; a pipe or a device is read no further than a file may be long.
@@ -68,8 +70,10 @@ def read_text(
     """
     where = f"{what} {printable(path)}"
     try:
-        with Path(path).open("rb") as file:
+        with gzip.open(path) if os.fspath(path).endswith(".gz") else Path(path).open("rb") as file:
             content = file.read(most_bytes + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
+        raise error(f"{where} is not a whole gzip file.") from problem
     except OSError as problem:
         raise error(f"{where} cannot be read: {reason(problem)}.") from problem
     except ValueError as problem:  # A null byte in the name.

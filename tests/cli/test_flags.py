@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pty
@@ -14,7 +13,8 @@ import click
 import pytest
 
 from forerun.cli.foreign import TAKEN, TOLD, advice, own_flag
-from forerun.cli.main import COMMANDS, application
+from forerun.cli.groups import every_command
+from forerun.cli.main import application
 from forerun.cli.options import Command
 from tests.helpers.command_line import Cli
 from tests.helpers.refusals import refused
@@ -25,7 +25,9 @@ COUNTS = ("--num-draft-tokens", "--draft-max", "--draft", "--spec-draft-n-max", 
 
 
 def commands() -> dict[str, Command]:
-    return {name: importlib.import_module(COMMANDS[name][0]).command for name in COMMANDS}
+    """All that run something, by the words that call them."""
+    every = ((" ".join(words), command) for words, command in every_command(application))
+    return {name: command for name, command in every if isinstance(command, Command)}
 
 
 def result_of(cli: Cli, *args: str) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def test_a_value_is_never_taken_for_a_flag(cli: Cli) -> None:
     assert json.loads(result.stdout)["prompt_tokens"] > 1
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", commands())
 def test_every_flag_of_every_command_takes_underscores(name: str) -> None:
     command, whole = commands()[name], click.Context(application, **application.context_settings)
     for param in command.params:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forerun.drafters import DRAFTERS
-from tests.helpers import eagle_heads
+from tests.helpers import eagle_heads, medusa_heads
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
@@ -24,6 +24,9 @@ SIZES: dict[str, Any] = {"hidden": 16, "target_hidden": 16, "vocab": 300}
 HEADS: dict[str, Callable[[Path], Path]] = {
     "eagle3": lambda folder: eagle_heads.write(
         folder, eagle_heads.Made(**SIZES, draft_vocab=200, ids=(0, 1, 2)), "vllm"
+    ),
+    "medusa": lambda folder: medusa_heads.write(
+        folder, medusa_heads.Made(16, 300, draft_vocab=200, output="target"), "vllm"
     ),
 }
 

@@ -19,7 +19,11 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["generate", "--help"], ["info", "--help"], ["gen"]]
+    "arguments",
+    [
+        *(["--help"], ["--version"], ["generate", "--help"], ["info", "--help"], ["gen"]),
+        *(["train"], ["train", "data", "--help"]),
+    ],
 )
 def test_answers_without_torch(arguments: list[str]) -> None:
     done = python(

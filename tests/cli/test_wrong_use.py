@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import click
 import pytest
 
-from forerun.cli.main import COMMANDS
+from forerun.cli.groups import every_command
+from forerun.cli.main import application
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
@@ -175,21 +175,21 @@ def test_many_lines_become_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
     assert refused(cli.generate(*PROMPT)) == "forerun: error: first second"
 
 
-def numeric_options() -> list[tuple[str, str]]:
+def numeric_options() -> list[tuple[tuple[str, ...], str]]:
     """Every option of every command that takes numbers."""
     options = []
-    for name, (module, _) in COMMANDS.items():
-        for param in importlib.import_module(module).command.params:
+    for words, command in every_command(application):
+        for param in command.params:
             numbers = param.type.name.startswith(("integer", "float", "list", "ids", "layers"))
             # --prompt-tokens cuts longer prompts, --threads counts the cores: any number will do.
             any_will_do = param.name in ("prompt_tokens", "threads")
             if isinstance(param, click.Option) and numbers and not any_will_do:
-                options.append((name, param.opts[0]))
+                options.append((words, param.opts[0]))
     return options
 
 
 @pytest.mark.parametrize(("command", "option"), numeric_options())
-def test_numbers_of_four_hundred_digits(cli: Cli, command: str, option: str) -> None:
-    before = {"bench": ("kernels",), "generate": PROMPT}.get(command, ())
+def test_numbers_of_four_hundred_digits(cli: Cli, command: tuple[str, ...], option: str) -> None:
+    before = {"bench": ("kernels",), "generate": PROMPT}.get(command[0], ())
     for number in ("9" * 400, "-" + "9" * 400, "9" * 5000):
-        refused(cli.run(command, *before, f"{option}={number}"))
+        refused(cli.run(*command, *before, f"{option}={number}"))

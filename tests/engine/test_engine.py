@@ -41,11 +41,16 @@ def test_requests_join_and_leave_between_rounds() -> None:
     first = [both.add([1, 2], params[0]), both.add([3], params[1], speculative=False)]
     both.step()
     second = [both.add([4, 5, 6], params[2]), both.add([7], params[3])]
+    ended: list[int] = []
     while both.has_work:
         both.step()
+        ended += [number for number in both.ended if number not in ended]
+    assert sorted(ended) == sorted(both.ended) == first + second
+    assert ended[0] == first[0]
     prompts = [[1, 2], [3], [4, 5, 6], [7]]
     for request_id, prompt, one in zip(first + second, prompts, params, strict=True):
         assert both.completion(request_id).token_ids == plain_ids(prompt, one)
+    assert not both.ended
 
 
 def test_speculation_can_be_off_for_one_request() -> None:

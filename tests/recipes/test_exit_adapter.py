@@ -15,7 +15,7 @@ from forerun.drafters.exits.exit_adapter import ExitAdapter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.errors import TrainingError
 from forerun.models import load_model
-from forerun.training.loop import Phase
+from forerun.training.windows import Phase
 from recipes import exit_adapter
 from recipes.exit_adapter import FrozenTarget, evaluate, new_adapters, publish, train
 from tests.helpers.forwards import run

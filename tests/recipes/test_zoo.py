@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forerun
-from forerun.training.loop import Phase, Trainer
-from forerun.training.windows import Windows
+from forerun.training.windows import Phase, Windows, window_trainer
 from recipes import zoo
 from recipes.corpus import read_modules
 from recipes.zoo import DISTILLATION_SETTINGS, DRAFT_SETTINGS, TARGET_SETTINGS, Shape
@@ -95,12 +94,12 @@ def test_a_run_that_was_stopped_ends_where_one_that_was_not_does(
 
     def train(state: Path, max_steps: int | None = None) -> dict[str, torch.Tensor]:
         model = zoo.TARGET.build()
-        trainer = Trainer(model, zoo.plain_loss, Windows(corpus.train, 0), SETTINGS, state)
+        trainer = window_trainer(model, zoo.plain_loss, Windows(corpus.train, 0), SETTINGS, state)
         if max_steps is not None:
             for _ in range(max_steps):
-                _, tokens = trainer._step(trainer.progress.tokens / SETTINGS.max_tokens)
+                tokens = trainer._step(trainer.progress.tokens / SETTINGS.max_tokens)
                 trainer.progress.tokens += tokens
-            trainer._save()
+            trainer.save()
         else:
             trainer.run()
         return model.state_dict()
@@ -115,7 +114,7 @@ def test_a_run_that_was_stopped_ends_where_one_that_was_not_does(
 def test_seconds_end_a_run_too(tiny: None, tmp_path: Path) -> None:
     corpus = zoo.prepare_corpus(tmp_path)
     hurried = replace(SETTINGS, max_seconds=1e-3)
-    trainer = Trainer(
+    trainer = window_trainer(
         zoo.TARGET.build(), zoo.plain_loss, Windows(corpus.train, 0), hurried, tmp_path / "x.pt"
     )
     assert trainer.run().steps == 1

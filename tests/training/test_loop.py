@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from forerun.errors import TrainingError
-from forerun.training.loop import Trainer, TrainingSettings, learning_rate_factor
-from forerun.training.windows import Windows
+from forerun.training.loop import learning_rate_factor
+from forerun.training.windows import Windows, WindowSettings, window_trainer
 
 
 def test_the_learning_rate_rises_and_falls_to_zero() -> None:
@@ -25,7 +25,7 @@ def test_the_learning_rate_rises_and_falls_to_zero() -> None:
 def test_a_state_of_another_recipe_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     torch.save({"model": {}}, path)
-    settings = TrainingSettings(max_tokens=1, max_seconds=1)
+    settings = WindowSettings(max_tokens=1, max_seconds=1)
     model, windows = nn.Linear(2, 2), Windows(torch.zeros(9).numpy(), 0)
     with pytest.raises(TrainingError, match="does not belong to this recipe"):
-        Trainer(model, lambda _, batch: batch.sum(), windows, settings, path)
+        window_trainer(model, lambda _, batch: batch.sum(), windows, settings, path)

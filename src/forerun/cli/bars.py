@@ -81,5 +81,6 @@ class _Bars:
         if not self._tasks:
             self.progress.start()
         if what not in self._tasks:
-            self._tasks[what] = self.progress.add_task(what, total=total)
+            # What was done before is not part of the speed.
+            self._tasks[what] = self.progress.add_task(what, total=total, completed=done)
         self.progress.update(self._tasks[what], completed=done, total=total, refresh=True)

@@ -100,16 +100,8 @@ def messages_option(what: str) -> Option:
 def template_options() -> list[Option]:
     """The options that say how messages become a prompt."""
     return [
-        Option("system", "Prompt", type=Whole(), help="A system message before the others."),
-        Option(
-            "template_var",
-            "Prompt",
-            type=Variable(),
-            multiple=True,
-            callback=_each_once,
-            metavar="NAME=VALUE",
-            help="A variable of the chat template, such as enable_thinking=false. Repeatable.",
-        ),
+        system_option(),
+        template_var_option(),
         Option(
             "show_prompt",
             "Prompt",
@@ -117,6 +109,24 @@ def template_options() -> list[Option]:
             help="Show the prompt as it was sent, on standard error.",
         ),
     ]
+
+
+def system_option() -> Option:
+    """`--system`."""
+    return Option("system", "Prompt", type=Whole(), help="A system message before the others.")
+
+
+def template_var_option() -> Option:
+    """`--template-var`."""
+    return Option(
+        "template_var",
+        "Prompt",
+        type=Variable(),
+        multiple=True,
+        callback=_each_once,
+        metavar="NAME=VALUE",
+        help="A variable of the chat template, such as enable_thinking=false. Repeatable.",
+    )
 
 
 def drafting_options() -> list[Option]:

@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 a defect found, 2 wrong use, 130 interrupted, 141 the outp
 from __future__ import annotations
 
 import errno
-import importlib
 import sys
 from typing import Any
 
@@ -14,15 +13,22 @@ import click
 
 from forerun import __version__
 from forerun.cli import streams
+from forerun.cli.groups import LazyGroup
 from forerun.errors import ForerunError
 
 COMMANDS = {
     "bench": ("forerun.cli.bench", "What the CPU kernels reach on this machine."),
     "chat": ("forerun.cli.chat", "Talk with a model; each turn runs only its new tokens."),
+    "check": (
+        "forerun.cli.check",
+        "Does a trained head load in other engines, and draft as trained?",
+    ),
+    "export": ("forerun.cli.export", "Write a trained head as other engines load it."),
     "generate": ("forerun.cli.generate", "Answer or complete a prompt: the model's own text."),
     "info": ("forerun.cli.info", "What a model is, what it needs and what would draft for it."),
     "prove": ("forerun.cli.prove", "Prove that speculation leaves the distribution as it is."),
     "simulate": ("forerun.cli.simulate", "What speculation would gain, without running a model."),
+    "train": ("forerun.cli.train", "Train drafters for a model, from the model's own answers."),
 }
 
 WRONG_USE = 2
@@ -31,29 +37,8 @@ INTERRUPTED = 130
 OUTPUT_CLOSED = 141
 
 
-class Application(click.Group):
-    """A group whose commands are imported when they are used."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # From the table: the help of the whole program imports no command.
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+class Application(LazyGroup):
+    """All commands, and the one place where errors become exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -100,6 +85,7 @@ def _refuse(message: str) -> int:
 
 application = Application(
     "forerun",
+    COMMANDS,
     help="Exact speculative decoding: a language model's own text, sooner.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

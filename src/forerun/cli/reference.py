@@ -9,7 +9,8 @@ import sys
 
 import click
 
-from forerun.cli.main import COMMANDS, application
+from forerun.cli.groups import every_command
+from forerun.cli.main import application
 
 WIDTH = 100
 
@@ -45,11 +46,12 @@ def render() -> str:
     settings = {**application.context_settings, "terminal_width": WIDTH}
     context = click.Context(application, info_name="forerun", **settings)
     parts = [HEAD, _block("forerun", application.get_help(context))]
-    for name in sorted(COMMANDS):
-        command = application.get_command(context, name)
-        assert command is not None
-        with click.Context(command, info_name=name, parent=context, **settings) as inner:
-            parts.append(_block(f"forerun {name}", command.get_help(inner)))
+    for words, command in every_command(application):
+        parent = context
+        for word in words[:-1]:
+            parent = click.Context(click.Command(word), info_name=word, parent=parent, **settings)
+        with click.Context(command, info_name=words[-1], parent=parent, **settings) as inner:
+            parts.append(_block(" ".join(["forerun", *words]), command.get_help(inner)))
     return "\n".join(parts)
 
 

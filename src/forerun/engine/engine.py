@@ -370,6 +370,11 @@ class Engine(Sealed):
         return self._scheduler.has_work
 
     @property
+    def ended(self) -> list[int]:
+        """Requests made with `add` that have ended and whose completions are not handed out."""
+        return [number for number, running in self._added.items() if running.finished]
+
+    @property
     def stats(self) -> Stats:
         """Counters of all requests of this engine, running ones included."""
         running = (running.stats for running in self._scheduler.admitted)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from forerun.contracts import CausalLM
@@ -29,7 +29,8 @@ from forerun.models.sources import INDEX, SINGLE, SafetensorsSource
 OWN = "forerun.json"
 """What forerun adds to a published layout: recipe, target, figures; optional."""
 CARD = "README.md"
-_PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
+# Other names of a whole head; the first that is there is read.
+_WHOLE = ("pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _PICKLED_INDEX = "pytorch_model.bin.index.json"
 _PATTERNS = ("*.safetensors", "*.bin", "medusa_lm_head.pt")
 
@@ -252,20 +253,30 @@ def _read(directory: Path) -> dict[str, Tensor]:
     if _is_safe(directory):
         source = SafetensorsSource(directory)
         return {key: source.read(key) for key in source.shapes}
-    files = [directory / name for name in _PICKLED if is_regular(directory / name)][:1]
+    files = [directory / name for name in _WHOLE if is_regular(directory / name)][:1]
     if is_regular(directory / _PICKLED_INDEX):
         names = read_object(directory / _PICKLED_INDEX).get("weight_map")
         listed = sorted(set(names.values())) if isinstance(names, dict) else []
         files = [directory / Path(str(name)).name for name in listed]
     if not files:
         raise CheckpointError(
-            f"{directory} holds no weights; a head has {SINGLE}, {' or '.join(_PICKLED)} beside its "
+            f"{directory} holds no weights; a head has {SINGLE}, {' or '.join(_WHOLE)} beside its "
             f"{CONFIG}."
         )
     tensors: dict[str, Tensor] = {}
     for file in files:
-        tensors |= _unpickled(file)
+        tensors |= _safe(file) if file.suffix == ".safetensors" else _unpickled(file)
     return tensors
+
+
+def _safe(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file of safetensors."""
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{file} is corrupt or cut off ({one_line(error)}); download it again."
+        ) from error
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:

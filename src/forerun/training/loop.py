@@ -4,35 +4,46 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from forerun.errors import TrainingError
 from forerun.files import atomic_path
-from forerun.training.windows import Windows
+from forerun.training.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
 
-Loss = Callable[[nn.Module, Tensor], Tensor]
-
 
 @dataclass(frozen=True)
-class Phase:
-    """A stretch of training, up to a fraction of the budget, with one window length in tokens."""
+class Part:
+    """What a micro-batch adds to the loss of a step, which is the sum of totals by that of weights.
 
-    until: float
-    window: int
+    Args:
+        total: to be differentiated.
+        weight: what it is a sum over.
+        tokens: of the budget that it uses up.
+    """
+
+    total: Tensor
+    weight: float
+    tokens: int
+
+
+Loss = Callable[[Any], Part]
+"""The loss of one micro-batch."""
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How to train. The learning rate rises for `warmup` of the budget, then falls to zero linearly.
+    """How to train. The learning rate rises for `warmup` of the budget, stays, and falls to zero
+    linearly over the last `decay` of it.
 
     The budget is spent when `max_tokens` or `max_seconds` (of training, not of the clock) is used
     up, whichever comes first.
@@ -40,13 +51,11 @@ class TrainingSettings:
 
     max_tokens: int
     max_seconds: float
-    batch_tokens: int = 8192
-    micro_batch_tokens: int = 4096
-    phases: tuple[Phase, ...] = (Phase(1.0, 256),)
     matrix_learning_rate: float = 0.02
     learning_rate: float = 0.003
     weight_decay: float = 0.01
     warmup: float = 0.02
+    decay: float = 0.98
     clip: float = 1.0
     seed: int = 0
     save_every_seconds: float = 300.0
@@ -65,118 +74,176 @@ class Progress:
         return max(self.tokens / settings.max_tokens, self.seconds / settings.max_seconds)
 
 
-def learning_rate_factor(fraction: float, warmup: float) -> float:
-    """The share of the peak learning rate at `fraction` of the budget, both in [0, 1]."""
+class Source(Protocol):
+    """Where micro-batches come from: a function of the progress alone, so that a run resumes."""
+
+    def step(self, progress: Progress, fraction: float) -> Sequence[Any]:
+        """The micro-batches of the coming step, of all processes together."""
+
+
+def learning_rate_factor(fraction: float, warmup: float, decay: float | None = None) -> float:
+    """The share of the peak learning rate at `fraction` of the budget; all three in [0, 1]. Without a
+    decay it falls from the end of the warmup on."""
     rise = fraction / warmup if warmup > 0 else 1.0
-    return max(0.0, min(1.0, rise + 0.01, (1.0 - fraction) / (1.0 - warmup)))
+    fall = 1.0 - warmup if decay is None else decay
+    return max(0.0, min(1.0, rise + 0.01, (1.0 - fraction) / fall if fall > 0 else 1.0))
 
 
 def make_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers; AdamW for the embedding, the norms and the biases."""
+    """Muon for the matrices inside the layers; AdamW for embeddings, output heads, norms and biases."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        inside = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+        if not parameter.requires_grad:
+            continue
+        outside = ("embed", "lm_head", "markov", "confidence")
+        inside = parameter.ndim == 2 and not any(part in name for part in outside)
         (matrices if inside else others).append(parameter)
-    adamw = torch.optim.AdamW(
-        others, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-    )
-    if not matrices:
-        return [adamw]
-    muon = torch.optim.Muon(
-        matrices, lr=settings.matrix_learning_rate, weight_decay=settings.weight_decay
-    )
-    return [muon, adamw]
+    optimizers: list[torch.optim.Optimizer] = []
+    if matrices:
+        rate, decay = settings.matrix_learning_rate, settings.weight_decay
+        optimizers.append(torch.optim.Muon(matrices, lr=rate, weight_decay=decay))
+    if others:
+        rate = settings.learning_rate
+        optimizers.append(
+            torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        )
+    return optimizers
 
 
 class Trainer:
-    """Trains `model` on `windows` until the budget is spent; resumes from the file `state`."""
+    """Trains `model` until the budget is spent; resumes from the file `state`.
+
+    Args:
+        model: whose parameters are trained.
+        loss: of a micro-batch.
+        source: of the micro-batches.
+        settings: how to train.
+        state: the file that a run resumes from; its log lies beside it.
+        processes: that share the micro-batches of each step.
+        watch: called after each step; what it returns true for ends the run.
+
+    Raises:
+        TrainingError: for a state of another recipe.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         loss: Loss,
-        windows: Windows,
+        source: Source,
         settings: TrainingSettings,
         state: Path,
+        *,
+        processes: Processes = ALONE,
+        watch: Callable[[Trainer], bool] | None = None,
     ) -> None:
-        self.model, self.loss, self.windows, self.settings = model, loss, windows, settings
+        self.model, self.loss, self.source, self.settings = model, loss, source, settings
         self.state_path, self.log_path = state, state.with_suffix(".jsonl")
-        self.device = next(model.parameters()).device
         self.optimizers = make_optimizers(model, settings)
         self.peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.progress = Progress()
+        self.last_loss = float("nan")
+        self._processes, self._watch = processes, watch
+        self._saved = -1
         if state.exists():
             self._load()
 
     def run(self) -> Progress:
-        """Train until the budget is spent, then save. A spent budget returns at once."""
+        """Train until the budget is spent, then save. A spent budget returns at once.
+
+        Raises:
+            TrainingError: where the loss is not a number; the state saved last is that of a step
+                before.
+        """
         self.model.train()
         saved = time.monotonic()
-        resumed_from = self.progress.steps
         while (fraction := self.progress.fraction(self.settings)) < 1.0:
             started = time.monotonic()
-            loss, tokens = self._step(fraction)
-            if not loss == loss:
-                raise TrainingError(f"the loss is NaN at step {self.progress.steps}.")
+            tokens = self._step(fraction)
             self.progress.steps += 1
             self.progress.tokens += tokens
             self.progress.seconds += time.monotonic() - started
             if self.progress.steps % self.settings.log_every_steps == 0:
-                self._log(loss)
+                self.log({"loss": round(self.last_loss, 4)})
             if time.monotonic() - saved > self.settings.save_every_seconds:
-                self._save()
+                self.save()
                 saved = time.monotonic()
-        if self.progress.steps > resumed_from:
-            self._save()
+            if self._watch is not None and self._watch(self):
+                break
+        self.save()
         self.model.eval()
         return self.progress
 
-    def _step(self, fraction: float) -> tuple[float, int]:
-        settings = self.settings
-        window = next(phase.window for phase in settings.phases if fraction < phase.until)
-        rows = max(1, settings.batch_tokens // window)
-        batch = torch.from_numpy(self.windows.batch(self.progress.tokens, window, rows))
-        parts = torch.split(batch, max(1, settings.micro_batch_tokens // window))
-        total = 0.0
-        for part in parts:
-            with torch.autocast(self.device.type, torch.bfloat16):
-                loss = self.loss(self.model, part.to(self.device)) * (len(part) / rows)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
-        factor = learning_rate_factor(fraction, settings.warmup)
+    def _step(self, fraction: float) -> int:
+        """One step of the optimizers; the tokens that it used up."""
+        parts = self.source.step(self.progress, fraction)
+        sums = torch.zeros(3, dtype=torch.float64)
+        for micro in self._processes.share(parts):
+            part = self.loss(micro)
+            part.total.backward()  # type: ignore[no-untyped-call]
+            sums += torch.tensor([part.total.item(), part.weight, part.tokens])
+        total, weight, tokens = self._processes.sum(sums).tolist()
+        self.last_loss = total / weight if weight else 0.0
+        if not abs(self.last_loss) < float("inf"):
+            raise TrainingError(
+                f"the loss is {self.last_loss} at step {self.progress.steps}; the state of step "
+                f"{max(self._saved, 0)} is in {self.state_path.name}: go on from there with a lower "
+                "learning rate."
+            )
+        trained = [p for p in self.model.parameters() if p.grad is not None]
+        for parameter in trained:
+            assert parameter.grad is not None
+            parameter.grad.copy_(self._processes.sum(parameter.grad) / max(weight, 1e-9))
+        nn.utils.clip_grad_norm_(trained, self.settings.clip)
+        factor = learning_rate_factor(fraction, self.settings.warmup, self.settings.decay)
         for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * factor
             optimizer.step()
             optimizer.zero_grad()
-        return total, rows * window
+        return int(tokens)
 
-    def _log(self, loss: float) -> None:
-        row = {"loss": round(loss, 4), **asdict(self.progress)}
+    def log(self, figures: dict[str, Any]) -> None:
+        """Add a line to the log: figures and the progress."""
+        if not self._processes.first:
+            return
+        row = {**figures, **asdict(self.progress)}
         row["seconds"] = round(self.progress.seconds, 1)
         with self.log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         logger.info("%s", row)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write the state, where it is not that of the file already."""
+        if not self._processes.first or self._saved == self.progress.steps:
+            return
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "progress": asdict(self.progress),
         }
-        with atomic_path(self.state_path) as temporary:
-            torch.save(state, temporary)
+        try:
+            with atomic_path(self.state_path) as temporary:
+                torch.save(state, temporary)
+        except (OSError, RuntimeError) as error:
+            raise TrainingError(
+                f"{self.state_path} cannot be written ({error}); the state before stays."
+            ) from error
+        self._saved = self.progress.steps
 
     def _load(self) -> None:
         try:
-            state = torch.load(self.state_path, map_location=self.device, weights_only=True)
+            state = torch.load(self.state_path, map_location="cpu", weights_only=True)
             self.model.load_state_dict(state["model"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             self.progress = Progress(**state["progress"])
-        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+        except (
+            *(KeyError, RuntimeError, ValueError, TypeError, EOFError),
+            *(OSError, pickle.UnpicklingError),
+        ) as error:
             raise TrainingError(
                 f"{self.state_path} does not belong to this recipe ({error}); delete it to start again."
             ) from error
+        self._saved = self.progress.steps
         logger.info("resumed at %s", self.progress)

@@ -1,9 +1,18 @@
-"""What training minimizes, in nats a token."""
+"""What training minimizes, in nats a token or in tokens of a draft that are rejected."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 import torch.nn.functional as functional
 from torch import Tensor
+
+from forerun.training.compiled import compiled
+
+# Rows of the vocabulary that are worked on at once: as many as fit into a cache.
+CHUNK = 256
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -20,3 +29,122 @@ def distillation_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     teacher = functional.log_softmax(teacher_logits.float(), dim=-1)
     student = functional.log_softmax(logits.float(), dim=-1)
     return functional.kl_div(student, teacher, reduction="none", log_target=True).sum(-1).mean()
+
+
+def rejection_loss(
+    factors: Sequence[tuple[Tensor, Tensor]],
+    target_probs: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    kl_share: float,
+) -> tuple[Tensor, Tensor]:
+    """How often drafted tokens are rejected, as a weighted sum, smoothed by a share of KL.
+
+    The draft's logits are the sum of `states @ matrix.T` over the factors. Neither they nor their
+    gradient are ever held for all rows: both follow from the same chunk, so that memory does not grow
+    with the vocabulary.
+
+    Args:
+        factors: states [N, h] and matrix [V, h], one pair or more.
+        target_probs: rows of the target's probabilities over the draft's vocabulary, [R, V]; what
+            lies outside it is missing from their sums.
+        index: which of those rows belongs to each state, [N].
+        weights: of the rows in the sum, [N].
+        kl_share: of the loss that is KL(target || draft), in [0, 1]; the rest is
+            1 - Σ min(target, draft), the exact probability of a rejection, whose gradient fades
+            where the two hardly overlap.
+
+    Returns:
+        The weighted sum, and the acceptance probabilities Σ min(target, draft) [N], without gradient.
+    """
+    flat = [tensor for pair in factors for tensor in pair]
+    total, accepted = _RejectionLoss.apply(target_probs, index, weights, kl_share, *flat)  # type: ignore[no-untyped-call]
+    return total, accepted
+
+
+class _RejectionLoss(torch.autograd.Function):
+    """`rejection_loss`: gradients are computed with the loss, chunk by chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        target_probs: Tensor,
+        index: Tensor,
+        weights: Tensor,
+        kl_share: float,
+        *flat: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        needed = ctx.needs_input_grad[4:]
+        grads = [
+            torch.zeros_like(tensor, dtype=torch.float32 if place % 2 else tensor.dtype)
+            if wanted
+            else None
+            for place, (tensor, wanted) in enumerate(zip(flat, needed, strict=True))
+        ]
+        rows = compiled(_rows, len(flat[1]))
+        share = torch.tensor(float(kl_share))
+        accepted = torch.empty(len(index))
+        total = torch.zeros(())
+        for start in range(0, len(index), CHUNK):
+            part = slice(start, start + CHUNK)
+            states, matrices = [tensor[part] for tensor in flat[::2]], flat[1::2]
+            logits = [state @ matrix.T for state, matrix in zip(states, matrices, strict=True)]
+            count = len(logits[0])
+            target, weight = _padded([target_probs[index[part]], weights[part]])
+            gradient, overlap, losses = rows(_padded(logits), target, weight, share)
+            accepted[part] = overlap[:count]
+            total += losses[:count].sum()
+            if any(needed):
+                _add_gradients(grads, part, gradient[:count], states, matrices)
+        ctx.grads = grads
+        ctx.mark_non_differentiable(accepted)
+        return total, accepted
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = (None if grad is None else upstream * grad for grad in ctx.grads)
+        return None, None, None, None, *scaled
+
+
+def _add_gradients(
+    grads: Sequence[Tensor | None],
+    part: slice,
+    gradient: Tensor,
+    states: Sequence[Tensor],
+    matrices: Sequence[Tensor],
+) -> None:
+    """From the gradient by the logits of a chunk to those by states and matrices, two a factor."""
+    for place, (state, matrix) in enumerate(zip(states, matrices, strict=True)):
+        if (of_state := grads[2 * place]) is not None:
+            of_state[part] = gradient @ matrix
+        if (of_matrix := grads[2 * place + 1]) is not None:
+            of_matrix += gradient.T @ state
+
+
+def _rows(
+    logits: Sequence[Tensor], target: Tensor, weights: Tensor, kl_share: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row the weighted gradient by the logits, Σ min(p, q), and the weighted loss.
+
+    Of Σ min(p, q) by q the gradient is 1 where q < p and 0 elsewhere; through the softmax a gradient g
+    becomes q (g - Σ q g). Of KL it is q Σ p - p.
+    """
+    total = sum((part.float() for part in logits[1:]), logits[0].float())
+    logs = total - total.logsumexp(-1, keepdim=True)
+    draft, p = logs.exp(), target.float()
+    accepted = torch.minimum(p, draft).sum(-1)
+    over = (draft >= p).float()
+    rejected = draft * (over - (draft * over).sum(-1, keepdim=True))
+    divergent = draft * p.sum(-1, keepdim=True) - p
+    gradient = ((1 - kl_share) * rejected + kl_share * divergent) * weights[:, None]
+    kl = (torch.special.xlogy(p, p) - p * logs).sum(-1)
+    losses = ((1 - kl_share) * (1 - accepted) + kl_share * kl) * weights
+    return gradient.to(logits[0].dtype), accepted, losses
+
+
+def _padded(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Rows repeated up to CHUNK, so that what is compiled sees one shape."""
+    return [
+        tensor if len(tensor) == CHUNK else tensor[torch.arange(CHUNK).clamp(max=len(tensor) - 1)]
+        for tensor in tensors
+    ]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from forerun.errors import TrainingError
+from forerun.training.loop import Part, Progress, Trainer, TrainingSettings
 
 
 class Windows:
@@ -38,3 +44,57 @@ def _epoch(seed: int, epoch: int, length: int, per_epoch: int) -> tuple[int, np.
     """Where the first window of an epoch begins, and the order of its windows."""
     random = np.random.default_rng([seed, epoch, length])
     return int(random.integers(length)), random.permutation(per_epoch)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training, up to a fraction of the budget, with one window length in tokens."""
+
+    until: float
+    window: int
+
+
+@dataclass(frozen=True)
+class WindowSettings(TrainingSettings):
+    """How to train on windows of text."""
+
+    batch_tokens: int = 8192
+    micro_batch_tokens: int = 4096
+    phases: tuple[Phase, ...] = (Phase(1.0, 256),)
+
+
+@dataclass(frozen=True)
+class WindowSource:
+    """Windows for a `Trainer`, each micro-batch [B, length + 1]; what `Source` says."""
+
+    windows: Windows
+    settings: WindowSettings
+    device: torch.device
+
+    def step(self, progress: Progress, fraction: float) -> list[Tensor]:
+        """The micro-batches of the coming step."""
+        settings = self.settings
+        window = next(phase.window for phase in settings.phases if fraction < phase.until)
+        rows = max(1, settings.batch_tokens // window)
+        batch = torch.from_numpy(self.windows.batch(progress.tokens, window, rows))
+        return list(
+            torch.split(batch.to(self.device), max(1, settings.micro_batch_tokens // window))
+        )
+
+
+def window_trainer(
+    model: nn.Module,
+    mean_loss: Callable[[nn.Module, Tensor], Tensor],
+    windows: Windows,
+    settings: WindowSettings,
+    state: Path,
+) -> Trainer:
+    """A trainer on windows, with the mean loss of a micro-batch of them."""
+    device = next(model.parameters()).device
+
+    def loss(batch: Tensor) -> Part:
+        with torch.autocast(device.type, torch.bfloat16):
+            total = mean_loss(model, batch) * len(batch)
+        return Part(total, len(batch), len(batch) * (batch.shape[1] - 1))
+
+    return Trainer(model, loss, WindowSource(windows, settings, device), settings, state)

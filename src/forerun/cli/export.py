@@ -1,0 +1,101 @@
+"""`forerun export`: a head as a directory that other engines load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from forerun.cli.check import engines_option, target_options
+from forerun.cli.flags import json_option
+from forerun.cli.machine import made_with, print_json
+from forerun.cli.options import Command, Option
+from forerun.cli.param_types import FileName, Name
+from forerun.cli.quiet import quiet_libraries
+from forerun.files import size_text
+
+LAYOUTS = ("eagle3", "dspark", "speculators")
+
+
+def export(head: str, **values: Any) -> None:
+    """Export a trained head to other engines.
+
+    HEAD is a directory or a hub id. eagle3 and dspark are layouts that vLLM, SGLang and llama.cpp
+    all load; speculators is the format of that library, which vLLM and llama.cpp read. What an
+    engine would not load, or would read otherwise, is refused with the reason. Nothing is written
+    over what is there.
+    """
+    quiet_libraries()
+    from forerun.errors import CheckpointError
+    from forerun.export.examine import Pair
+    from forerun.export.export import describe, export_head, without_copies, write_export
+    from forerun.export.findings import engines_named
+    from forerun.files import read_text
+    from forerun.heads.files import CARD
+    from forerun.models import Placement
+
+    engines = engines_named(values["for"]) if values["for"] else ()
+    pair = Pair.open(head, values["model"], values["revision"])
+    placement = Placement(values["dtype"], values["device"], values["backend"])
+    model = pair.load(placement)
+    lean, _ = without_copies(pair.head, model)
+    verifier = pair.verifier(model, values["verifier"])
+    result = export_head(lean, pair.target, values["to"], verifier, engines)
+    card = Path(head) / CARD
+    text = read_text(card, "card", CheckpointError) if card.is_file() else ""
+    write_export(result, Path(values["output"]), values["to"], text)
+    content = {
+        **made_with(model.device),
+        "head": head,
+        "model": pair.target.name,
+        "layout": values["to"],
+        "output": values["output"],
+        **describe(result, values["to"]),
+    }
+    if values["json"]:
+        print_json(content)
+    else:
+        _print(content)
+
+
+def _print(content: dict[str, Any]) -> None:
+    click.echo(f"{content['output']}: {size_text(content['weight_bytes'])} of weights")
+    for engine, count in content["bytes_read"].items():
+        click.echo(f"  {engine} reads {size_text(count)} of them")
+
+
+command = Command(
+    "export",
+    params=[
+        click.Argument(["head"], type=Name()),
+        Option(
+            "to",
+            "Layout",
+            type=click.Choice(LAYOUTS),
+            required=True,
+            help="The layout to write.",
+        ),
+        Option(
+            "output",
+            "Layout",
+            type=FileName(),
+            required=True,
+            metavar="DIR",
+            help="The directory to write; it must not exist, or be empty.",
+        ),
+        Option(
+            "verifier",
+            "Layout",
+            type=Name(),
+            metavar="ID",
+            help="The target's id on the hub, for speculators; left out, the embedding is written too.",
+        ),
+        *target_options(),
+        engines_option(None, "The engines that must load it; all of the layout's."),
+        json_option(),
+    ],
+    callback=export,
+    help=export.__doc__,
+    example="forerun export ./my-head --to eagle3 --output ./portable --model smollm2",
+)

@@ -1,0 +1,55 @@
+"""Groups of commands that are imported when they are used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+CommandTable = Mapping[str, tuple[str, str]]
+"""By name: the module whose `command` it is, and a line for the help."""
+
+
+class LazyGroup(click.Group):
+    """A group whose help imports none of its commands.
+
+    Args:
+        table: its commands.
+    """
+
+    def __init__(self, name: str, table: CommandTable, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.table:
+            return None
+        command: click.Command = importlib.import_module(self.table[cmd_name][0]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.table:
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=self.table, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.table[name][1]) for name in self.list_commands(ctx)])
+
+
+def every_command(group: LazyGroup) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """All commands below a group with the words that call them; a group comes before its own."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (name,), command
+        if isinstance(command, LazyGroup):
+            yield from (((name, *words), inner) for words, inner in every_command(command))

@@ -1,0 +1,208 @@
+"""`forerun train data`: prompts and answers to train drafters on, from the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.asked import load_engine, open_checkpoint, set_threads
+from forerun.cli.bars import bars
+from forerun.cli.completion import completion
+from forerun.cli.config import config_option
+from forerun.cli.derived import derived
+from forerun.cli.flags import (
+    AT_LEAST_ONE,
+    json_option,
+    model_options,
+    system_option,
+    template_var_option,
+)
+from forerun.cli.options import Command, Option
+from forerun.cli.param_types import FileName, Name
+from forerun.cli.quiet import quiet_libraries
+from forerun.errors import ConfigError
+from forerun.training.settings import DataSettings
+
+if TYPE_CHECKING:
+    from forerun.training.data import DataRun, Summary
+    from forerun.training.questions import Question
+
+BATCH_SIZE = 32
+# Tokens of a prompt and its answer, where the model has as many.
+CONTEXT = 2048
+_SECTION = "Data"
+
+
+@click.pass_context
+def train_data(ctx: click.Context, /, **values: Any) -> None:
+    """Have a model write and answer prompts to train drafters on.
+
+    MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2. A chat model writes the
+    prompts from an empty user turn and answers them in its chat template; a base model writes texts and
+    goes on with them; or either answers the questions of files. Repeated prompts and those of an
+    evaluation are left out. Every answer is a line of JSON with its token ids. The file grows: the same
+    command goes on where an earlier run has ended.
+    """
+    _one_model(ctx, values)
+    quiet_libraries()
+    questions = _read(values["questions"]) if values["questions"] else None
+    keep_out = _read(values["keep_out"])
+    output = values["output"] or f"{PurePath(values['model']).name or 'model'}-data.jsonl"
+    with _open(values, questions, keep_out, output) as run:
+        summary = _run(run, output)
+        content = _content(output, run, summary)
+    if values["json"]:
+        from forerun.cli.machine import print_json
+
+        print_json(content)
+    else:
+        click.echo(_in_words(content))
+
+
+def _one_model(ctx: click.Context, values: dict[str, Any]) -> None:
+    """Take the argument for `--model`."""
+    name = values.pop("name")
+    if name is not None:
+        source = ctx.get_parameter_source("model")
+        if source is click.core.ParameterSource.COMMANDLINE and name != values["model"]:
+            raise ConfigError(f"the model is {name!r} and {values['model']!r}; give one of them.")
+        values["model"] = name
+
+
+def _read(files: Sequence[str]) -> list[Question]:
+    from forerun.training.questions import read_questions
+
+    return [question for file in files for question in read_questions(file)]
+
+
+def _open(
+    values: dict[str, Any],
+    questions: Sequence[Question] | None,
+    keep_out: Sequence[Question],
+    output: str,
+) -> DataRun:
+    from forerun.training.data import DataRun
+
+    settings = DataSettings(**{name: values[name] for name in vars(DataSettings())})
+    set_threads(values)
+    checkpoint = open_checkpoint(values)
+    context = values["max_context"] or min(CONTEXT, checkpoint.summary.max_context)
+    engine = load_engine(
+        values, checkpoint, None, max_context=context, max_batch_size=values["batch_size"]
+    )
+    return DataRun(
+        engine,
+        output,
+        settings,
+        model=values["model"],
+        questions=questions,
+        keep_out=keep_out,
+        system=values["system"],
+        variables=dict(values["template_var"] or ()),
+    )
+
+
+def _run(run: DataRun, output: str) -> Summary:
+    if run.summary.conversations:
+        click.echo(
+            f"forerun: going on after {run.summary.conversations} conversations in {output}",
+            err=True,
+        )
+    try:
+        with bars():
+            return run.run()
+    except KeyboardInterrupt:
+        click.echo(
+            f"forerun: {run.summary.conversations} conversations are in {output}; the same command goes "
+            "on from there",
+            err=True,
+        )
+        raise
+
+
+def _content(output: str, run: DataRun, summary: Summary) -> dict[str, Any]:
+    from forerun.cli.machine import made_with
+
+    made = made_with(run.device)
+    return {**made, "output": output, "settings": run.making, **summary.as_dict()}
+
+
+def _in_words(content: Mapping[str, Any]) -> str:
+    lines = [
+        f"{content['output']}: {content['conversations']} conversations, {content['answers']} answers "
+        f"of {content['answer_tokens']} tokens ({content['greedy']} greedy), after prompts of "
+        f"{content['prompt_tokens']}"
+    ]
+    if content["skipped"]:
+        reasons = ", ".join(f"{count} {name}" for name, count in sorted(content["skipped"].items()))
+        lines.append(f"left out: {reasons}")
+    if content["new_conversations"]:
+        lines.append(
+            f"this run: {content['new_conversations']} conversations, {content['new_tokens']} tokens in "
+            f"{content['seconds']:.0f} s, {content['tokens_per_second']:.0f} a second"
+        )
+    return "\n".join(lines)
+
+
+def _options() -> list[click.Parameter]:
+    return [
+        click.Argument(
+            ["name"],
+            type=Name(),
+            required=False,
+            metavar="[MODEL]",
+            shell_complete=completion("model"),
+        ),
+        Option(
+            "output",
+            _SECTION,
+            type=FileName(),
+            metavar="FILE",
+            help="Where to write, and to go on; left out, MODEL-data.jsonl.",
+        ),
+        Option(
+            "questions",
+            _SECTION,
+            type=FileName(),
+            metavar="FILE",
+            multiple=True,
+            help="Answer the questions of this file: JSON lines with turns, messages, prompt, question or "
+            "text, or a question a line; also as .gz. Repeatable.",
+        ),
+        Option(
+            "keep_out",
+            _SECTION,
+            type=FileName(),
+            metavar="FILE",
+            multiple=True,
+            help="Leave out what this file of questions asks, by text and by runs of words. Repeatable.",
+        ),
+        *derived(DataSettings, _SECTION),
+        Option(
+            "batch_size",
+            _SECTION,
+            type=AT_LEAST_ONE,
+            default=BATCH_SIZE,
+            help="Requests that run at once.",
+        ),
+        system_option(),
+        template_var_option(),
+        *model_options(
+            context=f"Tokens of prompt and answer at most; left out, the model's up to {CONTEXT}."
+        ),
+        json_option(),
+        config_option(),
+    ]
+
+
+command = Command(
+    "data",
+    params=_options(),
+    callback=train_data,
+    help=train_data.__doc__,
+    example="forerun train data smollm2 --keep-out questions.jsonl",
+    assumed="with texts that zoo writes, into zoo-data.jsonl",
+)

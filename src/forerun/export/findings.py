@@ -1,0 +1,103 @@
+"""What a check of a head finds, and the engines that it knows."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from forerun.errors import ConfigError, UnknownNameError
+
+VLLM, SGLANG, LLAMA_CPP = "vllm", "sglang", "llama.cpp"
+EVERY = "all"
+"""The engine of a finding that holds wherever the head is loaded, in forerun too."""
+
+VERSIONS = {VLLM: "0.33", SGLANG: "0.5.23", LLAMA_CPP: "b11434"}
+"""Engines, and the versions whose sources the checks were written from."""
+TITLES = {VLLM: "vLLM", SGLANG: "SGLang", LLAMA_CPP: "llama.cpp"}
+
+
+class Severity(enum.StrEnum):
+    """How much a finding matters."""
+
+    ERROR = "error"
+    """The engine does not load the head."""
+    WRONG = "wrong"
+    """It loads the head, without a word, and drafts badly."""
+    NOTE = "note"
+    """Worth knowing; the drafts are those that were trained."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a head.
+
+    Args:
+        engine: where it matters, or `EVERY`.
+        trap: a short name for it, the same for every engine.
+        problem: what is wrong, a sentence without its full stop.
+        remedy: what to do, another.
+    """
+
+    severity: Severity
+    engine: str
+    trap: str
+    problem: str
+    remedy: str
+
+    @property
+    def text(self) -> str:
+        """Problem and remedy, as sentences."""
+        return f"{self.problem[0].upper()}{self.problem[1:]}; {self.remedy}."
+
+
+def error(engine: str, trap: str, problem: str, remedy: str) -> Finding:
+    return Finding(Severity.ERROR, engine, trap, problem, remedy)
+
+
+def wrong(engine: str, trap: str, problem: str, remedy: str) -> Finding:
+    return Finding(Severity.WRONG, engine, trap, problem, remedy)
+
+
+def note(engine: str, trap: str, problem: str, remedy: str) -> Finding:
+    return Finding(Severity.NOTE, engine, trap, problem, remedy)
+
+
+def engines_named(text: str) -> tuple[str, ...]:
+    """The engines in a list such as `vllm,sglang`, in the order of `VERSIONS`.
+
+    Raises:
+        UnknownNameError: for an engine that the checks do not know.
+        ConfigError: for an empty list.
+    """
+    names = [name.strip().lower() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in VERSIONS:
+            raise UnknownNameError("engine", name, VERSIONS)
+    if not names:
+        raise ConfigError(f"no engine is named; give a list of {', '.join(VERSIONS)}.")
+    return tuple(engine for engine in VERSIONS if engine in names)
+
+
+def for_engines(findings: Iterable[Finding], engines: Sequence[str]) -> list[Finding]:
+    """The findings that matter to some of the engines, the worst first.
+
+    Of several about one trap in one engine the worst count: what is not loaded is not misread.
+    """
+    order = list(Severity)
+    kept = dict.fromkeys(finding for finding in findings if finding.engine in (EVERY, *engines))
+    worst: dict[tuple[str, str], int] = {}
+    for finding in kept:
+        key, rank = (finding.engine, finding.trap), order.index(finding.severity)
+        worst[key] = min(rank, worst.get(key, rank))
+    found = [
+        finding
+        for finding in kept
+        if order.index(finding.severity) == worst[finding.engine, finding.trap]
+    ]
+    return sorted(found, key=lambda finding: order.index(finding.severity))
+
+
+def defects(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that are more than notes."""
+    return [finding for finding in findings if finding.severity is not Severity.NOTE]

@@ -1,0 +1,115 @@
+"""A head as it is published: its config, its tensors, and what they say about its shape."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from forerun.errors import UnsupportedModelError, shown
+from forerun.heads import HEADS, kind_of
+from forerun.heads.files import HeadFiles
+
+EAGLE3, DSPARK, MEDUSA = "eagle3", "dspark", "medusa"
+RECORD = "forerun.json"
+
+WEIGHTS = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "medusa_lm_head.safetensors",
+    "medusa_lm_head.pt",
+)
+"""Weight files, in the order in which engines look for them."""
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedHead:
+    """A head as it was read, not judged yet.
+
+    Attributes:
+        name: as the user named it.
+        config: config.json.
+        tensors: by published name, as stored.
+        record: forerun.json; empty for a head that was not trained here.
+        weight_files: names of all files with weights; engines read the first.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    record: Mapping[str, Any] = field(default_factory=dict)
+    weight_files: tuple[str, ...] = ()
+
+    @cached_property
+    def kind(self) -> str:
+        """`eagle3`, `dspark` or `medusa`.
+
+        Raises:
+            UnsupportedModelError: for a head of another kind.
+        """
+        kind, stored = kind_of(self.config), {name.split(".")[0] for name in self.weights}
+        if kind is None:  # A name that no engine knows is a finding, not the end.
+            named = " ".join(self.architectures).lower()
+            kind = next((known for known in HEADS if known in named), None)
+        if kind is None and "markov_head" in stored:
+            return DSPARK
+        if kind is None and {"fc", "layers"} <= stored and "draft_vocab_size" in self.config:
+            return EAGLE3
+        if kind is not None and "LlamaForCausalLMEagle" not in self.architectures:
+            return kind
+        raise UnsupportedModelError(
+            f"{self.name} is not a head that forerun knows (architectures "
+            f"{shown(list(self.architectures))}); it checks EAGLE-3, DSpark and Medusa."
+        )
+
+    @cached_property
+    def architectures(self) -> tuple[str, ...]:
+        """The names by which engines choose their class."""
+        names = self.config.get("architectures") or ()
+        return tuple(map(str, names)) if isinstance(names, (list, tuple)) else (str(names),)
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether it is in the format of speculators, with the layers' config inside another."""
+        return "speculators_model_type" in self.config
+
+    @cached_property
+    def layers(self) -> Mapping[str, Any]:
+        """The config of the decoder layers."""
+        inner = self.config.get("transformer_layer_config")
+        return inner if self.wrapped and isinstance(inner, Mapping) else self.config
+
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors by the names of speculators: `layers.0` for `midlayer`, no `model.` before."""
+        return {own_name(name): tensor for name, tensor in self.tensors.items()}
+
+    def nested(self, key: str) -> Mapping[str, Any]:
+        """A part of the config that is a mapping; empty where it is missing."""
+        part = self.config.get(key)
+        return part if isinstance(part, Mapping) else {}
+
+    def bytes_of(self, names: Iterator[str] | set[str] | list[str]) -> int:
+        """Bytes of the tensors with these names, as stored."""
+        return sum(self.weights[name].nbytes for name in set(names) if name in self.weights)
+
+
+def own_name(name: str) -> str:
+    """A published tensor's name in the layout of speculators."""
+    return name.removeprefix("model.").replace("midlayer.", "layers.0.")
+
+
+def read_head(name: str | os.PathLike[str]) -> PublishedHead:
+    """Read a head: a directory or a hub id.
+
+    Raises:
+        CheckpointError: for missing or broken files, and for weights that are not numbers.
+    """
+    files = HeadFiles.open(name)
+    tensors = files.tensors
+    stored = tuple(file for file in WEIGHTS if (files.directory / file).is_file())
+    return PublishedHead(files.name, files.config, tensors, files.own, stored)

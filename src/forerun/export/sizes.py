@@ -1,0 +1,218 @@
+"""The sizes that a head's config states, and the tensors that they imply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.errors import CheckpointError, shown
+from forerun.export.head import DSPARK, PublishedHead
+from forerun.export.target import Target
+
+Shapes = dict[str, tuple[int, ...]]
+
+DEFAULT_THETA = 10000.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the config says about the shape of the decoder layers and what is around them.
+
+    Attributes:
+        target_hidden_size: of the features that are fused.
+        vocab_size: of the embedding.
+        draft_vocab_size: of the output.
+        num_features: hidden layers of the target that are fused.
+    """
+
+    hidden_size: int
+    target_hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_layers: int
+    vocab_size: int
+    draft_vocab_size: int
+    num_features: int
+    norm_eps: float
+
+
+def whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """An integer of at least 1 in a config.
+
+    Raises:
+        CheckpointError: for a missing key without a default, or another value.
+    """
+    value = config.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(
+            f"config.json has {key} {shown(value)}; it must be an integer, 1 or more."
+        )
+    return value
+
+
+def ids(config: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
+    """A list of integers in a config; None where it is missing or null.
+
+    Raises:
+        CheckpointError: for another value.
+    """
+    value = config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(entry) is int for entry in value):
+        raise CheckpointError(
+            f"config.json has {key} {shown(value)}; it must be a list of integers."
+        )
+    return tuple(value)
+
+
+def sizes_of(head: PublishedHead, target: Target) -> Sizes:
+    """The sizes of a head with decoder layers.
+
+    Raises:
+        CheckpointError: for a config that lacks one, or states no size.
+    """
+    layers = head.layers
+    hidden, heads = whole(layers, "hidden_size"), whole(layers, "num_attention_heads")
+    vocab = whole(layers, "vocab_size")
+    eps = layers.get("rms_norm_eps", 1e-6)
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1:
+        raise CheckpointError(f"config.json has rms_norm_eps {shown(eps)}; it must lie in [0, 1).")
+    return Sizes(
+        hidden_size=hidden,
+        target_hidden_size=whole(head.config, "target_hidden_size", hidden),
+        intermediate_size=whole(layers, "intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=whole(layers, "num_key_value_heads", heads),
+        head_dim=whole(layers, "head_dim", max(1, hidden // heads)),
+        num_layers=whole(layers, "num_hidden_layers"),
+        vocab_size=vocab,
+        draft_vocab_size=whole(head.config, "draft_vocab_size", vocab),
+        num_features=len(named_layers(head) or target.default_layers),
+        norm_eps=float(eps),
+    )
+
+
+def named_layers(head: PublishedHead) -> tuple[int, ...] | None:
+    """The hidden layers of the target (0 is the embedding) that a head's config names, each place in
+    its own convention; None where it names none."""
+    if head.kind == DSPARK:
+        if head.wrapped:
+            return ids(head.config, "aux_hidden_state_layer_ids")
+        outputs = ids(head.config, "target_layer_ids")
+        if outputs is None:
+            outputs = ids(head.nested("dflash_config"), "target_layer_ids")
+        return None if outputs is None else tuple(layer + 1 for layer in outputs)
+    key = "eagle_aux_hidden_state_layer_ids"
+    inputs = ids(head.config, key)
+    if inputs is not None:
+        return inputs
+    outputs = ids(head.nested("eagle_config"), key)
+    return None if outputs is None else tuple(layer + 1 for layer in outputs)
+
+
+def rope_of(head: PublishedHead) -> dict[str, Any]:
+    """The rotary embedding of a head, in the words of transformers 5: engines read
+    `rope_parameters` first, then `rope_theta` and `rope_scaling`."""
+    layers = head.layers
+    newer, older = layers.get("rope_parameters"), layers.get("rope_scaling")
+    rope = dict(newer or older or {})
+    theta = layers.get("rope_theta")
+    if rope.get("rope_theta") is None:
+        rope["rope_theta"] = DEFAULT_THETA if theta is None else theta
+    rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
+    return rope
+
+
+def same_rope(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two rotary embeddings turn queries and keys alike."""
+    return json.dumps(_plain(one), sort_keys=True) == json.dumps(_plain(other), sort_keys=True)
+
+
+def _plain(rope: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in rope.items() if value is not None}
+    if kept.get("rope_type", "default") == "default":
+        kept = {"rope_theta": kept.get("rope_theta", DEFAULT_THETA)}
+    return {
+        key: float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        else value
+        for key, value in kept.items()
+    }
+
+
+def layer_shapes(sizes: Sizes, index: int, columns: int) -> Shapes:
+    """The tensors of one decoder layer whose projections read `columns` numbers."""
+    hidden, inner = sizes.hidden_size, sizes.intermediate_size
+    queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    named = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (queries, columns),
+        "self_attn.k_proj.weight": (keys, columns),
+        "self_attn.v_proj.weight": (keys, columns),
+        "self_attn.o_proj.weight": (hidden, queries),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    return {f"layers.{index}.{name}": shape for name, shape in named.items()}
+
+
+def eagle3_shapes(sizes: Sizes) -> Shapes:
+    """The tensors that every EAGLE-3 head has."""
+    hidden = sizes.hidden_size
+    shapes: Shapes = {
+        "fc.weight": (hidden, sizes.num_features * sizes.target_hidden_size),
+        "norm.weight": (hidden,),
+        "layers.0.hidden_norm.weight": (hidden,),
+    }
+    for index in range(sizes.num_layers):
+        shapes |= layer_shapes(sizes, index, hidden if index else 2 * hidden)
+    return shapes
+
+
+def dspark_shapes(sizes: Sizes, rank: int, joined: bool) -> tuple[Shapes, Shapes]:
+    """The tensors that every DSpark head has, and those of its confidence head.
+
+    Args:
+        rank: of the Markov head.
+        joined: whether the confidence head reads the Markov embedding too.
+    """
+    hidden = sizes.hidden_size
+    shapes: Shapes = {
+        "fc.weight": (hidden, sizes.num_features * sizes.target_hidden_size),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    for index in range(sizes.num_layers):
+        shapes |= layer_shapes(sizes, index, hidden)
+        for norm in ("q_norm", "k_norm"):
+            shapes[f"layers.{index}.self_attn.{norm}.weight"] = (sizes.head_dim,)
+    if rank:
+        shapes["markov_head.markov_w1.weight"] = (sizes.vocab_size, rank)
+        shapes["markov_head.markov_w2.weight"] = (sizes.draft_vocab_size, rank)
+    confidence: Shapes = {
+        "confidence_head.proj.weight": (1, hidden + rank * joined),
+        "confidence_head.proj.bias": (1,),
+    }
+    return shapes, confidence
+
+
+def misshapen(
+    head: PublishedHead, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, str]]:
+    """Names of the tensors whose shape is another, with what is wrong."""
+    for name, shape in shapes.items():
+        tensor = head.weights.get(name)
+        if tensor is not None and tuple(tensor.shape) != shape:
+            yield (
+                name,
+                f"{name} has the shape {list(tensor.shape)}, but the config implies {list(shape)}",
+            )

@@ -1,0 +1,81 @@
+"""What a check must know about a head's target, read from its config and tokenizer alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.contracts import CausalLM
+from forerun.engine.chat import ChatTemplate
+from forerun.errors import ForerunError
+from forerun.models import Checkpoint
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target's sizes and conventions.
+
+    Attributes:
+        rope: its rotary embedding, in transformers' words; empty for a model without one.
+        template_hash: SHA-256 of its chat template; None where it has none.
+        end_tokens: the tokens that end its texts.
+    """
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_context: int
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    template_hash: str | None = None
+    end_tokens: frozenset[int] = frozenset()
+
+    @property
+    def default_layers(self) -> tuple[int, int, int]:
+        """The hidden layers that EAGLE-3 takes where a config names none."""
+        return (2, self.num_layers // 2, self.num_layers - 3)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Target:
+        """The target that a checkpoint holds."""
+        summary, config = checkpoint.summary, checkpoint.config
+        rope = getattr(config, "rope_parameters", None)
+        return cls(
+            name=checkpoint.name,
+            vocab_size=summary.vocab_size,
+            hidden_size=summary.hidden_size,
+            num_layers=summary.num_layers,
+            max_context=summary.max_context,
+            rope=dict(rope) if isinstance(rope, Mapping) else {},
+            template_hash=_template_hash(checkpoint),
+            end_tokens=checkpoint.eos_token_ids,
+        )
+
+
+def _template_hash(checkpoint: Checkpoint) -> str | None:
+    try:
+        template = ChatTemplate.of(checkpoint.tokenizer)
+    except ForerunError:  # A target without a tokenizer has no template either.
+        return None
+    return None if template is None else hash_of(template.source)
+
+
+def hash_of(template: str) -> str:
+    """The hash by which forerun.json names a chat template."""
+    return hashlib.sha256(template.encode("utf-8")).hexdigest()
+
+
+def borrowed_rows(target: CausalLM, ids: Tensor) -> Tensor | None:
+    """Rows [Vd, hidden_size] of a target's output head, read off by running unit vectors through it;
+    None where it does more than one product (as where logits are capped or have a bias)."""
+    unit = torch.eye(target.hidden_size, dtype=target.dtype, device=target.device)
+    logits = target.lm_head(unit[None])[0, :, ids.to(target.device)].float()
+    twice = target.lm_head(2 * unit[None, :1])[0, 0, ids.to(target.device)].float()
+    if not torch.allclose(twice, 2 * logits[0], rtol=1e-2, atol=1e-3):
+        return None
+    return logits.mT.contiguous()

@@ -1,0 +1,331 @@
+"""DSpark: a head that drafts a block in one pass, with a bigram correction from token to token.
+
+The block is the newest token and mask tokens; each of its positions sees all of the block and, as
+keys and values, a fusion of the target's hidden states of all tokens before (DFlash, arXiv
+2602.06036). What position k says is made a true conditional by the Markov head: a low-rank term of
+the token drafted before it (DeepSpec). Without that head it is DFlash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forerun.contracts import CausalLM, Module
+from forerun.core import Batch
+from forerun.errors import CheckpointError, UnsupportedModelError, shown
+from forerun.heads.blocks import Block, BlockCache, layer_shapes, read_layers
+from forerun.heads.files import HeadFiles, refuse_other_target
+from forerun.heads.output import OutputRows, draft_ids
+from forerun.models.architecture import Architecture
+from forerun.models.modules import modules_for
+from forerun.sampling import DraftVocabulary
+
+KIND = "dspark"
+_ARCHITECTURE = "Qwen3DSparkModel"
+# Keys of variants whose forward differs.
+_VARIANTS = ("conv_kernel_size", "selector_rank", "projector_type")
+
+
+@dataclass(frozen=True)
+class DSparkConfig:
+    """What a published config.json says, in one dialect.
+
+    Args:
+        layers: the shape of its decoder layers; `vocab_size` is the target's.
+        target_layers: the target's hidden layers that are fused, as `ForwardOutput.hidden` counts them.
+        block_size: tokens of a draft at most.
+        mask_token_id: what stands for the tokens of the block that are not known yet.
+        markov_rank: of the bigram term; 0 for none.
+        draft_vocab_size: tokens that can be drafted.
+        confidence: inputs of the confidence head: `hidden`, `markov` (hidden states and the embedding of
+            the token before), or empty for none.
+        sample_from_anchor: whether the newest token's own position predicts the next one; otherwise the
+            k-th mask predicts the k-th token.
+        causal: whether positions of the block see only those before them.
+    """
+
+    layers: Architecture
+    target_layers: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+    markov_rank: int
+    draft_vocab_size: int
+    confidence: str = ""
+    sample_from_anchor: bool = True
+    causal: bool = False
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], where: str) -> DSparkConfig:
+        """The config of DeepSpec, z-lab's DFlash, or the speculators library.
+
+        Raises:
+            CheckpointError: for values that are missing or impossible.
+            UnsupportedModelError: for variants with another forward.
+        """
+        wrapped = config.get("transformer_layer_config")
+        layers = dict(wrapped if isinstance(wrapped, dict) else config)
+        layers.setdefault("model_type", "qwen3")
+        shape = read_layers(layers, where)
+        nested = config.get("dflash_config")
+        values = {**(nested if isinstance(nested, dict) else {}), **config}
+        names = values.get("architectures") or [_ARCHITECTURE]
+        dflash = (
+            str(names[0]).startswith("DFlash") or values.get("speculators_model_type") == "dflash"
+        )
+        _refuse_variants(values, where)
+        ids, offset = values.get("target_layer_ids"), 1
+        if ids is None:
+            ids, offset = values.get("aux_hidden_state_layer_ids"), 0
+        rank = 0 if dflash else _whole(values, "markov_rank", where, 0, 1 << 16)
+        with_markov = bool(values.get("confidence_head_with_markov", False))
+        has_confidence = bool(values.get("enable_confidence_head", False))
+        return cls(
+            shape,
+            tuple(layer + offset for layer in _layer_ids(ids, where)),
+            _whole(values, "block_size", where, 1, 64),
+            _whole(values, "mask_token_id", where, 0, shape.vocab_size - 1),
+            rank,
+            values.get("draft_vocab_size") or shape.vocab_size,
+            "" if not has_confidence else "markov" if with_markov else "hidden",
+            bool(values.get("sample_from_anchor", not dflash and wrapped is None)),
+            bool(values.get("causal", values.get("causal_head", False))),
+        )
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of the block that runs: the newest one and masks."""
+        return self.block_size + (0 if self.sample_from_anchor else 1)
+
+    def shapes(self, target_hidden: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that a file must have, by published name."""
+        layers, hidden = self.layers, self.layers.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "fc.weight": (hidden, len(self.target_layers) * target_hidden),
+            "hidden_norm.weight": (hidden,),
+            "norm.weight": (hidden,),
+        }
+        for index in range(layers.num_layers):
+            shapes |= layer_shapes(layers, f"layers.{index}", hidden)
+            shapes[f"layers.{index}.input_layernorm.weight"] = (hidden,)
+        if self.markov_rank:
+            shapes["markov_head.markov_w1.weight"] = (layers.vocab_size, self.markov_rank)
+            shapes["markov_head.markov_w2.weight"] = (self.draft_vocab_size, self.markov_rank)
+        if self.confidence:
+            width = hidden + (self.markov_rank if self.confidence == "markov" else 0)
+            shapes["confidence_head.proj.weight"] = (1, width)
+            shapes["confidence_head.proj.bias"] = (1,)
+        if self.draft_vocab_size < layers.vocab_size:
+            shapes["d2t"] = (self.draft_vocab_size,)
+        return shapes
+
+    def optional(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that a file may have: the target's own otherwise."""
+        hidden, vocab = self.layers.hidden_size, self.layers.vocab_size
+        return {
+            "lm_head.weight": (self.draft_vocab_size, hidden),
+            "embed_tokens.weight": (vocab, hidden),
+            "t2d": (vocab,),
+        }
+
+
+class BlockBatch(Batch):
+    """Tokens that all see each other, and all that the rows hold already."""
+
+    @cached_property
+    def tree_mask(self) -> NDArray[np.bool_]:
+        """[B, width, width], all of it true."""
+        return np.ones((len(self), self.width, self.width), dtype=np.bool_)
+
+
+class DSparkHead:
+    """A head on what its target runs on.
+
+    Args:
+        target: that it was trained for.
+        config: of the head.
+        tensors: by published name.
+        name: for messages.
+    """
+
+    def __init__(
+        self,
+        target: CausalLM,
+        config: DSparkConfig,
+        tensors: Mapping[str, Tensor],
+        name: str,
+    ) -> None:
+        modules = modules_for(target)
+        shape, eps = config.layers, config.layers.norm_eps
+        self.config, self._target, self.name = config, target, name
+        ids = draft_ids(tensors["d2t"], shape.vocab_size, name) if "d2t" in tensors else None
+        self.vocabulary = None if ids is None else DraftVocabulary(ids, shape.vocab_size)
+        self._fc = modules.linear(tensors["fc.weight"])
+        self._hidden_norm = modules.norm(tensors["hidden_norm.weight"], eps=eps)
+        self._norm = modules.norm(tensors["norm.weight"], eps=eps)
+        indices = range(shape.num_layers)
+        self.blocks = [
+            Block(modules, shape, tensors, f"layers.{index}", index) for index in indices
+        ]
+        self._input_norms = [
+            modules.norm(tensors[f"layers.{index}.input_layernorm.weight"], eps=eps)
+            for index in indices
+        ]
+        self._output = OutputRows(target, modules, ids, tensors.get("lm_head.weight"))
+        self._before: Tensor | None = None
+        self._markov: Module | None = None
+        if config.markov_rank:
+            self._before = self._take(tensors["markov_head.markov_w1.weight"])
+            self._markov = modules.linear(tensors["markov_head.markov_w2.weight"])
+        self._confidence: tuple[Tensor, Tensor] | None = None
+        if config.confidence:
+            weight, bias = (tensors[f"confidence_head.proj.{part}"] for part in ("weight", "bias"))
+            self._confidence = (self._take(weight), self._take(bias))
+        self._embedding = tensors.get("embed_tokens.weight")
+        if self._embedding is not None:
+            self._embedding = self._take(self._embedding)
+        masks = torch.full((1, config.block_tokens), config.mask_token_id, device=target.device)
+        self._masks = self._embed(masks)
+
+    @classmethod
+    def open(cls, target: CausalLM, files: HeadFiles) -> DSparkHead:
+        """Read a head for a target.
+
+        Raises:
+            CheckpointError: for a broken file.
+            IncompatibleDraftError: for the head of another target.
+            UnsupportedModelError: for variants with another forward.
+        """
+        config = DSparkConfig.read(files.config, files.name)
+        refuse_other_target(
+            files.name,
+            target,
+            hidden_size=config.layers.hidden_size,
+            vocab_size=config.layers.vocab_size,
+        )
+        if max(config.target_layers) > target.num_layers:
+            raise CheckpointError(
+                f"{files.name} reads the target's layer {max(config.target_layers) - 1}, and "
+                f"{target.name} has {target.num_layers}; give a head that was trained for it."
+            )
+        tensors = files.pick(config.shapes(target.hidden_size), config.optional())
+        return cls(target, config, tensors, files.name)
+
+    def new_cache(self, rows: int, capacity: int) -> BlockCache:
+        """An empty cache of keys and values, with room for the block that runs."""
+        return BlockCache.of(self.blocks, rows, capacity + self.config.block_tokens)
+
+    def run_context(self, cache: BlockCache, rows: Sequence[int], states: Sequence[Tensor]) -> None:
+        """Append the keys and values of tokens that the target has run.
+
+        Args:
+            cache: of this head.
+            rows: of the cache.
+            states: the target's hidden states of the tokens of each row, side by side, [m, W].
+        """
+        if len({len(own) for own in states}) > 1:
+            for row, own in zip(rows, states, strict=True):
+                self.run_context(cache, [row], [own])
+            return
+        context = self._hidden_norm(self._fc(torch.stack(list(states))))
+        batch = Batch.after(cache, rows, [[0] * len(own) for own in states])
+        for block, layer in zip(self.blocks, cache.layers, strict=True):
+            block.attention(context, batch, layer)
+
+    def run_block(self, cache: BlockCache, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """Hidden states of the positions that predict, [B, block_size, hidden_size], normed.
+
+        Args:
+            cache: of this head; it holds no more afterwards than before.
+            rows: of the cache.
+            tokens: the newest of each row, which the target has not run.
+        """
+        count = self.config.block_tokens
+        hidden = self._masks.repeat(len(rows), 1, 1)
+        hidden[:, 0] = self._embed(torch.tensor([tokens], device=hidden.device))[0]
+        kind = Batch if self.config.causal else BlockBatch
+        batch = kind.after(cache, rows, [[0] * count] * len(rows))
+        lengths = [cache.length(row) for row in rows]
+        try:
+            layers = zip(self.blocks, self._input_norms, cache.layers, strict=True)
+            for block, norm, layer in layers:
+                hidden = block(norm(hidden), hidden, batch, layer)
+        finally:
+            for row, length in zip(rows, lengths, strict=True):
+                cache.trim(row, length)
+        first = count - self.config.block_size
+        return self._norm(hidden[:, first:].contiguous())
+
+    def base_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of the draft's vocabulary before the bigram term, [..., Vd]."""
+        return self._output(hidden)
+
+    def markov_logits(self, tokens: Sequence[int]) -> Tensor | None:
+        """The bigram term after each token, [N, Vd]; None for a head without."""
+        if self._markov is None or self._before is None:
+            return None
+        return self._markov(self._before[list(tokens)])
+
+    def confidence(self, hidden: Tensor, tokens: Sequence[int]) -> Tensor | None:
+        """The logit of the probability that what is drafted after each token is accepted, [N].
+
+        Args:
+            hidden: of the positions that predict, [N, hidden_size].
+            tokens: the one before each.
+        """
+        if self._confidence is None:
+            return None
+        weight, bias = self._confidence
+        inputs = hidden
+        if self.config.confidence == "markov":
+            assert self._before is not None
+            inputs = torch.cat((hidden, self._before[list(tokens)]), dim=-1)
+        return (inputs @ weight[0]) + bias
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        if self._embedding is not None:
+            return self._embedding[token_ids]
+        return self._target.embed(token_ids)
+
+    def _take(self, weight: Tensor) -> Tensor:
+        return weight.to(self._target.device, self._target.dtype)
+
+
+def _whole(values: Mapping[str, Any], key: str, where: str, least: int, most: int) -> int:
+    value = values.get(key)
+    if type(value) is not int or not least <= value <= most:
+        raise CheckpointError(
+            f"{where}: {key} is {shown(value)}; it must be a whole number from {least} to {most}."
+        )
+    return value
+
+
+def _layer_ids(ids: Any, where: str) -> tuple[int, ...]:
+    fits = (
+        isinstance(ids, list) and ids and all(type(layer) is int and layer >= -1 for layer in ids)
+    )
+    if not fits:
+        raise CheckpointError(
+            f"{where}: target_layer_ids is {shown(ids)}; it must list layers of the target."
+        )
+    return tuple(ids)
+
+
+def _refuse_variants(values: Mapping[str, Any], where: str) -> None:
+    for key in _VARIANTS:
+        if values.get(key) is not None:
+            raise UnsupportedModelError(
+                f"{where} is a variant with {key}, whose forward differs; DSpark and DFlash are read."
+            )
+    kind = values.get("markov_head_type", "vanilla")
+    if kind != "vanilla":
+        raise UnsupportedModelError(
+            f"{where} has a Markov head of type {shown(kind)}; the type 'vanilla' is read."
+        )

@@ -1,0 +1,299 @@
+"""A model that answers many questions, its own or others', with all rows of its engine busy.
+
+What comes out depends on the questions and the settings alone: conversations are numbered, each request
+has a seed of its own, whether a prompt repeats an earlier one is decided in the order of the numbers, and
+conversations are handed out in that order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forerun.core import FinishReason
+from forerun.engine.chat import ChatTemplate, Message, encode_text
+from forerun.engine.engine import Engine
+from forerun.engine.requests import Completion
+from forerun.errors import PromptError
+from forerun.params import SamplingParams
+from forerun.training.opening import Opening, asking, chat_opening, text_opening
+from forerun.training.overlap import KeptOut, Seen, normalized
+from forerun.training.questions import Question
+from forerun.training.records import Record
+from forerun.training.settings import DataSettings
+
+# A seed is that of the settings, the number of the conversation and what is drawn in it.
+_ITEM_BITS, _PART_BITS = 32, 8
+# Tokens of a text by a base model at least before it is gone on with.
+_SHORTEST_TEXT = 8
+
+
+@dataclass
+class Conversation:
+    """A question on its way to its answers.
+
+    Args:
+        item: its number.
+        question: None until the model has written it.
+        written: what the model wrote.
+        prompt_ids: of the turn that is to be answered.
+        messages: up to there.
+        records: one for each answer.
+        skipped: why it is left out, if it is.
+        done: whether nothing more will come.
+    """
+
+    item: int
+    question: Question | None = None
+    written: Completion | None = None
+    prompt_ids: list[int] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    skipped: str = ""
+    done: bool = False
+
+
+class Answering:
+    """Has an engine answer questions.
+
+    Args:
+        engine: without a drafter; it draws with the seeds that it is given here from now on.
+        settings: how to draw, and how much.
+        questions: to answer; None has the model write them.
+        system, variables: of the chat template.
+        kept_out: what is not to be asked.
+        seen: prompts that have come before.
+
+    Raises:
+        ForerunError: for a system message or variables that the template does not take.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: DataSettings,
+        questions: Sequence[Question] | None,
+        system: str | None,
+        variables: Mapping[str, Any],
+        kept_out: KeptOut,
+        seen: Seen,
+    ) -> None:
+        self._engine, self._settings, self._questions = engine, settings, questions
+        self._system, self._variables = system, variables
+        self._kept_out, self._seen = kept_out, seen
+        self._tokenizer: Any = engine.tokenizer
+        self._template = ChatTemplate.of(self._tokenizer)
+        self._opening = self._find_opening()
+        self._jobs: dict[int, Conversation] = {}
+        # In the order of their numbers: all that are not handed out, and those being written.
+        self._open: deque[Conversation] = deque()
+        self._undecided: deque[Conversation] = deque()
+        self._ready: deque[Conversation] = deque()
+        self._next = self._wanted = 0
+        self._next_seed = 0
+        engine.use_seeds(lambda: self._next_seed)
+
+    def conversations(self, first: int, wanted: int) -> Iterator[Conversation]:
+        """Conversations from number `first` on, in order, skipped ones too, until `wanted` were answered
+        or there are no more questions.
+
+        Raises:
+            ForerunError: what a request failed with.
+        """
+        self._next, self._wanted = first, wanted
+        try:
+            while self._fill():
+                self._engine.step()
+                for number in self._engine.ended:
+                    self._end(self._jobs.pop(number), self._engine.completion(number))
+                yield from self._finished()
+            yield from self._finished()
+        finally:
+            for number in self._jobs:
+                self._engine.cancel(number)
+                self._engine.completion(number)
+            self._jobs.clear()
+
+    def _find_opening(self) -> Opening:
+        if self._template is None:
+            if self._system is not None or self._variables:
+                raise PromptError(
+                    "a system message and template variables need a chat template, and the tokenizer has "
+                    "none (a base model); leave them out."
+                )
+            return text_opening(self._tokenizer, self._engine.eos_token_ids)
+        if self._questions is None:
+            return chat_opening(self._tokenizer, self._template, self._system, self._variables)
+        # A template that refuses all questions is refused before any.
+        self._template.encode(asking("Hello", self._system), self._variables)
+        return Opening(())
+
+    def _fill(self) -> bool:
+        """Start what there is to do in all free rows; whether anything runs."""
+        while len(self._jobs) < self._engine.max_batch_size:
+            conversation = self._ready.popleft() if self._ready else self._begin()
+            if conversation is None:
+                break
+            self._start(conversation)
+        return bool(self._jobs)
+
+    def _begin(self) -> Conversation | None:
+        """The next conversation, with a question that is to be answered or none yet."""
+        # Of a prompt that the model writes, it is not known yet whether it will be of use.
+        while self._wanted > len(self._undecided):
+            questions, item = self._questions, self._next
+            if questions is not None and item >= len(questions):
+                return None
+            self._next += 1
+            conversation = Conversation(item, None if questions is None else questions[item])
+            self._open.append(conversation)
+            if questions is None:
+                self._undecided.append(conversation)
+                return conversation
+            self._decide(conversation)
+            if self._ready:
+                return self._ready.popleft()
+        return None
+
+    def _start(self, conversation: Conversation) -> None:
+        writes = conversation.question is None
+        part = 0 if writes else 1 + len(conversation.records)
+        self._next_seed = self._seed(conversation.item, part)
+        params = self._writing(conversation.item) if writes else self._answering(conversation.item)
+        prompt = list(self._opening.token_ids) if writes else conversation.prompt_ids
+        self._jobs[self._engine.add(prompt, params)] = conversation
+
+    def _seed(self, item: int, part: int) -> int:
+        """Of a request: part 0 of a conversation is the question that the model writes."""
+        return (((self._settings.seed << _ITEM_BITS) + item) << _PART_BITS) + part
+
+    def _writing(self, item: int) -> SamplingParams:
+        most = self._settings.prompt_tokens
+        if self._template is None:
+            # Texts of a base model end anywhere, and are gone on with from places of all kinds.
+            shortest = min(_SHORTEST_TEXT, most)
+            most = shortest + item * 37 % (most - shortest + 1)
+        return SamplingParams(
+            temperature=self._settings.prompt_temperature,
+            top_p=self._settings.prompt_top_p,
+            max_tokens=most,
+            stop=self._opening.stop,
+            stop_token_ids=self._opening.stop_token_ids,
+        )
+
+    def _answering(self, item: int) -> SamplingParams:
+        settings = self._settings
+        return SamplingParams(
+            temperature=settings.temperature_of(item),
+            top_p=settings.top_p,
+            max_tokens=settings.max_tokens,
+        )
+
+    def _end(self, conversation: Conversation, completion: Completion) -> None:
+        """Take in what a request has brought."""
+        if completion.error is not None:
+            raise completion.error
+        if conversation.question is not None:
+            self._answered(conversation, completion)
+            return
+        conversation.written = completion
+        while self._undecided and self._undecided[0].written is not None:
+            conversation = self._undecided.popleft()
+            self._read_written(conversation, conversation.written)
+
+    def _read_written(self, conversation: Conversation, written: Completion | None) -> None:
+        """Take what the model wrote as the question."""
+        assert written is not None
+        stopped = written.finish_reason is FinishReason.STOP
+        if self._template is None:
+            conversation.question = Question((written.text,), "sampled", "sampled")
+            conversation.prompt_ids = [*written.prompt_ids, *written.token_ids]
+            conversation.skipped = "ended" if stopped else ""
+        else:
+            conversation.question = Question((written.text.strip(),), "magpie", "magpie")
+            conversation.skipped = "" if stopped else "unfinished"
+        self._decide(conversation)
+
+    def _decide(self, conversation: Conversation) -> None:
+        """Whether a question is to be answered, and with which prompt."""
+        conversation.skipped = conversation.skipped or self._objection(conversation)
+        conversation.done = bool(conversation.skipped)
+        if not conversation.done:
+            self._wanted -= 1
+            self._ready.append(conversation)
+
+    def _objection(self, conversation: Conversation) -> str:
+        question = conversation.question
+        assert question is not None
+        if not all(normalized(turn) for turn in question.turns):
+            return "empty"
+        system = self._system if question.system is None else question.system
+        conversation.messages = asking(question.turns[0], system)
+        try:
+            conversation.prompt_ids = conversation.prompt_ids or self._encoded(conversation)
+        except PromptError:
+            return "refused"
+        if not self._fits(conversation):
+            return "too_long"
+        if any(self._kept_out.holds(turn) for turn in question.turns):
+            return "kept_out"
+        return self._seen.take(question.text)
+
+    def _encoded(self, conversation: Conversation) -> list[int]:
+        if self._template is not None:
+            return self._template.encode(conversation.messages, self._variables)
+        return encode_text(self._tokenizer, str(conversation.messages[-1]["content"]))
+
+    def _fits(self, conversation: Conversation) -> bool:
+        room = self._engine.max_context - len(conversation.prompt_ids)
+        return bool(conversation.prompt_ids) and room >= self._settings.max_tokens
+
+    def _answered(self, conversation: Conversation, completion: Completion) -> None:
+        """Write an answer down, and go on with the next turn where there is one."""
+        question, turn = conversation.question, len(conversation.records)
+        assert question is not None
+        conversation.records.append(
+            Record(
+                source=question.source,
+                category=question.category,
+                prompt_ids=list(completion.prompt_ids),
+                answer_ids=list(completion.token_ids),
+                temperature=self._settings.temperature_of(conversation.item),
+                finish=str(completion.finish_reason),
+                seed=self._seed(conversation.item, 1 + turn),
+                prompt=question.turns[turn],
+                answer=completion.text,
+                item=conversation.item,
+                turn=turn,
+            )
+        )
+        # A base model has no turns, and an answer that was cut is no part of a conversation.
+        cut = completion.finish_reason is not FinishReason.STOP or self._template is None
+        if cut or turn + 1 == len(question.turns) or not self._next_turn(conversation, completion):
+            conversation.done = True
+            return
+        conversation.records[-1] = replace(conversation.records[-1], more=True)
+        # Its row still holds the turns before.
+        self._ready.appendleft(conversation)
+
+    def _next_turn(self, conversation: Conversation, completion: Completion) -> bool:
+        """Whether the next turn can be asked: its prompt, if so."""
+        assert conversation.question is not None
+        asked = conversation.question.turns[len(conversation.records)]
+        conversation.messages = [
+            *conversation.messages,
+            {"role": "assistant", "content": completion.text},
+            {"role": "user", "content": asked},
+        ]
+        try:
+            conversation.prompt_ids = self._encoded(conversation)
+        except PromptError:
+            return False
+        return self._fits(conversation)
+
+    def _finished(self) -> Iterator[Conversation]:
+        """The next conversations in order that nothing more will come of."""
+        while self._open and self._open[0].done:
+            yield self._open.popleft()

@@ -1,0 +1,226 @@
+"""Conversations to train heads on: token ids, which of them the target wrote, and batches of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.errors import TrainingError, shown
+from forerun.files import printable
+
+# Conversations whose lengths are sorted together, so that little of a batch is padding.
+POOL = 512
+# An answer shorter than this, or than this share of its prompt, costs more than it teaches.
+LEAST_ANSWER = 8
+LEAST_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt and the target's own answer to it.
+
+    Args:
+        prompt_ids, answer_ids: token ids, the template's among them; the answer ends with its stop
+            token where it came to one.
+        category: of the prompt.
+        temperature: that the answer was drawn at.
+    """
+
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    category: str = ""
+    temperature: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.answer_ids)
+
+
+@dataclass(frozen=True)
+class ConversationBatch:
+    """Conversations side by side, padded at the end.
+
+    Args:
+        conversations: in the order of the rows.
+        token_ids: [B, S].
+        answers: bool [B, S]: which tokens the target wrote.
+    """
+
+    conversations: tuple[Conversation, ...]
+    token_ids: Tensor
+    answers: Tensor
+
+    @classmethod
+    def of(cls, conversations: Sequence[Conversation]) -> ConversationBatch:
+        width = max(map(len, conversations))
+        token_ids = torch.zeros(len(conversations), width, dtype=torch.long)
+        answers = torch.zeros(len(conversations), width, dtype=torch.bool)
+        for row, conversation in enumerate(conversations):
+            tokens = conversation.prompt_ids + conversation.answer_ids
+            token_ids[row, : len(tokens)] = torch.tensor(tokens)
+            answers[row, len(conversation.prompt_ids) : len(tokens)] = True
+        return cls(tuple(conversations), token_ids, answers)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are not padding."""
+        return sum(map(len, self.conversations))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What reading has kept and left out, in conversations."""
+
+    conversations: list[Conversation]
+    too_long: int = 0
+    too_short: int = 0
+
+
+def read_conversations(paths: Sequence[str | Path], vocab_size: int, max_tokens: int) -> Kept:
+    """Read what `forerun train data` wrote.
+
+    Args:
+        paths: JSON lines, also gzipped.
+        vocab_size: of the target; ids lie below it.
+        max_tokens: of prompt and answer; longer conversations are left out and counted.
+
+    Raises:
+        TrainingError: for a file that cannot be read or holds something else, and where nothing is
+            left to train on.
+    """
+    kept: list[Conversation] = []
+    too_long = too_short = 0
+    for path in paths:
+        for number, record in _records(Path(path)):
+            if "forerun_data" in record:
+                continue
+            conversation = _conversation(record, f"{printable(path)}, line {number}", vocab_size)
+            answer = len(conversation.answer_ids)
+            if len(conversation) > max_tokens:
+                too_long += 1
+            elif answer < max(LEAST_ANSWER, LEAST_SHARE * len(conversation.prompt_ids)):
+                too_short += 1
+            else:
+                kept.append(conversation)
+    if not kept:
+        raise TrainingError(
+            f"no conversation is left to train on: {too_long} are longer than {max_tokens} tokens and "
+            f"{too_short} have hardly an answer; make more with 'forerun train data'."
+        )
+    return Kept(kept, too_long, too_short)
+
+
+def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise TrainingError(f"{printable(path)}, line {number}: not a JSON object.")
+                yield number, record
+    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise TrainingError(
+            f"{printable(path)} cannot be read ({error}); give what 'forerun train data' wrote."
+        ) from error
+
+
+def _conversation(record: Mapping[str, Any], where: str, vocab_size: int) -> Conversation:
+    prompt, answer = record.get("prompt_ids"), record.get("answer_ids")
+    for name, ids in (("prompt_ids", prompt), ("answer_ids", answer)):
+        if not isinstance(ids, list) or not all(
+            type(token) is int and 0 <= token < vocab_size for token in ids
+        ):
+            raise TrainingError(
+                f"{where}: {name} is {shown(ids)}; it must be a list of token ids below {vocab_size}. "
+                "Give what 'forerun train data' wrote for this target."
+            )
+    assert isinstance(prompt, list)
+    assert isinstance(answer, list)
+    category = str(record.get("category") or record.get("source") or "")
+    temperature = record.get("temperature", 1.0)
+    return Conversation(tuple(prompt), tuple(answer), category, float(temperature))
+
+
+def held_out(
+    conversations: Sequence[Conversation], seed: int, share: float = 0.02, most: int = 240
+) -> tuple[list[Conversation], list[Conversation]]:
+    """Conversations to train on, and some of every category to validate with, at least one.
+
+    Raises:
+        TrainingError: for fewer than two conversations.
+    """
+    if len(conversations) < 2:
+        raise TrainingError(
+            f"{len(conversations)} conversations are too few: some are held out; give more."
+        )
+    order = list(range(len(conversations)))
+    random.Random(seed).shuffle(order)
+    count = min(most, max(1, round(share * len(order))))
+    return (
+        [conversations[index] for index in order[count:]],
+        [conversations[index] for index in order[:count]],
+    )
+
+
+class BatchStream:
+    """Micro-batches of similar lengths in a random order that is a function of (seed, epoch) alone.
+
+    A run that resumes at the same count of micro-batches sees the same ones as a run that never
+    stopped.
+
+    Args:
+        conversations: to draw from.
+        tokens: of a micro-batch at most, padding among them.
+        seed: of the order.
+    """
+
+    def __init__(self, conversations: Sequence[Conversation], tokens: int, seed: int) -> None:
+        self.conversations, self.tokens, self.seed = conversations, tokens, seed
+        self._epoch = lru_cache(maxsize=1)(self._make_epoch)
+        self._starts = [0]
+
+    def batch(self, number: int) -> ConversationBatch:
+        """Micro-batch `number`, counted from 0 over all epochs."""
+        while self._starts[-1] <= number:
+            self._starts.append(self._starts[-1] + len(self._epoch(len(self._starts) - 1)))
+        epoch = next(e for e in range(len(self._starts) - 1) if number < self._starts[e + 1])
+        indices = self._epoch(epoch)[number - self._starts[epoch]]
+        return ConversationBatch.of([self.conversations[index] for index in indices])
+
+    def epoch_of(self, number: int) -> float:
+        """Epochs that the micro-batches before `number` make."""
+        self.batch(number)
+        epoch = next(e for e in range(len(self._starts) - 1) if number < self._starts[e + 1])
+        begin, end = self._starts[epoch : epoch + 2]
+        return epoch + (number - begin) / (end - begin)
+
+    def _make_epoch(self, epoch: int) -> list[list[int]]:
+        order = list(range(len(self.conversations)))
+        source = random.Random(f"{self.seed}/{epoch}")
+        source.shuffle(order)
+        batches: list[list[int]] = []
+        for start in range(0, len(order), POOL):
+            pool = sorted(order[start : start + POOL], key=lambda i: len(self.conversations[i]))
+            batches += self._cut(pool)
+        source.shuffle(batches)
+        return batches
+
+    def _cut(self, pool: Sequence[int]) -> Iterator[list[int]]:
+        """Indices by rising length, in micro-batches; one that is longer than all goes alone."""
+        batch: list[int] = []
+        for index in pool:
+            if batch and len(self.conversations[index]) * (len(batch) + 1) > self.tokens:
+                yield batch
+                batch = []
+            batch.append(index)
+        if batch:
+            yield batch

@@ -1,0 +1,65 @@
+"""Several processes that train together: each takes its share of a step's micro-batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor, distributed
+
+from forerun.errors import TrainingError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among `count`.
+
+    Args:
+        rank: of this one, from 0.
+        count: of all.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files and talks."""
+        return self.rank == 0
+
+    def share(self, parts: Sequence[T]) -> Sequence[T]:
+        """The parts of this process; all of them are worked on by some process."""
+        return parts[self.rank :: self.count]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.count > 1:
+            distributed.all_reduce(values)
+        return values
+
+
+ALONE = Processes()
+
+
+def join() -> Processes:
+    """The processes that a launcher has started (`accelerate launch`, `torchrun`), joined; without a
+    launcher this one alone.
+
+    Raises:
+        TrainingError: where they cannot be joined.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1") or 1)
+    if count <= 1:
+        return ALONE
+    try:
+        from accelerate import PartialState  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise TrainingError(
+            "training in several processes needs accelerate; pip install accelerate."
+        ) from None
+    state = PartialState(cpu=True)
+    return Processes(state.process_index, state.num_processes)

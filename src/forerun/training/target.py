@@ -1,0 +1,108 @@
+"""The frozen target that heads learn from: its hidden states and its probabilities, made anew each time.
+
+Features are never kept on disk: for a small model on a large text they are terabytes, and the
+forward that makes them costs no more than reading them would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.contracts import CausalLM
+from forerun.core import Batch
+from forerun.training.compiled import compiled
+from forerun.training.conversations import ConversationBatch
+
+# Rows of logits that are made at once.
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the target shows of a batch of conversations.
+
+    Args:
+        batch: the conversations.
+        hidden: hidden states by layer, [B, S, hidden_size], as `ForwardOutput.hidden`.
+        rows: which row of `probs` predicts each token of an answer, [B, S]; -1 for other tokens.
+        probs: the target's probabilities over the draft's vocabulary, [R, Vd] in bfloat16.
+        best: the target's most probable token as an index into the draft's vocabulary, [R]; -1 for
+            one outside it. None unless asked for.
+    """
+
+    batch: ConversationBatch
+    hidden: dict[int, Tensor]
+    rows: Tensor
+    probs: Tensor
+    best: Tensor | None = None
+
+    def features(self, layers: Sequence[int]) -> Tensor:
+        """Hidden states of some layers side by side, [B, S, len(layers) * hidden_size]."""
+        return torch.cat([self.hidden[layer] for layer in layers], dim=-1)
+
+
+class Teacher:
+    """A target that shows what it would say.
+
+    Args:
+        model: the target, in any precision and on any backend.
+        hidden_layers: that are shown.
+        draft_ids: the target's ids of the draft's vocabulary, ascending, [Vd].
+    """
+
+    def __init__(self, model: CausalLM, hidden_layers: Sequence[int], draft_ids: Tensor) -> None:
+        self.model, self.hidden_layers = model, tuple(hidden_layers)
+        self.draft_ids = draft_ids
+        self._index = torch.full((model.vocab_size,), -1, dtype=torch.long)
+        self._index[draft_ids] = torch.arange(len(draft_ids))
+
+    @torch.no_grad()
+    def show(self, batch: ConversationBatch, *, best: bool = False) -> Lesson:
+        """Run the target on a batch.
+
+        Args:
+            batch: of conversations.
+            best: whether to say which token is the most probable.
+        """
+        last = self.model.num_layers
+        layers = tuple(dict.fromkeys((*self.hidden_layers, last)))
+        texts = [[*c.prompt_ids, *c.answer_ids] for c in batch.conversations]
+        cache = self.model.new_cache(len(texts), max(map(len, texts)))
+        rows = range(len(texts))
+        run = Batch.after(cache, rows, texts, hidden_layers=layers, logits_for="none")
+        hidden = self.model.forward(run, cache).hidden
+        where = batch.answers.nonzero(as_tuple=True)
+        # The state of the token before predicts a token.
+        states = hidden[last][where[0], where[1] - 1]
+        index = torch.full(batch.token_ids.shape, -1, dtype=torch.long)
+        index[where] = torch.arange(len(states))
+        probs, most_probable = self._probs(states, best)
+        shown = {layer: hidden[layer] for layer in self.hidden_layers}
+        return Lesson(batch, shown, index, probs, most_probable)
+
+    def _probs(self, states: Tensor, best: bool) -> tuple[Tensor, Tensor | None]:
+        probs = torch.empty(len(states), len(self.draft_ids), dtype=torch.bfloat16)
+        most_probable = torch.empty(len(states), dtype=torch.long) if best else None
+        for start in range(0, len(states), CHUNK):
+            part = slice(start, start + CHUNK)
+            normed = self.model.final_norm(states[None, part])
+            logits = self.model.lm_head(normed)[0]
+            if most_probable is not None:
+                most_probable[part] = self._index[logits.float().argmax(-1)]
+            # Of a fixed shape, for the compiler: the last chunk is filled up.
+            rows = torch.arange(CHUNK).clamp(max=len(logits) - 1)
+            full = logits if len(logits) == CHUNK else logits[rows]
+            probs[part] = compiled(_softmax_of, self.model.vocab_size)(full, self.draft_ids)[
+                : len(logits)
+            ]
+        return probs, most_probable
+
+
+def _softmax_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """Probabilities of some tokens, [n, len(ids)] in bfloat16, of logits [n, V]."""
+    wide = logits.float()
+    return (wide[:, ids] - wide.logsumexp(-1, keepdim=True)).exp().bfloat16()

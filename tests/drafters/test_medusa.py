@@ -1,0 +1,185 @@
+"""What the Medusa drafter proposes is what straight-line code says of the same heads, in every layout, for
+chains and trees, however they are drawn, in ragged batches and through rollbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun.contracts import CausalLM
+from forerun.core import NO_DRAFT, Draft, Exactness, Plan, Request
+from forerun.drafters.medusa import MedusaDrafter
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.errors import ForerunError
+from forerun.heads.files import HeadFiles
+from forerun.heads.medusa import MedusaHead
+from forerun.models.checkpoint import model_from_tensors
+from forerun.params import SamplingParams
+from forerun.randomness import Randomness
+from forerun.testing import ToyModel
+from forerun.trees.growth import grow, start
+from tests.helpers.kernel_models import needs_kernels
+from tests.helpers.medusa_heads import VARIANTS, Made, Reference, write
+from tests.helpers.tiny_models import tiny_config, tiny_model
+
+PROMPTS = [[3, 14, 15, 9, 2, 6], [5], [*range(40, 60), 7]]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+SAMPLED = SamplingParams(max_tokens=12, top_p=0.95)
+SEEDED = SamplingParams(max_tokens=12, seed=3)
+PENALTIES = SamplingParams(max_tokens=12, repetition_penalty=1.3, banned_token_ids=(4,))
+SHAPE = [-1, -1, -1, 0, 0, 1, 3]
+
+
+@cache
+def target(backend: str, dtype: str) -> CausalLM:
+    model = tiny_model("llama")
+    return model_from_tensors(
+        tiny_config("llama"), model.state_dict(), dtype=dtype, backend=backend, name="tiny"
+    )
+
+
+class Checked(MedusaDrafter):
+    """Compares every draft with that of the reference, grown by the same rules from its logits."""
+
+    def __init__(self, made: Made, head: MedusaHead, on: CausalLM, atol: float) -> None:
+        super().__init__(head, 3, on.num_layers, on.vocab_size)
+        self.reference, self.atol = Reference(made, on), atol
+        self.drafted = 0
+
+    def propose(
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        drafts = super().propose(requests, plans, randomness)
+        for request, plan, draft in zip(requests, plans, drafts, strict=True):
+            expected = NO_DRAFT
+            # Of a prompt of one token the target has run nothing yet.
+            if plan.num_tokens and len(request) > 1:
+                expected = self.expected(request, plan, randomness)
+            assert (draft.token_ids, draft.tree) == (expected.token_ids, expected.tree)
+            assert (draft.probs is None) == (expected.probs is None)
+            if isinstance(expected.probs, Tensor):
+                torch.testing.assert_close(draft.probs, expected.probs, rtol=0, atol=self.atol)
+            self.drafted += len(draft)
+        return drafts
+
+    def expected(self, request: Request, plan: Plan, randomness: Randomness) -> Draft:
+        rows = self.reference.rows(request.token_ids)
+        growth = start(request, plan.cut(len(rows)))
+        for row in rows:
+            if growth.frontier:
+                grow([growth], row.expand(len(growth.frontier), -1), randomness)
+        return growth.finish()
+
+
+def check(
+    folder: Path,
+    made: Made,
+    on: CausalLM,
+    params: SamplingParams,
+    layout: str = "vllm",
+    prompts: Sequence[list[int]] = PROMPTS[:1],
+    atol: float = 2e-6,
+    form: str = "model.safetensors",
+    **config: Any,
+) -> None:
+    """Generate with heads, every draft compared with the reference's."""
+    files = HeadFiles.open(write(folder, made, layout, form))
+    drafter = Checked(made, MedusaHead.open(on, files), on, atol)
+    settings = SpeculativeConfig(num_speculative_tokens=3, monitor=False, **config)
+    engine = Engine(on, drafter, settings, max_batch_size=3)
+    completions = engine.generate(list(prompts), params)
+    assert drafter.drafted >= 12
+    assert all(len(completion.token_ids) == params.max_tokens for completion in completions)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kind_of_head_drafts_what_its_description_says(tmp_path: Path, variant: str) -> None:
+    check(tmp_path, VARIANTS[variant], target("torch", "fp64"), SAMPLED)
+
+
+@needs_kernels
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kind_of_head_runs_on_the_kernels(tmp_path: Path, variant: str) -> None:
+    check(tmp_path, VARIANTS[variant], target("kernels", "fp32"), SAMPLED, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "form"),
+    [
+        ("medusa", "medusa_lm_head.pt"),
+        ("medusa", "medusa_lm_head.safetensors"),
+        ("tensorrt", "model.safetensors"),
+        ("vllm", "model.safetensors"),
+    ],
+)
+@pytest.mark.parametrize("variant", ["aliased", "lent"])
+def test_published_layouts(tmp_path: Path, layout: str, form: str, variant: str) -> None:
+    check(tmp_path, VARIANTS[variant], target("torch", "fp64"), GREEDY, layout, form=form)
+
+
+@pytest.mark.parametrize("layout", ["vllm", "vllm-cut", "speculators"])
+@pytest.mark.parametrize("variant", ["few-tokens", "few-tokens-lent", "one-output"])
+def test_layouts_of_few_tokens(tmp_path: Path, layout: str, variant: str) -> None:
+    """vLLM's token_map, in any order, and the offsets of the speculators library."""
+    check(tmp_path, VARIANTS[variant], target("torch", "fp64"), SEEDED, layout)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, SEEDED, PENALTIES])
+@pytest.mark.parametrize("tree", [None, "auto", SHAPE])
+def test_chains_and_trees_in_ragged_batches(
+    tmp_path: Path, params: SamplingParams, tree: Any
+) -> None:
+    check(tmp_path, Made(), target("torch", "fp64"), params, prompts=PROMPTS, tree=tree)
+
+
+def test_drafts_are_as_long_as_there_are_heads(tmp_path: Path) -> None:
+    on = target("torch", "fp64")
+    files = HeadFiles.open(write(tmp_path, Made(heads=2), "vllm"))
+    drafter = MedusaDrafter(MedusaHead.open(on, files), 1, on.num_layers, on.vocab_size)
+    lengths: list[int] = []
+    engine = Engine(on, drafter, SpeculativeConfig(num_speculative_tokens=9, monitor=False))
+    engine.watch_rounds(lambda _, draft, __: lengths.append(len(draft)))
+    engine.generate([PROMPTS[0]], GREEDY)
+    assert max(lengths) == 2
+
+
+@needs_kernels
+def test_int8_drafts_nearly_what_the_reference_does(tmp_path: Path) -> None:
+    made, on = VARIANTS["layers"], target("kernels", "int8")
+    head = MedusaHead.open(on, HeadFiles.open(write(tmp_path, made, "vllm")))
+    text = PROMPTS[2]
+    expected = Reference(made, on).rows([*text, 0])
+    drafter = MedusaDrafter(head, 1, on.num_layers, on.vocab_size)
+    engine = Engine(on, drafter, SpeculativeConfig(monitor=False))
+    engine.generate([text], SamplingParams(max_tokens=1))
+    [[state]] = [row.states for row in drafter._features._rows[:1]]
+    rows = head.run(state, made.heads)[0]
+    torch.testing.assert_close(rows, expected, rtol=0, atol=0.12 * float(expected.std()))
+
+
+def test_typical_acceptance_is_marked_and_takes_its_trees(tmp_path: Path) -> None:
+    on = target("torch", "fp64")
+    files = HeadFiles.open(write(tmp_path, Made(), "vllm"))
+    config = SpeculativeConfig(
+        tree="auto",
+        rejection_sample_method="typical",
+        draft_sample_method="greedy",
+        monitor=False,
+    )
+    drafter = MedusaDrafter(MedusaHead.open(on, files), 1, on.num_layers, on.vocab_size)
+    engine = Engine(on, drafter, config)
+    assert engine.exactness is Exactness.APPROXIMATE
+    assert len(engine.generate([PROMPTS[0]], SAMPLED)[0].token_ids) == 12
+
+
+def test_a_target_without_a_head_that_runs_alone_is_refused(tmp_path: Path) -> None:
+    files = HeadFiles.open(write(tmp_path, Made(hidden=1, vocab=11, draft_vocab=11), "vllm"))
+    with pytest.raises(ForerunError, match="no head to run apart"):
+        MedusaHead.open(ToyModel(11), files)

@@ -1,0 +1,203 @@
+"""The replay measures what a misreading costs, and says so in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+from forerun.contracts import CausalLM
+from forerun.export.check import check_head
+from forerun.export.findings import LLAMA_CPP, SGLANG, VERSIONS, VLLM
+from forerun.export.forwards import Text
+from forerun.export.head import PublishedHead
+from forerun.export.readings import DSparkReading, reading_of
+from forerun.export.replay import Replay, draft, go_on, layers_read, replay
+from tests.helpers.published_heads import (
+    AUX,
+    HIDDEN,
+    TARGET,
+    dspark_head,
+    eagle3_head,
+    head_of,
+    reduced_dspark_head,
+    with_tensors,
+    wrapped_dspark_head,
+    wrapped_eagle3_head,
+)
+
+
+def run(head: PublishedHead, text: Text) -> dict[str, Replay]:
+    results = replay(head, TARGET, text, tuple(VERSIONS), check_head(head, TARGET))
+    return {result.engine: result for result in results}
+
+
+def absolute() -> PublishedHead:
+    d2t = eagle3_head().tensors["d2t"]
+    return with_tensors(eagle3_head(), d2t=d2t + torch.arange(len(d2t)))
+
+
+@pytest.mark.parametrize("make", [eagle3_head, dspark_head], ids=["eagle3", "dspark"])
+def test_a_portable_head_drafts_everywhere_as_trained(
+    make: Callable[[], PublishedHead], text: Text
+) -> None:
+    for result in run(make(), text).values():
+        assert result.sound
+        assert (result.agreement, result.difference) == (1.0, 0.0)
+        assert result.hits == result.trained_hits
+        assert result.verdict.endswith("and drafts as it was trained")
+
+
+PLANTED: dict[str, tuple[Callable[[], PublishedHead], str, str]] = {
+    "norm-before-residual": (
+        lambda: eagle3_head(norm_before_residual=True),
+        SGLANG,
+        "norm_before_residual=true",
+    ),
+    "norm-output": (lambda: eagle3_head(norm_output=True), LLAMA_CPP, "norm_output=true"),
+    "ids-in-one-dialect": (lambda: eagle3_head(**{AUX: [1, 3, 4]}), SGLANG, "[2, 4, 5]"),
+    "ids-one-further": (
+        lambda: eagle3_head(**{AUX: [1, 3, 4]}, eagle_config={AUX: [1, 3, 4]}),
+        SGLANG,
+        "[2, 4, 5]",
+    ),
+    "d2t-absolute": (absolute, VLLM, "target ids"),
+    "d2t-missing": (lambda: with_tensors(eagle3_head(), d2t=None), VLLM, "first ids"),
+    "tied": (lambda: eagle3_head(tie_word_embeddings=True), SGLANG, "embedding"),
+    "no-theta": (
+        lambda: eagle3_head(rope_parameters=..., rope_theta=..., rope_scaling=...),
+        VLLM,
+        "rope_theta",
+    ),
+    "fc-bias": (
+        lambda: with_tensors(eagle3_head(), fc__bias=torch.full((HIDDEN,), 3.0)),
+        SGLANG,
+        "fc.bias",
+    ),
+    "dspark-inputs-for-outputs": (
+        lambda: head_of(
+            dict(dspark_head().config), dspark_head().tensors, {"hidden_layers": [1, 3, 5]}
+        ),
+        VLLM,
+        "[2, 4, 6]",
+    ),
+    "dspark-own-lm-head": (
+        lambda: with_tensors(
+            dspark_head(),
+            lm_head__weight=torch.randn(61, HIDDEN, generator=torch.Generator().manual_seed(5)),
+        ),
+        SGLANG,
+        "output head",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_misreading_is_measured(name: str, text: Text) -> None:
+    make, engine, words = PLANTED[name]
+    result = run(make(), text)[engine]
+    assert result.loads
+    assert not result.sound
+    assert result.agreement is not None
+    assert result.agreement < 0.95
+    assert words in result.verdict
+    assert "because" in result.verdict
+
+
+def test_the_anchor_off_by_one_is_seen(text: Text) -> None:
+    """The draft after each token is then the one for the token after the next."""
+    head = wrapped_dspark_head(sample_from_anchor=True)
+    trained = reading_of(head, TARGET)
+    assert isinstance(trained, DSparkReading)
+    one = draft(head, TARGET, trained, text)
+    other = draft(head, TARGET, replace(trained, sample_from_anchor=False), text)
+    block = head.config["block_size"]
+    assert torch.equal(one.follows[:block], torch.arange(8, 8 + block))
+    assert torch.equal(other.follows[: block - 1], torch.arange(8, 8 + block - 1))
+    assert not torch.equal(one.tokens[: block - 1], other.tokens[: block - 1])
+
+
+def test_an_engine_that_refuses_a_head_is_not_run(text: Text) -> None:
+    results = run(wrapped_eagle3_head(), text)
+    assert not results[SGLANG].loads
+    assert results[SGLANG].agreement is None
+    assert results[SGLANG].verdict.startswith("does not load in SGLang: ")
+    assert results[VLLM].sound
+    assert results[LLAMA_CPP].sound
+
+
+@pytest.mark.parametrize("make", [eagle3_head, reduced_dspark_head])
+def test_drafts_are_tokens_of_the_draft_vocabulary(
+    make: Callable[[], PublishedHead], text: Text
+) -> None:
+    head = make()
+    drafted = draft(head, TARGET, reading_of(head, TARGET), text)
+    chosen = head.tensors["t2d"].nonzero().flatten()
+    assert torch.equal(drafted.target_ids.sort().values, chosen)
+    assert set(drafted.tokens.tolist()) <= set(chosen.tolist())
+
+
+@pytest.mark.parametrize("make", [eagle3_head, dspark_head])
+def test_every_field_of_a_reading_matters_to_some_head(
+    make: Callable[[], PublishedHead], text: Text
+) -> None:
+    """A field that no forward reads would make the replay blind to it."""
+    head = make()
+    if head.kind == "eagle3":
+        extra = {f"fc_norm__{index}__weight": torch.full((HIDDEN,), 2.0) for index in range(3)}
+        biases = {
+            f"layers__0__self_attn__{k}_proj__bias": torch.ones(n)
+            for k, n in (("q", 24), ("k", 12), ("v", 12))
+        }
+        head = with_tensors(
+            head,
+            **extra,
+            **biases,
+            input_norm__weight=torch.full((3 * HIDDEN,), 0.5),
+            fc__bias=torch.ones(HIDDEN),
+        )
+    else:
+        source = torch.Generator().manual_seed(2)
+        own = {
+            name: torch.randn(61, HIDDEN, generator=source)
+            for name in ("lm_head__weight", "embed_tokens__weight")
+        }
+        head = with_tensors(head, **own)
+        head = with_tensors(head, d2t=torch.arange(61).flip(0) - torch.arange(61))
+    trained = reading_of(head, TARGET)
+    others: dict[str, Any] = {
+        "hidden_layers": (0, 3, 7),
+        "draft_ids": "none",
+        "lm_head": "target",
+        "embedding": "target",
+        "window": 2,
+        "activation": "gelu",
+        "theta": 3.0,
+    }
+    base = draft(head, TARGET, trained, text)
+    for field in fields(trained):
+        now = getattr(trained, field.name)
+        change: dict[str, Any] = {
+            field.name: not now if isinstance(now, bool) else others.get(field.name)
+        }
+        if field.name == "later_norm":
+            continue  # Of heads with several layers alone.
+        changed = draft(head, TARGET, replace(trained, **change), text)
+        alike = base.logits.shape == changed.logits.shape and torch.equal(
+            base.logits, changed.logits
+        )
+        assert not alike or not torch.equal(base.tokens, changed.tokens), field.name
+
+
+def test_the_layers_of_all_readings_are_asked_for() -> None:
+    head = eagle3_head(**{AUX: [1, 3, 5]}, eagle_config={AUX: [1, 3, 5]})
+    assert layers_read(head, TARGET, (VLLM, SGLANG)) == {1, 2, 3, 4, 5, 6}
+
+
+def test_a_text_goes_on_greedily(model: CausalLM, text: Text) -> None:
+    tokens = text.token_ids.tolist()
+    assert tokens == go_on(model, tokens[:4], len(tokens))
+    assert text.logits.argmax(-1)[3:-1].tolist() == tokens[4:]

@@ -1,0 +1,534 @@
+"""Every trap, planted in a good head, is named for the engines that it bites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from forerun.errors import UnknownNameError, UnsupportedModelError
+from forerun.export.check import check_head
+from forerun.export.findings import EVERY, VERSIONS, Severity, engines_named
+from forerun.export.head import PublishedHead
+from tests.helpers import published_heads as published
+from tests.helpers.published_heads import (
+    AUX,
+    DRAFT_VOCAB,
+    HIDDEN,
+    LAYER_CONFIG,
+    RANK,
+    TARGET,
+    THETA,
+    VOCAB,
+    dspark_head,
+    eagle3_head,
+    head_of,
+    medusa_heads,
+    wrapped_dspark_head,
+    wrapped_eagle3_head,
+)
+from tests.helpers.published_heads import with_tensors as tensors
+
+ERROR, WRONG, NOTE = Severity
+V, S, L = VERSIONS
+ALL = (EVERY,)
+Make = Callable[[], PublishedHead]
+Bites = dict[tuple[str, ...], Severity]
+
+
+def later_layer(head: PublishedHead) -> PublishedHead:
+    extra = published.random_tensors(published.layer_shapes(1, HIDDEN))
+    return tensors(head, **{name.replace(".", "__"): value for name, value in extra.items()})
+
+
+def with_biases() -> PublishedHead:
+    head = eagle3_head(attention_bias=True)
+    sizes = {"q": 24, "k": 12, "v": 12}
+    biases = {f"layers__0__self_attn__{k}_proj__bias": torch.ones(n) for k, n in sizes.items()}
+    return tensors(head, **biases)
+
+
+def offsets(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], PublishedHead]:
+    return lambda: tensors(eagle3_head(), d2t=change(eagle3_head().tensors["d2t"].clone()))
+
+
+def twice(d2t: torch.Tensor) -> torch.Tensor:
+    d2t[1] = d2t[0] - 1
+    return d2t
+
+
+def beyond(d2t: torch.Tensor) -> torch.Tensor:
+    d2t[-1] = VOCAB
+    return d2t
+
+
+def absolute(d2t: torch.Tensor) -> torch.Tensor:
+    return d2t + torch.arange(len(d2t))
+
+
+def layers(**changes: Any) -> dict[str, Any]:
+    return {"transformer_layer_config": {**LAYER_CONFIG, **changes}}
+
+
+FC_NORMS = {f"fc_norm__{index}__weight": torch.ones(HIDDEN) for index in range(3)}
+INPUT_NORM = {"input_norm__weight": torch.ones(3 * HIDDEN)}
+YARN = {"rope_type": "yarn", "rope_theta": THETA, "factor": 4.0}
+SLIDING = {"layer_types": ["sliding_attention"], "sliding_window": 2048}
+
+EAGLE3: dict[str, tuple[Make, str, Bites]] = {
+    "unknown-class": (
+        lambda: eagle3_head(architectures=["LlamaForCausalLM"]),
+        "architectures",
+        {(V, S, L): ERROR},
+    ),
+    "vllm's-own-class": (
+        lambda: eagle3_head(architectures=["Eagle3LlamaForCausalLM"]),
+        "architectures",
+        {(S,): ERROR},
+    ),
+    "no-model-type": (lambda: eagle3_head(model_type=...), "model_type", {(V, S): ERROR}),
+    "qwen3-layers": (lambda: eagle3_head(model_type="qwen3"), "model_type", {(S, L): ERROR}),
+    "norm-before-residual": (
+        lambda: eagle3_head(norm_before_residual=True),
+        "norm_before_residual",
+        {(S,): WRONG},
+    ),
+    "norm-before-residual-unnamed": (
+        lambda: eagle3_head(norm_before_residual=...),
+        "norm_before_residual",
+        {ALL: NOTE},
+    ),
+    "wrapped-default-residual": (
+        lambda: wrapped_eagle3_head(norm_before_residual=...),
+        "norm_before_residual",
+        {(L, *ALL): WRONG, (S,): WRONG},
+    ),
+    "wrapped": (wrapped_eagle3_head, "speculators_format", {(S,): ERROR}),
+    "wrapped-without-verifier": (
+        lambda: wrapped_eagle3_head(speculators_config={}),
+        "speculators_format",
+        {(V, S): ERROR},
+    ),
+    "local-verifier": (
+        lambda: wrapped_eagle3_head(
+            speculators_config={
+                "proposal_methods": [],
+                "verifier": {"name_or_path": "/models/tiny"},
+            }
+        ),
+        "verifier",
+        {(V,): NOTE},
+    ),
+    "fc-norm": (lambda: tensors(eagle3_head(fc_norm=True), **FC_NORMS), "fc_norm", {(L,): ERROR}),
+    "fc-norm-missing": (
+        lambda: eagle3_head(fc_norm=True),
+        "missing_tensor",
+        {(V, L): ERROR, (S,): WRONG},
+    ),
+    "both-norms": (
+        lambda: tensors(eagle3_head(fc_norm=True, norm_before_fc=True), **FC_NORMS, **INPUT_NORM),
+        "fc_norm",
+        {(V, L): ERROR},
+    ),
+    "norm-output": (lambda: eagle3_head(norm_output=True), "norm_output", {(L,): WRONG}),
+    "input-norm-missing": (
+        lambda: eagle3_head(norm_before_fc=True),
+        "missing_tensor",
+        {(V, L): ERROR, (S,): WRONG},
+    ),
+    "input-norm-unflagged": (
+        lambda: tensors(eagle3_head(), **INPUT_NORM),
+        "unused_tensor",
+        {(V, L): ERROR, (S,): NOTE},
+    ),
+    "inner-norm-before-fc": (
+        lambda: tensors(
+            eagle3_head(norm_before_fc=..., eagle_config={"norm_before_fc": True}), **INPUT_NORM
+        ),
+        "norm_before_fc",
+        {(L,): WRONG},
+    ),
+    "two-layers": (
+        lambda: later_layer(eagle3_head(num_hidden_layers=2)),
+        "num_layers",
+        {(L,): ERROR},
+    ),
+    "two-layers-norm": (
+        lambda: later_layer(eagle3_head(num_hidden_layers=2)),
+        "later_norm",
+        {(S,): WRONG},
+    ),
+    "fc-bias": (
+        lambda: tensors(eagle3_head(), fc__bias=torch.ones(HIDDEN)),
+        "fc_bias",
+        {(S,): WRONG},
+    ),
+    "qkv-bias": (with_biases, "qkv_bias", {(S,): WRONG}),
+    "qkv-bias-in-llama.cpp": (with_biases, "bias", {(L,): ERROR}),
+    "bias-without-tensors": (lambda: eagle3_head(attention_bias=True), "bias", {(V,): WRONG}),
+    "ids-top-level-alone": (
+        lambda: eagle3_head(**{AUX: [1, 3, 5]}),
+        "layer_ids",
+        {(S,): WRONG},
+    ),
+    "ids-in-eagle-config-alone": (
+        lambda: eagle3_head(eagle_config={AUX: [0, 2, 4]}),
+        "layer_ids",
+        {(V, L): WRONG},
+    ),
+    "ids-one-further-in-sglang": (
+        lambda: eagle3_head(**{AUX: [1, 3, 5]}, eagle_config={AUX: [1, 3, 5]}),
+        "layer_ids",
+        {(S,): WRONG},
+    ),
+    "ids-beyond-the-target": (
+        lambda: eagle3_head(**{AUX: [1, 3, 8]}),
+        "layer_ids",
+        {ALL: ERROR, (S,): WRONG},
+    ),
+    "ids-descend": (
+        lambda: eagle3_head(**{AUX: [5, 3, 1]}, eagle_config={AUX: [4, 2, 0]}),
+        "layer_ids",
+        {ALL: WRONG},
+    ),
+    "ids-of-other-training": (
+        lambda: head_of(
+            dict(eagle3_head().config), eagle3_head().tensors, {"hidden_layers": [1, 3, 4]}
+        ),
+        "layer_ids",
+        {(V, S, L): WRONG},
+    ),
+    "two-features": (
+        lambda: tensors(
+            eagle3_head(**{AUX: [1, 3]}, eagle_config={AUX: [0, 2]}),
+            fc__weight=torch.ones(HIDDEN, 2 * HIDDEN),
+        ),
+        "layer_ids",
+        {(L,): ERROR},
+    ),
+    "no-aux-states": (
+        lambda: eagle3_head(eagle_config={"use_aux_hidden_state": False}),
+        "use_aux_hidden_state",
+        {(V,): ERROR},
+    ),
+    "unknown-tensor": (
+        lambda: tensors(eagle3_head(), extra__weight=torch.ones(2)),
+        "unused_tensor",
+        {(V, L): ERROR, (S,): NOTE},
+    ),
+    "missing-tensor": (
+        lambda: tensors(eagle3_head(), norm__weight=None),
+        "missing_tensor",
+        {(V, L): ERROR, (S,): WRONG},
+    ),
+    "missing-lm-head": (
+        lambda: tensors(eagle3_head(), lm_head__weight=None),
+        "lm_head",
+        {(V, L): ERROR, (S,): WRONG},
+    ),
+    "tied": (lambda: eagle3_head(tie_word_embeddings=True), "lm_head", {(S,): WRONG}),
+    "no-draft-vocab-size": (
+        lambda: eagle3_head(draft_vocab_size=...),
+        "draft_vocab_size",
+        {(S, L): ERROR},
+    ),
+    "other-draft-vocab-size": (
+        lambda: eagle3_head(draft_vocab_size=DRAFT_VOCAB - 1),
+        "shape",
+        {ALL: ERROR},
+    ),
+    "null-target-hidden-size": (
+        lambda: eagle3_head(target_hidden_size=None),
+        "target_hidden_size",
+        {(S,): ERROR},
+    ),
+    "no-d2t": (lambda: tensors(eagle3_head(), d2t=None), "d2t", {(V, S): WRONG, (L,): ERROR}),
+    "absolute-d2t": (offsets(absolute), "d2t", {(V, S): WRONG, (L,): ERROR}),
+    "d2t-out-of-range": (offsets(beyond), "d2t", {ALL: ERROR}),
+    "d2t-twice": (offsets(twice), "d2t", {(V, S): WRONG, (L,): ERROR}),
+    "d2t-in-bf16": (offsets(torch.Tensor.bfloat16), "d2t", {ALL: WRONG}),
+    "d2t-too-short": (offsets(lambda d2t: d2t[:-1]), "d2t", {ALL: ERROR}),
+    "t2d-disagrees": (
+        lambda: tensors(eagle3_head(), t2d=~eagle3_head().tensors["t2d"]),
+        "t2d",
+        {ALL: WRONG},
+    ),
+    "no-t2d": (lambda: tensors(eagle3_head(), t2d=None), "t2d", {ALL: NOTE}),
+    "rope-dialects-disagree": (
+        lambda: eagle3_head(rope_theta=10000.0),
+        "rope",
+        {ALL: WRONG},
+    ),
+    "scaling-in-one-dialect": (
+        lambda: eagle3_head(
+            rope_parameters={"rope_type": "default", "rope_theta": THETA}, rope_scaling=YARN
+        ),
+        "rope",
+        {ALL: WRONG},
+    ),
+    "no-rope": (
+        lambda: eagle3_head(rope_parameters=..., rope_theta=..., rope_scaling=...),
+        "rope",
+        {(V, S, L): WRONG},
+    ),
+    "rope-of-another": (
+        lambda: eagle3_head(rope_parameters=..., rope_theta=5e5),
+        "rope",
+        {ALL: NOTE},
+    ),
+    "short-context": (
+        lambda: eagle3_head(max_position_embeddings=32),
+        "max_position_embeddings",
+        {(S,): NOTE},
+    ),
+    "window": (lambda: eagle3_head(**SLIDING), "window", {(S, L): WRONG}),
+    "wrapped-window": (lambda: wrapped_eagle3_head(**layers(**SLIDING)), "window", {(S, L): WRONG}),
+    "gelu": (lambda: eagle3_head(hidden_act="gelu"), "activation", {(V, S): ERROR, (L,): WRONG}),
+    "other-dtype": (lambda: eagle3_head(dtype="bfloat16"), "dtype", {ALL: NOTE}),
+    "quantized": (
+        lambda: tensors(eagle3_head(), norm__weight=torch.ones(HIDDEN, dtype=torch.int8)),
+        "dtype",
+        {ALL: ERROR},
+    ),
+    "misshapen": (
+        lambda: tensors(eagle3_head(), fc__weight=torch.ones(HIDDEN, HIDDEN)),
+        "shape",
+        {ALL: ERROR},
+    ),
+    "no-hidden-size": (lambda: eagle3_head(hidden_size=...), "config", {ALL: ERROR}),
+    "size-that-is-text": (lambda: eagle3_head(vocab_size="many"), "config", {ALL: ERROR}),
+    "other-template": (
+        lambda: head_of(
+            dict(eagle3_head().config), eagle3_head().tensors, {"template_hash": "other"}
+        ),
+        "chat_template",
+        {ALL: NOTE},
+    ),
+    "two-weight-files": (
+        lambda: replace(eagle3_head(), weight_files=("model.safetensors", "pytorch_model.bin")),
+        "weight_files",
+        {ALL: NOTE},
+    ),
+}
+
+DSPARK: dict[str, tuple[Make, str, Bites]] = {
+    "deepseek's-class-in-vllm": (
+        lambda: dspark_head(architectures=["DSparkDraftModel"]),
+        "architectures",
+        {(V,): ERROR},
+    ),
+    "anchor-unnamed": (
+        lambda: dspark_head(sample_from_anchor=...),
+        "sample_from_anchor",
+        {ALL: NOTE},
+    ),
+    "wrapped-anchor": (
+        lambda: wrapped_dspark_head(sample_from_anchor=...),
+        "sample_from_anchor",
+        {ALL: WRONG, (S,): WRONG},
+    ),
+    "wrapped": (wrapped_dspark_head, "speculators_format", {(S,): ERROR}),
+    "reduced-vocabulary": (published.reduced_dspark_head, "draft_vocab_size", {(S,): ERROR}),
+    "reduced-without-lm-head": (published.reduced_dspark_head, "lm_head", {(V, L): ERROR}),
+    "own-lm-head": (
+        lambda: tensors(dspark_head(), lm_head__weight=torch.ones(VOCAB, HIDDEN)),
+        "lm_head",
+        {(S,): WRONG},
+    ),
+    "own-embedding": (
+        lambda: tensors(dspark_head(), embed_tokens__weight=torch.ones(VOCAB, HIDDEN)),
+        "embedding",
+        {(S,): WRONG},
+    ),
+    "gated-markov": (
+        lambda: dspark_head(markov_head_type="gated"),
+        "markov_head_type",
+        {(V, L): ERROR},
+    ),
+    "markov-type-unnamed": (
+        lambda: dspark_head(markov_head_type=...),
+        "markov_head_type",
+        {(S,): ERROR},
+    ),
+    "no-markov-rank": (lambda: dspark_head(markov_rank=0), "markov_rank", {ALL: ERROR}),
+    "confidence-unnamed": (
+        lambda: dspark_head(enable_confidence_head=...),
+        "enable_confidence_head",
+        {ALL: NOTE},
+    ),
+    "confidence-weights-missing": (
+        lambda: tensors(
+            dspark_head(), confidence_head__proj__weight=None, confidence_head__proj__bias=None
+        ),
+        "enable_confidence_head",
+        {(S,): ERROR},
+    ),
+    "confidence-markov-unnamed": (
+        lambda: dspark_head(confidence_head_with_markov=...),
+        "confidence_head_with_markov",
+        {(V,): ERROR},
+    ),
+    "confidence-markov-wrong": (
+        lambda: tensors(dspark_head(), confidence_head__proj__weight=torch.ones(1, HIDDEN)),
+        "confidence_head_with_markov",
+        {(V, S): ERROR},
+    ),
+    "confidence-bias-missing": (
+        lambda: tensors(dspark_head(), confidence_head__proj__bias=None),
+        "confidence_head",
+        {(V, S): ERROR},
+    ),
+    "confidence-off-but-there": (
+        lambda: dspark_head(enable_confidence_head=False),
+        "enable_confidence_head",
+        {ALL: NOTE},
+    ),
+    "ids-missing": (lambda: dspark_head(target_layer_ids=...), "layer_ids", {ALL: ERROR}),
+    "ids-of-inputs": (
+        lambda: head_of(
+            {**dspark_head().config, "target_layer_ids": [2, 4, 6]},
+            dspark_head().tensors,
+            {"hidden_layers": [2, 4, 6]},
+        ),
+        "layer_ids",
+        {(V, S, L): WRONG},
+    ),
+    "ids-beyond-the-target": (
+        lambda: dspark_head(target_layer_ids=[1, 3, 8]),
+        "layer_ids",
+        {ALL: ERROR},
+    ),
+    "ids-differ": (
+        lambda: dspark_head(dflash_config={"target_layer_ids": [0, 2, 4]}),
+        "layer_ids",
+        {ALL: WRONG},
+    ),
+    "mask-missing": (lambda: dspark_head(mask_token_id=...), "mask_token_id", {ALL: ERROR}),
+    "mask-beyond": (lambda: dspark_head(mask_token_id=VOCAB), "mask_token_id", {ALL: ERROR}),
+    "masks-differ": (
+        lambda: dspark_head(dflash_config={"mask_token_id": 3}),
+        "mask_token_id",
+        {ALL: WRONG},
+    ),
+    "block-size-missing": (lambda: dspark_head(block_size=...), "config", {ALL: ERROR}),
+    "layers-of-another": (
+        lambda: dspark_head(num_target_layers=9),
+        "num_target_layers",
+        {ALL: ERROR},
+    ),
+    "mixed-windows": (
+        lambda: dspark_head(layer_types=["full_attention", "sliding_attention"], sliding_window=16),
+        "layer_types",
+        {(L,): ERROR, (V,): NOTE},
+    ),
+    "sliding": (
+        lambda: dspark_head(layer_types=["sliding_attention"] * 2, sliding_window=16),
+        "window",
+        {(L,): WRONG},
+    ),
+    "attention-bias": (lambda: dspark_head(attention_bias=True), "bias", {(L,): ERROR}),
+    "no-query-norm": (
+        lambda: tensors(dspark_head(), layers__0__self_attn__q_norm__weight=None),
+        "missing_tensor",
+        {(V, L): ERROR, (S,): WRONG},
+    ),
+    "gate": (
+        lambda: tensors(
+            dspark_head(), markov_head__gate_proj__weight=torch.ones(RANK, HIDDEN + RANK)
+        ),
+        "unused_tensor",
+        {(V, L): ERROR, (S,): NOTE},
+    ),
+    "no-rope": (
+        lambda: dspark_head(rope_parameters=..., rope_theta=...),
+        "rope",
+        {(V, S, L): WRONG},
+    ),
+    "tied": (lambda: dspark_head(tie_word_embeddings=True), "tie_word_embeddings", {ALL: NOTE}),
+}
+
+MEDUSA: dict[str, tuple[Make, str, Bites]] = {
+    "heads-missing": (lambda: medusa_heads(medusa_num_heads=3), "missing_tensor", {ALL: ERROR}),
+    "head-too-many": (lambda: medusa_heads(medusa_num_heads=1), "unused_tensor", {ALL: NOTE}),
+    "number-missing": (lambda: medusa_heads(medusa_num_layers=...), "config", {ALL: ERROR}),
+    "no-base-model": (
+        lambda: medusa_heads(base_model_name_or_path=...),
+        "base_model",
+        {ALL: NOTE},
+    ),
+    "one-layer-twice": (
+        lambda: tensors(
+            medusa_heads(), **{"0__1__linear__weight": medusa_heads().tensors["0.0.linear.weight"]}
+        ),
+        "aliased_layers",
+        {ALL: WRONG},
+    ),
+    "another-vocabulary": (
+        lambda: tensors(medusa_heads(), **{"0__2__weight": torch.ones(VOCAB + 1, HIDDEN)}),
+        "shape",
+        {ALL: ERROR},
+    ),
+}
+TRAPS = {
+    f"{kind}-{name}": trap
+    for kind, table in (("eagle3", EAGLE3), ("dspark", DSPARK), ("medusa", MEDUSA))
+    for name, trap in table.items()
+}
+GOOD: list[Make] = [eagle3_head, dspark_head, medusa_heads]
+
+
+@pytest.mark.parametrize("make", GOOD)
+def test_a_portable_head_is_clean(make: Make) -> None:
+    assert check_head(make(), TARGET) == []
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_a_planted_trap_is_named(name: str) -> None:
+    make, trap, bites = TRAPS[name]
+    found = {
+        (finding.engine, finding.severity)
+        for finding in check_head(make(), TARGET)
+        if finding.trap == trap
+    }
+    wanted = {(engine, severity) for engines, severity in bites.items() for engine in engines}
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_size": 32}, {"vocab_size": 70}], ids=lambda change: next(iter(change))
+)
+@pytest.mark.parametrize("make", GOOD[:2])
+def test_a_head_for_another_target_is_refused(make: Make, change: dict[str, int]) -> None:
+    found = check_head(make(), replace(TARGET, **change))  # type: ignore[arg-type]
+    assert (next(iter(change)), ERROR) in {(finding.trap, finding.severity) for finding in found}
+
+
+def test_only_the_engines_that_are_asked_for_count() -> None:
+    head = eagle3_head(norm_before_residual=True)
+    assert check_head(head, TARGET, engines_named("vllm, LLAMA.CPP")) == []
+    assert check_head(head, TARGET, engines_named("sglang"))
+
+
+def test_errors_come_first() -> None:
+    found = check_head(tensors(eagle3_head(norm_output=True), d2t=None, t2d=None), TARGET)
+    order = [list(Severity).index(finding.severity) for finding in found]
+    assert len(set(order)) > 1
+    assert order == sorted(order)
+
+
+def test_every_finding_says_what_to_do() -> None:
+    for make, _, _ in TRAPS.values():
+        for finding in check_head(make(), TARGET):
+            assert finding.problem
+            assert finding.remedy
+            assert not finding.text.endswith("..")
+
+
+def test_unknown_engines_and_heads_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="sglang"):
+        engines_named("sglong")
+    with pytest.raises(UnsupportedModelError, match="EAGLE-3, DSpark and Medusa"):
+        check_head(head_of({"architectures": ["GPT2LMHeadModel"]}, {}), TARGET)

@@ -1,0 +1,101 @@
+"""What is read of training data, and the order of micro-batches."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.errors import TrainingError
+from forerun.training.conversations import (
+    BatchStream,
+    Conversation,
+    ConversationBatch,
+    held_out,
+    read_conversations,
+)
+
+VOCAB = 50
+
+
+def _record(prompt: int, answer: int, **more: Any) -> str:
+    ids = {"prompt_ids": list(range(prompt)), "answer_ids": list(range(answer))}
+    return json.dumps({**ids, "category": "chat", "temperature": 0.0, **more})
+
+
+def _written(path: Path, *lines: str) -> Path:
+    text = "\n".join(['{"forerun_data": 1}', *lines]) + "\n"
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl.gz"])
+def test_what_is_too_long_or_hardly_answered_is_counted(tmp_path: Path, name: str) -> None:
+    path = _written(tmp_path / name, _record(5, 10), _record(40, 12), _record(5, 3), _record(45, 8))
+    kept = read_conversations([path], VOCAB, 52)
+    assert [len(c) for c in kept.conversations] == [15, 52]
+    assert kept.conversations[0].category == "chat"
+    assert (kept.too_long, kept.too_short) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "cannot be read"),
+        ("[1]", "not a JSON object"),
+        (_record(5, 10, answer_ids="text"), "answer_ids"),
+        (_record(5, 10, prompt_ids=[VOCAB]), "below 50"),
+        (_record(5, 10, prompt_ids=[True]), "prompt_ids"),
+        (_record(5, 3), "no conversation is left"),
+    ],
+)
+def test_what_is_no_data_is_named(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        read_conversations([_written(tmp_path / "data.jsonl", line)], VOCAB, 100)
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"none\.jsonl"):
+        read_conversations([tmp_path / "none.jsonl"], VOCAB, 100)
+
+
+def _conversations(count: int) -> list[Conversation]:
+    return [Conversation(tuple(range(3)), tuple(range(5 + i % 17))) for i in range(count)]
+
+
+def test_an_epoch_holds_every_conversation_once_within_the_budget_of_tokens() -> None:
+    stream = BatchStream(_conversations(60), 64, seed=3)
+    first = [stream.batch(number) for number in range(200)]
+    ends = [number for number in range(200) if stream.epoch_of(number) == 1.0]
+    epoch = first[: ends[0]]
+    assert sorted(len(c) for b in epoch for c in b.conversations) == sorted(
+        map(len, _conversations(60))
+    )
+    assert all(batch.token_ids.numel() <= 64 for batch in first)
+    again = BatchStream(_conversations(60), 64, seed=3)
+    assert again.batch(150).token_ids.tolist() == first[150].token_ids.tolist()
+    assert [b.conversations for b in first[ends[0] : 2 * ends[0]]] != [
+        b.conversations for b in epoch
+    ]
+
+
+def test_answers_are_marked_and_padding_is_not() -> None:
+    batch = ConversationBatch.of([Conversation((1, 2), (3,)), Conversation((4,), (5, 6, 7))])
+    assert batch.token_ids.tolist() == [[1, 2, 3, 0], [4, 5, 6, 7]]
+    assert batch.answers.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
+    assert batch.tokens == 7
+
+
+def test_held_out_conversations_are_not_trained_on() -> None:
+    conversations = [Conversation((i,), (i,)) for i in range(100)]
+    train, held = held_out(conversations, seed=0, share=0.1)
+    assert len(held) == 10
+    assert sorted(c.prompt_ids for c in train + held) == [(i,) for i in range(100)]
+    with pytest.raises(TrainingError, match="too few"):
+        held_out(conversations[:1], seed=0)
