@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from forerun.engine.engine import Engine
 from forerun.training.records import read_header, read_records
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
@@ -122,6 +123,32 @@ def test_wrong_use(cli: Cli, args: tuple[str, ...], said: str) -> None:
     Path("bad.jsonl").write_text('{"answer": 7}\n')
     assert said in refused(cli.run("train", "data", cli.target, *SMALL, *args))
     assert not Path("target-data.jsonl").exists() or not list(read_records("target-data.jsonl"))
+
+
+def test_an_interruption_leaves_what_is_whole(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary(cli, "--num-conversations", "9", "--output", "whole.jsonl")
+    step, steps = Engine.step, 0
+
+    def pressed(engine: Engine) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 30:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    command = ("train", "data", cli.target, *SMALL, "--num-conversations", "9")
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", pressed)
+        result = cli.run(*command)
+    number = len(list(read_records("target-data.jsonl")))
+    assert result.exit_code == 130
+    assert 0 < number < 9
+    assert (
+        f"{number} conversations are in target-data.jsonl; the same command goes on"
+        in result.stderr
+    )
+    assert cli.run(*command).exit_code == 0
+    assert Path("target-data.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
 
 
 def test_the_group_names_its_commands(cli: Cli) -> None:

@@ -94,3 +94,11 @@ def test_many_texts_of_the_same_kind_are_told_apart() -> None:
     ]
     taken = sum(seen.take(text) == "" for text in texts)
     assert 30 < taken <= len(texts)
+
+
+def test_the_first_of_many_is_remembered() -> None:
+    seen = Seen(0.7)
+    seen.take(LONG)
+    assert not any(seen.take(f"a{i} b{i} c{i} d{i}") for i in range(2100))
+    assert seen.take(LONG.replace("clips in May", "clips, in May")) == "near_duplicate"
+    assert seen.take("a1500 b1500, c1500 d1500?") == "near_duplicate"

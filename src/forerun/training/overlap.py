@@ -23,6 +23,9 @@ BANDS, BAND_ROWS = 32, 4
 _ALONE = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
 
+Signatures = NDArray[np.uint32]
+"""Smallest hashes, [..., BANDS * BAND_ROWS]."""
+
 
 def normalized(text: str) -> str:
     """A text without the differences that nobody reads: case, spaces, forms of characters."""
@@ -75,7 +78,9 @@ class Seen:
     def __init__(self, similarity: float) -> None:
         self.similarity = similarity
         self._texts: set[bytes] = set()
-        self._signatures: list[NDArray[np.uint32]] = []
+        # Of the prompts so far, the first `_size` rows.
+        self._signatures: Signatures = np.zeros((1024, BANDS * BAND_ROWS), np.uint32)
+        self._size = 0
         self._bands: dict[tuple[int, bytes], list[int]] = {}
         # The stream of RandomState never changes, so that a run that resumes decides alike.
         random = np.random.RandomState(0)
@@ -93,21 +98,28 @@ class Seen:
         signature = self._signature(text)
         bands = [(band, signature[band::BANDS].tobytes()) for band in range(BANDS)]
         near = {number for band in bands for number in self._bands.get(band, ())}
-        if any(np.mean(self._signatures[n] == signature) >= self.similarity for n in near):
+        same = (self._signatures[list(near)] == signature).mean(axis=1) if near else np.zeros(0)
+        if (same >= self.similarity).any():
             return "near_duplicate"
+        self._remember(signature, bands)
         self._texts.add(key)
-        for band in bands:
-            self._bands.setdefault(band, []).append(len(self._signatures))
-        self._signatures.append(signature)
         return ""
 
-    def _signature(self, text: str) -> NDArray[np.uint32]:
+    def _remember(self, signature: Signatures, bands: list[tuple[int, bytes]]) -> None:
+        if self._size == len(self._signatures):
+            self._signatures = np.resize(self._signatures, (2 * self._size, BANDS * BAND_ROWS))
+        self._signatures[self._size] = signature
+        for band in bands:
+            self._bands.setdefault(band, []).append(self._size)
+        self._size += 1
+
+    def _signature(self, text: str) -> Signatures:
         """The smallest hash of the text's runs under each function, uint32 [BANDS * BAND_ROWS]."""
         words = words_of(text) or [normalized(text)]
         runs = set(_runs(words, min(SHINGLE, len(words))))
         hashes = np.array([zlib.crc32(run.encode()) for run in runs], dtype=np.uint64)
         mixed = (hashes * self._factors + self._offsets) >> np.uint64(32)
-        smallest: NDArray[np.uint32] = mixed.min(axis=1).astype(np.uint32)
+        smallest: Signatures = mixed.min(axis=1).astype(np.uint32)
         return smallest
 
 

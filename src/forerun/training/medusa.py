@@ -1,0 +1,196 @@
+"""Training Medusa's heads: what they minimize on a target's own answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from forerun.errors import TrainingError
+from forerun.heads.medusa import MedusaConfig, new_tensors
+from forerun.training.acceptance import AcceptanceTable
+from forerun.training.conversations import ConversationBatch
+from forerun.training.loop import Part
+from forerun.training.losses import CHUNK, rejection_loss
+from forerun.training.target import Lesson, Teacher
+
+# How slowly the acceptance that shares out KL and rejections follows the batches.
+_MEMORY = 0.95
+
+
+class MedusaModule(nn.Module):
+    """Heads as they are trained; the names of the parameters are those of vLLM's layout.
+
+    Args:
+        config: of the heads.
+        output_rows: what output matrices of their own begin as, [Vd, hidden_size], usually the target's.
+    """
+
+    def __init__(self, config: MedusaConfig, output_rows: Tensor | None = None) -> None:
+        super().__init__()
+        self.config = config
+        size, tensors = config.hidden_size, new_tensors(config)
+
+        def blocks() -> nn.Module:
+            layers = (nn.Linear(size, size, bias=config.bias) for _ in range(config.num_layers))
+            return nn.ModuleDict({"layers": nn.ModuleList(layers)})
+
+        self.blocks = nn.ModuleList(blocks() for _ in range(config.num_heads))
+        outputs = (
+            nn.Linear(size, config.draft_vocab_size, bias=False) for _ in config.output_names()
+        )
+        self.lm_heads = nn.ModuleList(outputs)
+        # As in Medusa's own code, heads begin as copies of the output head that they end in.
+        rows = {} if output_rows is None else dict.fromkeys(config.output_names(), output_rows)
+        self.load_state_dict(tensors | rows)
+
+    def forward(self, normed: Tensor) -> Tensor:
+        """States that the output matrices read, [..., num_heads, hidden_size].
+
+        Args:
+            normed: of the target's last layer behind its final norm, [..., hidden_size].
+        """
+        states = []
+        for names in self.config.block_names():
+            state = normed
+            for name in names:
+                state = state + functional.silu(self.get_submodule(name[: -len(".weight")])(state))
+            states.append(state)
+        return torch.stack(states, -2)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Tokens that heads predict, [N] each.
+
+    Args:
+        there: which of the tokens after each anchor the target wrote, with all before them, [A, heads].
+        anchors: row and place of the states that are read, each [A].
+        rows: the target's row of each token.
+        heads: the head that predicts it.
+    """
+
+    there: Tensor
+    anchors: tuple[Tensor, Tensor]
+    rows: Tensor
+    heads: Tensor
+
+    @classmethod
+    def drawn(cls, lesson: Lesson, heads: int, density: float, seed: int) -> _Tokens:
+        """At a share of the states from which a draft begins: those two places before an answer's token,
+        the one between being what the target itself predicts."""
+        size = lesson.rows.shape[1]
+        places = torch.arange(size)[:, None] + 2 + torch.arange(heads)
+        padded = functional.pad(lesson.rows, (0, heads + 2), value=-1)
+        own = padded[:, places]
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + int(lesson.rows.max()))
+        drawn = torch.rand(lesson.rows.shape, generator=generator) < density
+        row, place = ((own[..., 0] >= 0) & drawn).nonzero(as_tuple=True)
+        own = own[row, place]
+        there = (own >= 0).int().cumprod(-1).bool()
+        return cls(there, (row, place), own[there], torch.arange(heads).expand(own.shape)[there])
+
+
+class MedusaObjective:
+    """What heads learn from conversations: the target's rows two places ahead and further.
+
+    Args:
+        module: the heads.
+        teacher: the target, over the draft's vocabulary; it shows the states after its last layer.
+        output_rows: of the target's output head, over the draft's vocabulary, [Vd, hidden_size].
+        density: share of the answers' tokens at which drafts begin.
+        decay: the head i, counted from 0, weighs decay ** i, as in Medusa.
+        seed: of where drafts begin.
+
+    Raises:
+        TrainingError: for a teacher that does not show those states.
+    """
+
+    def __init__(
+        self,
+        module: MedusaModule,
+        teacher: Teacher,
+        output_rows: Tensor,
+        *,
+        density: float = 0.5,
+        decay: float = 0.8,
+        seed: int = 0,
+    ) -> None:
+        if teacher.model.num_layers not in teacher.hidden_layers:
+            raise TrainingError(
+                f"Medusa's heads read hidden layer {teacher.model.num_layers} of {teacher.model.name}, and "
+                f"the teacher shows {list(teacher.hidden_layers)}; add it."
+            )
+        self.module, self.teacher = module, teacher
+        self._output, self._density, self._decay, self._seed = output_rows, density, decay, seed
+        self._accepted = 0.0
+
+    def __call__(self, batch: ConversationBatch) -> Part:
+        """The loss of a batch: rejections, smoothed by KL the more the less is accepted (a share of
+        exp(-3 α), as in speculators' lk_hybrid)."""
+        lesson = self.teacher.show(batch)
+        heads = self.module.config.num_heads
+        tokens = _Tokens.drawn(lesson, heads, self._density, self._seed)
+        weights = self._decay ** tokens.heads.float()
+        share = math.exp(-3 * self._accepted)
+        total, accepted = torch.zeros(()), torch.zeros(len(tokens.rows))
+        for some, states, matrix in self._factors(lesson, tokens):
+            loss, accepted[some] = rejection_loss(
+                [(states, matrix)], lesson.probs, tokens.rows[some], weights[some], share
+            )
+            total = total + loss
+        if len(accepted):
+            mean = float(accepted.mean())
+            self._accepted = _MEMORY * self._accepted + (1 - _MEMORY) * mean
+        return Part(total, float(weights.sum()), batch.tokens)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[ConversationBatch]) -> AcceptanceTable:
+        """Acceptance of chains on conversations that are held out, by category; greedy where they were."""
+        table = AcceptanceTable()
+        for batch in batches:
+            lesson = self.teacher.show(batch, best=True)
+            assert lesson.best is not None
+            tokens = _Tokens.drawn(lesson, self.module.config.num_heads, 1.0, self._seed)
+            accepted = torch.zeros(2, len(tokens.rows))
+            for some, states, matrix in self._factors(lesson, tokens):
+                rows = tokens.rows[some]
+                weights = torch.ones(len(rows))
+                accepted[0, some] = rejection_loss(
+                    [(states, matrix)], lesson.probs, rows, weights, 0.0
+                )[1]
+                accepted[1, some] = (_most_probable(states, matrix) == lesson.best[rows]).float()
+            chains = torch.zeros(2, *tokens.there.shape)
+            chains[:, tokens.there] = accepted
+            for row, conversation in enumerate(batch.conversations):
+                whole = tokens.there.all(-1) & (tokens.anchors[0] == row)
+                greedy = int(conversation.temperature == 0)
+                name = f"{conversation.category}, T={conversation.temperature:g}"
+                table.add(name, chains[greedy, whole])
+        return table
+
+    def _factors(self, lesson: Lesson, tokens: _Tokens) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Which tokens share an output matrix (bool [N]), the states that it reads for them, and itself."""
+        last = lesson.hidden[self.teacher.model.num_layers][tokens.anchors]
+        normed = self.teacher.model.final_norm(last[None])[0]
+        with torch.autocast(normed.device.type, torch.bfloat16):
+            states = self.module(normed)[tokens.there].bfloat16()
+        if not self.module.config.own_outputs:
+            every = torch.ones(len(states), dtype=torch.bool)
+            return [(every, states, self._output.bfloat16())]
+        factors = []
+        for head, name in enumerate(self.module.config.output_names()):
+            some = tokens.heads == head
+            factors.append((some, states[some], self.module.get_parameter(name).bfloat16()))
+        return factors
+
+
+def _most_probable(states: Tensor, matrix: Tensor) -> Tensor:
+    """The most probable draft token of each row, [N]."""
+    starts = range(0, len(states), CHUNK)
+    best = [(states[at : at + CHUNK] @ matrix.T).float().argmax(-1) for at in starts]
+    return torch.cat(best) if best else torch.zeros(0, dtype=torch.long)
