@@ -78,8 +78,8 @@ def test_wrong_tensors_are_refused(tmp_path: Path) -> None:
         ({"fc.weight": None}, r"no fc\.weight: it is not an EAGLE head"),
         ({"norm.weight": None}, r"lacks norm\.weight"),
         ({"d2t": None}, "lacks d2t"),
-        ({"d2t": ids}, "It holds offsets"),
-        ({"d2t": -torch.arange(37)}, "several draft tokens the same"),
+        ({"d2t": ids}, "must hold offsets"),
+        ({"d2t": -torch.arange(37)}, "leads to a token id twice"),
         ({"layers.0.mlp.up_proj.weight": torch.ones(3, 3)}, r"has shape \[3, 3\]"),
         ({"layers.1.self_attn.q_proj.weight": torch.ones(3)}, "which its config.json does not"),
         ({"fc.weight": torch.ones(24, 48)}, r"asks for \[24, 72\]"),
@@ -88,7 +88,7 @@ def test_wrong_tensors_are_refused(tmp_path: Path) -> None:
         changed = {**tensors, **changes}
         there = {key: tensor for key, tensor in changed.items() if tensor is not None}
         with pytest.raises(ForerunError, match=message):
-            Eagle3Weights.read(save(tmp_path, config, there))
+            _ = Eagle3Weights.read(save(tmp_path, config, there)).token_ids
     del config["eagle_aux_hidden_state_layer_ids"]
     with pytest.raises(CheckpointError, match="name the layers"):
         Eagle3Weights.read(save(tmp_path, config, {**tensors, "fc.weight": torch.ones(24, 48)}))

@@ -40,13 +40,21 @@ class _Run:
 
     Args:
         growth: the tree.
-        carried: after the text, then after each node that has been run, each [hidden_size].
+        carried: after the text, then after each level that has been run, each [n, hidden_size].
         parents: of the nodes that have been run, as indices among them; -1 is the text.
     """
 
     growth: Growth
     carried: list[Tensor]
     parents: list[int] = field(default_factory=list)
+
+    def carried_to(self, nodes: list[int]) -> Tensor:
+        """What is carried to the children of some nodes, [n, hidden_size]."""
+        import torch
+
+        if len(nodes) == 1 == len(self.carried[-1]) and nodes[0] == len(self.parents) - 1:
+            return self.carried[-1]
+        return torch.cat(self.carried)[[node + 1 for node in nodes]]
 
 
 class Eagle3Drafter(BaseDrafter):
@@ -160,8 +168,8 @@ class Eagle3Drafter(BaseDrafter):
         for request, some in zip(requests, states, strict=True):
             self.features.ran(request, len(some))
         last = [len(some) - 1 for some in states]
-        carried = [read.carried[row, token] for row, token in enumerate(last)]
-        normed = torch.stack([read.normed[row, token] for row, token in enumerate(last)])
+        carried = [read.carried[row, token : token + 1] for row, token in enumerate(last)]
+        normed = torch.cat([read.normed[row, token : token + 1] for row, token in enumerate(last)])
         runs = [_Run(growth, [state]) for growth, state in zip(growths, carried, strict=True)]
         return runs, self.module.logits(normed)
 
@@ -185,7 +193,7 @@ class Eagle3Drafter(BaseDrafter):
         hidden, token_ids, trees = [], [], []
         for run in runs:
             tokens, above = run.growth.run_frontier()
-            hidden.append(torch.stack([run.carried[node + 1] for node in above]))
+            hidden.append(run.carried_to(above))
             run.parents += above
             token_ids.append(tokens)
             trees.append(Tree(tuple(run.parents)))
@@ -193,6 +201,6 @@ class Eagle3Drafter(BaseDrafter):
         read = self.module.run(rows, hidden, token_ids, self.cache, trees)
         normed = []
         for index, (run, tokens) in enumerate(zip(runs, token_ids, strict=True)):
-            run.carried += read.carried[index, : len(tokens)].unbind(0)
+            run.carried.append(read.carried[index, : len(tokens)])
             normed.append(read.normed[index, : len(tokens)])
         return self.module.logits(normed[0] if len(normed) == 1 else torch.cat(normed))

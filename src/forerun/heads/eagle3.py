@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
@@ -20,6 +19,7 @@ from forerun.errors import CheckpointError, ConfigError, UnsupportedModelError, 
 from forerun.heads import CONFIG
 from forerun.heads.blocks import layer_shapes, read_layers
 from forerun.heads.files import HeadFiles, refuse_other_target
+from forerun.heads.output import draft_ids
 from forerun.models.architecture import Architecture
 from forerun.options import check
 
@@ -193,14 +193,20 @@ class Eagle3Weights:
         if config.regression:
             optional["layers.0.input_layernorm.weight"] = (config.layers.hidden_size,)
         tensors = files.pick(config.shapes(), optional, _UNUSED, renamed)
-        _check_ids(files.name, config, tensors.get("d2t"))
         return cls(files.name, config, tensors)
 
     @property
     def token_ids(self) -> Tensor | None:
         """The target's token of each draft token, int64 [draft_vocab_size]; None where all are the
-        target's own."""
-        return token_ids_of(self.tensors.get("d2t"))
+        target's own.
+
+        Raises:
+            CheckpointError: for offsets that do not give each a token of its own.
+        """
+        offsets = self.tensors.get("d2t")
+        if offsets is None:
+            return None
+        return draft_ids(offsets, self.config.layers.vocab_size, self.name)
 
     def refuse_other(self, target: CausalLM) -> None:
         """Refuse a target that the head was not made for.
@@ -227,13 +233,6 @@ class Eagle3Weights:
 def default_layers(num_layers: int) -> tuple[int, ...]:
     """The hidden layers of a target that a head reads unless its config says otherwise."""
     return (2, num_layers // 2, num_layers - 3)
-
-
-def token_ids_of(d2t: Tensor | None) -> Tensor | None:
-    """The target's token of each draft token, from the published offsets."""
-    if d2t is None:
-        return None
-    return torch.arange(len(d2t)) + d2t.long()
 
 
 def _layer_ids(config: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -276,24 +275,3 @@ def _as_stored(
             f"hidden states are {3 * config.target_hidden_size} wide: name the layers in {CONFIG}."
         )
     return config
-
-
-def _check_ids(name: str, config: Eagle3Config, d2t: Tensor | None) -> None:
-    """Refuse offsets that do not give each draft token a token of its own.
-
-    Raises:
-        CheckpointError: naming what is wrong with them.
-    """
-    ids = token_ids_of(d2t)
-    if ids is None:
-        return
-    if int(ids.min()) < 0 or int(ids.max()) >= config.layers.vocab_size:
-        raise CheckpointError(
-            f"{name}: d2t names tokens from {int(ids.min())} to {int(ids.max())}; the target's are 0 to "
-            f"{config.layers.vocab_size - 1}. It holds offsets: token = index + offset."
-        )
-    if len(set(ids.tolist())) < len(ids):
-        raise CheckpointError(
-            f"{name}: d2t gives several draft tokens the same token. It holds offsets: token = index + "
-            "offset."
-        )

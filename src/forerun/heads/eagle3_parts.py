@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from forerun.contracts import CausalLM, Module
+from forerun.contracts import CausalLM, Module, Modules
 from forerun.core import Batch, Tree
 from forerun.heads.blocks import Block, BlockCache
 from forerun.heads.eagle3 import Eagle3Weights
+from forerun.heads.output import OutputRows
 from forerun.models.modules import modules_for
 from forerun.sampling import DraftVocabulary
 
@@ -65,7 +66,7 @@ class Eagle3Head:
         fused = range(self.config.num_fused if self.config.fc_norm else 0)
         self._each_norm = [norm(f"fc_norm.{i}") for i in fused]
         self._embed = _embedding(weights, target)
-        self._head, self.vocabulary = _output_head(weights, target, modules.linear)
+        self._head, self.vocabulary = _output_head(weights, target, modules)
 
     def new_cache(self, rows: int, capacity: int) -> BlockCache:
         """An empty cache of `rows` rows of `capacity` tokens each."""
@@ -138,22 +139,14 @@ def _embedding(weights: Eagle3Weights, target: CausalLM) -> Callable[[Tensor], T
 
 
 def _output_head(
-    weights: Eagle3Weights, target: CausalLM, linear: Callable[[Tensor], Module]
-) -> tuple[Callable[[Tensor], Tensor], DraftVocabulary | None]:
+    weights: Eagle3Weights, target: CausalLM, modules: Modules
+) -> tuple[OutputRows, DraftVocabulary | None]:
     """From normed states to logits, and the tokens that these stand for; None for the target's all."""
     matrix, ids = weights.tensors.get("lm_head.weight"), weights.token_ids
-    if ids is not None:
-        ids = ids.to(target.device)
-    if matrix is not None:
-        if ids is not None:
-            # In the target's order, in which uniform numbers pick the same tokens as over all of it.
-            ids, order = ids.sort()
-            matrix = matrix[order.to(matrix.device)]
-        head: Callable[[Tensor], Tensor] = linear(matrix)
-    else:
-        head = target.lm_head
-        if ids is not None:
-            chosen = ids
-            head = lambda normed: target.lm_head(normed)[..., chosen]  # noqa: E731
-    vocabulary = None if ids is None else DraftVocabulary(ids, target.vocab_size)
-    return head, vocabulary
+    if ids is None:
+        return OutputRows(target, modules, None, matrix), None
+    # In the target's order, in which uniform numbers pick the same tokens as over all of it.
+    ids, order = ids.sort()
+    rows = None if matrix is None else matrix[order]
+    vocabulary = DraftVocabulary(ids.to(target.device), target.vocab_size)
+    return OutputRows(target, modules, ids, rows), vocabulary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -64,6 +65,7 @@ def draw_siblings(
     *,
     replacement: bool = False,
     vocabulary: DraftVocabulary | None = None,
+    row_of: Sequence[int] | None = None,
 ) -> list[Children]:
     """The children of several nodes: drawn in order, or the most probable.
 
@@ -80,21 +82,30 @@ def draw_siblings(
         randomness: the engine's.
         replacement: whether a drawn child may repeat its siblings' tokens. Others never do.
         vocabulary: what the columns of the logits stand for, where not for all of the target's tokens.
+        row_of: the row of the logits after each node, where nodes of one request share rows; each row
+            has a node.
     """
+    own_rows = drawing is Drawing.COUPLED or any(prefix.params.adjusts for prefix in prefixes)
     if vocabulary is not None:
         # Adjustments name tokens of the target, and so does shared noise.
-        if drawing is Drawing.COUPLED or any(prefix.params.adjusts for prefix in prefixes):
+        if own_rows:
             logits = vocabulary.widen(logits, -torch.inf)
         else:
-            children = draw_siblings(
-                logits, prefixes, drawing, nodes, randomness, replacement=replacement
-            )
-            return [vocabulary.in_target(few) for few in children]
-    probs, dead = warp_for_drafts(logits, prefixes, ranking=drawing is Drawing.GREEDY)
+            few = partial(draw_siblings, replacement=replacement, row_of=row_of)
+            children = few(logits, prefixes, drawing, nodes, randomness)
+            return [vocabulary.in_target(each) for each in children]
+    if row_of is None or own_rows:
+        logits = logits if row_of is None else logits[row_of]
+        row_of = range(len(logits))
+    firsts = dict(zip(reversed(row_of), reversed(prefixes), strict=True))
+    warped = [firsts[row] for row in range(len(logits))]
+    probs, dead = warp_for_drafts(logits, warped, ranking=drawing is Drawing.GREEDY)
     if dead:
-        nodes = [() if row in dead else own for row, own in enumerate(nodes)]
+        nodes = [() if row in dead else own for row, own in zip(row_of, nodes, strict=True)]
     if drawing is Drawing.GREEDY:
-        return _most_likely(probs, [len(own) for own in nodes])
+        return _most_likely(probs, row_of, [len(own) for own in nodes])
+    if len(row_of) > len(probs):
+        probs = probs[row_of]
     if drawing is Drawing.SAMPLED and native.takes(probs) and randomness.by_key_alone:
         keys = [(prefix.request.seed, len(prefix.request)) for prefix in prefixes]
         tokens, rows = native.draw_siblings(probs, keys, nodes, replacement)
@@ -106,13 +117,16 @@ def draw_siblings(
     ]
 
 
-def _most_likely(probs: Tensor, counts: Sequence[int]) -> list[Children]:
-    """The most probable tokens of each row, the most probable first, as many as are possible."""
-    values, ids = probs.topk(min(max(counts, default=0), probs.shape[-1]), dim=-1)
+def _most_likely(probs: Tensor, row_of: Sequence[int], counts: Sequence[int]) -> list[Children]:
+    """The most probable tokens of each node's row, the most probable first, as many as are possible."""
+    most = min(max(counts, default=0), probs.shape[-1])
+    # The top of many is found far faster than the order of a few.
+    values, ids = probs.max(-1, keepdim=True) if most == 1 else probs.topk(most, dim=-1)
+    tokens, shares = ids.tolist(), values.tolist()
     children = []
-    for count, tokens, shares in zip(counts, ids.tolist(), values.tolist(), strict=True):
-        possible = [share for share in shares[:count] if share > 0]
-        children.append(Children(tokens[: len(possible)], possible))
+    for row, count in zip(row_of, counts, strict=True):
+        possible = [share for share in shares[row][:count] if share > 0]
+        children.append(Children(tokens[row][: len(possible)], possible))
     return children
 
 

@@ -19,7 +19,7 @@ class PublishedModule(nn.Module):
     """Layers of Llama's kind over parameters by published name.
 
     Args:
-        shape: of the layers.
+        shape: theirs.
         shapes: of the parameters, by name; norms begin as ones, biases as zeros, matrices at random.
         frozen: parameters that are not trained, by name.
     """

@@ -1,0 +1,280 @@
+"""Training EAGLE heads: the module over whole texts, unrolled as it will draft, and what it minimizes.
+
+EAGLE-3 trains what it will do (training-time test, arXiv 2503.01840): the first step reads the target's
+states, each step after it what the step before made, with the text's own tokens. Keys of the first step
+stand for the text, those of later steps for the draft since, so that a step sees what it will see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from forerun.errors import ConfigError
+from forerun.heads.eagle3 import Eagle3Config
+from forerun.training.acceptance import AcceptanceTable
+from forerun.training.conversations import ConversationBatch
+from forerun.training.loop import Part
+from forerun.training.losses import CHUNK, rejection_loss
+from forerun.training.published import PublishedModule
+from forerun.training.target import Lesson, Teacher
+
+STEPS = 5
+# Tokens by which a batch's acceptance is estimated before its loss is computed.
+_SAMPLED = 512
+
+
+class Eagle3Module(PublishedModule):
+    """A head as it is trained.
+
+    Args:
+        config: of the head; one layer, not `regression`.
+        lm_head: the rows of the target's output head that are drafted from, [Vd, hidden_size]: where the
+            head's own begins.
+        trains_output: whether those are trained too, which takes about twice the time.
+
+    Raises:
+        ConfigError: for a config that is read and not trained.
+    """
+
+    def __init__(
+        self, config: Eagle3Config, lm_head: Tensor, *, trains_output: bool = False
+    ) -> None:
+        refuse_untrained(config)
+        shapes = {name: shape for name, shape in config.shapes().items() if name != "d2t"}
+        super().__init__(config.layers, shapes, {"lm_head.weight": lm_head})
+        self.config = config
+        self.get_parameter("lm_head.weight").requires_grad_(trains_output)
+
+    def forward(self, states: Tensor, embeddings: Tensor, anchors: Tensor, steps: int) -> Tensor:
+        """What the output head reads, step after step, where drafts begin.
+
+        Args:
+            states: of the target, [B, S, W].
+            embeddings: of the text's tokens, [B, S, hidden_size].
+            anchors: tokens with whose states drafts begin, [B, A], each below S - 1; step k predicts the
+                token at anchor + 2 + k.
+            steps: tokens of a draft.
+
+        Returns:
+            [B, A, steps, hidden_size].
+        """
+        fused = self._fused(states)[:, :-1]
+        context, _ = self._inputs(embeddings[:, 1:], fused)
+        slots = torch.arange(context.shape[1], device=anchors.device)
+        keys, values = self.heads(context, "kv", slots[None])
+        unseen = slots > anchors[:, :, None]
+        hidden, last = _at(fused, anchors), embeddings.shape[1] - 1
+        drafted: list[tuple[Tensor, Tensor]] = []
+        outputs = []
+        for step in range(steps):
+            positions = anchors + step
+            following = _at(embeddings, (positions + 1).clamp(max=last))
+            joined, residual = self._inputs(following, hidden)
+            query, key, value = self.heads(joined, "qkv", positions)
+            # The first step's own keys are those of the text.
+            drafted += [(key, value)] if step else []
+            mixed = _attend(query, keys, values, unseen, drafted)
+            hidden = self.rest(residual, mixed)
+            outputs.append(self.normed(hidden, "norm"))
+            hidden = outputs[-1] if self.config.norm_output else hidden
+        return torch.stack(outputs, dim=2)
+
+    def published(self, token_ids: Tensor | None) -> dict[str, Tensor]:
+        """The tensors of the head by published name, with those that say which tokens are drafted."""
+        tensors = super().published(token_ids)
+        if token_ids is not None:
+            tensors["t2d"] = torch.zeros(self.config.layers.vocab_size, dtype=torch.bool)
+            tensors["t2d"][token_ids] = True
+        return tensors
+
+    def _fused(self, states: Tensor) -> Tensor:
+        """What the head reads of the target's states [B, S, W], [B, S, hidden_size]."""
+        if self.config.norm_before_fc:
+            states = self.normed(states, "input_norm")
+        if self.config.fc_norm:
+            parts = torch.split(states, self.config.target_hidden_size, dim=-1)
+            normed = [self.normed(part, f"fc_norm.{at}") for at, part in enumerate(parts)]
+            states = torch.cat(normed, dim=-1)
+        return self.linear(states, "fc")
+
+    def _inputs(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the attention reads, and what is added to."""
+        own = self.normed(hidden, "layers.0.hidden_norm")
+        beside = self.normed(embeddings, "layers.0.input_layernorm")
+        residual = own if self.config.norm_before_residual else hidden
+        return torch.cat((beside, own), dim=-1), residual
+
+
+def refuse_untrained(config: Eagle3Config) -> None:
+    """Refuse a config of heads that are read and not trained.
+
+    Raises:
+        ConfigError: for more layers than one, a sliding window, or the older generations.
+    """
+    layers = config.layers
+    if config.regression or layers.num_layers != 1 or layers.windows != (None,):
+        raise ConfigError(
+            "EAGLE-3 heads of one layer without a sliding window are trained; others are read as they "
+            "were published."
+        )
+
+
+def begins(rows: Tensor, density: float, seed: int) -> tuple[Tensor, Tensor]:
+    """The tokens with whose states drafts begin, [B, A], padded, and which of them are there, bool [B, A].
+
+    Args:
+        rows: which of the target's rows predicts each token, [B, S]; -1 for those that it did not write.
+        density: share of the tokens that may be the first of a draft.
+        seed: of which those are.
+    """
+    # Two tokens before: the state of one, and the token after it, predict the next.
+    first = rows[:, 2:] >= 0
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + int(rows.max()))
+    if density < 1:
+        first = first & (torch.rand(first.shape, generator=generator) < density)
+    most = max(int(first.sum(-1).max()), 1)
+    order = first.int().argsort(dim=-1, descending=True, stable=True)[:, :most]
+    return order, first.gather(1, order)
+
+
+def there_for(rows: Tensor, anchors: Tensor, there: Tensor, steps: int) -> Tensor:
+    """Which tokens of drafts the target wrote, with all before them, bool [B, A, steps]."""
+    written = _rows_of(rows, anchors, steps) >= 0
+    return (written & there[..., None]).int().cumprod(-1).bool()
+
+
+def _rows_of(rows: Tensor, anchors: Tensor, steps: int) -> Tensor:
+    """The row of the target for each token of each draft, [B, A, steps]; -1 for none."""
+    padded = functional.pad(rows, (0, steps + 1), value=-1)
+    tokens = anchors[..., None] + 2 + torch.arange(steps)
+    return padded.gather(1, tokens.flatten(1)).view(tokens.shape)
+
+
+def _most_probable(states: Tensor, matrix: Tensor) -> Tensor:
+    """The most probable draft token after each state, [N]."""
+    parts = [(part @ matrix.T).argmax(-1) for part in torch.split(states, CHUNK)]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
+
+
+def _at(vectors: Tensor, tokens: Tensor) -> Tensor:
+    """The vectors [B, A, size] of tokens [B, A] among [B, S, size]."""
+    return vectors.gather(1, tokens[..., None].expand(-1, -1, vectors.shape[-1]))
+
+
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    unseen: Tensor,
+    drafted: list[tuple[Tensor, Tensor]],
+) -> Tensor:
+    """Attention [B, A, heads * d] of drafts over the text before them and their own tokens so far.
+
+    Args:
+        query: [B, heads, A, d].
+        keys, values: of the text, [B, kv_heads, S, d].
+        unseen: the text's tokens that a draft does not see, [B, A, S].
+        drafted: keys and values of the drafts' own tokens, each [B, kv_heads, A, d].
+    """
+    batch, heads, count, size = query.shape
+    shared = keys.shape[1]
+    # The heads that share keys: [B, kv_heads, groups, A, d].
+    query = query.reshape(batch, shared, heads // shared, count, size) * size**-0.5
+    scores = query.flatten(2, 3) @ keys.transpose(-1, -2)
+    scores = scores.view(*query.shape[:4], -1)
+    scores = scores.masked_fill(unseen[:, None, None], -torch.inf)
+    own = [(query * key[:, :, None]).sum(-1, keepdim=True) for key, _ in drafted]
+    weights = torch.cat([scores, *own], dim=-1).softmax(-1, dtype=torch.float32).to(query.dtype)
+    width = keys.shape[2]
+    mixed = weights[..., :width].flatten(2, 3) @ values
+    mixed = mixed.view(query.shape)
+    for place, (_, value) in enumerate(drafted, width):
+        mixed = mixed + weights[..., place : place + 1] * value[:, :, None]
+    return mixed.reshape(batch, heads, count, size).transpose(1, 2).flatten(2)
+
+
+class Eagle3Objective:
+    """What a head learns from conversations: its drafts after every token, against the target's rows.
+
+    Args:
+        module: the head.
+        teacher: the target, over the draft's vocabulary, with the states that the head reads.
+        steps: tokens of a draft.
+        decay: of the weight of a token by its place in the draft.
+        density: share of the answers' tokens after which drafts begin.
+        seed: of which those are.
+    """
+
+    def __init__(
+        self,
+        module: Eagle3Module,
+        teacher: Teacher,
+        *,
+        steps: int = STEPS,
+        decay: float = 0.8,
+        density: float = 0.35,
+        seed: int = 0,
+    ) -> None:
+        self.module, self.teacher, self.steps, self.decay = module, teacher, steps, decay
+        self.layers = module.config.layers_of(teacher.model)
+        self._density, self._seed = density, seed
+
+    def __call__(self, batch: ConversationBatch) -> Part:
+        """The loss of a batch: rejections, smoothed by KL the more the less is accepted (λ = exp(-3 α), as
+        in speculators' lk_hybrid), with the acceptance α of the batch itself."""
+        lesson = self.teacher.show(batch)
+        anchors, there = begins(lesson.rows, self._density, self._seed)
+        states, which, places = self._drafts(lesson, anchors, there)
+        weights = self.decay ** places.float()
+        matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
+        with torch.no_grad():
+            few = slice(None, None, max(1, len(which) // _SAMPLED))
+            _, accepted = rejection_loss(
+                [(states[few], matrix)], lesson.probs, which[few], weights[few], 0.0
+            )
+        share = math.exp(-3 * float(accepted.mean())) if len(which) else 1.0
+        total, _ = rejection_loss([(states, matrix)], lesson.probs, which, weights, share)
+        return Part(total, float(weights.sum()), batch.tokens)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[ConversationBatch]) -> AcceptanceTable:
+        """Acceptance on conversations that are held out, by category; greedy where they were."""
+        table = AcceptanceTable()
+        for batch in batches:
+            lesson = self.teacher.show(batch, best=True)
+            assert lesson.best is not None
+            anchors, there = begins(lesson.rows, 1.0, self._seed)
+            states, which, _ = self._drafts(lesson, anchors, there)
+            matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
+            weights = torch.ones(len(which))
+            _, accepted = rejection_loss([(states, matrix)], lesson.probs, which, weights, 0.0)
+            same = _most_probable(states, matrix) == lesson.best[which]
+            whole = there_for(lesson.rows, anchors, there, self.steps)
+            chains = torch.zeros(2, *whole.shape)
+            chains[:, whole] = torch.stack((accepted, same.float()))
+            for row, conversation in enumerate(batch.conversations):
+                greedy = int(conversation.temperature == 0)
+                full = whole[row].all(-1)
+                table.add(
+                    f"{conversation.category}, T={conversation.temperature:g}",
+                    chains[greedy, row][full],
+                )
+        return table
+
+    def _drafts(
+        self, lesson: Lesson, anchors: Tensor, there: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the output head reads for every drafted token that the target has a row for, [N, hidden],
+        which row that is, and its place in the draft, both [N]."""
+        token_ids = lesson.batch.token_ids
+        embeddings = self.teacher.model.embed(token_ids)
+        with torch.autocast(embeddings.device.type, torch.bfloat16):
+            outputs = self.module(lesson.features(self.layers), embeddings, anchors, self.steps)
+        valid = there_for(lesson.rows, anchors, there, self.steps)
+        places = torch.arange(self.steps).expand(valid.shape)[valid]
+        return outputs[valid].bfloat16(), _rows_of(lesson.rows, anchors, self.steps)[valid], places
