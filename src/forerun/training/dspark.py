@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -13,14 +12,12 @@ from forerun.heads.dspark import DSparkConfig
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
 from forerun.training.loop import Part
-from forerun.training.losses import CHUNK, rejection_loss
+from forerun.training.losses import CHUNK, kl_share, rejection_loss
 from forerun.training.published import PublishedModule
 from forerun.training.target import Lesson, Teacher
 
 # Of the confidence head's loss, beside that of the tokens.
 _CONFIDENCE_SHARE = 0.1
-# How slowly the acceptance that shares out KL and rejections follows the batches.
-_MEMORY = 0.95
 
 
 class DSparkModule(PublishedModule):
@@ -104,22 +101,17 @@ class DSparkObjective:
     ) -> None:
         self.module, self.teacher = module, teacher
         self._rows, self._density, self._decay, self._seed = output_rows, density, decay, seed
-        self._accepted = 0.0
 
     def __call__(self, batch: ConversationBatch) -> Part:
-        """The loss of a batch: rejections, smoothed by KL the more the less is accepted (a share of
-        exp(-3 α), as in speculators' lk_hybrid)."""
+        """The loss of a batch: rejections, smoothed by KL the more the less is accepted, and that of the
+        confidence head."""
         lesson = self.teacher.show(batch)
         blocks = _Blocks.drawn(lesson, self.module.config, self._density, self._seed)
         states, before = self._run(lesson, blocks)
         weights = torch.exp(-blocks.places / self._decay)
         factors = self._factors(states, before)
-        total, accepted = rejection_loss(
-            factors, lesson.probs, blocks.rows, weights, math.exp(-3 * self._accepted)
-        )
-        if len(accepted):
-            mean = float(accepted.mean())
-            self._accepted = _MEMORY * self._accepted + (1 - _MEMORY) * mean
+        share = kl_share(factors, lesson.probs, blocks.rows)
+        total, accepted = rejection_loss(factors, lesson.probs, blocks.rows, weights, share)
         confidence = self.module.confidence(states, before)
         if confidence is not None:
             wanted = accepted.clamp(0, 1)

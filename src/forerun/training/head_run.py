@@ -124,7 +124,7 @@ class HeadRun:
         if earlier is not None:
             _take_weights(self.head, earlier)
         self._best, self._stale, self._due = 0.0, 0, 0.0
-        self._seen = (0.0, 0)
+        self._seen, self._rate = (0.0, 0), 0.0
 
     def run(self) -> Report:
         """Train until the budget is spent or nothing gets better; write the best head.
@@ -170,7 +170,8 @@ class HeadRun:
         """Validate, and write the head where it is the best so far."""
         table, progress = self._validate(), trainer.progress
         seconds, tokens = self._seen
-        rate = (progress.tokens - tokens) / max(progress.seconds - seconds, 1e-9)
+        if progress.tokens > tokens:
+            self._rate = (progress.tokens - tokens) / max(progress.seconds - seconds, 1e-9)
         self._seen = (progress.seconds, progress.tokens)
         report = self.report
         report.curve.append((progress.seconds / 60, progress.tokens, table.mean_length))
@@ -184,7 +185,7 @@ class HeadRun:
         (self.out / WORK / "curve.json").write_text(json.dumps(self._remembered()), "utf-8")
         trainer.save()
         if self._on_validated is not None:
-            self._on_validated(report, trainer.last_loss, rate)
+            self._on_validated(report, trainer.last_loss, self._rate)
 
     def write(self) -> None:
         """Write the head's directory: config, weights, what forerun adds, and the card.

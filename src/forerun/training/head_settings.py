@@ -78,5 +78,36 @@ class DSparkSettings:
     )
 
 
-HEAD_SETTINGS: dict[str, type[Any]] = {"dspark": DSparkSettings}
+@options
+class Eagle3Settings:
+    """How an EAGLE-3 head is unrolled."""
+
+    steps: int = Field(default=5, ge=1, le=64, description="Tokens of a draft that are unrolled.")
+    density: float = Field(
+        default=0.35,
+        gt=0.0,
+        le=1.0,
+        description="Share of the answers' tokens at which drafts begin.",
+    )
+
+
+@options
+class MedusaSettings:
+    """The shape of Medusa's heads."""
+
+    heads: int = Field(default=4, ge=1, le=64, description="Tokens of a draft at most, one a head.")
+    layers: int = Field(default=1, ge=1, le=64, description="Residual blocks of each head.")
+    density: float = Field(
+        default=0.5,
+        gt=0.0,
+        le=1.0,
+        description="Share of the answers' tokens at which drafts begin.",
+    )
+
+
+HEAD_SETTINGS: dict[str, type[Any]] = {
+    "dspark": DSparkSettings,
+    "eagle3": Eagle3Settings,
+    "medusa": MedusaSettings,
+}
 """The settings of each kind of head."""

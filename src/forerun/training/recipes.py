@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from forerun.contracts import CausalLM
 from forerun.errors import TrainingError
 from forerun.heads.dspark import DSparkConfig
+from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
+from forerun.heads.medusa import MedusaConfig
 from forerun.heads.output import borrowed_rows
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
 from forerun.training.dspark import DSparkModule, DSparkObjective
-from forerun.training.head_settings import DSparkSettings
+from forerun.training.eagle3 import Eagle3Module, Eagle3Objective
+from forerun.training.head_settings import DSparkSettings, Eagle3Settings, MedusaSettings
 from forerun.training.loop import Part
+from forerun.training.medusa import MedusaModule, MedusaObjective
 from forerun.training.target import Teacher
 
 
@@ -95,6 +99,48 @@ def dspark(
     return Untrained(module, objective, config, lambda: module.published(given))
 
 
+def eagle3(
+    target: CausalLM, ids: Tensor, own: Eagle3Settings, rope: Mapping[str, Any]
+) -> Untrained:
+    """An EAGLE-3 head in the layout that all engines load: one layer, no flags."""
+    config = {
+        **_layers(target, rope),
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": len(ids),
+    }
+    layers = default_layers(target.num_layers)
+    if not 0 <= min(layers) <= max(layers) <= target.num_layers:
+        # A target of few layers: what there is.
+        config[LAYER_IDS] = [0, target.num_layers // 2, target.num_layers]
+    read = Eagle3Config.read(config, "the config of a new head")
+    module = Eagle3Module(read, output_rows(target, ids))
+    teacher = Teacher(target, read.layers_of(target), ids)
+    objective = Eagle3Objective(module, teacher, steps=own.steps, density=own.density)
+    given = None if len(ids) == target.vocab_size else ids
+    return Untrained(module, objective, config, lambda: module.published(given))
+
+
+def medusa(
+    target: CausalLM,
+    ids: Tensor,
+    own: MedusaSettings,
+    rope: Mapping[str, Any],  # noqa: ARG001
+) -> Untrained:
+    """Medusa's heads in vLLM's layout; they end in the target's output head."""
+    read = MedusaConfig(target.hidden_size, target.vocab_size, own.heads, own.layers, len(ids))
+    module = MedusaModule(read)
+    teacher = Teacher(target, (target.num_layers,), ids)
+    objective = MedusaObjective(module, teacher, output_rows(target, ids), density=own.density)
+
+    def tensors() -> dict[str, Tensor]:
+        offsets = {} if len(ids) == target.vocab_size else {"d2t": ids - torch.arange(len(ids))}
+        return {**module.state_dict(), **offsets}
+
+    return Untrained(module, objective, read.published(), tensors)
+
+
 def output_rows(target: CausalLM, ids: Tensor) -> Tensor:
     """Rows of the target's output head, [Vd, hidden_size].
 
@@ -155,5 +201,5 @@ def draft_ids(counts: Tensor, size: int, always: Iterable[int]) -> Tensor:
     return ranked.topk(min(size, len(counts))).indices.sort().values
 
 
-RECIPES: dict[str, Recipe] = {"dspark": dspark}
+RECIPES: dict[str, Recipe] = {"dspark": dspark, "eagle3": eagle3, "medusa": medusa}
 """How each kind of head is made, by the method that drafts with it."""
