@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ class Children:
 
     Args:
         token_ids: as many as were asked for, or as the row has.
-        probs: of deterministic ones, how probable the drafter finds each.
+        probs: of deterministic ones, how probable the drafter finds each, where that was asked for.
         rows: of drawn ones, what each was drawn from, [n, V].
     """
 
@@ -64,6 +65,7 @@ def draw_siblings(
     *,
     replacement: bool = False,
     vocabulary: DraftVocabulary | None = None,
+    ranked: bool = True,
 ) -> list[Children]:
     """The children of several nodes: drawn in order, or the most probable.
 
@@ -79,6 +81,7 @@ def draw_siblings(
         nodes: for each, the nodes that its children become, which key their draws.
         randomness: the engine's.
         replacement: whether a drawn child may repeat its siblings' tokens. Others never do.
+        ranked: whether the probabilities of the most probable ones are wanted; they cost a pass.
         vocabulary: what the columns of the logits stand for, where not for all of the target's tokens.
     """
     if vocabulary is not None:
@@ -87,9 +90,19 @@ def draw_siblings(
             logits = vocabulary.widen(logits, -torch.inf)
         else:
             children = draw_siblings(
-                logits, prefixes, drawing, nodes, randomness, replacement=replacement
+                logits,
+                prefixes,
+                drawing,
+                nodes,
+                randomness,
+                replacement=replacement,
+                ranked=ranked,
             )
             return [vocabulary.in_target(few) for few in children]
+    if drawing is Drawing.GREEDY and not ranked:
+        tops = _tops(logits, prefixes, nodes)
+        if tops is not None:
+            return [Children([token]) for token in tops]
     probs, dead = warp_for_drafts(logits, prefixes, ranking=drawing is Drawing.GREEDY)
     if dead:
         nodes = [() if row in dead else own for row, own in enumerate(nodes)]
@@ -104,6 +117,20 @@ def draw_siblings(
         _one_by_one(probs[row : row + 1], prefix, drawing, own, randomness, replacement)
         for row, (prefix, own) in enumerate(zip(prefixes, nodes, strict=True))
     ]
+
+
+def _tops(
+    logits: Tensor, prefixes: Sequence[Prefix], nodes: Sequence[Sequence[int]]
+) -> list[int] | None:
+    """The most probable token of each row, where one is wanted of each and the logits alone say which."""
+    plain = not any(prefix.params.adjusts for prefix in prefixes)
+    if not plain or not native.takes(logits) or any(len(own) != 1 for own in nodes):
+        return None
+    tokens = native.top(logits)
+    # What is wrong with a row is said where it is made a distribution.
+    numbers = not math.isnan(logits.sum())
+    possible = all(math.isfinite(logits[row, token]) for row, token in enumerate(tokens))
+    return tokens if numbers and possible else None
 
 
 def _most_likely(probs: Tensor, counts: Sequence[int]) -> list[Children]:
