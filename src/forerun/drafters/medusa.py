@@ -100,8 +100,8 @@ class MedusaDrafter(BaseDrafter):
 
         growing = dict(enumerate(growths))
         for level in range(logits.shape[1]):
-            places = [index for index, growth in growing.items() for _ in growth.frontier]
-            grow(list(growing.values()), logits[places, level], randomness, self.module.vocabulary)
+            own = logits[list(growing), level]
+            grow(list(growing.values()), own, randomness, self.module.vocabulary, shared=True)
             growing = {index: growth for index, growth in growing.items() if growth.frontier}
             if not growing:
                 return

@@ -87,6 +87,9 @@ def _wrapper_rules(head: PublishedHead) -> Iterator[Finding]:
     if not isinstance(head.config.get("transformer_layer_config"), dict):
         problem = "the config has no transformer_layer_config"
         yield error(EVERY, "speculators_format", problem, "write the config of the layers there")
+    if "embed_tokens.weight" not in head.weights:
+        problem = "there is no embed_tokens.weight, and speculators 0.9 may read uninitialized memory for it"
+        yield note(EVERY, "embed_tokens", problem, "save the target's embedding with the head")
     outer = head.nested("speculators_config")
     verifier: Any = outer.get("verifier")
     if not isinstance(verifier, dict) or not isinstance(outer.get("proposal_methods"), list):

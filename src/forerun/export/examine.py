@@ -76,9 +76,16 @@ class Pair:
         return self.checkpoint.load(self.checkpoint.run_config(placement))
 
     def verifier(self, model: CausalLM, name: str | None) -> Verifier:
-        """The target as the format of speculators names it, by an id on the hub."""
-        names = getattr(self.checkpoint.config, "architectures", None) or ()
-        return Verifier(name, tuple(names), model)
+        """The target as exports name it.
+
+        Args:
+            name: its id on the hub; None for the one, or the directory, that it was loaded from.
+        """
+        location = self.checkpoint.location
+        if name is None and location.file is None:
+            name = location.hub_id or str(location.directory)
+        architectures = getattr(self.checkpoint.config, "architectures", None) or ()
+        return Verifier(name, tuple(architectures), model)
 
 
 def target_named(record: Any) -> str | None:

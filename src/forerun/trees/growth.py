@@ -211,6 +211,8 @@ def grow(
     logits: Tensor,
     randomness: Randomness,
     vocabulary: DraftVocabulary | None = None,
+    *,
+    shared: bool = False,
 ) -> None:
     """Give every tree its next level.
 
@@ -219,13 +221,16 @@ def grow(
         logits: after each node of their frontiers, [N, V], tree after tree.
         randomness: the engine's.
         vocabulary: of the drafter, where it is not the target's.
+        shared: whether the logits are one row a tree, for all of its frontier.
     """
-    drawings = [growth.drawing for growth in growths for _ in growth.frontier]
+    counts = [1 if shared else len(growth.frontier) for growth in growths]
+    drawings = [growth.drawing for growth, n in zip(growths, counts, strict=True) for _ in range(n)]
     for drawing in dict.fromkeys(drawings):
         some = [growth for growth in growths if growth.drawing is drawing]
         chosen = logits
         if len(some) < len(growths):
             chosen = logits[[row for row, other in enumerate(drawings) if other is drawing]]
+        row_of = [row for row, growth in enumerate(some) for _ in growth.frontier]
         prefixes = [prefix for growth in some for prefix in growth.prefixes()]
         nodes = [wanted for growth in some for wanted in growth.wanted()]
         drawn = draw_siblings(
@@ -236,6 +241,7 @@ def grow(
             randomness,
             vocabulary=vocabulary,
             ranked=any(growth.ranks for growth in some),
+            row_of=row_of if shared else None,
         )
         children = iter(drawn)
         for growth in some:
