@@ -90,7 +90,7 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
             f"no {settled.head} head is known for {target}; name the directory of one as the draft model."
         )
     if config.model is not None or not needs_model:
-        picked = config.method is None and not needs_model
+        picked = config.method is None and config.model is None
         note = f"no draft model is known for {target}: drafting by prompt lookup (ngram)"
         return Choice(settled, note if picked else None)
     known = KNOWN_DRAFTS.get(target.rstrip("/"))

@@ -22,7 +22,7 @@ from forerun.export.findings import (
 )
 from forerun.export.head import PublishedHead
 from forerun.export.readings import AUX, eagle3_reading
-from forerun.export.sizes import Shapes, Sizes, eagle3_shapes, ids, sizes_of
+from forerun.export.sizes import Shapes, Sizes, eagle3_shapes, ids, rope_of, sizes_of
 from forerun.export.target import Target
 
 ARCHITECTURES = {
@@ -43,6 +43,7 @@ def eagle3_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
     yield from format_rules(head, "Eagle3Speculator", ARCHITECTURES)
     try:
         sizes = sizes_of(head, target)
+        rope_of(head)
         yield from _layer_id_rules(head, sizes, target)
     except CheckpointError as failure:
         yield error(EVERY, "config", str(failure).removesuffix("."), "correct config.json")

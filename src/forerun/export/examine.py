@@ -10,10 +10,10 @@ import torch
 
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate, encode_text
-from forerun.errors import CheckpointError, ConfigError
+from forerun.errors import CheckpointError, ConfigError, UnsupportedModelError
 from forerun.export.check import check_head
 from forerun.export.export import without_copies
-from forerun.export.findings import EVERY, Finding, Severity, defects, note
+from forerun.export.findings import EVERY, Finding, Severity, defects, error, note
 from forerun.export.head import MEDUSA, PublishedHead, read_head
 from forerun.export.profiles import Verifier
 from forerun.export.replay import TOKENS, Replay, go_on, layers_read, observe, replay
@@ -123,8 +123,12 @@ def examine(pair: Pair, engines: Sequence[str], model: CausalLM | None) -> Exami
     text = observe(model, go_on(model, first_tokens(pair.checkpoint)), sorted(layers))
     try:
         replays = replay(head, target, text, engines, findings)
-    except CheckpointError as problem:
-        return Examination(head, target, findings, (), str(problem).removesuffix("."))
+    except UnsupportedModelError as reason:
+        return Examination(head, target, findings, (), str(reason).removesuffix("."))
+    except CheckpointError as failure:
+        problem = str(failure).removesuffix(".")
+        found = error(EVERY, "sizes", problem, "correct config.json")
+        return Examination(head, target, [found, *findings], (), problem)
     return Examination(head, target, findings, replays)
 
 

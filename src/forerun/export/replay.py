@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.core import Batch
-from forerun.errors import CheckpointError
+from forerun.errors import CheckpointError, UnsupportedModelError, shown
 from forerun.export.differences import because, differing
 from forerun.export.dspark_forward import dspark_forward
 from forerun.export.eagle3_forward import eagle3_forward
@@ -22,9 +22,10 @@ from forerun.export.findings import EVERY, TITLES, VERSIONS, Finding, Severity
 from forerun.export.forwards import Drafted, Text, rotation_of
 from forerun.export.head import PublishedHead
 from forerun.export.readings import DSparkReading, Eagle3Reading, Reading, reading_of
-from forerun.export.sizes import rope_of, sizes_of, whole
+from forerun.export.sizes import MOST_BLOCK, rope_of, sizes_of, whole
 from forerun.export.target import Target
-from forerun.models.architecture import ROPE_TYPES, read_architecture
+from forerun.models.architecture import ACTIVATIONS, ROPE_TYPES, read_architecture
+from forerun.models.config import one_line
 from forerun.models.rope import frequencies
 
 TOKENS = 64
@@ -102,7 +103,8 @@ def draft(head: PublishedHead, target: Target, reading: Reading, text: Text) -> 
     """What a head drafts for a text under a reading.
 
     Raises:
-        CheckpointError: for a rotary embedding that forerun does not compute.
+        UnsupportedModelError: for a rotary embedding or an activation that is not computed here.
+        CheckpointError: for sizes that contradict each other.
     """
     sizes = sizes_of(head, target)
     weights = {
@@ -111,6 +113,11 @@ def draft(head: PublishedHead, target: Target, reading: Reading, text: Text) -> 
     }
     rotation = _rotation(head, target, reading.theta)
     if isinstance(reading, Eagle3Reading):
+        if reading.activation not in ACTIVATIONS:
+            raise UnsupportedModelError(
+                f"hidden_act {shown(reading.activation)} is not computed here; known: "
+                f"{', '.join(ACTIVATIONS)}."
+            )
         return eagle3_forward(weights, sizes, reading, text, rotation)
     inner = head.nested("dflash_config").get("mask_token_id")
     mask = head.config.get("mask_token_id", inner)
@@ -122,7 +129,7 @@ def draft(head: PublishedHead, target: Target, reading: Reading, text: Text) -> 
         text,
         rotation,
         mask_token_id=int(mask or 0),
-        block_size=whole(head.config, "block_size"),
+        block_size=whole(head.config, "block_size", most=MOST_BLOCK),
         anchors=anchors,
     )
 
@@ -147,7 +154,8 @@ def replay(
         findings: of the lint: an engine that does not load the head is not run.
 
     Raises:
-        CheckpointError: for a head that cannot be run as it was trained.
+        UnsupportedModelError: for a head that cannot be run here.
+        CheckpointError: for sizes that contradict each other.
     """
     trained = reading_of(head, target)
 
@@ -253,16 +261,22 @@ def _rotation(
 
     sizes, rope = sizes_of(head, target), rope_of(head)
     if rope["rope_type"] not in ROPE_TYPES:
-        raise CheckpointError(
-            f"the rotary embedding of {head.name} is {rope['rope_type']}, which is not computed here; "
+        raise UnsupportedModelError(
+            f"the rotary embedding of {head.name} is {shown(rope['rope_type'])}, which is not computed here; "
             f"known: {', '.join(ROPE_TYPES)}."
         )
-    config = LlamaConfig(
-        hidden_size=sizes.hidden_size,
-        num_attention_heads=sizes.num_heads,
-        num_key_value_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        max_position_embeddings=head.layers.get("max_position_embeddings") or target.max_context,
-        rope_parameters={**rope, "rope_theta": theta},
-    )
-    return rotation_of(*frequencies(read_architecture(config)))
+    try:
+        config = LlamaConfig(
+            hidden_size=sizes.hidden_size,
+            num_attention_heads=sizes.num_heads,
+            num_key_value_heads=sizes.num_kv_heads,
+            head_dim=sizes.head_dim,
+            max_position_embeddings=head.layers.get("max_position_embeddings")
+            or target.max_context,
+            rope_parameters={**rope, "rope_theta": theta},
+        )
+        return rotation_of(*frequencies(read_architecture(config)))
+    except (KeyError, TypeError, ValueError) as problem:
+        raise CheckpointError(
+            f"the rotary embedding of {head.name} is incomplete ({one_line(problem)})."
+        ) from problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ class Children:
 
     Args:
         token_ids: as many as were asked for, or as the row has.
-        probs: of deterministic ones, how probable the drafter finds each.
+        probs: of deterministic ones, how probable the drafter finds each, where that was asked for.
         rows: of drawn ones, what each was drawn from, [n, V].
     """
 
@@ -65,6 +66,7 @@ def draw_siblings(
     *,
     replacement: bool = False,
     vocabulary: DraftVocabulary | None = None,
+    ranked: bool = True,
     row_of: Sequence[int] | None = None,
 ) -> list[Children]:
     """The children of several nodes: drawn in order, or the most probable.
@@ -81,6 +83,7 @@ def draw_siblings(
         nodes: for each, the nodes that its children become, which key their draws.
         randomness: the engine's.
         replacement: whether a drawn child may repeat its siblings' tokens. Others never do.
+        ranked: whether the probabilities of the most probable ones are wanted; they cost a pass.
         vocabulary: what the columns of the logits stand for, where not for all of the target's tokens.
         row_of: the row of the logits after each node, where nodes of one request share rows; each row
             has a node.
@@ -91,12 +94,29 @@ def draw_siblings(
         if own_rows:
             logits = vocabulary.widen(logits, -torch.inf)
         else:
-            few = partial(draw_siblings, replacement=replacement, row_of=row_of)
+            few = partial(draw_siblings, replacement=replacement, ranked=ranked, row_of=row_of)
             children = few(logits, prefixes, drawing, nodes, randomness)
             return [vocabulary.in_target(each) for each in children]
+    if drawing is Drawing.GREEDY and not (ranked or own_rows) and row_of is None:
+        tops = _tops(logits, nodes)
+        if tops is not None:
+            return [Children([token]) for token in tops]
     if row_of is None or own_rows:
         logits = logits if row_of is None else logits[row_of]
         row_of = range(len(logits))
+    return _drawn(logits, prefixes, drawing, nodes, randomness, replacement, row_of)
+
+
+def _drawn(
+    logits: Tensor,
+    prefixes: Sequence[Prefix],
+    drawing: Drawing,
+    nodes: Sequence[Sequence[int]],
+    randomness: Randomness,
+    replacement: bool,
+    row_of: Sequence[int],
+) -> list[Children]:
+    """The children of nodes whose rows of logits are `row_of`."""
     firsts = dict(zip(reversed(row_of), reversed(prefixes), strict=True))
     warped = [firsts[row] for row in range(len(logits))]
     probs, dead = warp_for_drafts(logits, warped, ranking=drawing is Drawing.GREEDY)
@@ -115,6 +135,17 @@ def draw_siblings(
         _one_by_one(probs[row : row + 1], prefix, drawing, own, randomness, replacement)
         for row, (prefix, own) in enumerate(zip(prefixes, nodes, strict=True))
     ]
+
+
+def _tops(logits: Tensor, nodes: Sequence[Sequence[int]]) -> list[int] | None:
+    """The most probable token of each row, where one is wanted of each and the logits alone say which."""
+    if not native.takes(logits) or any(len(own) != 1 for own in nodes):
+        return None
+    tokens = native.top(logits)
+    # What is wrong with a row is said where it is made a distribution.
+    numbers = not math.isnan(logits.sum())
+    possible = all(math.isfinite(logits[row, token]) for row, token in enumerate(tokens))
+    return tokens if numbers and possible else None
 
 
 def _most_likely(probs: Tensor, row_of: Sequence[int], counts: Sequence[int]) -> list[Children]:

@@ -240,7 +240,7 @@ class Eagle3Objective:
         for batch in batches:
             lesson = self.teacher.show(batch, best=True)
             assert lesson.best is not None
-            anchors, there = begins(lesson.rows, 1.0, self._seed)
+            anchors, there = begins(lesson.rows, self._density, self._seed)
             states, which, _ = self._drafts(lesson, anchors, there)
             matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
             weights = torch.ones(len(which))

@@ -33,6 +33,9 @@ class Growth(ABC):
         drawing: how its tokens are picked.
     """
 
+    ranks: bool
+    """Whether it wants to know how probable its tokens are."""
+
     def __init__(self, request: Request, drawing: Drawing) -> None:
         self.request, self.drawing = request, drawing
         self.token_ids: list[int] = []
@@ -87,6 +90,8 @@ class ShapeGrowth(Growth):
     The random number of a node is that of its index in the shape.
     """
 
+    ranks = False
+
     def __init__(self, request: Request, drawing: Drawing, shape: Tree) -> None:
         super().__init__(request, drawing)
         self._shape = shape
@@ -130,6 +135,8 @@ class BestFirstGrowth(Growth):
         num_nodes: of the tree at most.
         num_tokens: along any path at most.
     """
+
+    ranks = True
 
     def __init__(self, request: Request, num_nodes: int, num_tokens: int) -> None:
         super().__init__(request, Drawing.GREEDY)
@@ -233,6 +240,7 @@ def grow(
             nodes,
             randomness,
             vocabulary=vocabulary,
+            ranked=any(growth.ranks for growth in some),
             row_of=row_of if shared else None,
         )
         children = iter(drawn)
