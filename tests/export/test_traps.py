@@ -303,7 +303,9 @@ EAGLE3: dict[str, tuple[Make, str, Bites]] = {
     "size-that-is-text": (lambda: eagle3_head(vocab_size="many"), "config", {ALL: ERROR}),
     "other-template": (
         lambda: head_of(
-            dict(eagle3_head().config), eagle3_head().tensors, {"template_hash": "other"}
+            dict(eagle3_head().config),
+            eagle3_head().tensors,
+            {"target": {"chat_template": "other"}},
         ),
         "chat_template",
         {ALL: NOTE},

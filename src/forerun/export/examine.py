@@ -120,7 +120,9 @@ def examine(pair: Pair, engines: Sequence[str], model: CausalLM | None) -> Exami
     if beyond:
         told = f"the target has no hidden layer {beyond[0]}"
         return Examination(head, target, findings, (), told)
-    text = observe(model, go_on(model, first_tokens(pair.checkpoint)), sorted(layers))
+    prompt = first_tokens(pair.checkpoint)[-(target.max_context // 2) :]
+    length = min(len(prompt) + TOKENS, target.max_context)
+    text = observe(model, go_on(model, prompt, length), sorted(layers), len(prompt))
     try:
         replays = replay(head, target, text, engines, findings)
     except UnsupportedModelError as reason:

@@ -43,7 +43,7 @@ class Replay:
     Attributes:
         agreement: share of drafts that stay the same; None where it was not run.
         difference: of logits at most; None where they are not of the same tokens.
-        hits: share of drafts that are the target's own most likely token.
+        hits: share of drafts behind the prompt that are the target's own most likely token.
         trained_hits: the same as trained.
         verdict: a sentence.
     """
@@ -62,8 +62,10 @@ class Replay:
         return self.loads and self.agreement is not None and self.agreement >= _SAME_DRAFTS
 
 
-def observe(model: CausalLM, token_ids: Sequence[int], layers: Sequence[int]) -> Text:
-    """A text and the target's hidden layers, in one forward."""
+def observe(
+    model: CausalLM, token_ids: Sequence[int], layers: Sequence[int], start: int = 0
+) -> Text:
+    """A text, whose own tokens begin at `start`, and the target's hidden layers, in one forward."""
     cache = model.new_cache(1, len(token_ids))
     wanted = tuple(sorted(set(layers)))
     batch = Batch.after(cache, [0], [list(token_ids)], hidden_layers=wanted)
@@ -83,10 +85,11 @@ def observe(model: CausalLM, token_ids: Sequence[int], layers: Sequence[int]) ->
         logits=output.logits[0].float().cpu(),
         embed=embed,
         lm_head=lm_head,
+        start=start,
     )
 
 
-def go_on(model: CausalLM, token_ids: Sequence[int], length: int = TOKENS) -> list[int]:
+def go_on(model: CausalLM, token_ids: Sequence[int], length: int) -> list[int]:
     """A text of `length` tokens: the first of `token_ids`, and what the target finds most likely."""
     text = list(token_ids[: length - 1])
     cache = model.new_cache(1, length)
@@ -251,7 +254,8 @@ def _by_place(drafted: Drafted) -> dict[tuple[int, int], int]:
 
 def _hits(drafted: Drafted, text: Text) -> float:
     own = text.logits.argmax(-1)[drafted.follows]
-    return (own == drafted.tokens).float().mean().item()
+    counted = drafted.follows >= min(text.start, len(text) - 2)
+    return (own == drafted.tokens)[counted].float().mean().item()
 
 
 def _rotation(
