@@ -113,7 +113,7 @@ def published(made: Made, layout: str) -> tuple[dict[str, Any], dict[str, Tensor
 
     Of these only DeepSpec's predicts at the anchor unless it says otherwise.
     """
-    layers = {
+    layers: dict[str, Any] = {
         "model_type": "qwen3",
         "hidden_size": made.hidden,
         "intermediate_size": made.inner,
@@ -137,7 +137,7 @@ def published(made: Made, layout: str) -> tuple[dict[str, Any], dict[str, Tensor
         "confidence_head_with_markov": made.confidence == "markov",
     }
     reduced = {"draft_vocab_size": made.draft_vocab} if made.draft_vocab < made.vocab else {}
-    own = {"block_size": made.block, **reduced}
+    own: dict[str, Any] = {"block_size": made.block, **reduced}
     if layout == "dflash":
         nested = {"mask_token_id": made.mask, "target_layer_ids": outputs}
         nested |= {"causal": True} if made.causal else {}
