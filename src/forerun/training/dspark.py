@@ -39,7 +39,7 @@ class DSparkModule(PublishedModule):
                     self.get_parameter(name).zero_()
 
     def forward(self, states: Tensor, blocks: Tensor, anchors: Tensor) -> Tensor:
-        """Hidden states of the positions that predict, normed, [B, A, block_size, hidden_size].
+        """Hidden states of the positions that predict, normed, [B, A, draft_tokens, hidden_size].
 
         Args:
             states: of the target, [B, S, W].
@@ -59,7 +59,7 @@ class DSparkModule(PublishedModule):
             mixed = _attend(query, text, (key, value), unseen, causal=self.config.causal)
             hidden = self.rest(hidden, mixed, layer)
         hidden = self.normed(hidden, "norm").view(rows, count, size, -1)
-        return hidden[:, :, size - self.config.block_size :]
+        return hidden[:, :, size - self.config.draft_tokens :]
 
     def before(self, token_ids: Tensor) -> Tensor | None:
         """What the bigram term reads of the tokens before, [..., markov_rank]; None without such a term."""
@@ -147,7 +147,7 @@ class DSparkObjective:
         """The states [N, hidden_size] of the positions that predict tokens of the answers, and what the
         bigram term reads before each."""
         config, token_ids = self.module.config, lesson.batch.token_ids
-        size = (*blocks.anchors.shape, config.block_tokens)
+        size = (*blocks.anchors.shape, config.block_size)
         filled = torch.full(size, config.mask_token_id)
         filled[..., 0] = token_ids.gather(1, blocks.anchors)
         embeddings = self.teacher.model.embed(filled.flatten(1)).view(*size, -1)
@@ -172,7 +172,7 @@ class _Blocks:
         rows: which of the target's rows predicts each token of a batch, [B, S]; -1 for none.
         anchors: the tokens that blocks begin with, [B, A].
         drawn: which of these are there, bool [B, A]; the rest is padding.
-        size: tokens of a block.
+        size: tokens of a draft.
 
     Attributes:
         there: tokens that the target wrote, with all before them in the block, bool [B, A, size].
@@ -199,7 +199,7 @@ class _Blocks:
         counts = (first.sum(-1) * density).ceil().long()
         most = max(int(counts.max()), 1)
         there = torch.arange(most) < counts[:, None]
-        return cls(lesson.rows, order[:, :most], there, config.block_size)
+        return cls(lesson.rows, order[:, :most], there, config.draft_tokens)
 
     def before(self, token_ids: Tensor) -> Tensor:
         """The token before each of those that are there, [N]."""
