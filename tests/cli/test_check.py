@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -125,3 +126,23 @@ def test_an_export_that_would_draft_otherwise(cli: Cli, target: str, tmp_path: P
     assert not Path(out).exists()
     assert cli.run(*command, "--for", "vllm,sglang", "--json").exit_code == 0
     assert "Exported as eagle3" in (Path(out) / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_key_value_heads": 3}, "the config implies"),
+        ({"rope_parameters": ["linear"]}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 50.0}}, "rope"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers"),
+        ({"rope_theta": "much"}, "rope_theta"),
+        ({"hidden_act": 5}, "hidden_act"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_a_config_that_is_nonsense(
+    cli: Cli, target: str, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    result = cli.run("check", saved(tmp_path / "head", **changes), "--model", target)
+    assert result.exit_code == 1
+    assert words in result.stdout

@@ -155,7 +155,9 @@ def test_files_that_are_no_text_or_no_tree_are_refused(cli: Cli, tmp_path: Any) 
 
 def test_the_method_follows_from_the_head(cli: Cli, tmp_path: Path) -> None:
     head = str(HEADS["eagle3"](tmp_path))
-    content = content_of(alone(cli, "--draft-model", head, *GREEDY, "--json"))
+    result = alone(cli, "--draft-model", head, *GREEDY, "--json")
+    content = content_of(result)
+    assert "prompt lookup" not in result.stderr
     assert (content["method"], content["draft_model"]) == ("eagle3", head)
 
 

@@ -233,10 +233,12 @@ def test_what_fails_is_forgotten_above_the_shared_layers(
     target = LayeredToyModel(VOCAB)
     drafter, cache = drafter_with(target, skip, [[1, 2, 3]])
 
-    def failing(logits: Tensor, prefixes: Any, drawing: Drawing, nodes: Any, *others: Any) -> Any:
+    def failing(
+        logits: Tensor, prefixes: Any, drawing: Drawing, nodes: Any, *others: Any, **more: Any
+    ) -> Any:
         if nodes == [[2]]:
             raise BrokenError
-        return draw_siblings(logits, prefixes, drawing, nodes, *others)
+        return draw_siblings(logits, prefixes, drawing, nodes, *others, **more)
 
     monkeypatch.setattr("forerun.trees.growth.draw_siblings", failing)
     with pytest.raises(BrokenError):

@@ -3,6 +3,7 @@ chains and trees, however they are drawn, in ragged batches and through rollback
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.contracts import CausalLM
+from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Exactness, Plan, Request
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.engine.config import SpeculativeConfig
@@ -25,6 +26,7 @@ from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.testing import ToyModel
 from forerun.trees.growth import grow, start
+from forerun.trees.search import best_shape
 from tests.helpers.kernel_models import needs_kernels
 from tests.helpers.medusa_heads import VARIANTS, Made, Reference, write
 from tests.helpers.tiny_models import tiny_config, tiny_model
@@ -148,6 +150,26 @@ def test_drafts_are_as_long_as_there_are_heads(tmp_path: Path) -> None:
     engine.watch_rounds(lambda _, draft, __: lengths.append(len(draft)))
     engine.generate([PROMPTS[0]], GREEDY)
     assert max(lengths) == 2
+
+
+def test_drawn_trees_have_the_best_shape_for_the_measured_acceptance(tmp_path: Path) -> None:
+    on, table = target("torch", "fp64"), [[0.5, 0.3, 0.1], [0.9, 0.01, 0.0], [0.02, 0.01, 0.0]]
+    folder = write(tmp_path, Made(heads=3), "vllm")
+    (folder / "forerun.json").write_text(json.dumps({"acceptance_by_rank": table}))
+    options: dict[str, Any] = {"tree": "auto", "num_tree_nodes": 5, "num_speculative_tokens": 3}
+    setup = DrafterSetup(on, 1, 64, {}, lambda: on, head=HeadFiles.open(folder))
+    engine = Engine(
+        on,
+        MedusaDrafter.build(setup),
+        SpeculativeConfig(monitor=False, **options),
+        max_batch_size=1,
+    )
+    drafts: list[Draft] = []
+    engine.watch_rounds(lambda _, draft, __: drafts.append(draft))
+    engine.generate([PROMPTS[0]], SamplingParams(max_tokens=12))
+    # Nothing below the second level, where hardly anything is accepted.
+    assert drafts[0].tree.parents == best_shape(table, 5, 3).shape.parents == (-1, -1, -1, 0, 1)
+    assert drafts[0].probs is not None
 
 
 @needs_kernels

@@ -143,12 +143,16 @@ def test_a_reduced_dspark_head_covers_the_whole_vocabulary(verifier: Verifier, t
     assert torch.allclose(after.logits[:, chosen], before.logits, atol=1e-4)
 
 
-def test_speculators_without_an_id_bring_the_embedding(model: CausalLM, text: Text) -> None:
-    verifier = Verifier(None, (), model)
+def test_speculators_need_a_name_for_the_target(model: CausalLM) -> None:
+    with pytest.raises(ConfigError, match="--verifier"):
+        export_head(eagle3_head(), TARGET, "speculators", Verifier(None, (), model))
+
+
+def test_the_format_of_speculators_holds_the_embedding(verifier: Verifier, text: Text) -> None:
     result = export_head(eagle3_head(), TARGET, "speculators", verifier)
     embedding = result.tensors["embed_tokens.weight"]
     assert torch.equal(embedding[text.token_ids], text.embed(text.token_ids))
-    assert result.config["speculators_config"]["verifier"]["name_or_path"] is None
+    assert result.config["speculators_config"]["verifier"]["name_or_path"] == "owner/tiny"
 
 
 UNFAITHFUL: dict[str, tuple[Make, str, str]] = {
@@ -198,7 +202,7 @@ def test_the_engines_that_need_not_load_it_do_not_count(verifier: Verifier) -> N
 def test_copies_of_the_targets_matrices_are_left_out(model: CausalLM, verifier: Verifier) -> None:
     ids = torch.arange(VOCAB)
     copies = {
-        "embed_tokens__weight": verifier.embedding(),
+        "embed_tokens__weight": model.embed(ids[None])[0],
         "lm_head__weight": verifier.lm_head(ids),
     }
     head, names = without_copies(with_tensors(dspark_head(), **copies), model)

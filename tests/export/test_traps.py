@@ -107,6 +107,7 @@ EAGLE3: dict[str, tuple[Make, str, Bites]] = {
         {(L, *ALL): WRONG, (S,): WRONG},
     ),
     "wrapped": (wrapped_eagle3_head, "speculators_format", {(S,): ERROR}),
+    "wrapped-without-embedding": (wrapped_eagle3_head, "embed_tokens", {ALL: NOTE}),
     "wrapped-without-verifier": (
         lambda: wrapped_eagle3_head(speculators_config={}),
         "speculators_format",
@@ -302,7 +303,9 @@ EAGLE3: dict[str, tuple[Make, str, Bites]] = {
     "size-that-is-text": (lambda: eagle3_head(vocab_size="many"), "config", {ALL: ERROR}),
     "other-template": (
         lambda: head_of(
-            dict(eagle3_head().config), eagle3_head().tensors, {"template_hash": "other"}
+            dict(eagle3_head().config),
+            eagle3_head().tensors,
+            {"target": {"chat_template": "other"}},
         ),
         "chat_template",
         {ALL: NOTE},
@@ -451,38 +454,42 @@ DSPARK: dict[str, tuple[Make, str, Bites]] = {
 }
 
 MEDUSA: dict[str, tuple[Make, str, Bites]] = {
-    "heads-missing": (lambda: medusa_heads(medusa_num_heads=3), "missing_tensor", {ALL: ERROR}),
-    "head-too-many": (lambda: medusa_heads(medusa_num_heads=1), "unused_tensor", {ALL: NOTE}),
-    "number-missing": (lambda: medusa_heads(medusa_num_layers=...), "config", {ALL: ERROR}),
-    "no-base-model": (
-        lambda: medusa_heads(base_model_name_or_path=...),
-        "base_model",
-        {ALL: NOTE},
-    ),
+    "heads-missing": (lambda: medusa_heads(num_heads=3), "missing_tensor", {ALL: ERROR}),
+    "head-too-many": (lambda: medusa_heads(num_heads=1), "unused_tensor", {ALL: ERROR}),
+    "number-missing": (lambda: medusa_heads(num_heads=...), "config", {ALL: ERROR}),
+    "no-engine-but-vllm": (medusa_heads, "method", {(S, L): ERROR}),
+    "medusa's-own-layout": (published.original_medusa_heads, "layout", {(V,): ERROR}),
     "one-layer-twice": (
         lambda: tensors(
-            medusa_heads(), **{"0__1__linear__weight": medusa_heads().tensors["0.0.linear.weight"]}
+            medusa_heads(),
+            blocks__0__layers__1__weight=medusa_heads().tensors["blocks.0.layers.0.weight"],
         ),
         "aliased_layers",
-        {ALL: WRONG},
+        {ALL: NOTE},
     ),
     "another-vocabulary": (
-        lambda: tensors(medusa_heads(), **{"0__2__weight": torch.ones(VOCAB + 1, HIDDEN)}),
+        lambda: tensors(medusa_heads(), lm_heads__1__weight=torch.ones(VOCAB + 1, HIDDEN)),
         "shape",
         {ALL: ERROR},
     ),
+    "another-target": (lambda: medusa_heads(vocab_size=VOCAB + 1), "vocab_size", {ALL: ERROR}),
 }
 TRAPS = {
     f"{kind}-{name}": trap
     for kind, table in (("eagle3", EAGLE3), ("dspark", DSPARK), ("medusa", MEDUSA))
     for name, trap in table.items()
 }
-GOOD: list[Make] = [eagle3_head, dspark_head, medusa_heads]
+GOOD: list[Make] = [eagle3_head, dspark_head]
 
 
 @pytest.mark.parametrize("make", GOOD)
 def test_a_portable_head_is_clean(make: Make) -> None:
     assert check_head(make(), TARGET) == []
+
+
+def test_medusas_heads_are_clean_for_vllm() -> None:
+    assert check_head(medusa_heads(), TARGET, (V,)) == []
+    assert check_head(published.original_medusa_heads(), TARGET, ()) == []
 
 
 @pytest.mark.parametrize("name", TRAPS)
@@ -500,7 +507,7 @@ def test_a_planted_trap_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     "change", [{"hidden_size": 32}, {"vocab_size": 70}], ids=lambda change: next(iter(change))
 )
-@pytest.mark.parametrize("make", GOOD[:2])
+@pytest.mark.parametrize("make", GOOD)
 def test_a_head_for_another_target_is_refused(make: Make, change: dict[str, int]) -> None:
     found = check_head(make(), replace(TARGET, **change))  # type: ignore[arg-type]
     assert (next(iter(change)), ERROR) in {(finding.trap, finding.severity) for finding in found}

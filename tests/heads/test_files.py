@@ -149,3 +149,18 @@ def test_heads_of_the_hub_are_not_guessed() -> None:
     assert kind_at("someone/LLaMA-EAGLE3") is None
     with pytest.raises(ForerunError):
         HeadFiles.open("no such\nname")
+
+
+@pytest.mark.parametrize("table", [3, [], [[]], [[0.5], [0.1, 0.2]], [[1.5]], [["a"]], [[0.5], 3]])
+def test_acceptance_is_a_table_of_probabilities(tmp_path: Path, table: Any) -> None:
+    write_head(
+        tmp_path, CONFIG, TENSORS, {"forerun.json": json.dumps({"acceptance_by_rank": table})}
+    )
+    with pytest.raises(CheckpointError, match="acceptance_by_rank of"):
+        _ = HeadFiles.open(tmp_path).acceptance_by_rank
+    write_head(
+        tmp_path, CONFIG, TENSORS, {"forerun.json": '{"acceptance_by_rank": [[0.5, 0], [0.2, 0]]}'}
+    )
+    assert HeadFiles.open(tmp_path).acceptance_by_rank == ((0.5, 0.0), (0.2, 0.0))
+    write_head(tmp_path, CONFIG, TENSORS, {"forerun.json": "{}"})
+    assert HeadFiles.open(tmp_path).acceptance_by_rank is None

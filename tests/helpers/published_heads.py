@@ -73,10 +73,15 @@ DSPARK_CONFIG: dict[str, Any] = {
 
 MEDUSA_CONFIG: dict[str, Any] = {
     "architectures": ["MedusaModel"],
-    "medusa_num_heads": 2,
-    "medusa_num_layers": 2,
-    "base_model_name_or_path": "tiny",
+    "model_type": "medusa",
+    "hidden_size": HIDDEN,
+    "vocab_size": VOCAB,
+    "num_heads": 2,
+    "num_hidden_layers": 2,
+    "medusa_fc_bias": True,
+    "original_lm_head": False,
 }
+"""vLLM's layout of Medusa."""
 
 
 def layer_shapes(index: int, columns: int, prefix: str = "layers.") -> dict[str, tuple[int, ...]]:
@@ -118,11 +123,9 @@ DSPARK_SHAPES: dict[str, tuple[int, ...]] = {
     "confidence_head.proj.bias": (1,),
 }
 MEDUSA_SHAPES: dict[str, tuple[int, ...]] = {
-    **{
-        f"{head}.{layer}.linear.weight": (HIDDEN, HIDDEN) for head in range(2) for layer in range(2)
-    },
-    **{f"{head}.{layer}.linear.bias": (HIDDEN,) for head in range(2) for layer in range(2)},
-    **{f"{head}.2.weight": (VOCAB, HIDDEN) for head in range(2)},
+    **{f"blocks.{i}.layers.{n}.weight": (HIDDEN, HIDDEN) for i in range(2) for n in range(2)},
+    **{f"blocks.{i}.layers.{n}.bias": (HIDDEN,) for i in range(2) for n in range(2)},
+    **{f"lm_heads.{i}.weight": (VOCAB, HIDDEN) for i in range(2)},
 }
 
 
@@ -165,6 +168,18 @@ def reduced_dspark_head() -> PublishedHead:
 def medusa_heads(**changes: Any) -> PublishedHead:
     """Medusa's heads."""
     return head_of({**MEDUSA_CONFIG, **changes}, random_tensors(MEDUSA_SHAPES))
+
+
+def original_medusa_heads() -> PublishedHead:
+    """The same as Medusa's own code writes them."""
+    config = {"medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "tiny"}
+    names = {f"blocks.{i}.layers.{n}": f"{i}.{n}.linear" for i in range(2) for n in range(2)}
+    names |= {f"lm_heads.{i}": f"{i}.2" for i in range(2)}
+    tensors = {}
+    for name, tensor in medusa_heads().tensors.items():
+        stem, _, part = name.rpartition(".")
+        tensors[f"{names[stem]}.{part}"] = tensor
+    return head_of(config, tensors)
 
 
 def wrapped_eagle3_head(**changes: Any) -> PublishedHead:

@@ -89,7 +89,7 @@ command = Command(
             "Layout",
             type=Name(),
             metavar="ID",
-            help="The target's id on the hub, for speculators; left out, the embedding is written too.",
+            help="The target's id on the hub, which speculators names; left out, where it was loaded from.",
         ),
         *target_options(),
         engines_option(None, "The engines that must load it; all of the layout's."),

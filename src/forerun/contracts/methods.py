@@ -65,6 +65,9 @@ class Drafter(Protocol):
     """Whether it grows the trees that plans ask for."""
     reads_predictions: bool
     """Whether it drafts from the predictions that requests bring; see `forerun.core.Hints`."""
+    acceptance: tuple[tuple[float, ...], ...] | None
+    """How probable it is that the child of each rank of a node that is reached is accepted, by depth and
+    rank, where it was measured: the shapes of automatic trees that are drawn follow it."""
     shared_layers: int
     """How many of the target's first layers it runs itself; see `Draft.hidden`."""
     hidden_layers: tuple[int, ...]

@@ -26,6 +26,7 @@ class BaseDrafter(ABC):
     needs_draft_model = False
     head: str | None = None
     reads_predictions = False
+    acceptance: tuple[tuple[float, ...], ...] | None = None
     shared_layers: int = 0
     hidden_layers: tuple[int, ...] = ()
     vocab_size: int | None = None

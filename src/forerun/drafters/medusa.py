@@ -22,15 +22,16 @@ class MedusaDrafter(BaseDrafter):
     """Drafts chains and trees with Medusa's heads (Cai et al., arXiv 2401.10774).
 
     All nodes of a level have the same row, whatever was drafted before them. Medusa's own tree is one
-    shape for every text; here the most probable nodes make the tree of greedy text, and a shape that is
-    given, or that of drawn trees, is followed. It drafts nothing for a request until it has seen the
-    state of the newest token that the target has run.
+    shape for every text, the best for the measured acceptance of each head's ranks: so are drawn trees
+    here, while the most probable nodes of each text make greedy ones. It drafts nothing for a request
+    until it has seen the state of the newest token that the target has run.
 
     Args:
         head: on what the target runs on.
         rows: requests at once.
         layers: of the target.
         vocab_size: of the target.
+        acceptance: by head and rank, as it was measured when they were trained.
     """
 
     name = "medusa"
@@ -38,11 +39,18 @@ class MedusaDrafter(BaseDrafter):
     drawings = frozenset(Drawing)
     takes_trees = True
 
-    def __init__(self, head: MedusaHead, rows: int, layers: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        head: MedusaHead,
+        rows: int,
+        layers: int,
+        vocab_size: int,
+        acceptance: tuple[tuple[float, ...], ...] | None = None,
+    ) -> None:
         from forerun.heads.features import Features
 
         self.module, self.rows, self.vocab_size = head, rows, vocab_size
-        self.hidden_layers = (layers,)
+        self.hidden_layers, self.acceptance = (layers,), acceptance
         self._features = Features(self.hidden_layers, rows)
 
     @classmethod
@@ -52,7 +60,8 @@ class MedusaDrafter(BaseDrafter):
         assert setup.head is not None, "the engine opens the head"
         target = setup.target
         head = MedusaHead.open(target, setup.head)
-        return cls(head, setup.rows, target.num_layers, target.vocab_size)
+        acceptance = setup.head.acceptance_by_rank
+        return cls(head, setup.rows, target.num_layers, target.vocab_size, acceptance)
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
@@ -100,8 +109,8 @@ class MedusaDrafter(BaseDrafter):
 
         growing = dict(enumerate(growths))
         for level in range(logits.shape[1]):
-            places = [index for index, growth in growing.items() for _ in growth.frontier]
-            grow(list(growing.values()), logits[places, level], randomness, self.module.vocabulary)
+            own = logits[list(growing), level]
+            grow(list(growing.values()), own, randomness, self.module.vocabulary, shared=True)
             growing = {index: growth for index, growth in growing.items() if growth.frontier}
             if not growing:
                 return

@@ -149,7 +149,8 @@ def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
             plans.append(_SHORT)
             continue
         drawing = _drawing(parts, parts.drafter, running.request)
-        plans.append(plan_tree(parts.tree, parts.config.num_tree_nodes, most, drawing))
+        nodes, acceptance = parts.config.num_tree_nodes, parts.drafter.acceptance
+        plans.append(plan_tree(parts.tree, nodes, most, drawing, acceptance))
     return plans
 
 

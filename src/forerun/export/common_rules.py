@@ -162,7 +162,8 @@ def target_rules(head: PublishedHead, sizes: Sizes, target: Target) -> Iterator[
     if sizes.draft_vocab_size > sizes.vocab_size:
         problem = f"draft_vocab_size {sizes.draft_vocab_size} exceeds vocab_size {sizes.vocab_size}"
         yield error(EVERY, "draft_vocab_size", problem, "write the rows of lm_head.weight")
-    trained_for = head.record.get("template_hash")
+    recorded = head.record.get("target")
+    trained_for = recorded.get("chat_template") if isinstance(recorded, Mapping) else None
     if trained_for and target.template_hash and trained_for != target.template_hash:
         problem = "the head was trained with another chat template than the target now has"
         yield note(EVERY, "chat_template", problem, "measure it, and train again if it drafts less")

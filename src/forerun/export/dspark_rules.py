@@ -21,7 +21,17 @@ from forerun.export.findings import (
     wrong,
 )
 from forerun.export.head import PublishedHead
-from forerun.export.sizes import Shapes, Sizes, dspark_shapes, ids, named_layers, sizes_of, whole
+from forerun.export.sizes import (
+    MOST_BLOCK,
+    Shapes,
+    Sizes,
+    dspark_shapes,
+    ids,
+    named_layers,
+    rope_of,
+    sizes_of,
+    whole,
+)
 from forerun.export.target import Target
 
 ARCHITECTURES = {
@@ -37,10 +47,11 @@ def dspark_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
     yield from format_rules(head, "DSparkSpeculator", ARCHITECTURES)
     try:
         sizes, rank = sizes_of(head, target), _rank(head)
+        rope_of(head)
         yield from _layer_id_rules(head, target)
         if named_layers(head) is None:
             return
-        whole(head.config, "block_size")
+        whole(head.config, "block_size", most=MOST_BLOCK)
     except CheckpointError as failure:
         yield error(EVERY, "config", str(failure).removesuffix("."), "correct config.json")
         return

@@ -22,7 +22,7 @@ from forerun.export.findings import (
 )
 from forerun.export.head import PublishedHead
 from forerun.export.readings import AUX, eagle3_reading
-from forerun.export.sizes import Shapes, Sizes, eagle3_shapes, ids, sizes_of
+from forerun.export.sizes import Shapes, Sizes, eagle3_shapes, ids, rope_of, sizes_of
 from forerun.export.target import Target
 
 ARCHITECTURES = {
@@ -43,6 +43,7 @@ def eagle3_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
     yield from format_rules(head, "Eagle3Speculator", ARCHITECTURES)
     try:
         sizes = sizes_of(head, target)
+        rope_of(head)
         yield from _layer_id_rules(head, sizes, target)
     except CheckpointError as failure:
         yield error(EVERY, "config", str(failure).removesuffix("."), "correct config.json")
@@ -87,6 +88,9 @@ def _wrapper_rules(head: PublishedHead) -> Iterator[Finding]:
     if not isinstance(head.config.get("transformer_layer_config"), dict):
         problem = "the config has no transformer_layer_config"
         yield error(EVERY, "speculators_format", problem, "write the config of the layers there")
+    if "embed_tokens.weight" not in head.weights:
+        problem = "there is no embed_tokens.weight, and speculators 0.9 may read uninitialized memory for it"
+        yield note(EVERY, "embed_tokens", problem, "save the target's embedding with the head")
     outer = head.nested("speculators_config")
     verifier: Any = outer.get("verifier")
     if not isinstance(verifier, dict) or not isinstance(outer.get("proposal_methods"), list):

@@ -10,10 +10,10 @@ import torch
 
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate, encode_text
-from forerun.errors import CheckpointError, ConfigError
+from forerun.errors import CheckpointError, ConfigError, UnsupportedModelError
 from forerun.export.check import check_head
 from forerun.export.export import without_copies
-from forerun.export.findings import EVERY, Finding, Severity, defects, note
+from forerun.export.findings import EVERY, Finding, Severity, defects, error, note
 from forerun.export.head import MEDUSA, PublishedHead, read_head
 from forerun.export.profiles import Verifier
 from forerun.export.replay import TOKENS, Replay, go_on, layers_read, observe, replay
@@ -76,9 +76,16 @@ class Pair:
         return self.checkpoint.load(self.checkpoint.run_config(placement))
 
     def verifier(self, model: CausalLM, name: str | None) -> Verifier:
-        """The target as the format of speculators names it, by an id on the hub."""
-        names = getattr(self.checkpoint.config, "architectures", None) or ()
-        return Verifier(name, tuple(names), model)
+        """The target as exports name it.
+
+        Args:
+            name: its id on the hub; None for the one, or the directory, that it was loaded from.
+        """
+        location = self.checkpoint.location
+        if name is None and location.file is None:
+            name = location.hub_id or str(location.directory)
+        architectures = getattr(self.checkpoint.config, "architectures", None) or ()
+        return Verifier(name, tuple(architectures), model)
 
 
 def target_named(record: Any) -> str | None:
@@ -113,11 +120,17 @@ def examine(pair: Pair, engines: Sequence[str], model: CausalLM | None) -> Exami
     if beyond:
         told = f"the target has no hidden layer {beyond[0]}"
         return Examination(head, target, findings, (), told)
-    text = observe(model, go_on(model, first_tokens(pair.checkpoint)), sorted(layers))
+    prompt = first_tokens(pair.checkpoint)[-(target.max_context // 2) :]
+    length = min(len(prompt) + TOKENS, target.max_context)
+    text = observe(model, go_on(model, prompt, length), sorted(layers), len(prompt))
     try:
         replays = replay(head, target, text, engines, findings)
-    except CheckpointError as problem:
-        return Examination(head, target, findings, (), str(problem).removesuffix("."))
+    except UnsupportedModelError as reason:
+        return Examination(head, target, findings, (), str(reason).removesuffix("."))
+    except CheckpointError as failure:
+        problem = str(failure).removesuffix(".")
+        found = error(EVERY, "sizes", problem, "correct config.json")
+        return Examination(head, target, [found, *findings], (), problem)
     return Examination(head, target, findings, replays)
 
 

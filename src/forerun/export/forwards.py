@@ -30,6 +30,7 @@ class Text:
         logits: the target's [n, V].
         embed: the target's embedding of token ids [m]: [m, H].
         lm_head: the target's head on normed states [..., H].
+        start: of the target's own tokens, behind the prompt.
     """
 
     token_ids: Tensor
@@ -37,6 +38,7 @@ class Text:
     logits: Tensor
     embed: Callable[[Tensor], Tensor]
     lm_head: Callable[[Tensor], Tensor]
+    start: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids)

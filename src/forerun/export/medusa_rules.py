@@ -1,68 +1,88 @@
-"""What is wrong with Medusa's heads (arXiv 2401.10774), by their own layout; no engine's table is kept."""
+"""What is wrong with Medusa's heads (arXiv 2401.10774): vLLM loads them in its own layout, others do not."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import torch
 
-from forerun.errors import CheckpointError
+from forerun.errors import ForerunError
 from forerun.export.common_rules import value_rules
-from forerun.export.findings import EVERY, Finding, error, note, wrong
+from forerun.export.findings import (
+    EVERY,
+    LLAMA_CPP,
+    SGLANG,
+    TITLES,
+    VLLM,
+    Finding,
+    error,
+    note,
+)
 from forerun.export.head import PublishedHead
-from forerun.export.sizes import Shapes, whole
 from forerun.export.target import Target
-
-_LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+from forerun.heads.medusa import MedusaConfig, tensor_name
 
 
 def medusa_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
     """Everything that is wrong with Medusa's heads."""
+    for engine in (SGLANG, LLAMA_CPP):
+        problem = f"{TITLES[engine]} has no Medusa heads"
+        yield error(engine, "method", problem, "train EAGLE-3 or DSpark for it")
+    weights = {tensor_name(name): tensor for name, tensor in head.tensors.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     try:
-        heads = whole(head.config, "medusa_num_heads")
-        layers = whole(head.config, "medusa_num_layers")
-    except CheckpointError as failure:
+        config = MedusaConfig.read(head.config, shapes, target.vocab_size, head.name)
+    except ForerunError as failure:
         yield error(EVERY, "config", str(failure).removesuffix("."), "correct config.json")
         return
-    weights = {name.removeprefix("medusa_head."): tensor for name, tensor in head.weights.items()}
-    yield from _shape_rules(weights, heads, layers, target)
-    yield from _alias_rules(weights, heads, layers)
+    yield from _target_rules(config, target)
+    yield from _shape_rules(config, shapes)
+    yield from _layout_rules(head)
+    yield from _alias_rules(weights, config)
     yield from value_rules(head)
-    named = head.config.get("base_model_name_or_path")
-    if not named:
-        problem = "base_model_name_or_path is missing"
-        yield note(EVERY, "base_model", problem, "name the target")
 
 
-def _shape_rules(
-    weights: dict[str, torch.Tensor], heads: int, layers: int, target: Target
-) -> Iterator[Finding]:
-    hidden = target.hidden_size
-    required: Shapes = {}
-    for index in range(heads):
-        for layer in range(layers):
-            required[f"{index}.{layer}.linear.weight"] = (hidden, hidden)
-            required[f"{index}.{layer}.linear.bias"] = (hidden,)
-        required[f"{index}.{layers}.weight"] = (target.vocab_size, hidden)
-    for name, shape in required.items():
-        if name not in weights:
-            yield error(EVERY, "missing_tensor", f"{name} is missing", "save it with the heads")
-        elif tuple(weights[name].shape) != shape:
-            problem = f"{name} has the shape {list(weights[name].shape)}, the target asks for {list(shape)}"
-            yield error(EVERY, "shape", problem, "take heads of this target")
-    for name in sorted(weights.keys() - required.keys()):
-        problem = f"{name} belongs to none of {heads} heads of {layers} layers"
-        remedy = "correct medusa_num_heads or medusa_num_layers, or leave it out"
-        yield note(EVERY, "unused_tensor", problem, remedy)
+def _target_rules(config: MedusaConfig, target: Target) -> Iterator[Finding]:
+    for what in ("hidden_size", "vocab_size"):
+        ours, theirs = getattr(config, what), getattr(target, what)
+        if ours != theirs:
+            problem = (
+                f"the heads are for a target with {what} {ours}, but {target.name} has {theirs}"
+            )
+            yield error(EVERY, what, problem, "take heads of this target")
 
 
-def _alias_rules(weights: dict[str, torch.Tensor], heads: int, layers: int) -> Iterator[Finding]:
+def _shape_rules(config: MedusaConfig, shapes: dict[str, tuple[int, ...]]) -> Iterator[Finding]:
+    rows = config.vocab_size if (config.vocab_size, config.hidden_size) in shapes.values() else None
+    required, optional = config.shapes(rows), config.optional(rows)
+    for name, shape in {**required, **optional}.items():
+        if name in shapes and shapes[name] != shape:
+            problem = f"{name} has the shape {list(shapes[name])}, but {list(shape)} is asked for"
+            yield error(EVERY, "shape", problem, "correct the config, or save it again")
+    for name in sorted(required.keys() - shapes.keys()):
+        yield error(EVERY, "missing_tensor", f"{name} is missing", "save it with the heads")
+    for name in sorted(shapes.keys() - required.keys() - optional.keys()):
+        problem = (
+            f"{name} belongs to none of {config.num_heads} heads of {config.num_layers} layers"
+        )
+        remedy = "correct the numbers of heads and layers, or leave it out"
+        yield error(EVERY, "unused_tensor", problem, remedy)
+
+
+def _layout_rules(head: PublishedHead) -> Iterator[Finding]:
+    named = set(head.tensors) == {tensor_name(name) for name in head.tensors}
+    if not named or "MedusaModel" not in head.architectures:
+        problem = "the heads are not in vLLM's layout (MedusaModel, blocks.0.layers.0.weight)"
+        yield error(VLLM, "layout", problem, "rename the tensors and write its config")
+
+
+def _alias_rules(weights: dict[str, torch.Tensor], config: MedusaConfig) -> Iterator[Finding]:
     """`[ResBlock] * n` makes n layers of one: all that are stored are then the same."""
-    for index in range(heads):
-        blocks = [weights.get(f"{index}.{layer}.linear.weight") for layer in range(layers)]
-        stored = [block for block in blocks if block is not None]
+    for index, names in enumerate(config.block_names()):
+        stored = [weights[name] for name in names if name in weights]
         if len(stored) > 1 and all(torch.equal(stored[0], block) for block in stored[1:]):
-            problem = f"the {layers} layers of head {index} are one layer, stored {layers} times"
-            yield wrong(EVERY, "aliased_layers", problem, "train with layers of their own")
+            problem = f"the {len(stored)} layers of head {index} are one layer that runs as often"
+            yield note(
+                EVERY, "aliased_layers", problem, "train with layers of their own, or with one"
+            )
             return

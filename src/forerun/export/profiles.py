@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.errors import UnsupportedModelError
+from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.export.forwards import target_ids_of
 from forerun.export.head import DSPARK, EAGLE3, PublishedHead
 from forerun.export.readings import AUX, DSparkReading, Eagle3Reading, reading_of, window_of
 from forerun.export.sizes import Sizes, rope_of, sizes_of, whole
-from forerun.export.target import Target, borrowed_rows
+from forerun.export.target import Target
+from forerun.heads.output import borrowed_rows
 
 SPECULATORS = "speculators"
 SPECULATORS_VERSION = "0.9.0"
@@ -29,12 +30,12 @@ Parts = tuple[dict[str, Any], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Verifier:
-    """How the format of speculators names a target.
+    """A target, as exports name it and borrow from it.
 
     Args:
-        name: its id on the hub; None for one that is on no hub: the head then holds its embedding.
+        name: its id on the hub, or a directory; None for a file, which has neither.
         architectures: of its config.
-        model: lends its embedding and the rows of its output head.
+        model: lends its embedding and rows of its output head.
     """
 
     name: str | None
@@ -122,7 +123,16 @@ def dspark_profile(head: PublishedHead, target: Target, _: Verifier) -> Parts:
 
 
 def speculators_profile(head: PublishedHead, target: Target, verifier: Verifier) -> Parts:
-    """The format of speculators: config and tensors."""
+    """The format of speculators: config and tensors.
+
+    Raises:
+        ConfigError: for a target without a name that the library can load.
+    """
+    if verifier.name is None:
+        raise ConfigError(
+            f"the format of speculators names the target, and {target.name} is a file; give the id of "
+            "its checkpoint on the hub with --verifier."
+        )
     sizes, kind = sizes_of(head, target), head.kind
     reading = reading_of(head, target)
     if kind == EAGLE3:
@@ -140,7 +150,8 @@ def speculators_profile(head: PublishedHead, target: Target, verifier: Verifier)
         }
         steps, name, model_type = own["block_size"], "DSparkSpeculator", "qwen3"
     tensors = _with_vocabulary(head, reading.draft_ids, sizes, verifier)
-    if verifier.name is None and "embed_tokens.weight" not in tensors:
+    # The library says that it takes the target's where there is none, but reads what memory held.
+    if "embed_tokens.weight" not in tensors:
         tensors["embed_tokens.weight"] = verifier.embedding().to(tensors["fc.weight"].dtype)
     layers = _layers_config(head, sizes, model_type)
     if kind == DSPARK or reading.window is not None:

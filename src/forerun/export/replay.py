@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.core import Batch
-from forerun.errors import CheckpointError
+from forerun.errors import CheckpointError, UnsupportedModelError, shown
 from forerun.export.differences import because, differing
 from forerun.export.dspark_forward import dspark_forward
 from forerun.export.eagle3_forward import eagle3_forward
@@ -22,9 +22,10 @@ from forerun.export.findings import EVERY, TITLES, VERSIONS, Finding, Severity
 from forerun.export.forwards import Drafted, Text, rotation_of
 from forerun.export.head import PublishedHead
 from forerun.export.readings import DSparkReading, Eagle3Reading, Reading, reading_of
-from forerun.export.sizes import rope_of, sizes_of, whole
+from forerun.export.sizes import MOST_BLOCK, rope_of, sizes_of, whole
 from forerun.export.target import Target
-from forerun.models.architecture import ROPE_TYPES, read_architecture
+from forerun.models.architecture import ACTIVATIONS, ROPE_TYPES, read_architecture
+from forerun.models.config import one_line
 from forerun.models.rope import frequencies
 
 TOKENS = 64
@@ -42,7 +43,7 @@ class Replay:
     Attributes:
         agreement: share of drafts that stay the same; None where it was not run.
         difference: of logits at most; None where they are not of the same tokens.
-        hits: share of drafts that are the target's own most likely token.
+        hits: share of drafts behind the prompt that are the target's own most likely token.
         trained_hits: the same as trained.
         verdict: a sentence.
     """
@@ -61,8 +62,10 @@ class Replay:
         return self.loads and self.agreement is not None and self.agreement >= _SAME_DRAFTS
 
 
-def observe(model: CausalLM, token_ids: Sequence[int], layers: Sequence[int]) -> Text:
-    """A text and the target's hidden layers, in one forward."""
+def observe(
+    model: CausalLM, token_ids: Sequence[int], layers: Sequence[int], start: int = 0
+) -> Text:
+    """A text, whose own tokens begin at `start`, and the target's hidden layers, in one forward."""
     cache = model.new_cache(1, len(token_ids))
     wanted = tuple(sorted(set(layers)))
     batch = Batch.after(cache, [0], [list(token_ids)], hidden_layers=wanted)
@@ -82,10 +85,11 @@ def observe(model: CausalLM, token_ids: Sequence[int], layers: Sequence[int]) ->
         logits=output.logits[0].float().cpu(),
         embed=embed,
         lm_head=lm_head,
+        start=start,
     )
 
 
-def go_on(model: CausalLM, token_ids: Sequence[int], length: int = TOKENS) -> list[int]:
+def go_on(model: CausalLM, token_ids: Sequence[int], length: int) -> list[int]:
     """A text of `length` tokens: the first of `token_ids`, and what the target finds most likely."""
     text = list(token_ids[: length - 1])
     cache = model.new_cache(1, length)
@@ -102,7 +106,8 @@ def draft(head: PublishedHead, target: Target, reading: Reading, text: Text) -> 
     """What a head drafts for a text under a reading.
 
     Raises:
-        CheckpointError: for a rotary embedding that forerun does not compute.
+        UnsupportedModelError: for a rotary embedding or an activation that is not computed here.
+        CheckpointError: for sizes that contradict each other.
     """
     sizes = sizes_of(head, target)
     weights = {
@@ -111,6 +116,11 @@ def draft(head: PublishedHead, target: Target, reading: Reading, text: Text) -> 
     }
     rotation = _rotation(head, target, reading.theta)
     if isinstance(reading, Eagle3Reading):
+        if reading.activation not in ACTIVATIONS:
+            raise UnsupportedModelError(
+                f"hidden_act {shown(reading.activation)} is not computed here; known: "
+                f"{', '.join(ACTIVATIONS)}."
+            )
         return eagle3_forward(weights, sizes, reading, text, rotation)
     inner = head.nested("dflash_config").get("mask_token_id")
     mask = head.config.get("mask_token_id", inner)
@@ -122,7 +132,7 @@ def draft(head: PublishedHead, target: Target, reading: Reading, text: Text) -> 
         text,
         rotation,
         mask_token_id=int(mask or 0),
-        block_size=whole(head.config, "block_size"),
+        block_size=whole(head.config, "block_size", most=MOST_BLOCK),
         anchors=anchors,
     )
 
@@ -147,7 +157,8 @@ def replay(
         findings: of the lint: an engine that does not load the head is not run.
 
     Raises:
-        CheckpointError: for a head that cannot be run as it was trained.
+        UnsupportedModelError: for a head that cannot be run here.
+        CheckpointError: for sizes that contradict each other.
     """
     trained = reading_of(head, target)
 
@@ -243,7 +254,8 @@ def _by_place(drafted: Drafted) -> dict[tuple[int, int], int]:
 
 def _hits(drafted: Drafted, text: Text) -> float:
     own = text.logits.argmax(-1)[drafted.follows]
-    return (own == drafted.tokens).float().mean().item()
+    counted = drafted.follows >= min(text.start, len(text) - 2)
+    return (own == drafted.tokens)[counted].float().mean().item()
 
 
 def _rotation(
@@ -253,16 +265,22 @@ def _rotation(
 
     sizes, rope = sizes_of(head, target), rope_of(head)
     if rope["rope_type"] not in ROPE_TYPES:
-        raise CheckpointError(
-            f"the rotary embedding of {head.name} is {rope['rope_type']}, which is not computed here; "
+        raise UnsupportedModelError(
+            f"the rotary embedding of {head.name} is {shown(rope['rope_type'])}, which is not computed here; "
             f"known: {', '.join(ROPE_TYPES)}."
         )
-    config = LlamaConfig(
-        hidden_size=sizes.hidden_size,
-        num_attention_heads=sizes.num_heads,
-        num_key_value_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        max_position_embeddings=head.layers.get("max_position_embeddings") or target.max_context,
-        rope_parameters={**rope, "rope_theta": theta},
-    )
-    return rotation_of(*frequencies(read_architecture(config)))
+    try:
+        config = LlamaConfig(
+            hidden_size=sizes.hidden_size,
+            num_attention_heads=sizes.num_heads,
+            num_key_value_heads=sizes.num_kv_heads,
+            head_dim=sizes.head_dim,
+            max_position_embeddings=head.layers.get("max_position_embeddings")
+            or target.max_context,
+            rope_parameters={**rope, "rope_theta": theta},
+        )
+        return rotation_of(*frequencies(read_architecture(config)))
+    except (KeyError, TypeError, ValueError) as problem:
+        raise CheckpointError(
+            f"the rotary embedding of {head.name} is incomplete ({one_line(problem)})."
+        ) from problem

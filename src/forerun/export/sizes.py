@@ -14,6 +14,8 @@ from forerun.export.target import Target
 Shapes = dict[str, tuple[int, ...]]
 
 DEFAULT_THETA = 10000.0
+MOST_LAYERS = 256
+MOST_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ class Sizes:
     norm_eps: float
 
 
-def whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def whole(
+    config: Mapping[str, Any], key: str, default: int | None = None, *, most: int = 2**30
+) -> int:
     """An integer of at least 1 in a config.
 
     Raises:
@@ -49,9 +53,9 @@ def whole(config: Mapping[str, Any], key: str, default: int | None = None) -> in
     value = config.get(key)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if type(value) is not int or not 1 <= value <= most:
         raise CheckpointError(
-            f"config.json has {key} {shown(value)}; it must be an integer, 1 or more."
+            f"config.json has {key} {shown(value)}; it must be an integer from 1 to {most}."
         )
     return value
 
@@ -91,7 +95,7 @@ def sizes_of(head: PublishedHead, target: Target) -> Sizes:
         num_heads=heads,
         num_kv_heads=whole(layers, "num_key_value_heads", heads),
         head_dim=whole(layers, "head_dim", max(1, hidden // heads)),
-        num_layers=whole(layers, "num_hidden_layers"),
+        num_layers=whole(layers, "num_hidden_layers", most=MOST_LAYERS),
         vocab_size=vocab,
         draft_vocab_size=whole(head.config, "draft_vocab_size", vocab),
         num_features=len(named_layers(head) or target.default_layers),
@@ -119,13 +123,26 @@ def named_layers(head: PublishedHead) -> tuple[int, ...] | None:
 
 def rope_of(head: PublishedHead) -> dict[str, Any]:
     """The rotary embedding of a head, in the words of transformers 5: engines read
-    `rope_parameters` first, then `rope_theta` and `rope_scaling`."""
+    `rope_parameters` first, then `rope_theta` and `rope_scaling`.
+
+    Raises:
+        CheckpointError: for what describes none.
+    """
     layers = head.layers
-    newer, older = layers.get("rope_parameters"), layers.get("rope_scaling")
-    rope = dict(newer or older or {})
+    for key in ("rope_parameters", "rope_scaling"):
+        if layers.get(key) is not None and not isinstance(layers[key], Mapping):
+            raise CheckpointError(
+                f"config.json has {key} {shown(layers[key])}; it must be an object."
+            )
+    rope = dict(layers.get("rope_parameters") or layers.get("rope_scaling") or {})
     theta = layers.get("rope_theta")
     if rope.get("rope_theta") is None:
         rope["rope_theta"] = DEFAULT_THETA if theta is None else theta
+    theta = rope["rope_theta"]
+    if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < 1e30:
+        raise CheckpointError(
+            f"config.json has rope_theta {shown(theta)}; it must be a number above 0."
+        )
     rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
     return rope
 

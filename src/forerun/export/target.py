@@ -7,10 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import ForerunError
 from forerun.models import Checkpoint
@@ -68,14 +64,3 @@ def _template_hash(checkpoint: Checkpoint) -> str | None:
 def hash_of(template: str) -> str:
     """The hash by which forerun.json names a chat template."""
     return hashlib.sha256(template.encode("utf-8")).hexdigest()
-
-
-def borrowed_rows(target: CausalLM, ids: Tensor) -> Tensor | None:
-    """Rows [Vd, hidden_size] of a target's output head, read off by running unit vectors through it;
-    None where it does more than one product (as where logits are capped or have a bias)."""
-    unit = torch.eye(target.hidden_size, dtype=target.dtype, device=target.device)
-    logits = target.lm_head(unit[None])[0, :, ids.to(target.device)].float()
-    twice = target.lm_head(2 * unit[None, :1])[0, 0, ids.to(target.device)].float()
-    if not torch.allclose(twice, 2 * logits[0], rtol=1e-2, atol=1e-3):
-        return None
-    return logits.mT.contiguous()

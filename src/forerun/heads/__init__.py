@@ -41,7 +41,8 @@ class HeadKind:
             isinstance(name, str) and self.architectures.fullmatch(name) for name in names
         )
         spoken = config.get("speculators_model_type")
-        return bool(known or spoken in self.speculators or self.keys & config.keys())
+        named = isinstance(spoken, str) and spoken in self.speculators
+        return bool(known or named or self.keys & config.keys())
 
 
 HEADS = {

@@ -41,7 +41,7 @@ class DSparkConfig:
     Args:
         layers: the shape of its decoder layers; `vocab_size` is the target's.
         target_layers: the target's hidden layers that are fused, as `ForwardOutput.hidden` counts them.
-        block_size: tokens of a draft at most.
+        block_size: tokens of the block that runs: the newest one and masks.
         mask_token_id: what stands for the tokens of the block that are not known yet.
         markov_rank: of the bigram term; 0 for none.
         draft_vocab_size: tokens that can be drafted.
@@ -90,7 +90,7 @@ class DSparkConfig:
         return cls(
             shape,
             tuple(layer + offset for layer in _layer_ids(ids, where)),
-            _whole(values, "block_size", where, 1, 64),
+            _whole(values, "block_size", where, 2, 64),
             _whole(values, "mask_token_id", where, 0, shape.vocab_size - 1),
             rank,
             values.get("draft_vocab_size") or shape.vocab_size,
@@ -100,9 +100,9 @@ class DSparkConfig:
         )
 
     @property
-    def block_tokens(self) -> int:
-        """Tokens of the block that runs: the newest one and masks."""
-        return self.block_size + (0 if self.sample_from_anchor else 1)
+    def draft_tokens(self) -> int:
+        """Tokens of a draft at most: as many as positions that predict."""
+        return self.block_size - (0 if self.sample_from_anchor else 1)
 
     def shapes(self, target_hidden: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that a file must have, by published name."""
@@ -191,7 +191,7 @@ class DSparkHead:
         self._embedding = tensors.get("embed_tokens.weight")
         if self._embedding is not None:
             self._embedding = self._take(self._embedding)
-        masks = torch.full((1, config.block_tokens), config.mask_token_id, device=target.device)
+        masks = torch.full((1, config.block_size), config.mask_token_id, device=target.device)
         self._masks = self._embed(masks)
 
     @classmethod
@@ -220,7 +220,7 @@ class DSparkHead:
 
     def new_cache(self, rows: int, capacity: int) -> BlockCache:
         """An empty cache of keys and values, with room for the block that runs."""
-        return BlockCache.of(self.blocks, rows, capacity + self.config.block_tokens)
+        return BlockCache.of(self.blocks, rows, capacity + self.config.block_size)
 
     def run_context(self, cache: BlockCache, rows: Sequence[int], states: Sequence[Tensor]) -> None:
         """Append the keys and values of tokens that the target has run.
@@ -240,14 +240,14 @@ class DSparkHead:
             block.attention(context, batch, layer)
 
     def run_block(self, cache: BlockCache, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Hidden states of the positions that predict, [B, block_size, hidden_size], normed.
+        """Hidden states of the positions that predict, [B, draft_tokens, hidden_size], normed.
 
         Args:
             cache: of this head; it holds no more afterwards than before.
             rows: of the cache.
             tokens: the newest of each row, which the target has not run.
         """
-        count = self.config.block_tokens
+        count = self.config.block_size
         hidden = self._masks.repeat(len(rows), 1, 1)
         hidden[:, 0] = self._embed(torch.tensor([tokens], device=hidden.device))[0]
         kind = Batch if self.config.causal else BlockBatch
@@ -260,7 +260,7 @@ class DSparkHead:
         finally:
             for row, length in zip(rows, lengths, strict=True):
                 cache.trim(row, length)
-        first = count - self.config.block_size
+        first = count - self.config.draft_tokens
         return self._norm(hidden[:, first:].contiguous())
 
     def base_logits(self, hidden: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.errors import CheckpointError, IncompatibleDraftError, UnsupportedModelError
+from forerun.errors import CheckpointError, IncompatibleDraftError, UnsupportedModelError, shown
 from forerun.files import atomic_path, is_regular, printable, reason
 from forerun.heads import CONFIG, kind_of
 from forerun.interrupts import never_lost
@@ -28,6 +28,8 @@ from forerun.models.sources import INDEX, SINGLE, SafetensorsSource
 
 OWN = "forerun.json"
 """What forerun adds to a published layout: recipe, target, figures; optional."""
+BY_RANK = "acceptance_by_rank"
+"""Where of it acceptance stands by depth and rank: what shapes of drawn trees follow."""
 CARD = "README.md"
 # Other names of a whole head; the first that is there is read.
 _WHOLE = ("pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -87,6 +89,28 @@ class HeadFiles:
         """
         path = self.directory / OWN
         return read_object(path) if path.exists() else {}
+
+    @property
+    def acceptance_by_rank(self) -> tuple[tuple[float, ...], ...] | None:
+        """How often the token of each rank is accepted, by depth and rank, as `forerun.json` says it was
+        when the head was trained; None where it does not say.
+
+        Raises:
+            CheckpointError: for anything but probabilities.
+        """
+        table = self.own.get(BY_RANK)
+        if table is None:
+            return None
+        lines = table if isinstance(table, list) else [table]
+        shares = [share for line in lines if isinstance(line, list) for share in line]
+        sizes = {len(line) if isinstance(line, list) else 0 for line in lines}
+        fits = all(isinstance(share, (int, float)) and 0 <= share <= 1 for share in shares)
+        if not fits or len(sizes) != 1 or sizes == {0}:
+            raise CheckpointError(
+                f"{self.name}: {BY_RANK} of {OWN} is {shown(table)}; it must hold lines of as many "
+                "numbers from 0 to 1, one line for each depth. Leave it out, or train the head again."
+            )
+        return tuple(tuple(map(float, line)) for line in lines)
 
     @cached_property
     @never_lost()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ class Children:
 
     Args:
         token_ids: as many as were asked for, or as the row has.
-        probs: of deterministic ones, how probable the drafter finds each.
+        probs: of deterministic ones, how probable the drafter finds each, where that was asked for.
         rows: of drawn ones, what each was drawn from, [n, V].
     """
 
@@ -64,6 +66,8 @@ def draw_siblings(
     *,
     replacement: bool = False,
     vocabulary: DraftVocabulary | None = None,
+    ranked: bool = True,
+    row_of: Sequence[int] | None = None,
 ) -> list[Children]:
     """The children of several nodes: drawn in order, or the most probable.
 
@@ -79,22 +83,49 @@ def draw_siblings(
         nodes: for each, the nodes that its children become, which key their draws.
         randomness: the engine's.
         replacement: whether a drawn child may repeat its siblings' tokens. Others never do.
+        ranked: whether the probabilities of the most probable ones are wanted; they cost a pass.
         vocabulary: what the columns of the logits stand for, where not for all of the target's tokens.
+        row_of: the row of the logits after each node, where nodes of one request share rows; each row
+            has a node.
     """
+    own_rows = drawing is Drawing.COUPLED or any(prefix.params.adjusts for prefix in prefixes)
     if vocabulary is not None:
         # Adjustments name tokens of the target, and so does shared noise.
-        if drawing is Drawing.COUPLED or any(prefix.params.adjusts for prefix in prefixes):
+        if own_rows:
             logits = vocabulary.widen(logits, -torch.inf)
         else:
-            children = draw_siblings(
-                logits, prefixes, drawing, nodes, randomness, replacement=replacement
-            )
-            return [vocabulary.in_target(few) for few in children]
-    probs, dead = warp_for_drafts(logits, prefixes, ranking=drawing is Drawing.GREEDY)
+            few = partial(draw_siblings, replacement=replacement, ranked=ranked, row_of=row_of)
+            children = few(logits, prefixes, drawing, nodes, randomness)
+            return [vocabulary.in_target(each) for each in children]
+    if drawing is Drawing.GREEDY and not (ranked or own_rows) and row_of is None:
+        tops = _tops(logits, nodes)
+        if tops is not None:
+            return [Children([token]) for token in tops]
+    if row_of is None or own_rows:
+        logits = logits if row_of is None else logits[row_of]
+        row_of = range(len(logits))
+    return _drawn(logits, prefixes, drawing, nodes, randomness, replacement, row_of)
+
+
+def _drawn(
+    logits: Tensor,
+    prefixes: Sequence[Prefix],
+    drawing: Drawing,
+    nodes: Sequence[Sequence[int]],
+    randomness: Randomness,
+    replacement: bool,
+    row_of: Sequence[int],
+) -> list[Children]:
+    """The children of nodes whose rows of logits are `row_of`."""
+    firsts = dict(zip(reversed(row_of), reversed(prefixes), strict=True))
+    warped = [firsts[row] for row in range(len(logits))]
+    probs, dead = warp_for_drafts(logits, warped, ranking=drawing is Drawing.GREEDY)
     if dead:
-        nodes = [() if row in dead else own for row, own in enumerate(nodes)]
+        nodes = [() if row in dead else own for row, own in zip(row_of, nodes, strict=True)]
     if drawing is Drawing.GREEDY:
-        return _most_likely(probs, [len(own) for own in nodes])
+        return _most_likely(probs, row_of, [len(own) for own in nodes])
+    if len(row_of) > len(probs):
+        probs = probs[row_of]
     if drawing is Drawing.SAMPLED and native.takes(probs) and randomness.by_key_alone:
         keys = [(prefix.request.seed, len(prefix.request)) for prefix in prefixes]
         tokens, rows = native.draw_siblings(probs, keys, nodes, replacement)
@@ -106,15 +137,27 @@ def draw_siblings(
     ]
 
 
-def _most_likely(probs: Tensor, counts: Sequence[int]) -> list[Children]:
-    """The most probable tokens of each row, the most probable first, as many as are possible."""
+def _tops(logits: Tensor, nodes: Sequence[Sequence[int]]) -> list[int] | None:
+    """The most probable token of each row, where one is wanted of each and the logits alone say which."""
+    if not native.takes(logits) or any(len(own) != 1 for own in nodes):
+        return None
+    tokens = native.top(logits)
+    # What is wrong with a row is said where it is made a distribution.
+    numbers = not math.isnan(logits.sum())
+    possible = all(math.isfinite(logits[row, token]) for row, token in enumerate(tokens))
+    return tokens if numbers and possible else None
+
+
+def _most_likely(probs: Tensor, row_of: Sequence[int], counts: Sequence[int]) -> list[Children]:
+    """The most probable tokens of each node's row, the most probable first, as many as are possible."""
     most = min(max(counts, default=0), probs.shape[-1])
     # The top of many is found far faster than the order of a few.
     values, ids = probs.max(-1, keepdim=True) if most == 1 else probs.topk(most, dim=-1)
+    tokens, shares = ids.tolist(), values.tolist()
     children = []
-    for count, tokens, shares in zip(counts, ids.tolist(), values.tolist(), strict=True):
-        possible = [share for share in shares[:count] if share > 0]
-        children.append(Children(tokens[: len(possible)], possible))
+    for row, count in zip(row_of, counts, strict=True):
+        possible = [share for share in shares[row][:count] if share > 0]
+        children.append(Children(tokens[row][: len(possible)], possible))
     return children
 
 

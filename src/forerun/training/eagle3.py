@@ -7,7 +7,6 @@ stand for the text, those of later steps for the draft since, so that a step see
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -19,13 +18,11 @@ from forerun.heads.eagle3 import Eagle3Config
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
 from forerun.training.loop import Part
-from forerun.training.losses import CHUNK, rejection_loss
+from forerun.training.losses import CHUNK, kl_share, rejection_loss
 from forerun.training.published import PublishedModule
 from forerun.training.target import Lesson, Teacher
 
 STEPS = 5
-# Tokens by which a batch's acceptance is estimated before its loss is computed.
-_SAMPLED = 512
 
 
 class Eagle3Module(PublishedModule):
@@ -232,12 +229,7 @@ class Eagle3Objective:
         states, which, places = self._drafts(lesson, anchors, there)
         weights = self.decay ** places.float()
         matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
-        with torch.no_grad():
-            few = slice(None, None, max(1, len(which) // _SAMPLED))
-            _, accepted = rejection_loss(
-                [(states[few], matrix)], lesson.probs, which[few], weights[few], 0.0
-            )
-        share = math.exp(-3 * float(accepted.mean())) if len(which) else 1.0
+        share = kl_share([(states, matrix)], lesson.probs, which)
         total, _ = rejection_loss([(states, matrix)], lesson.probs, which, weights, share)
         return Part(total, float(weights.sum()), batch.tokens)
 
@@ -248,7 +240,7 @@ class Eagle3Objective:
         for batch in batches:
             lesson = self.teacher.show(batch, best=True)
             assert lesson.best is not None
-            anchors, there = begins(lesson.rows, 1.0, self._seed)
+            anchors, there = begins(lesson.rows, self._density, self._seed)
             states, which, _ = self._drafts(lesson, anchors, there)
             matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
             weights = torch.ones(len(which))

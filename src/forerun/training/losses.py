@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from forerun.training.compiled import compiled
 
 # Rows of the vocabulary that are worked on at once: as many as fit into a cache.
 CHUNK = 256
+# Rows by which the acceptance of a batch is estimated before its loss is computed.
+SAMPLED = 512
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -60,6 +63,21 @@ def rejection_loss(
     flat = [tensor for pair in factors for tensor in pair]
     total, accepted = _RejectionLoss.apply(target_probs, index, weights, kl_share, *flat)  # type: ignore[no-untyped-call]
     return total, accepted
+
+
+@torch.no_grad()
+def kl_share(
+    factors: Sequence[tuple[Tensor, Tensor]], target_probs: Tensor, index: Tensor
+) -> float:
+    """The share of KL in the loss of a batch: exp(-3 α), the more the less of it is accepted (as in the
+    speculators library's lk_hybrid), with α estimated from some of its rows."""
+    if not len(index):
+        return 1.0
+    few = slice(None, None, max(1, len(index) // SAMPLED))
+    thinned = [(states[few], matrix) for states, matrix in factors]
+    rows = index[few]
+    _, accepted = rejection_loss(thinned, target_probs, rows, torch.ones(len(rows)), 0.0)
+    return math.exp(-3 * float(accepted.mean()))
 
 
 class _RejectionLoss(torch.autograd.Function):

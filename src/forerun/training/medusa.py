@@ -163,7 +163,8 @@ class MedusaObjective:
                 accepted[0, some] = rejection_loss(
                     [(states, matrix)], lesson.probs, rows, weights, 0.0
                 )[1]
-                accepted[1, some] = (_most_probable(states, matrix) == lesson.best[rows]).float()
+                same = _most_probable(states, matrix, 1)[:, 0] == lesson.best[rows]
+                accepted[1, some] = same.float()
             chains = torch.zeros(2, *tokens.there.shape)
             chains[:, tokens.there] = accepted
             for row, conversation in enumerate(batch.conversations):
@@ -171,6 +172,30 @@ class MedusaObjective:
                 greedy = int(conversation.temperature == 0)
                 name = f"{conversation.category}, T={conversation.temperature:g}"
                 table.add(name, chains[greedy, whole])
+        return table
+
+    @torch.no_grad()
+    def by_rank(self, batches: Iterable[ConversationBatch], count: int = 8) -> list[list[float]]:
+        """How often the token of each rank of each head is the target's next one, [heads, count], on
+        conversations that are held out: what shapes of trees are searched by (`forerun.trees.search`),
+        as Medusa's own are. Of the target's rows that were drawn from it is their probability."""
+        config = self.module.config
+        count = min(count, config.draft_vocab_size)
+        sums, totals = torch.zeros(config.num_heads, count), torch.zeros(config.num_heads)
+        for batch in batches:
+            lesson = self.teacher.show(batch, best=True)
+            assert lesson.best is not None
+            tokens = _Tokens.drawn(lesson, config.num_heads, 1.0, self._seed)
+            greedy = torch.tensor([c.temperature == 0 for c in batch.conversations])
+            of_tokens = greedy[tokens.anchors[0], None].expand(tokens.there.shape)[tokens.there]
+            for some, states, matrix in self._factors(lesson, tokens):
+                rows, best = tokens.rows[some, None], _most_probable(states, matrix, count)
+                shares = torch.where(
+                    of_tokens[some, None], lesson.best[rows] == best, lesson.probs[rows, best]
+                )
+                sums.index_add_(0, tokens.heads[some], shares.float())
+            totals += tokens.there.sum(0)
+        table: list[list[float]] = (sums / totals.clamp(min=1)[:, None]).tolist()
         return table
 
     def _factors(self, lesson: Lesson, tokens: _Tokens) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -189,8 +214,8 @@ class MedusaObjective:
         return factors
 
 
-def _most_probable(states: Tensor, matrix: Tensor) -> Tensor:
-    """The most probable draft token of each row, [N]."""
+def _most_probable(states: Tensor, matrix: Tensor, count: int) -> Tensor:
+    """The most probable draft tokens of each row, the most probable first, [N, count]."""
     starts = range(0, len(states), CHUNK)
-    best = [(states[at : at + CHUNK] @ matrix.T).float().argmax(-1) for at in starts]
-    return torch.cat(best) if best else torch.zeros(0, dtype=torch.long)
+    parts = [(states[at : at + CHUNK] @ matrix.T).float().topk(count).indices for at in starts]
+    return torch.cat(parts) if parts else torch.zeros(0, count, dtype=torch.long)

@@ -33,6 +33,9 @@ class Growth(ABC):
         drawing: how its tokens are picked.
     """
 
+    ranks: bool
+    """Whether it wants to know how probable its tokens are."""
+
     def __init__(self, request: Request, drawing: Drawing) -> None:
         self.request, self.drawing = request, drawing
         self.token_ids: list[int] = []
@@ -87,6 +90,8 @@ class ShapeGrowth(Growth):
     The random number of a node is that of its index in the shape.
     """
 
+    ranks = False
+
     def __init__(self, request: Request, drawing: Drawing, shape: Tree) -> None:
         super().__init__(request, drawing)
         self._shape = shape
@@ -130,6 +135,8 @@ class BestFirstGrowth(Growth):
         num_nodes: of the tree at most.
         num_tokens: along any path at most.
     """
+
+    ranks = True
 
     def __init__(self, request: Request, num_nodes: int, num_tokens: int) -> None:
         super().__init__(request, Drawing.GREEDY)
@@ -204,6 +211,8 @@ def grow(
     logits: Tensor,
     randomness: Randomness,
     vocabulary: DraftVocabulary | None = None,
+    *,
+    shared: bool = False,
 ) -> None:
     """Give every tree its next level.
 
@@ -212,16 +221,28 @@ def grow(
         logits: after each node of their frontiers, [N, V], tree after tree.
         randomness: the engine's.
         vocabulary: of the drafter, where it is not the target's.
+        shared: whether the logits are one row a tree, for all of its frontier.
     """
-    drawings = [growth.drawing for growth in growths for _ in growth.frontier]
+    counts = [1 if shared else len(growth.frontier) for growth in growths]
+    drawings = [growth.drawing for growth, n in zip(growths, counts, strict=True) for _ in range(n)]
     for drawing in dict.fromkeys(drawings):
         some = [growth for growth in growths if growth.drawing is drawing]
         chosen = logits
         if len(some) < len(growths):
             chosen = logits[[row for row, other in enumerate(drawings) if other is drawing]]
+        row_of = [row for row, growth in enumerate(some) for _ in growth.frontier]
         prefixes = [prefix for growth in some for prefix in growth.prefixes()]
         nodes = [wanted for growth in some for wanted in growth.wanted()]
-        drawn = draw_siblings(chosen, prefixes, drawing, nodes, randomness, vocabulary=vocabulary)
+        drawn = draw_siblings(
+            chosen,
+            prefixes,
+            drawing,
+            nodes,
+            randomness,
+            vocabulary=vocabulary,
+            ranked=any(growth.ranks for growth in some),
+            row_of=row_of if shared else None,
+        )
         children = iter(drawn)
         for growth in some:
             growth.extend(list(itertools.islice(children, len(growth.frontier))))

@@ -10,6 +10,8 @@ from forerun.trees.shapes import load_tree
 
 AUTO = "auto"
 
+Acceptance = tuple[tuple[float, ...], ...]
+
 
 def resolve_tree(tree: str | Tree | None) -> str | Tree | None:
     """The tree in the file that a text names; `auto`, trees and None are what they are.
@@ -20,7 +22,13 @@ def resolve_tree(tree: str | Tree | None) -> str | Tree | None:
     return load_tree(tree) if isinstance(tree, str) and tree != AUTO else tree
 
 
-def plan_tree(tree: str | Tree | None, num_nodes: int, num_tokens: int, drawing: Drawing) -> Plan:
+def plan_tree(
+    tree: str | Tree | None,
+    num_nodes: int,
+    num_tokens: int,
+    drawing: Drawing,
+    acceptance: Acceptance | None = None,
+) -> Plan:
     """The plan for one round.
 
     Args:
@@ -31,6 +39,7 @@ def plan_tree(tree: str | Tree | None, num_nodes: int, num_tokens: int, drawing:
             tokens are the drafter's first choices. Sampled ones need a shape, which is the best for
             typical drafts, and so do coupled ones: which tokens come first is in a seed's noise, and
             says nothing of how probable they are.
+        acceptance: of the drafter's tokens, see `Drafter.acceptance`; None: that of typical drafts.
     """
     if tree is None or num_tokens < 1:
         return Plan(num_tokens, drawing)
@@ -39,10 +48,12 @@ def plan_tree(tree: str | Tree | None, num_nodes: int, num_tokens: int, drawing:
         return Plan(num_tokens, drawing, tree.cut(num_tokens))
     if drawing is Drawing.GREEDY:
         return Plan(num_tokens, drawing, num_nodes=num_nodes)
-    return Plan(num_tokens, drawing, best_tree(TYPICAL_ACCEPTANCE, num_nodes, num_tokens))
+    return Plan(
+        num_tokens, drawing, best_tree(acceptance or TYPICAL_ACCEPTANCE, num_nodes, num_tokens)
+    )
 
 
 @lru_cache(maxsize=256)
-def best_tree(acceptance: tuple[float, ...], num_nodes: int, depth: int) -> Tree:
-    """The shape that `best_shape` has for an acceptance by rank, searched once."""
+def best_tree(acceptance: Acceptance | tuple[float, ...], num_nodes: int, depth: int) -> Tree:
+    """The shape that `best_shape` has for an acceptance by rank, or by depth and rank, searched once."""
     return best_shape(acceptance, num_nodes, depth).shape

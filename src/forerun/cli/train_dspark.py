@@ -1,0 +1,5 @@
+"""`forerun train dspark`."""
+
+from forerun.cli.train_head import command_for
+
+command = command_for("dspark")

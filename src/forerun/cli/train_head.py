@@ -1,0 +1,146 @@
+"""`forerun train dspark`, `eagle3`, `medusa`: a head for a model, from the model's own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.bars import bars
+from forerun.cli.completion import completion
+from forerun.cli.config import config_option
+from forerun.cli.derived import derived
+from forerun.cli.flags import json_option, threads_option
+from forerun.cli.options import Command, Option
+from forerun.cli.param_types import FileName, Name
+from forerun.cli.quiet import quiet_libraries
+from forerun.training.head_settings import HEAD_SETTINGS, HeadSettings
+
+if TYPE_CHECKING:
+    from forerun.training.head_run import Report
+
+_SECTION = "Training"
+
+
+def train_head(kind: str, **values: Any) -> None:
+    """Train a head and say what it has come to.
+
+    Args:
+        kind: of the head.
+        values: of the options.
+    """
+    quiet_libraries()
+    from forerun.bench.machine import use_threads
+    from forerun.training.head_run import HeadRun
+    from forerun.training.recipes import RECIPES
+
+    use_threads(values["threads"])
+    model = values["name"]
+    settings = HeadSettings(**{name: values[name] for name in vars(HeadSettings())})
+    kinds = HEAD_SETTINGS[kind]
+    own = kinds(**{name: values[name] for name in vars(kinds())})
+    out = Path(values["output"] or f"{PurePath(model).name or 'model'}-{kind}")
+    data = values["data"] or [f"{PurePath(model).name or 'model'}-data.jsonl"]
+    with bars():
+        run = HeadRun(RECIPES[kind], own, settings, model, data, out, _show, values["begin_with"])
+        report = run.run()
+    content = _content(out, report)
+    if values["json"]:
+        from forerun.cli.machine import made_with, print_json
+
+        print_json({**made_with(run.target.device), **content})
+    else:
+        click.echo(_in_words(content))
+
+
+def _show(report: Report, loss: float, rate: float) -> None:
+    """A line after each validation, on standard error."""
+    minutes, tokens, length = report.curve[-1]
+    click.echo(
+        f"forerun: {minutes:.1f} min, {tokens} tokens ({rate:.0f}/s), loss {loss:.3f}, "
+        f"acceptance length {length:.3f} (best {report.mean_length:.3f})",
+        err=True,
+    )
+
+
+def _content(out: Path, report: Report) -> dict[str, Any]:
+    return {
+        "output": str(out),
+        "acceptance_length": report.mean_length,
+        "lengths": dict(report.lengths),
+        "untrained_lengths": dict(report.untrained),
+        "conversations": dict(report.conversations),
+        "curve": [list(point) for point in report.curve],
+        **vars(report.progress),
+    }
+
+
+def _in_words(content: Mapping[str, Any]) -> str:
+    lines = [
+        f"{content['output']}: a head after {content['steps']} steps, {content['tokens']} tokens and "
+        f"{content['seconds'] / 60:.0f} minutes",
+        "acceptance length on held-out conversations (untrained in brackets):",
+    ]
+    untrained: Mapping[str, float] = content["untrained_lengths"]
+    lines += [
+        f"  {category:32} {length:.2f} ({untrained.get(category, 1.0):.2f})"
+        for category, length in content["lengths"].items()
+    ]
+    return "\n".join(lines)
+
+
+def command_for(kind: str) -> Command:
+    """The command that trains heads of a kind."""
+
+    def train(**values: Any) -> None:
+        train_head(kind, **values)
+
+    return Command(
+        kind,
+        params=_options(HEAD_SETTINGS[kind], kind),
+        callback=train,
+        help=f"""Train a {kind} head for MODEL from its own answers.
+
+        MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2; its answers are what
+        'forerun train data MODEL' has written. Training shows the expected acceptance length on held-out
+        conversations, computed from the model's and the head's own probabilities, keeps the best head, and
+        ends where it grows no more. The directory holds config.json and model.safetensors in the published
+        layout, forerun.json and a card. The same command goes on where an earlier run has ended.
+        """,
+        example=f"forerun train {kind} smollm2 --minutes 60",
+    )
+
+
+def _options(own: type, kind: str) -> Sequence[click.Parameter]:
+    return [
+        click.Argument(["name"], type=Name(), metavar="MODEL", shell_complete=completion("model")),
+        Option(
+            "data",
+            _SECTION,
+            type=FileName(),
+            metavar="FILE",
+            multiple=True,
+            help="What 'forerun train data' has written; left out, MODEL-data.jsonl. Repeatable.",
+        ),
+        Option(
+            "output",
+            _SECTION,
+            type=FileName(),
+            metavar="DIR",
+            help=f"Where to write the head, and to go on; left out, MODEL-{kind}.",
+        ),
+        Option(
+            "begin_with",
+            _SECTION,
+            type=FileName(),
+            metavar="DIR",
+            help="Begin with the weights of this head, of the same shape.",
+        ),
+        *derived(HeadSettings, _SECTION),
+        *derived(own, f"Head {kind}"),
+        threads_option(_SECTION),
+        json_option(),
+        config_option(),
+    ]

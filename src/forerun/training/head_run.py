@@ -1,0 +1,332 @@
+"""Training a head from conversations: what is learned, how often it is looked at, and what is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.contracts import CausalLM
+from forerun.engine.chat import ChatTemplate
+from forerun.errors import TrainingError
+from forerun.heads.files import CARD, OWN, HeadFiles, open_head, write_head
+from forerun.heads.output import draft_ids as draft_ids_of
+from forerun.models.checkpoint import Checkpoint
+from forerun.models.placement import Placement
+from forerun.training.acceptance import AcceptanceTable
+from forerun.training.card import card_of
+from forerun.training.conversations import (
+    BatchStream,
+    Conversation,
+    ConversationBatch,
+    held_out,
+    read_conversations,
+)
+from forerun.training.head_settings import HeadSettings
+from forerun.training.loop import Progress, Trainer, TrainingSettings
+from forerun.training.processes import join
+from forerun.training.recipes import Recipe, Untrained, draft_ids
+
+logger = logging.getLogger(__name__)
+
+_UNLIMITED = 10**15
+WORK = "training"
+"""The folder beside a head that a run resumes from."""
+
+
+@dataclass
+class Report:
+    """What a run has come to.
+
+    Args:
+        lengths: expected acceptance length on held-out text by category, of the best validation.
+        positions: acceptance of each token of the draft by category.
+        untrained: the lengths before training.
+        progress: of training.
+        conversations: that were read, by what happened to them.
+        curve: of the mean acceptance length: minutes of training, tokens, length.
+    """
+
+    lengths: Mapping[str, float] = field(default_factory=dict)
+    positions: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    untrained: Mapping[str, float] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
+    conversations: Mapping[str, int] = field(default_factory=dict)
+    curve: list[tuple[float, int, float]] = field(default_factory=list)
+
+    @property
+    def mean_length(self) -> float:
+        return sum(self.lengths.values()) / len(self.lengths) if self.lengths else 1.0
+
+
+OnValidated = Callable[[Report, float, float], None]
+"""Sees the report after a validation, the last loss, and tokens a second."""
+
+
+class HeadRun:
+    """One training of a head, from the files of conversations to the head's directory.
+
+    Args:
+        recipe: of the kind of head.
+        own: the settings of that kind.
+        settings: of all kinds.
+        model: the target.
+        data: files that `forerun train data` wrote.
+        out: the head's directory; a run goes on from its folder `training`.
+        on_validated: watches.
+        begin_with: the directory of a head of this kind whose weights training begins with.
+
+    Raises:
+        ForerunError: one of its kinds, before anything is trained.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        own: Any,
+        settings: HeadSettings,
+        model: str,
+        data: Sequence[str],
+        out: Path,
+        on_validated: OnValidated | None = None,
+        begin_with: str | None = None,
+    ) -> None:
+        self.checkpoint = Checkpoint.open(model)
+        self.settings, self.own, self.out = settings, own, out
+        self._recipe, self._on_validated = recipe, on_validated
+        kept = read_conversations(
+            data,
+            self.checkpoint.summary.vocab_size,
+            min(settings.max_length, self.checkpoint.summary.max_context),
+        )
+        train, self.held = held_out(kept.conversations, settings.seed)
+        self.stream = BatchStream(train, settings.micro_batch_tokens, settings.seed)
+        self.report = Report(
+            conversations={
+                "trained on": len(train),
+                "held out": len(self.held),
+                "too long": kept.too_long,
+                "hardly answered": kept.too_short,
+            }
+        )
+        torch.manual_seed(settings.seed)
+        self.target = self._load_target()
+        earlier = None if begin_with is None else open_head(begin_with, recipe.__name__)
+        self.ids = self._draft_ids(train) if earlier is None else _ids_of(earlier, self.target)
+        self.head: Untrained = recipe(self.target, self.ids, own, self._rope())
+        if earlier is not None:
+            _take_weights(self.head, earlier)
+        self._best, self._stale, self._due = 0.0, 0, 0.0
+        self._seen, self._rate = (0.0, 0), 0.0
+
+    def run(self) -> Report:
+        """Train until the budget is spent or nothing gets better; write the best head.
+
+        Raises:
+            TrainingError: where the loss is not a number, and for a state of another recipe.
+        """
+        processes = join()
+        work = self.out / WORK
+        work.mkdir(parents=True, exist_ok=True)
+        self._check_recipe(work / "recipe.json")
+        trainer = Trainer(
+            self.head.module,
+            self.head.objective,
+            self,
+            self._training_settings(),
+            work / "state.pt",
+            processes=processes,
+            watch=self._watch,
+        )
+        self._resume(work / "curve.json")
+        if not self.report.untrained:
+            self.report.untrained = self._validate().lengths
+        self._due = trainer.progress.seconds + 60 * self.settings.validate_minutes
+        self._seen = (trainer.progress.seconds, trainer.progress.tokens)
+        trainer.run()
+        self._judge(trainer)
+        return self.report
+
+    def step(self, progress: Progress, fraction: float) -> list[ConversationBatch]:
+        """The micro-batches of the coming step; see `loop.Source`."""
+        count = self.settings.micro_batches
+        return [self.stream.batch(progress.steps * count + i) for i in range(count)]
+
+    def _watch(self, trainer: Trainer) -> bool:
+        if trainer.progress.seconds < self._due:
+            return False
+        self._due = trainer.progress.seconds + 60 * self.settings.validate_minutes
+        self._judge(trainer)
+        return self._stale >= self.settings.patience
+
+    def _judge(self, trainer: Trainer) -> None:
+        """Validate, and write the head where it is the best so far."""
+        table, progress = self._validate(), trainer.progress
+        seconds, tokens = self._seen
+        if progress.tokens > tokens:
+            self._rate = (progress.tokens - tokens) / max(progress.seconds - seconds, 1e-9)
+        self._seen = (progress.seconds, progress.tokens)
+        report = self.report
+        report.curve.append((progress.seconds / 60, progress.tokens, table.mean_length))
+        trainer.log({"acceptance_length": table.mean_length, "lengths": dict(table.lengths)})
+        self._stale = 0 if table.mean_length > self._best else self._stale + 1
+        if not self._stale:
+            self._best = table.mean_length
+            report.lengths, report.positions = table.lengths, table.positions
+            report.progress = Progress(**vars(progress))
+            self.write()
+        (self.out / WORK / "curve.json").write_text(json.dumps(self._remembered()), "utf-8")
+        trainer.save()
+        if self._on_validated is not None:
+            self._on_validated(report, trainer.last_loss, self._rate)
+
+    def write(self) -> None:
+        """Write the head's directory: config, weights, what forerun adds, and the card.
+
+        Raises:
+            CheckpointError: where it cannot be written; what was there stays.
+        """
+        tensors = {
+            name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+            for name, tensor in self.head.tensors().items()
+        }
+        own = {
+            "format_version": 1,
+            "target": self._target_facts(),
+            "hidden_layers": list(self.head.hidden_layers),
+            "recipe": self._recipe_facts(),
+            "report": {
+                **{key: value for key, value in vars(self.report).items() if key != "progress"},
+                **vars(self.report.progress),
+            },
+        }
+        texts = {
+            OWN: json.dumps(own, indent=2) + "\n",
+            CARD: card_of(self._recipe.__name__, own),
+        }
+        write_head(self.out, self.head.config, tensors, texts)
+
+    def _validate(self) -> AcceptanceTable:
+        module = self.head.module
+        module.eval()
+        held = sorted(self.held, key=len)
+        batches = []
+        while held:
+            count = max(1, self.settings.micro_batch_tokens // len(held[-1]))
+            batches.append(ConversationBatch.of(held[-count:]))
+            held = held[:-count]
+        table = self.head.objective.evaluate(batches)
+        module.train()
+        return table
+
+    def _load_target(self) -> CausalLM:
+        """The target on whatever runs the training text fastest."""
+        run = self.checkpoint.run_config(Placement("bf16", "auto", "torch"))
+        return self.checkpoint.load(run)
+
+    def _draft_ids(self, train: Sequence[Conversation]) -> Tensor:
+        vocab_size = self.target.vocab_size
+        answers = torch.tensor([token for c in train for token in c.answer_ids])
+        counts = torch.bincount(answers, minlength=vocab_size)
+        return draft_ids(counts, self.settings.draft_vocab_size, self.checkpoint.eos_token_ids)
+
+    def _rope(self) -> dict[str, Any]:
+        rope = getattr(self.checkpoint.config, "rope_parameters", None) or {}
+        theta = rope.get("rope_theta") if isinstance(rope, Mapping) else None
+        return {"rope_theta": float(theta or 10000.0)}
+
+    def _training_settings(self) -> TrainingSettings:
+        own = self.settings
+        return TrainingSettings(
+            max_tokens=own.tokens or _UNLIMITED,
+            max_seconds=60 * own.minutes,
+            matrix_learning_rate=own.matrix_learning_rate,
+            learning_rate=own.learning_rate,
+            weight_decay=0.0,
+            warmup=0.02,
+            decay=0.3,
+            seed=own.seed,
+        )
+
+    def _recipe_facts(self) -> dict[str, Any]:
+        return {
+            "method": self._recipe.__name__,
+            "settings": asdict(self.settings),
+            "head": asdict(self.own),
+        }
+
+    def _target_facts(self) -> dict[str, Any]:
+        template = ChatTemplate.of(self.checkpoint.tokenizer)
+        return {
+            "name": self.checkpoint.name,
+            "hidden_size": self.target.hidden_size,
+            "num_layers": self.target.num_layers,
+            "vocab_size": self.target.vocab_size,
+            "chat_template": None if template is None else _hash(template.source),
+        }
+
+    def _check_recipe(self, path: Path) -> None:
+        """Refuse to go on with another recipe than that of the state.
+
+        Raises:
+            TrainingError: naming the folder.
+        """
+        facts = json.loads(json.dumps({**self._recipe_facts(), "target": self._target_facts()}))
+        # A larger budget goes on; everything else would make another head.
+        for name in ("minutes", "tokens", "validate_minutes", "patience"):
+            facts["settings"].pop(name, None)
+        if path.exists() and json.loads(path.read_text("utf-8")) != facts:
+            raise TrainingError(
+                f"{path.parent} holds a training by other settings; give another directory, or delete "
+                "that folder to start again."
+            )
+        path.write_text(json.dumps(facts), "utf-8")
+
+    def _remembered(self) -> dict[str, Any]:
+        return {"best": self._best, "stale": self._stale, **vars(self.report) | {"progress": None}}
+
+    def _resume(self, path: Path) -> None:
+        if not path.exists():
+            return
+        content = json.loads(path.read_text("utf-8"))
+        self._best, self._stale = content["best"], 0
+        self.report.curve = [tuple(point) for point in content["curve"]]
+        for name in ("lengths", "positions", "untrained"):
+            setattr(self.report, name, content[name])
+
+
+def _ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
+    """The target's tokens that a head can draft."""
+    if "d2t" not in head.tensors:
+        return torch.arange(target.vocab_size)
+    return draft_ids_of(head.tensors["d2t"], target.vocab_size, head.name)
+
+
+def _take_weights(made: Untrained, head: HeadFiles) -> None:
+    """Begin with the weights of a head.
+
+    Raises:
+        TrainingError: for a head of another shape.
+    """
+    wanted = made.module.state_dict()
+    given = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
+    differ = [
+        name for name in wanted if getattr(given.get(name), "shape", None) != wanted[name].shape
+    ]
+    if differ:
+        raise TrainingError(
+            f"{head.name} is a head of another shape ({differ[0]} differs); give the settings that it was "
+            "made with, as its forerun.json has them."
+        )
+    made.module.load_state_dict(given)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

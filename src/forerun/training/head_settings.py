@@ -1,0 +1,113 @@
+"""How heads are trained: options of `forerun train`, importable without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from forerun.options import options
+
+
+@options
+class HeadSettings:
+    """What all heads are trained by."""
+
+    minutes: float = Field(
+        default=60.0, gt=0.0, le=1e6, description="Of training at most, without pauses."
+    )
+    tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**15,
+        description="Tokens of conversations at most; left out, no limit.",
+    )
+    draft_vocab_size: int = Field(
+        default=16384,
+        ge=16,
+        le=2**31,
+        description="Tokens that the head can draft: the most frequent ones of the answers.",
+    )
+    max_length: int = Field(
+        default=1024,
+        ge=16,
+        le=2**20,
+        description="Tokens of a conversation; longer ones are left out.",
+    )
+    micro_batch_tokens: int = Field(
+        default=3072, ge=16, le=2**24, description="Tokens that are worked on at once."
+    )
+    micro_batches: int = Field(
+        default=1, ge=1, le=2**16, description="Micro-batches of a step, of all processes together."
+    )
+    matrix_learning_rate: float = Field(
+        default=0.02, gt=0.0, le=10.0, description="Of the matrices in the layers, by Muon."
+    )
+    learning_rate: float = Field(
+        default=1e-3, gt=0.0, le=10.0, description="Of all other weights, by AdamW."
+    )
+    validate_minutes: float = Field(
+        default=5.0, gt=0.0, le=1e6, description="Minutes of training between two validations."
+    )
+    patience: int = Field(
+        default=6,
+        ge=1,
+        le=10**6,
+        description="Validations in a row without a longer acceptance after which training ends.",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Of all that is drawn.")
+
+
+@options
+class DSparkSettings:
+    """The shape of a DSpark head."""
+
+    layers: int = Field(default=2, ge=1, le=64, description="Decoder layers.")
+    block_size: int = Field(default=7, ge=1, le=64, description="Tokens of a draft at most.")
+    fused_layers: int = Field(
+        default=5, ge=1, le=64, description="Hidden states of the target that are fused."
+    )
+    markov_rank: int = Field(
+        default=128, ge=0, le=4096, description="Of the term of the token before; 0 for none."
+    )
+    density: float = Field(
+        default=0.35,
+        gt=0.0,
+        le=1.0,
+        description="Share of the answers' tokens at which blocks begin.",
+    )
+
+
+@options
+class Eagle3Settings:
+    """How an EAGLE-3 head is unrolled."""
+
+    steps: int = Field(default=5, ge=1, le=64, description="Tokens of a draft that are unrolled.")
+    density: float = Field(
+        default=0.35,
+        gt=0.0,
+        le=1.0,
+        description="Share of the answers' tokens at which drafts begin.",
+    )
+
+
+@options
+class MedusaSettings:
+    """The shape of Medusa's heads."""
+
+    heads: int = Field(default=4, ge=1, le=64, description="Tokens of a draft at most, one a head.")
+    layers: int = Field(default=1, ge=1, le=64, description="Residual blocks of each head.")
+    density: float = Field(
+        default=0.5,
+        gt=0.0,
+        le=1.0,
+        description="Share of the answers' tokens at which drafts begin.",
+    )
+
+
+HEAD_SETTINGS: dict[str, type[Any]] = {
+    "dspark": DSparkSettings,
+    "eagle3": Eagle3Settings,
+    "medusa": MedusaSettings,
+}
+"""The settings of each kind of head."""

@@ -1,0 +1,211 @@
+"""What each kind of head is made of before it is trained: its config, its module and its objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from forerun.contracts import CausalLM
+from forerun.errors import TrainingError
+from forerun.heads.dspark import DSparkConfig
+from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
+from forerun.heads.medusa import MedusaConfig
+from forerun.heads.output import borrowed_rows
+from forerun.training.acceptance import AcceptanceTable
+from forerun.training.conversations import ConversationBatch
+from forerun.training.dspark import DSparkModule, DSparkObjective
+from forerun.training.eagle3 import Eagle3Module, Eagle3Objective
+from forerun.training.head_settings import DSparkSettings, Eagle3Settings, MedusaSettings
+from forerun.training.loop import Part
+from forerun.training.medusa import MedusaModule, MedusaObjective
+from forerun.training.target import Teacher
+
+
+class Objective(Protocol):
+    """What a head is trained by."""
+
+    def __call__(self, batch: ConversationBatch) -> Part:
+        """The loss of a batch."""
+
+    def evaluate(self, batches: Iterable[ConversationBatch]) -> AcceptanceTable:
+        """Acceptance on conversations that are held out."""
+
+
+class Recipe(Protocol):
+    """How a kind of head is made."""
+
+    __name__: str
+
+    def __call__(
+        self, target: CausalLM, ids: Tensor, own: Any, rope: Mapping[str, Any], /
+    ) -> Untrained:
+        """A head before its training."""
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """A head before its training.
+
+    Args:
+        module: with the parameters.
+        objective: that trains it.
+        config: the content of its config.json.
+        hidden_layers: of the target that it reads, as `ForwardOutput.hidden` counts them.
+        tensors: by published name, of what the module holds then.
+    """
+
+    module: nn.Module
+    objective: Objective
+    config: Mapping[str, Any]
+    hidden_layers: tuple[int, ...]
+    tensors: Callable[[], Mapping[str, Tensor]]
+
+
+def dspark(
+    target: CausalLM, ids: Tensor, own: DSparkSettings, rope: Mapping[str, Any]
+) -> Untrained:
+    """A DSpark head in DeepSpec's layout.
+
+    Args:
+        target: that it drafts for.
+        ids: the target's tokens that it can draft, ascending.
+        own: its shape.
+        rope: of the target's config: `rope_theta` and the like.
+    """
+    config = {
+        **_layers(target, rope),
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": own.layers,
+        "layer_types": ["full_attention"] * own.layers,
+        "block_size": own.block_size,
+        "target_layer_ids": spread_layers(target.num_layers, own.fused_layers),
+        "num_target_layers": target.num_layers,
+        "mask_token_id": 0,
+        "markov_rank": own.markov_rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": own.markov_rank > 0,
+        "sample_from_anchor": True,
+        "draft_vocab_size": len(ids),
+    }
+    read = DSparkConfig.read(config, "the config of a new head")
+    module = DSparkModule(read, target.hidden_size)
+    teacher = Teacher(target, read.target_layers, ids)
+    objective = DSparkObjective(module, teacher, output_rows(target, ids), density=own.density)
+    given = None if len(ids) == target.vocab_size else ids
+    return Untrained(
+        module, objective, config, teacher.hidden_layers, lambda: module.published(given)
+    )
+
+
+def eagle3(
+    target: CausalLM, ids: Tensor, own: Eagle3Settings, rope: Mapping[str, Any]
+) -> Untrained:
+    """An EAGLE-3 head in the layout that all engines load: one layer, no flags."""
+    config = {
+        **_layers(target, rope),
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": len(ids),
+    }
+    layers = default_layers(target.num_layers)
+    if not 0 <= min(layers) <= max(layers) <= target.num_layers:
+        # A target of few layers: what there is.
+        config[LAYER_IDS] = [0, target.num_layers // 2, target.num_layers]
+    read = Eagle3Config.read(config, "the config of a new head")
+    module = Eagle3Module(read, output_rows(target, ids))
+    teacher = Teacher(target, read.layers_of(target), ids)
+    objective = Eagle3Objective(module, teacher, steps=own.steps, density=own.density)
+    given = None if len(ids) == target.vocab_size else ids
+    return Untrained(
+        module, objective, config, teacher.hidden_layers, lambda: module.published(given)
+    )
+
+
+def medusa(
+    target: CausalLM,
+    ids: Tensor,
+    own: MedusaSettings,
+    rope: Mapping[str, Any],  # noqa: ARG001
+) -> Untrained:
+    """Medusa's heads in vLLM's layout; they end in the target's output head."""
+    read = MedusaConfig(target.hidden_size, target.vocab_size, own.heads, own.layers, len(ids))
+    module = MedusaModule(read)
+    teacher = Teacher(target, (target.num_layers,), ids)
+    objective = MedusaObjective(module, teacher, output_rows(target, ids), density=own.density)
+
+    def tensors() -> dict[str, Tensor]:
+        offsets = {} if len(ids) == target.vocab_size else {"d2t": ids - torch.arange(len(ids))}
+        return {**module.state_dict(), **offsets}
+
+    return Untrained(module, objective, read.published(), teacher.hidden_layers, tensors)
+
+
+def output_rows(target: CausalLM, ids: Tensor) -> Tensor:
+    """Rows of the target's output head, [Vd, hidden_size].
+
+    Raises:
+        TrainingError: for a target whose head is more than one product.
+    """
+    rows = borrowed_rows(target, ids)
+    if rows is None:
+        raise TrainingError(
+            f"the output head of {target.name} is more than a product with a matrix (its logits are "
+            "capped, or have a bias); heads that borrow it cannot be trained."
+        )
+    return rows
+
+
+def spread_layers(num_layers: int, count: int) -> list[int]:
+    """Layers of a target by the rule of DFlash: from the second to the third-last, evenly."""
+    first, last = min(1, num_layers - 1), max(num_layers - 3, min(1, num_layers - 1))
+    if count == 1 or first == last:
+        return [last]
+    spread = [round(first + i * (last - first) / (count - 1)) for i in range(count)]
+    return sorted(set(spread))
+
+
+def _layers(target: CausalLM, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """A decoder layer's shape for hidden states of the target's size: heads of 64 where they fit."""
+    size = target.hidden_size
+    dim = next(d for d in (64, 32, 16, 8, 4, 2) if size % d == 0)
+    heads = size // dim
+    groups = next(n for n in (3, 4, 2, 1) if heads % n == 0)
+    return {
+        "hidden_size": size,
+        "intermediate_size": max(64, round(size * 8 / 3 / 64) * 64),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // groups,
+        "head_dim": dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": target.max_context,
+        "vocab_size": target.vocab_size,
+        "dtype": "bfloat16",
+        **rope,
+    }
+
+
+def draft_ids(counts: Tensor, size: int, always: Iterable[int]) -> Tensor:
+    """The tokens that a head can draft, ascending: the most frequent ones, of equals the lower ids.
+
+    Args:
+        counts: of each token in the answers, [V].
+        size: of the draft's vocabulary.
+        always: stop tokens, which are among them.
+    """
+    ranked = counts.double() - torch.arange(len(counts)) / (2 * len(counts))
+    ranked[list(always)] = torch.inf
+    return ranked.topk(min(size, len(counts))).indices.sort().values
+
+
+RECIPES: dict[str, Recipe] = {"dspark": dspark, "eagle3": eagle3, "medusa": medusa}
+"""How each kind of head is made, by the method that drafts with it."""
