@@ -55,6 +55,16 @@ Attention::Attention(const AttentionShape& shape, Precision precision, Level lim
   for (int i = 0; i < threads; ++i) scratch_.push_back(std::make_shared<Scratch>());
 }
 
+// Into how many items the columns of a head are split: as few as the kernels allow or, where that
+// leaves threads idle and a tile can be halved, twice as many.
+std::int64_t Attention::tiles_of(std::int64_t columns, std::size_t rows) const {
+  constexpr std::int64_t kWorthHalving = 16;
+  const std::int64_t tiles = (columns + kernels_->max_tokens - 1) / kernels_->max_tokens;
+  const std::int64_t items = tiles * shape_.kv_heads * static_cast<std::int64_t>(rows);
+  const bool even = items % threads() == 0 || items >= 4 * threads();
+  return even || columns < kWorthHalving * tiles ? tiles : 2 * tiles;
+}
+
 // All memory is taken here: the threads must not throw.
 void Attention::plan(const std::vector<RowMask>& masks) {
   items_.clear();
@@ -63,7 +73,7 @@ void Attention::plan(const std::vector<RowMask>& masks) {
   const std::int64_t group = shape_.group();
   for (const RowMask& mask : masks) {
     const std::int64_t columns = mask.count * group;
-    const std::int64_t tiles = (columns + kernels_->max_tokens - 1) / kernels_->max_tokens;
+    const std::int64_t tiles = tiles_of(columns, masks.size());
     // A row without tokens has no items, so they no longer count heads.
     whole_heads_ = whole_heads_ && tiles == 1;
     ranks_ = std::max(ranks_, round_up(mask.start + mask.count));

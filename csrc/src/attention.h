@@ -65,6 +65,7 @@ class Attention {
   struct Scratch;
   struct Work;
 
+  std::int64_t tiles_of(std::int64_t columns, std::size_t rows) const;
   void scores(const Work& w);
   void softmax(const Work& w, std::int64_t column);
   void to_ranks(const Work& w, std::int64_t column, std::int64_t token);

@@ -31,11 +31,16 @@ std::string shown(const std::vector<std::int64_t>& numbers) {
   return "[" + text + "]";
 }
 
-// Keys: two dimensions to a lane.
-void write_key_bf16(const float* key, std::int64_t dimensions, std::uint8_t* lane) {
-  for (std::int64_t i = 0; i < dimensions; ++i) {
-    const std::uint16_t h = float_to_bf16(key[i]);
-    std::memcpy(lane + i / 2 * kLine + i % 2 * 2, &h, 2);
+// store(i, x[i] rounded). Sixteen at a time, which the compiler does in vectors.
+template <class Store>
+void round_to_bf16(const float* x, std::int64_t count, const Store& store) {
+  for (std::int64_t first = 0; first < count; first += kBlockRows) {
+    const std::int64_t n = std::min<std::int64_t>(kBlockRows, count - first);
+    float values[kBlockRows] = {};
+    std::uint16_t rounded[kBlockRows];
+    std::memcpy(values, x + first, static_cast<std::size_t>(n) * 4);
+    for (int i = 0; i < kBlockRows; ++i) rounded[i] = float_to_bf16(values[i]);
+    for (std::int64_t i = 0; i < n; ++i) store(first + i, rounded[i]);
   }
 }
 
@@ -133,12 +138,14 @@ void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std
     }
     return;
   }
-  write_key_bf16(key, dimensions, k);
-  for (std::int64_t i = 0; i < dimensions; ++i) {
-    const std::uint16_t h = float_to_bf16(value[i]);
+  // Keys: two dimensions to a lane.
+  round_to_bf16(key, dimensions, [&](std::int64_t i, std::uint16_t h) {
+    std::memcpy(k + i / 2 * kLine + i % 2 * 2, &h, 2);
+  });
+  round_to_bf16(value, dimensions, [&](std::int64_t i, std::uint16_t h) {
     std::uint8_t* line = v.memory + (i / kBlockRows * v.lines + v.slot / 2) * kLine;
     std::memcpy(line + i % kBlockRows * 4 + v.slot % 2 * 2, &h, 2);
-  }
+  });
 }
 
 void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlot from, ValueSlot to) {

@@ -39,7 +39,7 @@ def test_dialects_have_opposite_defaults() -> None:
         assert "sample_from_anchor" not in config
         assert kind_of(config) == "dspark"
         found[layout] = DSparkConfig.read(config, "head")
-    drafted = {layout: config.num_tokens for layout, config in found.items()}
+    drafted = {layout: config.draft_tokens for layout, config in found.items()}
     assert drafted == {"deepspec": 4, "speculators": 3, "dflash": 3}
     ranks = {layout: config.markov_rank for layout, config in found.items()}
     assert ranks == {"deepspec": 5, "speculators": 5, "dflash": 0}

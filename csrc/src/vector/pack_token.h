@@ -1,6 +1,10 @@
 // One token into its lane of a panel; see activations in linear.h for the layout.
 #pragma once
 
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
 #include "lanes.h"
 #include "vector_set.h"
 
@@ -42,22 +46,56 @@ struct QuantizedGroup {
   std::int32_t sum;
 };
 
-// The largest magnitude becomes 127. As bits, because so a NaN outranks every number.
+// As bits, because so a NaN outranks every number.
 template <int kGroup>
-inline QuantizedGroup quantize_group(const float* x, std::int8_t* q) {
+inline std::uint32_t largest_magnitude(const float* x) {
+#if defined(__AVX512BW__)
+  __m512i largest = _mm512_setzero_si512();
+  for (int i = 0; i < kGroup; i += kLanes) {
+    const __m512i bits = _mm512_loadu_si512(x + i);
+    largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+  }
+  return _mm512_reduce_max_epu32(largest);
+#else
   std::uint32_t largest = 0;
   for (int i = 0; i < kGroup; ++i) {
     const std::uint32_t magnitude = bits_of(x[i]) & 0x7fffffffu;
     largest = magnitude > largest ? magnitude : largest;
   }
+  return largest;
+#endif
+}
+
+// Returns the sum of q = x * factor, rounded. Of a group with a NaN only the scale counts.
+template <int kGroup>
+inline std::int32_t round_group(const float* x, float factor, std::int8_t* q) {
+#if defined(__AVX512BW__)
+  __m512i sum = _mm512_setzero_si512();
+  for (int i = 0; i < kGroup; i += kLanes) {
+    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(factor));
+    const __m512i rounded = _mm512_cvtps_epi32(scaled);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i), _mm512_cvtepi32_epi8(rounded));
+    sum = _mm512_add_epi32(sum, rounded);
+  }
+  return _mm512_reduce_add_epi32(sum);
+#else
+  for (int i = 0; i < kGroup; ++i) q[i] = static_cast<std::int8_t>(round_to_int(x[i] * factor));
+  std::int32_t sum = 0;
+  for (int i = 0; i < kGroup; ++i) sum += q[i];
+  return sum;
+#endif
+}
+
+// The largest magnitude becomes 127.
+template <int kGroup>
+inline QuantizedGroup quantize_group(const float* x, std::int8_t* q) {
+  const std::uint32_t largest = largest_magnitude<kGroup>(x);
   const bool finite = largest < 0x7f800000u;
   const float peak = float_of(largest);
   // Below 2^-100 a group counts as zero: its reciprocal need not exist.
   const bool zero = peak < 0x1p-100f;
   const float inverse = finite && !zero ? 127.0f / peak : 0.0f;
-  for (int i = 0; i < kGroup; ++i) q[i] = static_cast<std::int8_t>(round_to_int(x[i] * inverse));
-  std::int32_t sum = 0;
-  for (int i = 0; i < kGroup; ++i) sum += q[i];
+  const std::int32_t sum = round_group<kGroup>(x, inverse, q);
   return {!finite ? float_of(0x7fc00000u) : zero ? 0.0f : peak / 127.0f, sum};
 }
 

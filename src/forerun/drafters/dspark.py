@@ -97,7 +97,7 @@ class DSparkDrafter(BaseDrafter):
         for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
             lacking = self._features.missing(request) if plan.num_tokens else None
             if lacking is not None:
-                growths[index] = start(request, plan.cut(self._head.config.num_tokens))
+                growths[index] = start(request, plan.cut(self._head.config.draft_tokens))
                 missing.append(lacking)
         if growths:
             self._grow(list(growths.values()), missing, randomness)
@@ -135,7 +135,7 @@ class DSparkDrafter(BaseDrafter):
         base = self._head.base_logits(hidden)
         growing = dict(enumerate(growths))
         expected = [1.0] * len(growths)
-        for level in range(self._head.config.num_tokens):
+        for level in range(self._head.config.draft_tokens):
             before: list[int] = []
             for growth in growing.values():
                 before += growth.run_frontier()[0] if level else growth.request.token_ids[-1:]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
 from forerun.heads import kind_at
+from forerun.models.zoo import packaged_head
 
 _QWEN3 = "Qwen/Qwen3-0.6B"
 _QWEN25 = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -86,9 +87,12 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
             f"the draft revision {config.revision!r} belongs to no draft model; name the model too."
         )
     if settled.head and config.model is None:
-        raise ConfigError(
-            f"no {settled.head} head is known for {target}; name the directory of one as the draft model."
-        )
+        packaged = packaged_head(target, settled.head)
+        if packaged is None:
+            raise ConfigError(
+                f"no {settled.head} head is known for {target}; name the directory of one as the draft model."
+            )
+        return Choice(replace(settled, model=str(packaged)))
     if config.model is not None or not needs_model:
         picked = config.method is None and config.model is None
         note = f"no draft model is known for {target}: drafting by prompt lookup (ngram)"

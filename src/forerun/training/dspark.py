@@ -39,7 +39,7 @@ class DSparkModule(PublishedModule):
                     self.get_parameter(name).zero_()
 
     def forward(self, states: Tensor, blocks: Tensor, anchors: Tensor) -> Tensor:
-        """Hidden states of the positions that predict, normed, [B, A, num_tokens, hidden_size].
+        """Hidden states of the positions that predict, normed, [B, A, draft_tokens, hidden_size].
 
         Args:
             states: of the target, [B, S, W].
@@ -59,7 +59,7 @@ class DSparkModule(PublishedModule):
             mixed = _attend(query, text, (key, value), unseen, causal=self.config.causal)
             hidden = self.rest(hidden, mixed, layer)
         hidden = self.normed(hidden, "norm").view(rows, count, size, -1)
-        return hidden[:, :, size - self.config.num_tokens :]
+        return hidden[:, :, size - self.config.draft_tokens :]
 
     def before(self, token_ids: Tensor) -> Tensor | None:
         """What the bigram term reads of the tokens before, [..., markov_rank]; None without such a term."""
@@ -172,7 +172,7 @@ class _Blocks:
         rows: which of the target's rows predicts each token of a batch, [B, S]; -1 for none.
         anchors: the tokens that blocks begin with, [B, A].
         drawn: which of these are there, bool [B, A]; the rest is padding.
-        size: tokens of a block.
+        size: tokens of a draft.
 
     Attributes:
         there: tokens that the target wrote, with all before them in the block, bool [B, A, size].
@@ -199,7 +199,7 @@ class _Blocks:
         counts = (first.sum(-1) * density).ceil().long()
         most = max(int(counts.max()), 1)
         there = torch.arange(most) < counts[:, None]
-        return cls(lesson.rows, order[:, :most], there, config.num_tokens)
+        return cls(lesson.rows, order[:, :most], there, config.draft_tokens)
 
     def before(self, token_ids: Tensor) -> Tensor:
         """The token before each of those that are there, [N]."""

@@ -200,6 +200,7 @@ class HeadRun:
         own = {
             "format_version": 1,
             "target": self._target_facts(),
+            "hidden_layers": list(self.head.hidden_layers),
             "recipe": self._recipe_facts(),
             "report": {
                 **{key: value for key, value in vars(self.report).items() if key != "progress"},

@@ -54,12 +54,14 @@ class Untrained:
         module: with the parameters.
         objective: that trains it.
         config: the content of its config.json.
+        hidden_layers: of the target that it reads, as `ForwardOutput.hidden` counts them.
         tensors: by published name, of what the module holds then.
     """
 
     module: nn.Module
     objective: Objective
     config: Mapping[str, Any]
+    hidden_layers: tuple[int, ...]
     tensors: Callable[[], Mapping[str, Tensor]]
 
 
@@ -96,7 +98,9 @@ def dspark(
     teacher = Teacher(target, read.target_layers, ids)
     objective = DSparkObjective(module, teacher, output_rows(target, ids), density=own.density)
     given = None if len(ids) == target.vocab_size else ids
-    return Untrained(module, objective, config, lambda: module.published(given))
+    return Untrained(
+        module, objective, config, teacher.hidden_layers, lambda: module.published(given)
+    )
 
 
 def eagle3(
@@ -119,7 +123,9 @@ def eagle3(
     teacher = Teacher(target, read.layers_of(target), ids)
     objective = Eagle3Objective(module, teacher, steps=own.steps, density=own.density)
     given = None if len(ids) == target.vocab_size else ids
-    return Untrained(module, objective, config, lambda: module.published(given))
+    return Untrained(
+        module, objective, config, teacher.hidden_layers, lambda: module.published(given)
+    )
 
 
 def medusa(
@@ -138,7 +144,7 @@ def medusa(
         offsets = {} if len(ids) == target.vocab_size else {"d2t": ids - torch.arange(len(ids))}
         return {**module.state_dict(), **offsets}
 
-    return Untrained(module, objective, read.published(), tensors)
+    return Untrained(module, objective, read.published(), teacher.hidden_layers, tensors)
 
 
 def output_rows(target: CausalLM, ids: Tensor) -> Tensor:
