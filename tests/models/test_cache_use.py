@@ -156,14 +156,27 @@ def test_full_caches_and_contexts_are_refused(name: str, backend: str, load: Any
 
 
 @pytest.mark.parametrize("name", ADAPTED)
+def test_the_adapter_shows_what_enters_the_final_norm(name: str, load: Any) -> None:
+    """Where norm and output head are all that follows."""
+    model, ids = load(name), tokens(1, 5)
+    if name == "gemma2":
+        with pytest.raises(ConfigError, match="no output head that can be run alone"):
+            run(model, model.new_cache(1, 8), ids, hidden_layers=(3,))
+        return
+    out = run(model, model.new_cache(1, 8), ids, hidden_layers=(2, 3))
+    close(model.lm_head(model.final_norm(out.hidden[3])), out.logits)
+    assert not torch.equal(out.hidden[2], out.hidden[3])
+
+
+@pytest.mark.parametrize("name", ADAPTED)
 def test_the_adapter_refuses_what_it_cannot_do(name: str, load: Any) -> None:
     model, ids = load(name), tokens(1, 2)
     cache = model.new_cache(1, 8)
     for options in ({"layers": range(1)}, {"hidden_in": torch.zeros(1, 2, 24)}):
         with pytest.raises(UnsupportedModelError, match="cannot run some of the layers"):
             run(model, cache, ids, **options)
-    with pytest.raises(UnsupportedModelError, match="hidden states 0 to 2"):
-        run(model, cache, ids, hidden_layers=(3,))
+    with pytest.raises(UnsupportedModelError, match="hidden states 0 to 3"):
+        run(model, cache, ids, hidden_layers=(4,))
     with pytest.raises(CacheError, match="they must ascend"):
         cache.keep(0, 0, [1])
     with pytest.raises(CacheError, match="it has rows 0 to 0"):

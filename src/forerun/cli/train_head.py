@@ -46,6 +46,8 @@ def train_head(kind: str, **values: Any) -> None:
     with bars():
         run = HeadRun(RECIPES[kind], own, settings, model, data, out, _show, values["begin_with"])
         report = run.run()
+    if not run.processes.first:
+        return
     content = _content(out, report)
     if values["json"]:
         from forerun.cli.machine import made_with, print_json

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,8 @@ _OPEN_MASKS = frozenset({"full_attention", "sliding_attention"})
 class HFModel:
     """A model of transformers; implements `forerun.contracts.CausalLM` row by row.
 
-    Trees run under an explicit attention mask. Partial layers and the hidden states above the
-    last layer are not available from transformers and are refused.
+    Trees run under an explicit attention mask. Partial layers are not available from
+    transformers and are refused.
 
     Args:
         model: of transformers, ready on its device.
@@ -70,7 +72,8 @@ class HFModel:
         Raises:
             CacheError: for a batch that contradicts the cache, a full row, or a position beyond the
                 context.
-            UnsupportedModelError: for `layers`, `hidden_in`, or hidden states above the last layer.
+            UnsupportedModelError: for `layers`, `hidden_in`, or hidden states that do not exist.
+            ConfigError: for those of the last layer, when the final norm cannot be run separately.
         """
         self._refuse_partial(batch)
         if batch.furthest >= self.max_context:
@@ -79,13 +82,29 @@ class HFModel:
         hidden: dict[int, list[Tensor]] = {layer: [] for layer in batch.hidden_layers}
         logits: list[Tensor] = []
         for index in range(len(batch)):
-            out = self._run(batch, index, cache)
+            with self._last_states(self.num_layers in hidden) as last:
+                out = self._run(batch, index, cache)
             for layer, rows in hidden.items():
-                rows.append(out.hidden_states[layer][0])
+                states = last[0] if layer == self.num_layers else out.hidden_states[layer]
+                rows.append(states[0])
             if batch.logits_for != "none":
                 logits.append(out.logits[0, -1:] if batch.logits_for == "last" else out.logits[0])
-        states = {layer: self._padded(rows) for layer, rows in hidden.items()}
-        return ForwardOutput(self._padded(logits) if logits else None, states)
+        padded = {layer: self._padded(rows) for layer, rows in hidden.items()}
+        return ForwardOutput(self._padded(logits) if logits else None, padded)
+
+    @contextmanager
+    def _last_states(self, wanted: bool) -> Iterator[list[Tensor]]:
+        """What enters the final norm meanwhile: transformers itself shows only what it makes of it."""
+        seen: list[Tensor] = []
+        if not wanted:
+            yield seen
+            return
+        norm: Any = self._head[0]
+        hook = norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            yield seen
+        finally:
+            hook.remove()
 
     def _padded(self, rows: list[Tensor]) -> Tensor:
         return pad_sequence(rows, batch_first=True).to(self.dtype)
@@ -172,11 +191,11 @@ class HFModel:
                 f"{self.name} runs on transformers, which cannot run some of the layers; use a "
                 "method that drafts with a model of its own."
             )
-        absent = [layer for layer in batch.hidden_layers if not 0 <= layer < self.num_layers]
+        absent = [layer for layer in batch.hidden_layers if not 0 <= layer <= self.num_layers]
         if absent:
             raise UnsupportedModelError(
                 f"{self.name} runs on transformers, which shows the hidden states 0 to "
-                f"{self.num_layers - 1}, not {absent}; use a method that needs none."
+                f"{self.num_layers}, not {absent}; use a method that needs none."
             )
 
 

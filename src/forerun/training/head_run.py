@@ -16,6 +16,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import TrainingError
+from forerun.files import atomic_path
 from forerun.heads.files import CARD, OWN, HeadFiles, open_head, write_head
 from forerun.heads.output import draft_ids as draft_ids_of
 from forerun.models.checkpoint import Checkpoint
@@ -98,6 +99,7 @@ class HeadRun:
         on_validated: OnValidated | None = None,
         begin_with: str | None = None,
     ) -> None:
+        self.processes = join()
         self.checkpoint = Checkpoint.open(model)
         self.settings, self.own, self.out = settings, own, out
         self._recipe, self._on_validated = recipe, on_validated
@@ -132,7 +134,6 @@ class HeadRun:
         Raises:
             TrainingError: where the loss is not a number, and for a state of another recipe.
         """
-        processes = join()
         work = self.out / WORK
         work.mkdir(parents=True, exist_ok=True)
         self._check_recipe(work / "recipe.json")
@@ -142,16 +143,17 @@ class HeadRun:
             self,
             self._training_settings(),
             work / "state.pt",
-            processes=processes,
+            processes=self.processes,
             watch=self._watch,
         )
-        self._resume(work / "curve.json")
+        self._resume(work / "curve.json", trainer.progress)
         if not self.report.untrained:
             self.report.untrained = self._validate().lengths
         self._due = trainer.progress.seconds + 60 * self.settings.validate_minutes
         self._seen = (trainer.progress.seconds, trainer.progress.tokens)
         trainer.run()
-        self._judge(trainer)
+        if not self.report.curve or self.report.curve[-1][1] != trainer.progress.tokens:
+            self._judge(trainer)
         return self.report
 
     def step(self, progress: Progress, fraction: float) -> list[ConversationBatch]:
@@ -181,10 +183,11 @@ class HeadRun:
             self._best = table.mean_length
             report.lengths, report.positions = table.lengths, table.positions
             report.progress = Progress(**vars(progress))
-            self.write()
-        (self.out / WORK / "curve.json").write_text(json.dumps(self._remembered()), "utf-8")
+            if self.processes.first:
+                self.write()
+        self._remember()
         trainer.save()
-        if self._on_validated is not None:
+        if self._on_validated is not None and self.processes.first:
             self._on_validated(report, trainer.last_loss, self._rate)
 
     def write(self) -> None:
@@ -282,24 +285,34 @@ class HeadRun:
         # A larger budget goes on; everything else would make another head.
         for name in ("minutes", "tokens", "validate_minutes", "patience"):
             facts["settings"].pop(name, None)
-        if path.exists() and json.loads(path.read_text("utf-8")) != facts:
+        if path.exists() and _read(path) != facts:
             raise TrainingError(
                 f"{path.parent} holds a training by other settings; give another directory, or delete "
                 "that folder to start again."
             )
-        path.write_text(json.dumps(facts), "utf-8")
+        if self.processes.first:
+            _write(path, facts)
 
-    def _remembered(self) -> dict[str, Any]:
-        return {"best": self._best, "stale": self._stale, **vars(self.report) | {"progress": None}}
+    def _remember(self) -> None:
+        """Note what a run that goes on needs of the validations."""
+        if self.processes.first:
+            content = {**vars(self.report), "progress": asdict(self.report.progress)}
+            _write(self.out / WORK / "curve.json", {"best": self._best, **content})
 
-    def _resume(self, path: Path) -> None:
+    def _resume(self, path: Path, progress: Progress) -> None:
+        """Take up the validations of an earlier run, as far as its state has come."""
         if not path.exists():
             return
-        content = json.loads(path.read_text("utf-8"))
-        self._best, self._stale = content["best"], 0
-        self.report.curve = [tuple(point) for point in content["curve"]]
-        for name in ("lengths", "positions", "untrained"):
-            setattr(self.report, name, content[name])
+        content = _read(path)
+        try:
+            self._best = float(content["best"])
+            points = [(float(m), int(t), float(n)) for m, t, n in content["curve"]]
+            for name in ("lengths", "positions", "untrained"):
+                setattr(self.report, name, dict(content[name]))
+            self.report.progress = Progress(**content["progress"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _broken(path) from error
+        self.report.curve = [point for point in points if point[1] <= progress.tokens]
 
 
 def _ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
@@ -326,6 +339,35 @@ def _take_weights(made: Untrained, head: HeadFiles) -> None:
             "made with, as its forerun.json has them."
         )
     made.module.load_state_dict(given)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file of an earlier run.
+
+    Raises:
+        TrainingError: where it is broken.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _broken(path) from error
+    if not isinstance(content, dict):
+        raise _broken(path)
+    return content
+
+
+def _broken(path: Path) -> TrainingError:
+    return TrainingError(f"{path} is corrupt; delete {path.parent} to start again.")
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(content), "utf-8")
+    except OSError as error:
+        raise TrainingError(
+            f"{path} cannot be written ({error}); give another directory."
+        ) from error
 
 
 def _hash(text: str) -> str:

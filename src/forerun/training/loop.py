@@ -163,7 +163,8 @@ class Trainer:
             tokens = self._step(fraction)
             self.progress.steps += 1
             self.progress.tokens += tokens
-            self.progress.seconds += time.monotonic() - started
+            # The same in all processes, which stop together.
+            self.progress.seconds += self._processes.mean(time.monotonic() - started)
             if self.progress.steps % self.settings.log_every_steps == 0:
                 self.log({"loss": round(self.last_loss, 4)})
             if time.monotonic() - saved > self.settings.save_every_seconds:
@@ -185,23 +186,43 @@ class Trainer:
             sums += torch.tensor([part.total.item(), part.weight, part.tokens])
         total, weight, tokens = self._processes.sum(sums).tolist()
         self.last_loss = total / weight if weight else 0.0
-        if not abs(self.last_loss) < float("inf"):
-            raise TrainingError(
-                f"the loss is {self.last_loss} at step {self.progress.steps}; the state of step "
-                f"{max(self._saved, 0)} is in {self.state_path.name}: go on from there with a lower "
-                "learning rate."
-            )
-        trained = [p for p in self.model.parameters() if p.grad is not None]
-        for parameter in trained:
-            assert parameter.grad is not None
-            parameter.grad.copy_(self._processes.sum(parameter.grad) / max(weight, 1e-9))
-        nn.utils.clip_grad_norm_(trained, self.settings.clip)
+        self._refuse_nonsense("loss", self.last_loss)
+        norm = nn.utils.clip_grad_norm_(self._gradients_over(max(weight, 1e-9)), self.settings.clip)
+        self._refuse_nonsense("gradient's norm", float(norm))
         factor = learning_rate_factor(fraction, self.settings.warmup, self.settings.decay)
         for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * factor
             optimizer.step()
             optimizer.zero_grad()
         return int(tokens)
+
+    def _gradients_over(self, weight: float) -> list[nn.Parameter]:
+        """The parameters that have gradients, which become those of all processes by weight."""
+        trained = []
+        for parameter in self.model.parameters():
+            if parameter.grad is None and parameter.requires_grad and self._processes.count > 1:
+                # Others may have one: all take part in every sum.
+                parameter.grad = torch.zeros_like(parameter)
+            if parameter.grad is not None:
+                parameter.grad.copy_(self._processes.sum(parameter.grad) / weight)
+                trained.append(parameter)
+        return trained
+
+    def _refuse_nonsense(self, what: str, value: float) -> None:
+        """End training before a step that would spoil the weights.
+
+        Raises:
+            TrainingError: for NaN and infinity, naming the state to go on from.
+        """
+        if abs(value) < float("inf"):
+            return
+        left = "no state has been saved: begin again"
+        if self._saved >= 0:
+            name = self.state_path.name
+            left = f"the state of step {self._saved} is in {name}: go on from there"
+        raise TrainingError(
+            f"the {what} is {value} at step {self.progress.steps}; {left} with a lower learning rate."
+        )
 
     def log(self, figures: dict[str, Any]) -> None:
         """Add a line to the log: figures and the progress."""
@@ -246,4 +267,22 @@ class Trainer:
                 f"{self.state_path} does not belong to this recipe ({error}); delete it to start again."
             ) from error
         self._saved = self.progress.steps
+        self._cut_log()
         logger.info("resumed at %s", self.progress)
+
+    def _cut_log(self) -> None:
+        """Forget what an interrupted run has logged after its state: those steps come again."""
+        if not self._processes.first or not self.log_path.exists():
+            return
+        lines = self.log_path.read_text("utf-8").splitlines()
+        kept = [line for line in lines if _steps_of(line) <= self.progress.steps]
+        with atomic_path(self.log_path) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in kept), "utf-8")
+
+
+def _steps_of(line: str) -> float:
+    """The steps that a line of the log was written after; infinite for one that was cut off."""
+    try:
+        return float(json.loads(line)["steps"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,11 +14,8 @@ from forerun.heads.medusa import MedusaConfig, new_tensors
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
 from forerun.training.loop import Part
-from forerun.training.losses import CHUNK, rejection_loss
+from forerun.training.losses import CHUNK, kl_share, rejection_loss
 from forerun.training.target import Lesson, Teacher
-
-# How slowly the acceptance that shares out KL and rejections follows the batches.
-_MEMORY = 0.95
 
 
 class MedusaModule(nn.Module):
@@ -127,7 +123,6 @@ class MedusaObjective:
             )
         self.module, self.teacher = module, teacher
         self._output, self._density, self._decay, self._seed = output_rows, density, decay, seed
-        self._accepted = 0.0
 
     def __call__(self, batch: ConversationBatch) -> Part:
         """The loss of a batch: rejections, smoothed by KL the more the less is accepted (a share of
@@ -136,16 +131,12 @@ class MedusaObjective:
         heads = self.module.config.num_heads
         tokens = _Tokens.drawn(lesson, heads, self._density, self._seed)
         weights = self._decay ** tokens.heads.float()
-        share = math.exp(-3 * self._accepted)
-        total, accepted = torch.zeros(()), torch.zeros(len(tokens.rows))
+        total = torch.zeros(())
         for some, states, matrix in self._factors(lesson, tokens):
-            loss, accepted[some] = rejection_loss(
-                [(states, matrix)], lesson.probs, tokens.rows[some], weights[some], share
-            )
-            total = total + loss
-        if len(accepted):
-            mean = float(accepted.mean())
-            self._accepted = _MEMORY * self._accepted + (1 - _MEMORY) * mean
+            factors, rows = [(states, matrix)], tokens.rows[some]
+            # Of the batch alone, so that a run that goes on repeats its losses.
+            share = kl_share(factors, lesson.probs, rows)
+            total = total + rejection_loss(factors, lesson.probs, rows, weights[some], share)[0]
         return Part(total, float(weights.sum()), batch.tokens)
 
     @torch.no_grad()

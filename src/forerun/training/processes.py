@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor, distributed
 
 from forerun.errors import TrainingError
@@ -41,13 +42,20 @@ class Processes:
             distributed.all_reduce(values)
         return values
 
+    def mean(self, value: float) -> float:
+        """The mean over all processes, the same number in each."""
+        if self.count == 1:
+            return value
+        return float(self.sum(torch.tensor([value], dtype=torch.float64))) / self.count
+
 
 ALONE = Processes()
 
 
 def join() -> Processes:
     """The processes that a launcher has started (`accelerate launch`, `torchrun`), joined; without a
-    launcher this one alone.
+    launcher this one alone. Where accelerate is not installed they are joined by torch (gloo), from the
+    variables that launchers set: WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT.
 
     Raises:
         TrainingError: where they cannot be joined.
@@ -58,8 +66,18 @@ def join() -> Processes:
     try:
         from accelerate import PartialState  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        raise TrainingError(
-            "training in several processes needs accelerate; pip install accelerate."
-        ) from None
+        return _joined_by_torch()
     state = PartialState(cpu=True)
     return Processes(state.process_index, state.num_processes)
+
+
+def _joined_by_torch() -> Processes:
+    try:
+        if not distributed.is_initialized():
+            distributed.init_process_group("gloo")
+    except (ValueError, RuntimeError) as error:
+        raise TrainingError(
+            f"the processes of WORLD_SIZE cannot be joined ({str(error).splitlines()[0]}); start them with "
+            "torchrun or accelerate, or unset WORLD_SIZE to train in one."
+        ) from error
+    return Processes(distributed.get_rank(), distributed.get_world_size())

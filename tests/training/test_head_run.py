@@ -1,0 +1,332 @@
+"""Training a head from files to a directory: what is written drafts, interrupted runs go on to the same
+losses, several processes make the steps of one, and what is wrong is refused with nothing spoiled."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forerun import load
+from forerun.errors import ForerunError, TrainingError, UnsupportedModelError
+from forerun.heads.files import HeadFiles
+from forerun.params import SamplingParams
+from forerun.training.conversations import ConversationBatch
+from forerun.training.head_run import HeadRun, Report
+from forerun.training.loop import Part
+from forerun.training.processes import Processes, join
+from tests.helpers.head_runs import run_of, save_data, save_target
+from tests.helpers.tiny_models import VOCAB
+
+KINDS = ("dspark", "eagle3", "medusa")
+Losses = list[tuple[int, float]]
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("targets")
+    return {name: save_target(root / name, name) for name in ("llama", "gpt2", "gemma", "gemma2")}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_data(tmp_path_factory.mktemp("data") / "data.jsonl")
+
+
+def watching(losses: Losses) -> Callable[[Report, float, float], None]:
+    def watch(report: Report, loss: float, _: float) -> None:
+        losses.append((report.curve[-1][1], loss))
+
+    return watch
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_model_gets_a_head_that_drafts(
+    targets: dict[str, str], data: str, tmp_path: Path, kind: str, family: str
+) -> None:
+    """What is written is opened by its directory alone, and changes nothing of greedy output."""
+    run = run_of(kind, targets[family], data, tmp_path / "head")
+    report = run.run()
+    assert report.progress.tokens > 0
+    assert all(1 <= length <= 4 for length in report.lengths.values())
+    engine = load(
+        targets[family],
+        {"model": str(tmp_path / "head"), "num_speculative_tokens": 3, "monitor": False},
+        dtype="fp32",
+    )
+    assert engine.drafter is not None
+    assert engine.drafter.name == kind
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    prompt = [3, 14, 15, 9, 2, 6]
+    completion = engine.generate(prompt, params)
+    assert completion.stats.num_draft_tokens > 0
+    plain = list(engine.stream_plain(prompt, params))
+    assert list(completion.token_ids) == [event.token_id for event in plain]
+
+
+def test_what_is_written(targets: dict[str, str], data: str, tmp_path: Path) -> None:
+    run = run_of("dspark", targets["llama"], data, tmp_path / "head")
+    report = run.run()
+    files = HeadFiles.open(tmp_path / "head")
+    assert files.kind == "dspark"
+    assert all(t.dtype in (torch.bfloat16, torch.int64) for t in files.tensors.values())
+    own = files.own
+    assert own["format_version"] == 1
+    assert own["target"]["vocab_size"] == VOCAB
+    assert len(own["target"]["chat_template"]) == 64
+    assert own["recipe"]["method"] == "dspark"
+    assert own["recipe"]["settings"]["draft_vocab_size"] == 40
+    assert own["recipe"]["head"]["markov_rank"] == 4
+    assert own["report"]["lengths"] == report.lengths
+    assert own["report"]["tokens"] == report.progress.tokens
+    assert own["report"]["conversations"]["trained on"] == 23
+    card = (tmp_path / "head" / "README.md").read_text()
+    for category, length in report.lengths.items():
+        assert f"| {category} | {length:.2f} |" in card
+    assert "23 conversations trained on" in card
+    # The most frequent tokens of the answers, and the stop token.
+    ids = torch.arange(40) + files.tensors["d2t"]
+    assert torch.equal(ids, run.ids)
+    assert 3 in ids.tolist()
+
+
+class BreakError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupted_run_goes_on_to_the_same_losses(
+    targets: dict[str, str], data: str, tmp_path: Path, kind: str
+) -> None:
+    """Where it was interrupted in the middle of a step."""
+    whole: Losses = []
+    run_of(kind, targets["llama"], data, tmp_path / "whole", watching(whole)).run()
+    parts: Losses = []
+    run = run_of(kind, targets["llama"], data, tmp_path / "parts", watching(parts))
+    objective, calls = run.head.objective, []
+
+    class Breaks:
+        evaluate = objective.evaluate
+
+        def __call__(self, batch: ConversationBatch) -> Part:
+            calls.append(batch)
+            if len(calls) == 4:
+                raise BreakError
+            return objective(batch)
+
+    run.head = replace(run.head, objective=Breaks())
+    with pytest.raises(BreakError):
+        run.run()
+    assert len(parts) == 3
+    again = run_of(kind, targets["llama"], data, tmp_path / "parts", watching(parts)).run()
+    assert parts == whole
+    assert len(whole) >= 6
+    first, second = (tmp_path / name / "training" / "state.pt" for name in ("whole", "parts"))
+    states = [torch.load(path, weights_only=True)["model"] for path in (first, second)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert [tokens for _, tokens, _ in again.curve] == [tokens for tokens, _ in whole]
+    # A spent budget adds nothing.
+    spent = run_of(kind, targets["llama"], data, tmp_path / "parts", watching(parts)).run()
+    assert (spent.curve, spent.progress) == (again.curve, again.progress)
+    assert parts == whole
+
+
+def test_steps_after_the_state_are_cut_from_the_log(
+    targets: dict[str, str], data: str, tmp_path: Path
+) -> None:
+    run_of("medusa", targets["llama"], data, tmp_path, tokens=200).run()
+    log = tmp_path / "training" / "state.jsonl"
+    before = log.read_text()
+    log.write_text(before + '{"loss": 1.0, "steps": 999}\n{"loss": 2')
+    run_of("medusa", targets["llama"], data, tmp_path, tokens=200).run()
+    assert log.read_text() == before
+
+
+def _process(rank: int, port: int, out: Path, arguments: tuple[Any, ...]) -> None:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update({"WORLD_SIZE": "2", "RANK": str(rank), **place})
+    losses: Losses = []
+    kind, model, data = arguments
+    run = run_of(kind, model, data, out / "head", watching(losses), micro_batches=3, tokens=400)
+    run.run()
+    state = {name: tensor.tolist() for name, tensor in run.head.module.state_dict().items()}
+    (out / f"{rank}.json").write_text(json.dumps([losses, state]))
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_make_the_steps_of_one(
+    targets: dict[str, str], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three micro-batches a step, so that one process has two of them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context, arguments = multiprocessing.get_context("spawn"), ("dspark", targets["llama"], data)
+    other = context.Process(target=_process, args=(1, port, tmp_path, arguments))
+    other.start()
+    losses: Losses = []
+    run = run_of(*arguments, tmp_path / "one", watching(losses), micro_batches=3, tokens=400)
+    run.run()
+    with monkeypatch.context() as variables:
+        for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+            variables.setenv(name, "")
+        _process(0, port, tmp_path, arguments)
+    other.join(60)
+    assert other.exitcode == 0
+    (first, weights), (second, others) = (
+        json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)
+    )
+    assert weights == others
+    # The first process alone talks.
+    assert second == []
+    assert [tokens for tokens, _ in first] == [tokens for tokens, _ in losses]
+    assert [loss for _, loss in first] == pytest.approx([loss for _, loss in losses], rel=2e-3)
+    assert HeadFiles.open(tmp_path / "head").own["report"]["tokens"] > 0
+
+
+def test_processes_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(TrainingError, match="start them with torchrun"):
+        join()
+    monkeypatch.delenv("WORLD_SIZE")
+    assert join() == Processes(0, 1)
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_nonsense_stops_at_the_last_good_state(
+    targets: dict[str, str], data: str, tmp_path: Path, where: str
+) -> None:
+    run = run_of("medusa", targets["llama"], data, tmp_path)
+    objective, calls = run.head.objective, []
+
+    class Spoils:
+        evaluate = objective.evaluate
+
+        def __call__(self, batch: ConversationBatch) -> Part:
+            calls.append(batch)
+            part = objective(batch)
+            if len(calls) < 4:
+                return part
+            if where == "loss":
+                return replace(part, total=part.total * torch.nan)
+            # Its value is zero, and its derivative infinite.
+            weight = next(run.head.module.parameters())
+            return replace(part, total=part.total + (weight.sum() * 0).clamp(min=0).sqrt())
+
+    run.head = replace(run.head, objective=Spoils())
+    with pytest.raises(TrainingError, match=r"at step 3; the state of step 3 is in state\.pt"):
+        run.run()
+    state = torch.load(tmp_path / "training" / "state.pt", weights_only=True)
+    assert state["progress"]["steps"] == 3
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+    run_of("medusa", targets["llama"], data, tmp_path).run()
+
+
+def test_nonsense_before_anything_is_saved(
+    targets: dict[str, str], data: str, tmp_path: Path
+) -> None:
+    run = run_of("medusa", targets["llama"], data, tmp_path)
+    with torch.no_grad():
+        next(run.head.module.parameters()).fill_(torch.nan)
+    with pytest.raises(TrainingError, match="at step 0; no state has been saved"):
+        run.run()
+    assert not (tmp_path / "training" / "state.pt").exists()
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_what_belongs_to_another_recipe_is_refused(
+    targets: dict[str, str], data: str, tmp_path: Path
+) -> None:
+    first = targets["llama"]
+    run_of("medusa", first, data, tmp_path, tokens=100).run()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    others: list[Callable[[], HeadRun]] = [
+        lambda: run_of("medusa", first, data, tmp_path, seed=1),
+        lambda: run_of("medusa", first, data, tmp_path, own={"heads": 2}),
+        lambda: run_of("eagle3", first, data, tmp_path),
+        lambda: run_of("medusa", targets["gpt2"], data, tmp_path),
+    ]
+    for other in others:
+        with pytest.raises(TrainingError, match="holds a training by other settings"):
+            other().run()
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    # A larger budget is the same recipe.
+    later = run_of("medusa", first, data, tmp_path, tokens=200).run()
+    assert later.curve[-1][1] >= 200
+
+
+def test_broken_states_are_refused(targets: dict[str, str], data: str, tmp_path: Path) -> None:
+    run_of("medusa", targets["llama"], data, tmp_path, tokens=100).run()
+    work = tmp_path / "training"
+    for name, message in (
+        ("state.pt", "does not belong to this recipe"),
+        ("curve.json", "is corrupt; delete"),
+        ("recipe.json", "is corrupt; delete"),
+    ):
+        whole = (work / name).read_bytes()
+        for spoiled in (b"", whole[: len(whole) // 2], b"\0" * 50):
+            (work / name).write_bytes(spoiled)
+            with pytest.raises(TrainingError, match=message):
+                run_of("medusa", targets["llama"], data, tmp_path, tokens=100).run()
+        (work / name).write_bytes(whole)
+    run_of("medusa", targets["llama"], data, tmp_path, tokens=100).run()
+
+
+def test_training_begins_with_the_weights_of_a_head(
+    targets: dict[str, str], data: str, tmp_path: Path
+) -> None:
+    run = run_of("dspark", targets["llama"], data, tmp_path / "first")
+    run.run()
+    earlier = str(tmp_path / "first")
+    later = run_of("dspark", targets["llama"], data, tmp_path / "next", begin_with=earlier)
+    stored = HeadFiles.open(earlier).tensors
+    for name, tensor in later.head.module.state_dict().items():
+        assert torch.equal(tensor, stored[name].float())
+    assert torch.equal(later.ids, run.ids)
+    with pytest.raises(TrainingError, match="a head of another shape"):
+        run_of(
+            *("dspark", targets["llama"], data, tmp_path / "other"),
+            begin_with=earlier,
+            own={"markov_rank": 8},
+        )
+    with pytest.raises(UnsupportedModelError, match="is a head of method 'dspark'"):
+        run_of("medusa", targets["llama"], data, tmp_path / "other", begin_with=earlier)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "message"), [(0, "no conversation is left"), (1, "too few: some are held out")]
+)
+def test_data_that_is_too_little(
+    targets: dict[str, str], tmp_path: Path, count: int, message: str
+) -> None:
+    little = save_data(tmp_path / "little.jsonl", count)
+    with pytest.raises(TrainingError, match=message):
+        run_of("medusa", targets["llama"], little, tmp_path / "head")
+    assert not (tmp_path / "head").exists()
+
+
+def test_two_conversations_are_enough(targets: dict[str, str], tmp_path: Path) -> None:
+    little = save_data(tmp_path / "little.jsonl", 2)
+    report = run_of("eagle3", targets["llama"], little, tmp_path / "head", tokens=60).run()
+    assert report.conversations["trained on"] == report.conversations["held out"] == 1
+    assert HeadFiles.open(tmp_path / "head").kind == "eagle3"
+
+
+def test_a_target_whose_output_head_cannot_be_borrowed(
+    targets: dict[str, str], data: str, tmp_path: Path
+) -> None:
+    """It caps its logits."""
+    with pytest.raises(ForerunError, match="no output head that can be run alone"):
+        run_of("dspark", targets["gemma2"], data, tmp_path)
