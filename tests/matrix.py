@@ -12,6 +12,7 @@ from forerun.contracts import Drafter
 from forerun.core import NO_HINTS, Hints
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.dspark import DSparkDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.medusa import MedusaDrafter
@@ -20,11 +21,13 @@ from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.engine.config import DraftSampling
+from forerun.heads.dspark import DSparkConfig, DSparkHead
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Weights
 from forerun.heads.eagle3_parts import Eagle3Head
 from forerun.heads.medusa import MedusaConfig, MedusaHead, new_tensors
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel, TreeDrafter
+from tests.helpers import dspark_heads
 from tests.helpers.eagle_heads import Made, published
 from tests.helpers.layered import LayeredToyModel
 
@@ -64,6 +67,17 @@ POINT_MASSES = ("auto", "token", "coupled")
 PREDICTED = Hints(
     prediction=(*range(VOCAB), 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8)
 )
+
+
+def _dspark(target: LayeredToyModel, least_confidence: float = 0.0) -> DSparkDrafter:
+    """With a random head over all but a few of the target's tokens."""
+    size = target.vocab_size
+    made = dspark_heads.Made(
+        size, size, size * 3 // 4, heads=1, kv_heads=1, head_dim=6, inner=9, layers=1, mask=1
+    )
+    config, tensors = dspark_heads.published(made, "deepspec")
+    head = DSparkHead(target, DSparkConfig.read(config, "head"), tensors, "head")
+    return DSparkDrafter(head, ROWS, target.max_context, size, least_confidence)
 
 
 def _eagle3(target: LayeredToyModel) -> Eagle3Drafter:
@@ -126,6 +140,29 @@ DRAFTERS = [
         ),
         ("auto", "token", "coupled"),
         config=TREE,
+    ),
+    DrafterCase(
+        "dspark",
+        lambda target, _: _dspark(target),
+        ("auto", "token", "block", "traversal", "coupled"),
+    ),
+    DrafterCase(
+        "dspark-confident",
+        lambda target, _: _dspark(target, 0.5),
+        ("auto",),
+    ),
+    DrafterCase(
+        "dspark-tree",
+        lambda target, _: _dspark(target),
+        ("auto", "token", "traversal", "coupled"),
+        config=TREE,
+    ),
+    DrafterCase(
+        "dspark-shape-greedy",
+        lambda target, _: _dspark(target),
+        ("auto", "token", "coupled"),
+        draft_sample_method="greedy",
+        config=SHAPE,
     ),
     DrafterCase(
         "eagle3",

@@ -55,7 +55,7 @@ class DSparkDrafter(BaseDrafter):
     """
 
     name = "dspark"
-    head = "dspark"
+    head: str | None = "dspark"
     drawings = frozenset(Drawing)
     takes_trees = True
     options = DSparkOptions

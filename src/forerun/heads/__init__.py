@@ -47,8 +47,8 @@ class HeadKind:
 
 HEADS = {
     "dspark": HeadKind(
-        re.compile("(Qwen3|Gemma4)DSparkModel|DSparkDraftModel|DSparkSpeculator"),
-        frozenset({"dspark"}),
+        re.compile("(Qwen3|Gemma4)DSparkModel|DSparkDraftModel|DSparkSpeculator|DFlashDraftModel"),
+        frozenset({"dspark", "dflash"}),
     ),
     "eagle3": HeadKind(
         re.compile(

@@ -9,7 +9,7 @@ the token drafted before it (DeepSpec). Without that head it is DFlash.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -76,33 +76,42 @@ class DSparkConfig:
         shape = read_layers(layers, where)
         nested = config.get("dflash_config")
         values = {**(nested if isinstance(nested, dict) else {}), **config}
-        names = values.get("architectures") or [_ARCHITECTURE]
-        dflash = (
-            str(names[0]).startswith("DFlash") or values.get("speculators_model_type") == "dflash"
-        )
+        dflash = _is_dflash(values)
         _refuse_variants(values, where)
-        ids, offset = values.get("target_layer_ids"), 1
-        if ids is None:
-            ids, offset = values.get("aux_hidden_state_layer_ids"), 0
         rank = 0 if dflash else _whole(values, "markov_rank", where, 0, 1 << 16)
-        with_markov = bool(values.get("confidence_head_with_markov", False))
-        has_confidence = bool(values.get("enable_confidence_head", False))
+        confidence = ""
+        if _flag(values, "enable_confidence_head", False, where):
+            joined = _flag(values, "confidence_head_with_markov", False, where)
+            confidence = "markov" if joined and rank else "hidden"
+        from_anchor = _flag(values, "sample_from_anchor", not dflash and wrapped is None, where)
+        if values.get("draft_vocab_size") is None:
+            values["draft_vocab_size"] = shape.vocab_size
+        causal = _flag(values, "causal", False, where) or _flag(values, "causal_head", False, where)
         return cls(
             shape,
-            tuple(layer + offset for layer in _layer_ids(ids, where)),
-            _whole(values, "block_size", where, 2, 64),
+            _target_layers(values, where),
+            _whole(values, "block_size", where, 1 if from_anchor else 2, 64),
             _whole(values, "mask_token_id", where, 0, shape.vocab_size - 1),
             rank,
-            values.get("draft_vocab_size") or shape.vocab_size,
-            "" if not has_confidence else "markov" if with_markov else "hidden",
-            bool(values.get("sample_from_anchor", not dflash and wrapped is None)),
-            bool(values.get("causal", values.get("causal_head", False))),
+            _whole(values, "draft_vocab_size", where, 1, shape.vocab_size),
+            confidence,
+            from_anchor,
+            causal,
         )
 
     @property
     def draft_tokens(self) -> int:
-        """Tokens of a draft at most: as many as positions that predict."""
-        return self.block_size - (0 if self.sample_from_anchor else 1)
+        """Tokens of a draft at most: one for each position that predicts."""
+        return self.block_size if self.sample_from_anchor else self.block_size - 1
+
+    def as_stored(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> DSparkConfig:
+        """The same with what some configs leave to the weights: whether there is a confidence head, and
+        what it reads."""
+        weight = tensors.get("confidence_head.proj.weight")
+        if weight is None or config.get("enable_confidence_head") is not None:
+            return self
+        joined = weight.shape[-1] != self.layers.hidden_size
+        return replace(self, confidence="markov" if joined and self.markov_rank else "hidden")
 
     def shapes(self, target_hidden: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that a file must have, by published name."""
@@ -165,8 +174,10 @@ class DSparkHead:
         modules = modules_for(target)
         shape, eps = config.layers, config.layers.norm_eps
         self.config, self._target, self.name = config, target, name
-        ids = draft_ids(tensors["d2t"], shape.vocab_size, name) if "d2t" in tensors else None
-        self.vocabulary = None if ids is None else DraftVocabulary(ids, shape.vocab_size)
+        ids, tensors = _ascending(tensors, shape.vocab_size, name)
+        self.vocabulary = None
+        if ids is not None:
+            self.vocabulary = DraftVocabulary(ids.to(target.device), shape.vocab_size)
         self._fc = modules.linear(tensors["fc.weight"])
         self._hidden_norm = modules.norm(tensors["hidden_norm.weight"], eps=eps)
         self._norm = modules.norm(tensors["norm.weight"], eps=eps)
@@ -204,6 +215,7 @@ class DSparkHead:
             UnsupportedModelError: for variants with another forward.
         """
         config = DSparkConfig.read(files.config, files.name)
+        config = config.as_stored(files.tensors, files.config)
         refuse_other_target(
             files.name,
             target,
@@ -307,15 +319,44 @@ def _whole(values: Mapping[str, Any], key: str, where: str, least: int, most: in
     return value
 
 
-def _layer_ids(ids: Any, where: str) -> tuple[int, ...]:
-    fits = (
-        isinstance(ids, list) and ids and all(type(layer) is int and layer >= -1 for layer in ids)
-    )
+def _flag(values: Mapping[str, Any], key: str, default: bool, where: str) -> bool:
+    value = values.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{where}: {key} is {shown(value)}; it must be true or false.")
+    return default if value is None else value
+
+
+def _is_dflash(values: Mapping[str, Any]) -> bool:
+    """Whether a config is that of DFlash, which has no Markov head."""
+    names = values.get("architectures")
+    named = isinstance(names, list) and any(str(name).startswith("DFlash") for name in names)
+    return named or values.get("speculators_model_type") == "dflash"
+
+
+def _target_layers(values: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    """The hidden layers that a config names: by the layers that they come out of, or as hidden states
+    are counted."""
+    key, offset = "target_layer_ids", 1
+    if values.get(key) is None and values.get("aux_hidden_state_layer_ids") is not None:
+        key, offset = "aux_hidden_state_layer_ids", 0
+    ids = values.get(key)
+    fits = isinstance(ids, list) and ids and all(type(i) is int and i + offset >= 0 for i in ids)
     if not fits:
-        raise CheckpointError(
-            f"{where}: target_layer_ids is {shown(ids)}; it must list layers of the target."
-        )
-    return tuple(ids)
+        raise CheckpointError(f"{where}: {key} is {shown(ids)}; it must list layers of the target.")
+    assert isinstance(ids, list)
+    return tuple(layer + offset for layer in ids)
+
+
+def _ascending(
+    tensors: Mapping[str, Tensor], vocab_size: int, name: str
+) -> tuple[Tensor | None, Mapping[str, Tensor]]:
+    """The target's ids of a reduced vocabulary, None for a whole one, and the tensors in their order: the
+    target's, in which uniform numbers pick the same tokens as over all of it."""
+    if "d2t" not in tensors:
+        return None, tensors
+    ids, order = draft_ids(tensors["d2t"], vocab_size, name).sort()
+    by_token = ("lm_head.weight", "markov_head.markov_w2.weight")
+    return ids, {**tensors, **{key: tensors[key][order] for key in by_token if key in tensors}}
 
 
 def _refuse_variants(values: Mapping[str, Any], where: str) -> None:
