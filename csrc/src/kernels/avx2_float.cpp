@@ -56,7 +56,7 @@ struct Avx2Float {
     const std::uint8_t* ahead = a.ahead.first;
     for (std::int64_t i = 0; i < a.lines; ++i, w += kLine, x += T, ahead += a.ahead.step) {
       if (i == a.ahead.switch_line) ahead = a.ahead.second;
-      prefetch<T>(ahead);
+      prefetch(ahead);
       line<T>(sum, w, x);
     }
     unroll_halves<T>([&](auto h, auto t) { store_half(a, h, t, sum[h][t]); });

@@ -105,7 +105,7 @@ struct Avx2Grouped {
       const std::uint32_t* x_head = x;
       x += 2 * T;
       for (const std::int64_t end = i + a.group_lines; i < end && i < a.lines; ++i) {
-        prefetch<T>(ahead);
+        prefetch(ahead);
         line<T>(acc, w, x);
         w += kLine;
         x += Format::kPanelRows * T;

@@ -47,7 +47,7 @@ struct Avx512Float {
       const std::uint8_t* part_end = w + a.ahead.switch_line * kLine;
       for (int part = 0; part < 2; ++part) {
         for (; w != part_end; w += kLine, x += T, ahead += step) {
-          prefetch<T>(ahead);
+          prefetch(ahead);
           add_lines<T, 1>(sum, w, x);
         }
         ahead = a.ahead.second;

@@ -129,7 +129,7 @@ struct Avx512Grouped {
       const std::uint8_t* end = w + lines * kLine;
       const std::uint8_t* ahead = at.ahead;
       do {
-        if constexpr (T > kTokensUnaided) prefetch<T>(ahead);
+        if constexpr (T > kTokensUnaided) prefetch(ahead);
         add_line<T, 0>(acc, w, x);
         w += kLine;
         x += kWidth;
@@ -154,7 +154,7 @@ struct Avx512Grouped {
     for (std::int64_t left = a.lines; left > 0;) {
       if (at.w == turn) at.ahead = a.ahead.second;
       const std::uint8_t* scales = at.w;
-      if constexpr (T > kTokensUnaided) prefetch<T>(at.ahead);
+      if constexpr (T > kTokensUnaided) prefetch(at.ahead);
       at.w += kLine;
       at.ahead += step;
       constexpr int kGroups = Format::kOffset ? 1 : 2;
