@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
 from forerun.heads import kind_at
-from forerun.models.zoo import packaged_head
 
 _QWEN3 = "Qwen/Qwen3-0.6B"
 _QWEN25 = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -87,6 +86,8 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
             f"the draft revision {config.revision!r} belongs to no draft model; name the model too."
         )
     if settled.head and config.model is None:
+        from forerun.models.zoo import packaged_head  # Here, because models load torch.
+
         packaged = packaged_head(target, settled.head)
         if packaged is None:
             raise ConfigError(
