@@ -1,4 +1,4 @@
-"""`forerun export`: a copy of a head in a layout that other engines load, or the reason why there is none."""
+"""`forerun export`: a copy of a head that other engines load, or why it cannot be made."""
 
 from __future__ import annotations
 
