@@ -41,14 +41,17 @@ void set_float_mode([[maybe_unused]] unsigned mode) {
 class Spinner {
  public:
   void wait() {
-    if (++turns_ < kTurns) {
-#if defined(__x86_64__) || defined(__i386__)
-      _mm_pause();
-#endif
-    } else {
+    if (!patient()) {
       std::this_thread::yield();
+      return;
     }
+    ++turns_;
+#if defined(__x86_64__) || defined(__i386__)
+    _mm_pause();
+#endif
   }
+
+  bool patient() const { return turns_ < kTurns; }
 
  private:
   static constexpr int kTurns = 2000;
@@ -191,7 +194,10 @@ void ThreadPool::run(Job job, const void* context) {
 }
 
 bool ThreadPool::wait_until_active() {
-  if (active_.load(std::memory_order_relaxed)) return true;
+  // A drafter calls module after module: waking up for each would cost more than most of them do.
+  for (Spinner spinner; spinner.patient(); spinner.wait()) {
+    if (active_.load(std::memory_order_relaxed)) return true;
+  }
   std::unique_lock<std::mutex> lock(crew_->mutex);
   crew_->wake.wait(lock, [this] { return crew_->stopping || active_.load(); });
   return !crew_->stopping;

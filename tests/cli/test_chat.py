@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.real_model import needs_smollm2
 from tests.helpers.refusals import refused
-from tests.helpers.session import Session
+from tests.helpers.session import CTRL_C, CTRL_D, Session
 
 END = "<|endoftext|>"
 TEMPLATE = (
@@ -236,7 +236,7 @@ def test_a_conversation_beyond_the_context_in_a_terminal(cli: Cli, target: str) 
         assert "/drop or /reset" in talk.expect("> ")
         talk.send("def " * 20 + "\n")
         talk.expect("Drop the oldest turn? [y/n] ")
-        talk.send("\x04")
+        talk.press(CTRL_D)
         assert "/drop or /reset" in talk.expect("> ")
         talk.send("def " * 20 + "\n")
         talk.expect("Drop the oldest turn? [y/n] ")
@@ -246,7 +246,7 @@ def test_a_conversation_beyond_the_context_in_a_terminal(cli: Cli, target: str) 
         talk.send("x" * 500 + "\n")
         talk.expect("this message alone")
         talk.expect("> ")
-        talk.send("\x04")
+        talk.press(CTRL_D)
         assert talk.end()[0] == 0
 
 
@@ -258,15 +258,15 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(cli: Cli, target: str, tmp_pa
         talk.send("def add\n")
         talk.expect("def add\n")
         talk.expect(first)
-        talk.interrupt()
+        talk.press(CTRL_C)
         talk.expect("> ")
         talk.send(f"/save {file}\n")
         talk.expect("2 messages written")
         talk.expect("> ")
-        talk.interrupt()
+        talk.press(CTRL_C)
         talk.expect("Ctrl-C again")
         talk.expect("> ")
-        talk.interrupt()
+        talk.press(CTRL_C)
         assert talk.end()[0] == 130
     answer = saved(file)[1]["content"]
     assert answer[0] == first
@@ -347,7 +347,7 @@ def test_three_turns_with_a_real_model() -> None:
             shown += talk.expect("> ")
             talk.send("/stats\n")
             shown += talk.expect("> ")
-        talk.send("\x04")
+        talk.press(CTRL_D)
         assert talk.end()[0] == 0
     finally:
         talk.process.kill()

@@ -11,6 +11,7 @@ import sys
 
 PATIENCE = 120
 SILENCE = 10
+CTRL_C, CTRL_D = "\x03", "\x04"
 # Colours, and what readline tells the terminal.
 _CONTROL = re.compile("\x1b\\[[0-9;?]*[a-zA-Z]|\r")
 
@@ -41,11 +42,11 @@ class Session:
         """Press keys."""
         os.write(self._master, keys.encode())
 
-    def interrupt(self) -> None:
-        """Press Ctrl-C until something happens: readline misses it right after it has shown its prompt."""
-        self.send("\x03")
+    def press(self, key: str) -> None:
+        """Press Ctrl-C or Ctrl-D until something happens: readline misses them right after its prompt."""
+        self.send(key)
         while not select.select([self._master], [], [], SILENCE)[0]:
-            self.send("\x03")
+            self.send(key)
 
     def expect(self, text: str) -> str:
         """Read until `text` has come, and return what came up to its end since the last call."""

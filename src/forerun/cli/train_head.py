@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forerun.cli.asked import set_threads
 from forerun.cli.bars import bars
 from forerun.cli.completion import completion
 from forerun.cli.config import config_option
@@ -32,11 +33,10 @@ def train_head(kind: str, **values: Any) -> None:
         values: of the options.
     """
     quiet_libraries()
-    from forerun.bench.machine import use_threads
     from forerun.training.head_run import HeadRun
     from forerun.training.recipes import RECIPES
 
-    use_threads(values["threads"])
+    set_threads(values)
     model = values["name"]
     settings = HeadSettings(**{name: values[name] for name in vars(HeadSettings())})
     kinds = HEAD_SETTINGS[kind]

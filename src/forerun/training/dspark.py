@@ -13,7 +13,7 @@ from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
 from forerun.training.loop import Part
 from forerun.training.losses import CHUNK, kl_share, rejection_loss
-from forerun.training.published import PublishedModule
+from forerun.training.published import PublishedModule, attend
 from forerun.training.target import Lesson, Teacher
 
 # Of the confidence head's loss, beside that of the tokens.
@@ -50,13 +50,14 @@ class DSparkModule(PublishedModule):
         context = self.normed(self.linear(states, "fc"), "hidden_norm")
         slots = torch.arange(states.shape[1], device=anchors.device)
         positions = (anchors[..., None] + torch.arange(size, device=anchors.device)).flatten(1)
-        unseen = slots >= anchors[..., None]
+        seen = _seen(anchors, len(slots), size, causal=self.config.causal)
         hidden = blocks.flatten(1, 2)
         for layer in range(self.shape.num_layers):
             normed = self.normed(hidden, f"layers.{layer}.input_layernorm")
             query, key, value = self.heads(normed, "qkv", positions, layer)
             text = self.heads(context, "kv", slots[None], layer)
-            mixed = _attend(query, text, (key, value), unseen, causal=self.config.causal)
+            keys, values = (torch.cat(both, 2) for both in zip(text, (key, value), strict=True))
+            mixed = attend(query, keys, values, seen)
             hidden = self.rest(hidden, mixed, layer)
         hidden = self.normed(hidden, "norm").view(rows, count, size, -1)
         return hidden[:, :, size - self.config.draft_tokens :]
@@ -218,38 +219,18 @@ def _most_probable(factors: list[tuple[Tensor, Tensor]]) -> Tensor:
     return best
 
 
-def _attend(
-    query: Tensor,
-    text: list[Tensor],
-    own: tuple[Tensor, Tensor],
-    unseen: Tensor,
-    *,
-    causal: bool,
-) -> Tensor:
-    """Attention of blocks over the text before them and over themselves, [B, A * n, heads * d].
+def _seen(anchors: Tensor, width: int, size: int, *, causal: bool) -> Tensor:
+    """Which keys the positions of blocks see, bool [B, 1, A * size, width + A * size]: of the text those
+    before the block, and those of their own block.
 
     Args:
-        query: [B, heads, A * n, d].
-        text: keys and values of the text, each [B, kv_heads, S, d].
-        own: of the blocks, each [B, kv_heads, A * n, d].
-        unseen: tokens of the text that a block does not see, bool [B, A, S].
+        anchors: the place of each block's first token, [B, A].
+        width: tokens of the text.
+        size: of a block.
         causal: whether positions of a block see only those before them.
     """
-    batch, heads, total, dim = query.shape
-    shared, count = text[0].shape[1], unseen.shape[1]
-    groups, size = heads // shared, total // count
-    # By the heads that share keys: [B, kv_heads, groups, A, n, d].
-    query = query.reshape(batch, shared, groups, count, size, dim) * dim**-0.5
-    scores = query.flatten(2, 4) @ text[0].transpose(-1, -2)
-    scores = scores.view(batch, shared, groups, count, size, -1)
-    scores = scores.masked_fill(unseen[:, None, None, :, None], -torch.inf)
-    keys, values = (part.reshape(batch, shared, 1, count, size, dim) for part in own)
-    within = query @ keys.transpose(-1, -2)
-    if causal:
-        later = torch.ones(size, size, dtype=torch.bool).triu(1)
-        within = within.masked_fill(later, -torch.inf)
-    weights = torch.cat((scores, within), dim=-1).softmax(-1, dtype=torch.float32).to(query.dtype)
-    width = text[0].shape[2]
-    mixed = weights[..., :width].flatten(2, 4) @ text[1]
-    mixed = mixed.view(query.shape) + weights[..., width:] @ values
-    return mixed.reshape(batch, heads, total, dim).transpose(1, 2).flatten(2)
+    batch, count = anchors.shape
+    text = torch.arange(width) < anchors.repeat_interleave(size, dim=1)[..., None]
+    within = torch.ones(size, size, dtype=torch.bool)
+    own = torch.kron(torch.eye(count, dtype=torch.bool), within.tril() if causal else within)
+    return torch.cat((text, own.expand(batch, -1, -1)), dim=-1)[:, None]

@@ -19,7 +19,7 @@ from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
 from forerun.training.loop import Part
 from forerun.training.losses import CHUNK, kl_share, rejection_loss
-from forerun.training.published import PublishedModule
+from forerun.training.published import PublishedModule, attend
 from forerun.training.target import Lesson, Teacher
 
 STEPS = 5
@@ -46,6 +46,12 @@ class Eagle3Module(PublishedModule):
         super().__init__(config.layers, shapes, {"lm_head.weight": lm_head})
         self.config = config
         self.get_parameter("lm_head.weight").requires_grad_(trains_output)
+        if config.target_hidden_size == config.layers.hidden_size:
+            with torch.no_grad():
+                # It begins with the highest state, which the output head reads best, for the residual.
+                self.get_parameter("fc.weight")[:, -config.target_hidden_size :] += torch.eye(
+                    config.target_hidden_size
+                )
 
     def forward(self, states: Tensor, embeddings: Tensor, anchors: Tensor, steps: int) -> Tensor:
         """What the output head reads, step after step, where drafts begin.
@@ -64,19 +70,20 @@ class Eagle3Module(PublishedModule):
         context, _ = self._inputs(embeddings[:, 1:], fused)
         slots = torch.arange(context.shape[1], device=anchors.device)
         keys, values = self.heads(context, "kv", slots[None])
-        unseen = slots > anchors[:, :, None]
+        seen = slots <= anchors[:, None, :, None]
+        # A draft sees of what was drafted its own tokens.
+        itself = torch.eye(anchors.shape[1], dtype=torch.bool).expand(len(anchors), 1, -1, -1)
         hidden, last = _at(fused, anchors), embeddings.shape[1] - 1
-        drafted: list[tuple[Tensor, Tensor]] = []
         outputs = []
         for step in range(steps):
             positions = anchors + step
             following = _at(embeddings, (positions + 1).clamp(max=last))
             joined, residual = self._inputs(following, hidden)
             query, key, value = self.heads(joined, "qkv", positions)
-            # The first step's own keys are those of the text.
-            drafted += [(key, value)] if step else []
-            mixed = _attend(query, keys, values, unseen, drafted)
-            hidden = self.rest(residual, mixed)
+            if step:  # The first step's own keys are those of the text.
+                keys, values = torch.cat((keys, key), 2), torch.cat((values, value), 2)
+                seen = torch.cat((seen, itself), -1)
+            hidden = self.rest(residual, attend(query, keys, values, seen))
             outputs.append(self.normed(hidden, "norm"))
             hidden = outputs[-1] if self.config.norm_output else hidden
         return torch.stack(outputs, dim=2)
@@ -161,38 +168,6 @@ def _most_probable(states: Tensor, matrix: Tensor) -> Tensor:
 def _at(vectors: Tensor, tokens: Tensor) -> Tensor:
     """The vectors [B, A, size] of tokens [B, A] among [B, S, size]."""
     return vectors.gather(1, tokens[..., None].expand(-1, -1, vectors.shape[-1]))
-
-
-def _attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    unseen: Tensor,
-    drafted: list[tuple[Tensor, Tensor]],
-) -> Tensor:
-    """Attention [B, A, heads * d] of drafts over the text before them and their own tokens so far.
-
-    Args:
-        query: [B, heads, A, d].
-        keys, values: of the text, [B, kv_heads, S, d].
-        unseen: the text's tokens that a draft does not see, [B, A, S].
-        drafted: keys and values of the drafts' own tokens, each [B, kv_heads, A, d].
-    """
-    batch, heads, count, size = query.shape
-    shared = keys.shape[1]
-    # The heads that share keys: [B, kv_heads, groups, A, d].
-    query = query.reshape(batch, shared, heads // shared, count, size) * size**-0.5
-    scores = query.flatten(2, 3) @ keys.transpose(-1, -2)
-    scores = scores.view(*query.shape[:4], -1)
-    scores = scores.masked_fill(unseen[:, None, None], -torch.inf)
-    own = [(query * key[:, :, None]).sum(-1, keepdim=True) for key, _ in drafted]
-    weights = torch.cat([scores, *own], dim=-1).softmax(-1, dtype=torch.float32).to(query.dtype)
-    width = keys.shape[2]
-    mixed = weights[..., :width].flatten(2, 3) @ values
-    mixed = mixed.view(query.shape)
-    for place, (_, value) in enumerate(drafted, width):
-        mixed = mixed + weights[..., place : place + 1] * value[:, :, None]
-    return mixed.reshape(batch, heads, count, size).transpose(1, 2).flatten(2)
 
 
 class Eagle3Objective:

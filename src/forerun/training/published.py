@@ -98,6 +98,20 @@ class PublishedModule(nn.Module):
         return tensors
 
 
+def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """What heads mix of the values that they see, [B, n, heads * head_dim].
+
+    Args:
+        query: [B, heads, n, head_dim].
+        keys, values: [B, kv_heads, m, head_dim].
+        seen: which keys each query sees, bool [B, 1, n, m].
+    """
+    mixed = functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=seen, enable_gqa=True
+    )
+    return mixed.transpose(1, 2).flatten(2)
+
+
 def hang(owner: nn.Module, name: str, tensor: Tensor) -> nn.Parameter:
     """Make a tensor a parameter with a name of dots."""
     *path, last = name.split(".")

@@ -107,15 +107,18 @@ def eagle3(
     target: CausalLM, ids: Tensor, own: Eagle3Settings, rope: Mapping[str, Any]
 ) -> Untrained:
     """An EAGLE-3 head in the layout that all engines load: one layer, no flags."""
+    layers = _layers(target, rope)
     config = {
-        **_layers(target, rope),
+        **layers,
+        # What is drafted reaches the state by these values alone: they must not be narrower than it.
+        "num_key_value_heads": layers["num_attention_heads"],
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_hidden_layers": 1,
         "draft_vocab_size": len(ids),
     }
-    layers = default_layers(target.num_layers)
-    if not 0 <= min(layers) <= max(layers) <= target.num_layers:
+    fused = default_layers(target.num_layers)
+    if not 0 <= min(fused) <= max(fused) <= target.num_layers:
         # A target of few layers: what there is.
         config[LAYER_IDS] = [0, target.num_layers // 2, target.num_layers]
     read = Eagle3Config.read(config, "the config of a new head")
