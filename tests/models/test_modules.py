@@ -180,8 +180,7 @@ def test_modules_come_in_the_targets_precision(precision: str) -> None:
     assert Ability.MODULES in target.abilities
     weight = torch.randn(50, HIDDEN, generator=torch.Generator().manual_seed(3))
     found = modules_for(target).linear(weight)(inputs(5)[0])
-    # As with the head, int4 would cost a draft more than it saves.
-    own = on_kernels("int8" if precision == "int4" else precision)
+    own = on_kernels(precision)
     assert torch.equal(found, own.linear(weight)(inputs(5)[0]))
 
 

@@ -84,7 +84,7 @@ class BuildsModules(CausalLM, Protocol):
     """A model with `Ability.MODULES`."""
 
     def modules(self) -> Modules:
-        """What builds modules in the precision of this model (int8 where it is int4)."""
+        """What builds modules in the precision of this model (int4 where its weights were quantized before)."""
 
 
 def builds_modules(model: CausalLM) -> TypeGuard[BuildsModules]:
