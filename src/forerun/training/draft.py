@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,11 @@ from forerun.models.architecture import LLAMA_LIKE, Architecture
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.layouts import HEAD, layout_of
 from forerun.models.sources import match_keys
-from forerun.training.objective import Drafts, RejectionObjective, numbered
+from forerun.training.acceptance import AcceptanceTable
+from forerun.training.conversations import ConversationBatch
+from forerun.training.evaluation import Drafts, evaluate
+from forerun.training.loop import Part
+from forerun.training.losses import kl_share, rejection_loss
 from forerun.training.published import DEVIATION, PublishedModule, attend, hang
 from forerun.training.target import Lesson, Teacher
 
@@ -68,37 +72,51 @@ class DraftModule(nn.Module):
         return model.normed(hidden, "norm")
 
 
-class DraftObjective(RejectionObjective):
+class DraftObjective:
     """What a draft model learns from conversations: the target's row for every token of the answers.
 
     Args:
         module: the model.
         teacher: the target, over the whole vocabulary.
-        steps: tokens of the drafts whose acceptance is shown.
+        steps: tokens of the drafts whose acceptance is measured.
     """
 
     def __init__(self, module: DraftModule, teacher: Teacher, *, steps: int) -> None:
-        super().__init__(teacher, decay=1.0)
-        self.module, self._steps = module, steps
+        self.module, self.teacher, self.steps = module, teacher, steps
+
+    def __call__(self, batch: ConversationBatch) -> Part:
+        """The loss of a batch: rejections, smoothed by KL the more the less is accepted (λ = exp(-3 α), as
+        in speculators' lk_hybrid)."""
+        lesson = self.teacher.show(batch)
+        drafts = self.drafts(lesson)
+        ((_, factors),) = drafts.factors
+        share = kl_share(factors, lesson.probs, drafts.targets)
+        weights = torch.ones(len(drafts.targets))
+        total, _ = rejection_loss(factors, lesson.probs, drafts.targets, weights, share)
+        return Part(total, float(len(weights)), batch.tokens)
+
+    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
+        """Acceptance on conversations that are held out; see `evaluation.evaluate`."""
+        return evaluate(self.teacher, self.drafts, batches, ranks)
 
     def drafts(self, lesson: Lesson) -> Drafts:
-        """What it says after each token before one of an answer; drafts begin at all of them."""
+        """What it drafts on a batch: one draft after another from the answer's first token on, so that all
+        of its tokens are in one."""
         with torch.autocast(lesson.batch.token_ids.device.type, torch.bfloat16):
             states = self.module(lesson.batch.token_ids)
+        # The state of the token before predicts a token.
         wanted = lesson.rows[:, 1:]
-        there = wanted >= 0
-        kept, rows = states[:, :-1][there].bfloat16(), wanted[there]
-        every = torch.ones(len(rows), dtype=torch.bool)
-        # The target's text is the same for all drafts, so that they share what is said of it.
-        numbers = functional.pad(numbered(there), (0, self._steps - 1), value=-1)
-        chains = numbers.unfold(-1, self._steps, 1)
-        return Drafts(
-            rows,
-            torch.zeros_like(rows),
-            [(every, [(kept, self.module.output.bfloat16())])],
-            chains.flatten(0, 1),
-            torch.arange(len(chains)).repeat_interleave(chains.shape[1]),
-        )
+        first, size = (wanted >= 0).int().argmax(-1), wanted.shape[1]
+        begins = first[:, None] + torch.arange(0, size, self.steps)
+        places = begins[..., None] + torch.arange(self.steps)
+        padded = functional.pad(wanted, (0, size + self.steps), value=-1)
+        targets = padded.gather(1, places.flatten(1)).view(-1, self.steps)
+        there = targets >= 0
+        rows = torch.arange(len(wanted)).repeat_interleave(begins.shape[1])
+        kept = states[rows[:, None].expand_as(there)[there], places.view_as(there)[there]]
+        every = torch.ones(len(kept), dtype=torch.bool)
+        factors = [(kept.bfloat16(), self.module.output.bfloat16())]
+        return Drafts(rows, begins.flatten() + 1, there, targets[there], [(every, factors)])
 
 
 def spread(num_layers: int, count: int) -> list[int]:
