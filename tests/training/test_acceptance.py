@@ -1,4 +1,4 @@
-"""Acceptance on held-out text: what siblings give is what their enumeration says, and contexts are told apart."""
+"""Acceptance on held-out text: siblings give what their enumeration says, and contexts are told apart."""
 
 from __future__ import annotations
 
