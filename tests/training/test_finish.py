@@ -8,11 +8,16 @@ import pytest
 import torch
 
 from forerun import load
+from forerun.core import Stats
 from forerun.heads.files import HeadFiles
+from forerun.training.conversations import Conversation
 from forerun.training.finish import RANKS, finish
+from forerun.training.head_settings import FinishSettings
+from forerun.training.real_run import spread_prompts
 from tests.helpers.head_runs import OWN, run_of, save_data, save_target
 
 KINDS = ("dspark", "eagle3", "medusa")
+QUIET = FinishSettings(real_run=False)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,7 @@ def test_the_head_that_was_kept_is_measured(
     with torch.no_grad():
         for parameter in run.head.module.parameters():
             parameter.fill_(0.3)
-    own = finish(run)
+    own = finish(run, QUIET)
     files = HeadFiles.open(tmp_path)
     assert files.own == own
     assert all(torch.equal(tensor, kept[name]) for name, tensor in files.tensors.items())
@@ -55,7 +60,7 @@ def test_drawn_trees_follow_what_was_measured(
 ) -> None:
     run = run_of(kind, target, data, tmp_path, tokens=60)
     run.run()
-    finish(run)
+    finish(run, QUIET)
     table = HeadFiles.open(tmp_path).acceptance_by_rank
     assert table is not None
     assert len(table) == OWN[kind].get("steps", 3)
@@ -64,3 +69,38 @@ def test_drawn_trees_follow_what_was_measured(
     engine = load(target, {"model": str(tmp_path)})
     assert engine.drafter is not None
     assert engine.drafter.acceptance == table
+
+
+def test_a_real_run_is_that_of_the_engine(target: str, data: str, tmp_path: Path) -> None:
+    run = run_of("eagle3", target, data, tmp_path, tokens=60)
+    run.run()
+    report = finish(run, FinishSettings(real_run_prompts=3, real_run_tokens=8))["report"]
+    greedy, drawn = report["real_run"]["runs"]
+    assert (greedy["temperature"], drawn["temperature"]) == (0.0, 1.0)
+    prompts = spread_prompts(run.held, 3)
+    engine = load(
+        target,
+        {"model": str(tmp_path), "num_speculative_tokens": 3, "monitor": False},
+        max_context=64,
+    )
+    answers = [engine.generate(prompt, temperature=0, max_tokens=8) for prompt in prompts]
+    stats = Stats.total(answer.stats for answer in answers)
+    assert stats.num_draft_tokens > 0
+    assert greedy["mean_acceptance_length"] == stats.mean_acceptance_length
+    assert greedy["tokens"] == stats.num_emitted_tokens
+    assert greedy["identical"] == greedy["prompts"] == 3
+    assert drawn["identical"] is None
+    assert min(greedy["speedup"], drawn["speedup"]) > 0
+    card = (tmp_path / "README.md").read_text()
+    assert "| T=0 | " in card
+    assert " | 3 of 3 |" in card
+
+
+def test_prompts_come_in_turn_from_each_category() -> None:
+    made = [
+        Conversation((number,), (1,), kind)
+        for number, kind in [(1, "a"), (2, "a"), (2, "a"), (3, "b"), (1, "b"), (4, "a")]
+    ]
+    assert spread_prompts(made, 4) == [[1], [3], [2], [4]]
+    assert spread_prompts(made, 2) == [[1], [3]]
+    assert spread_prompts([], 2) == []

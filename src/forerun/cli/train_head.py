@@ -17,7 +17,7 @@ from forerun.cli.flags import json_option, threads_option
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.quiet import quiet_libraries
-from forerun.training.head_settings import HEAD_SETTINGS, HeadSettings
+from forerun.training.head_settings import HEAD_SETTINGS, FinishSettings, HeadSettings
 
 if TYPE_CHECKING:
     from forerun.training.head_run import Report
@@ -42,6 +42,7 @@ def train_head(kind: str, **values: Any) -> None:
     settings = HeadSettings(**{name: values[name] for name in vars(HeadSettings())})
     kinds = HEAD_SETTINGS[kind]
     own = kinds(**{name: values[name] for name in vars(kinds())})
+    in_the_end = FinishSettings(**{name: values[name] for name in vars(FinishSettings())})
     out = Path(values["output"] or f"{PurePath(model).name or 'model'}-{kind}")
     data = values["data"] or [f"{PurePath(model).name or 'model'}-data.jsonl"]
     with bars():
@@ -49,8 +50,8 @@ def train_head(kind: str, **values: Any) -> None:
         report = run.run()
         if not run.processes.first:
             return
-        own = finish(run)
-    content = _content(out, report, own["report"])
+        measured = finish(run, in_the_end)["report"]
+    content = _content(out, report, measured)
     if values["json"]:
         from forerun.cli.machine import made_with, print_json
 
@@ -69,13 +70,14 @@ def _show(report: Report, loss: float, rate: float) -> None:
     )
 
 
-def _content(out: Path, report: Report, own: Mapping[str, Any]) -> dict[str, Any]:
+def _content(out: Path, report: Report, measured: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "output": str(out),
         "acceptance_length": report.mean_length,
         "lengths": dict(report.lengths),
         "untrained_lengths": dict(report.untrained),
-        "contexts": own["contexts"],
+        "contexts": measured["contexts"],
+        "real_run": measured.get("real_run", {}),
         "conversations": dict(report.conversations),
         "curve": [list(point) for point in report.curve],
         **vars(report.progress),
@@ -93,7 +95,20 @@ def _in_words(content: Mapping[str, Any]) -> str:
         f"  {category:32} {length:.2f} ({untrained.get(category, 1.0):.2f})"
         for category, length in content["lengths"].items()
     ]
+    for real in content["real_run"].get("runs", ()):
+        length = real["mean_acceptance_length"]
+        lines.append(
+            f"a real run at temperature {real['temperature']:g}: "
+            f"acceptance length {'-' if length is None else f'{length:.2f}'}, "
+            f"{real['speedup']:.2f} x plain decoding{_equality(real)}"
+        )
     return "\n".join(lines)
+
+
+def _equality(real: Mapping[str, Any]) -> str:
+    if real["identical"] is None:
+        return ""
+    return f", {real['identical']} of {real['prompts']} answers equal to it"
 
 
 def command_for(kind: str) -> Command:
@@ -145,6 +160,7 @@ def _options(own: type, kind: str) -> Sequence[click.Parameter]:
         ),
         *derived(HeadSettings, _SECTION),
         *derived(own, f"Head {kind}"),
+        *derived(FinishSettings, "In the end"),
         threads_option(_SECTION),
         json_option(),
         config_option(),
