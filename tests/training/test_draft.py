@@ -128,10 +128,10 @@ def test_training_accepts_more(
 
 
 def test_acceptance_is_that_of_the_rows(targets: dict[str, str], data: str, tmp_path: Path) -> None:
-    """Of every draft of three tokens that ends within the answer, from p and q of whole forwards."""
+    """Of drafts of three tokens, one after another, as far as the answer has three."""
     run = run_of("draft", targets["llama"], data, tmp_path)
     module = module_of(run)
-    prompt, answer = [5, 9, 2], [7, 1, 30, 12, 8]
+    prompt, answer = [5, 9, 2], [7, 1, 30, 12, 8, 22, 3, 40]
     for temperature in (0.0, 1.0):
         batch = ConversationBatch.of(
             [Conversation(tuple(prompt), tuple(answer), "chat", temperature)]
@@ -146,9 +146,9 @@ def test_acceptance_is_that_of_the_rows(targets: dict[str, str], data: str, tmp_
         accepted = torch.minimum(q, lesson.probs.float()).sum(-1)
         if not temperature:
             accepted = (q.argmax(-1) == lesson.best).float()
-        wanted = [1 + accepted[i : i + 3].cumprod(0).sum() for i in range(3)]
+        wanted = [1 + accepted[i : i + 3].cumprod(0).sum() for i in (0, 3)]
         table = objective.evaluate([batch])
-        assert table.mean_length == pytest.approx(float(sum(wanted)) / 3, abs=1e-3)
+        assert table.mean_length == pytest.approx(float(sum(wanted)) / 2, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from forerun.cli.flags import json_option, threads_option
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.quiet import quiet_libraries
-from forerun.training.head_settings import HEAD_SETTINGS, settings_of
+from forerun.training.head_settings import HEAD_SETTINGS, FinishSettings, settings_of
 
 if TYPE_CHECKING:
     from forerun.training.head_run import Report
@@ -33,6 +33,7 @@ def train_head(kind: str, **values: Any) -> None:
         values: of the options.
     """
     quiet_libraries()
+    from forerun.training.finish import finish
     from forerun.training.head_run import HeadRun
     from forerun.training.recipes import RECIPES
 
@@ -42,14 +43,16 @@ def train_head(kind: str, **values: Any) -> None:
     settings = common(**{name: values[name] for name in vars(common())})
     kinds = HEAD_SETTINGS[kind]
     own = kinds(**{name: values[name] for name in vars(kinds())})
+    in_the_end = FinishSettings(**{name: values[name] for name in vars(FinishSettings())})
     out = Path(values["output"] or f"{PurePath(model).name or 'model'}-{kind}")
     data = values["data"] or [f"{PurePath(model).name or 'model'}-data.jsonl"]
     with bars():
         run = HeadRun(RECIPES[kind], own, settings, model, data, out, _show, values["begin_with"])
         report = run.run()
-    if not run.processes.first:
-        return
-    content = _content(out, report)
+        if not run.processes.first:
+            return
+        measured = finish(run, in_the_end)["report"]
+    content = _content(out, report, measured)
     if values["json"]:
         from forerun.cli.machine import made_with, print_json
 
@@ -68,12 +71,14 @@ def _show(report: Report, loss: float, rate: float) -> None:
     )
 
 
-def _content(out: Path, report: Report) -> dict[str, Any]:
+def _content(out: Path, report: Report, measured: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "output": str(out),
         "acceptance_length": report.mean_length,
         "lengths": dict(report.lengths),
         "untrained_lengths": dict(report.untrained),
+        "contexts": measured["contexts"],
+        "real_run": measured.get("real_run", {}),
         "conversations": dict(report.conversations),
         "weight_bytes": report.weight_bytes,
         "trained_bytes": report.trained_bytes,
@@ -94,7 +99,20 @@ def _in_words(kind: str, content: Mapping[str, Any]) -> str:
         f"  {category:32} {length:.2f} ({untrained.get(category, 1.0):.2f})"
         for category, length in content["lengths"].items()
     ]
+    for real in content["real_run"].get("runs", ()):
+        length = real["mean_acceptance_length"]
+        lines.append(
+            f"a real run at temperature {real['temperature']:g}: "
+            f"acceptance length {'-' if length is None else f'{length:.2f}'}, "
+            f"{real['speedup']:.2f} x plain decoding{_equality(real)}"
+        )
     return "\n".join(lines)
+
+
+def _equality(real: Mapping[str, Any]) -> str:
+    if real["identical"] is None:
+        return ""
+    return f", {real['identical']} of {real['prompts']} answers equal to it"
 
 
 def _named(kind: str) -> str:
@@ -158,6 +176,7 @@ def _options(kind: str) -> Sequence[click.Parameter]:
         ),
         *derived(settings_of(kind), _SECTION),
         *derived(HEAD_SETTINGS[kind], "Draft model" if kind == "draft" else f"Head {kind}"),
+        *derived(FinishSettings, "In the end"),
         threads_option(_SECTION),
         json_option(),
         config_option(),

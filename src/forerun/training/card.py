@@ -49,5 +49,66 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         "|---|---|---|",
         *rows,
         "",
+        *_contexts(report.get("contexts", {})),
+        *_real_run(report.get("real_run", {}), report["lengths"]),
     ]
     return "\n".join(lines)
+
+
+def _contexts(contexts: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The table of lengths by context; nothing where they were not measured."""
+    if not contexts:
+        return []
+    labels = list(dict.fromkeys(label for lengths in contexts.values() for label in lengths))
+    rows = [
+        f"| {kind} | {' | '.join(_length(lengths.get(label)) for label in labels)} |"
+        for kind, lengths in contexts.items()
+    ]
+    return [
+        "The same by the tokens of the text before the draft:",
+        "",
+        f"| | {' | '.join(labels)} |",
+        f"|---|{'---|' * len(labels)}",
+        *rows,
+        "",
+    ]
+
+
+def _real_run(report: Mapping[str, Any], lengths: Mapping[str, float]) -> list[str]:
+    """What the engine measured, beside what was expected; nothing where it did not run."""
+    if not report:
+        return []
+    rows = []
+    for run in report["runs"]:
+        kind = f"T={run['temperature']:g}"
+        own = [length for name, length in lengths.items() if name.endswith(f", {kind}")]
+        expected = _length(sum(own) / len(own) if own else None)
+        least, most = run["spread"]
+        rows.append(
+            f"| {kind} | {_length(run['mean_acceptance_length'])} | {expected} | "
+            f"{run['speedup']:.2f} ({least:.2f} to {most:.2f}) | {_equality(run)} |"
+        )
+    return [
+        "## A real run",
+        "",
+        f"{report['runs'][0]['prompts']} held-out prompts, answered in {report['precision']} with at most "
+        f"{report['max_tokens']} tokens, with chains of {report['num_speculative_tokens']} and plainly in "
+        "turn; speed-ups are medians, with the least and the largest.",
+        "",
+        "| | acceptance length | expected | speed-up | equal to plain decoding |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _equality(run: Mapping[str, Any]) -> str:
+    """How many answers were those of plain decoding, and why the others were not."""
+    if run["identical"] is None:
+        return "drawn"
+    others = "".join(f", {count} {why}" for why, count in sorted(run["differences"].items()))
+    return f"{run['identical']} of {run['prompts']}{others}"
+
+
+def _length(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

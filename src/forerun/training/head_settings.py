@@ -65,6 +65,22 @@ class HeadSettings(DrafterSettings):
 
 
 @options
+class FinishSettings:
+    """What is measured once a drafter is trained."""
+
+    real_run: bool = Field(
+        default=True,
+        description="Answer held-out prompts in the end, with the drafter and plainly in turn.",
+    )
+    real_run_prompts: int = Field(
+        default=12, ge=1, le=10**6, description="Prompts of it at each temperature."
+    )
+    real_run_tokens: int = Field(
+        default=64, ge=1, le=2**20, description="Tokens of an answer at most."
+    )
+
+
+@options
 class DSparkSettings:
     """The shape of a DSpark head."""
 
