@@ -1,4 +1,4 @@
-"""Training a head from conversations: what is learned, how often it is looked at, and what is written."""
+"""Training a drafter from conversations: what is learned, how often it is looked at, and what is written."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import TrainingError
-from forerun.files import atomic_path
-from forerun.heads.files import CARD, OWN, HeadFiles, open_head, write_head
-from forerun.heads.output import draft_ids as draft_ids_of
+from forerun.heads.files import CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
 from forerun.training.acceptance import AcceptanceTable
@@ -30,7 +28,8 @@ from forerun.training.conversations import (
     held_out,
     read_conversations,
 )
-from forerun.training.head_settings import HeadSettings
+from forerun.training.earlier import broken, ids_of, read_object, take_weights, write_object
+from forerun.training.head_settings import DrafterSettings, HeadSettings
 from forerun.training.loop import Progress, Trainer, TrainingSettings
 from forerun.training.processes import join
 from forerun.training.recipes import Recipe, Untrained, draft_ids
@@ -52,6 +51,8 @@ class Report:
         untrained: the lengths before training.
         progress: of training.
         conversations: that were read, by what happened to them.
+        weight_bytes: of all tensors as they are written.
+        trained_bytes: of those that are trained; others are the target's.
         curve: of the mean acceptance length: minutes of training, tokens, length.
     """
 
@@ -60,6 +61,8 @@ class Report:
     untrained: Mapping[str, float] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     conversations: Mapping[str, int] = field(default_factory=dict)
+    weight_bytes: int = 0
+    trained_bytes: int = 0
     curve: list[tuple[float, int, float]] = field(default_factory=list)
 
     @property
@@ -92,7 +95,7 @@ class HeadRun:
         self,
         recipe: Recipe,
         own: Any,
-        settings: HeadSettings,
+        settings: DrafterSettings,
         model: str,
         data: Sequence[str],
         out: Path,
@@ -121,10 +124,11 @@ class HeadRun:
         torch.manual_seed(settings.seed)
         self.target = self._load_target()
         earlier = None if begin_with is None else open_head(begin_with, recipe.__name__)
-        self.ids = self._draft_ids(train) if earlier is None else _ids_of(earlier, self.target)
-        self.head: Untrained = recipe(self.target, self.ids, own, self._rope())
+        self.ids = self._draft_ids(train) if earlier is None else ids_of(earlier, self.target)
+        self.head: Untrained = recipe(self.target, self.ids, own, self.checkpoint)
         if earlier is not None:
-            _take_weights(self.head, earlier)
+            take_weights(self.head, earlier)
+        self.report.weight_bytes, self.report.trained_bytes = _bytes_of(self.head)
         self._best, self._stale, self._due = 0.0, 0, 0.0
         self._seen, self._rate = (0.0, 0), 0.0
 
@@ -148,13 +152,18 @@ class HeadRun:
         )
         self._resume(work / "curve.json", trainer.progress)
         if not self.report.untrained:
-            self.report.untrained = self._validate().lengths
+            self.report.untrained = self.evaluate().lengths
         self._due = trainer.progress.seconds + 60 * self.settings.validate_minutes
         self._seen = (trainer.progress.seconds, trainer.progress.tokens)
         trainer.run()
         if not self.report.curve or self.report.curve[-1][1] != trainer.progress.tokens:
             self._judge(trainer)
         return self.report
+
+    @property
+    def kind(self) -> str:
+        """Of the head: the method that drafts with it."""
+        return self._recipe.__name__
 
     def step(self, progress: Progress, fraction: float) -> list[ConversationBatch]:
         """The micro-batches of the coming step; see `loop.Source`."""
@@ -170,7 +179,7 @@ class HeadRun:
 
     def _judge(self, trainer: Trainer) -> None:
         """Validate, and write the head where it is the best so far."""
-        table, progress = self._validate(), trainer.progress
+        table, progress = self.evaluate(), trainer.progress
         seconds, tokens = self._seen
         if progress.tokens > tokens:
             self._rate = (progress.tokens - tokens) / max(progress.seconds - seconds, 1e-9)
@@ -196,10 +205,7 @@ class HeadRun:
         Raises:
             CheckpointError: where it cannot be written; what was there stays.
         """
-        tensors = {
-            name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-            for name, tensor in self.head.tensors().items()
-        }
+        tensors = _stored(self.head)
         own = {
             "format_version": 1,
             "target": self._target_facts(),
@@ -210,13 +216,19 @@ class HeadRun:
                 **vars(self.report.progress),
             },
         }
-        texts = {
+        texts: dict[str, str | bytes] = {
+            **self.head.files,
             OWN: json.dumps(own, indent=2) + "\n",
-            CARD: card_of(self._recipe.__name__, own),
+            CARD: card_of(self.kind, own),
         }
         write_head(self.out, self.head.config, tensors, texts)
 
-    def _validate(self) -> AcceptanceTable:
+    def evaluate(self, ranks: int = 0) -> AcceptanceTable:
+        """Acceptance on what is held out.
+
+        Args:
+            ranks: siblings whose acceptance is measured too.
+        """
         module = self.head.module
         module.eval()
         held = sorted(self.held, key=len)
@@ -225,7 +237,7 @@ class HeadRun:
             count = max(1, self.settings.micro_batch_tokens // len(held[-1]))
             batches.append(ConversationBatch.of(held[-count:]))
             held = held[:-count]
-        table = self.head.objective.evaluate(batches)
+        table = self.head.objective.evaluate(batches, ranks)
         module.train()
         return table
 
@@ -236,14 +248,11 @@ class HeadRun:
 
     def _draft_ids(self, train: Sequence[Conversation]) -> Tensor:
         vocab_size = self.target.vocab_size
+        if not isinstance(self.settings, HeadSettings):
+            return torch.arange(vocab_size)
         answers = torch.tensor([token for c in train for token in c.answer_ids])
         counts = torch.bincount(answers, minlength=vocab_size)
         return draft_ids(counts, self.settings.draft_vocab_size, self.checkpoint.eos_token_ids)
-
-    def _rope(self) -> dict[str, Any]:
-        rope = getattr(self.checkpoint.config, "rope_parameters", None) or {}
-        theta = rope.get("rope_theta") if isinstance(rope, Mapping) else None
-        return {"rope_theta": float(theta or 10000.0)}
 
     def _training_settings(self) -> TrainingSettings:
         own = self.settings
@@ -260,7 +269,7 @@ class HeadRun:
 
     def _recipe_facts(self) -> dict[str, Any]:
         return {
-            "method": self._recipe.__name__,
+            "method": self.kind,
             "settings": asdict(self.settings),
             "head": asdict(self.own),
         }
@@ -285,25 +294,25 @@ class HeadRun:
         # A larger budget goes on; everything else would make another head.
         for name in ("minutes", "tokens", "validate_minutes", "patience"):
             facts["settings"].pop(name, None)
-        if path.exists() and _read(path) != facts:
+        if path.exists() and read_object(path) != facts:
             raise TrainingError(
                 f"{path.parent} holds a training by other settings; give another directory, or delete "
                 "that folder to start again."
             )
         if self.processes.first:
-            _write(path, facts)
+            write_object(path, facts)
 
     def _remember(self) -> None:
         """Note what a run that goes on needs of the validations."""
         if self.processes.first:
             content = {**vars(self.report), "progress": asdict(self.report.progress)}
-            _write(self.out / WORK / "curve.json", {"best": self._best, **content})
+            write_object(self.out / WORK / "curve.json", {"best": self._best, **content})
 
     def _resume(self, path: Path, progress: Progress) -> None:
         """Take up the validations of an earlier run, as far as its state has come."""
         if not path.exists():
             return
-        content = _read(path)
+        content = read_object(path)
         try:
             self._best = float(content["best"])
             points = [(float(m), int(t), float(n)) for m, t, n in content["curve"]]
@@ -311,63 +320,23 @@ class HeadRun:
                 setattr(self.report, name, dict(content[name]))
             self.report.progress = Progress(**content["progress"])
         except (KeyError, TypeError, ValueError) as error:
-            raise _broken(path) from error
+            raise broken(path) from error
         self.report.curve = [point for point in points if point[1] <= progress.tokens]
 
 
-def _ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
-    """The target's tokens that a head can draft."""
-    if "d2t" not in head.tensors:
-        return torch.arange(target.vocab_size)
-    return draft_ids_of(head.tensors["d2t"], target.vocab_size, head.name)
+def _stored(drafter: Untrained) -> dict[str, Tensor]:
+    """Its tensors as they are written."""
+    return {
+        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        for name, tensor in drafter.tensors().items()
+    }
 
 
-def _take_weights(made: Untrained, head: HeadFiles) -> None:
-    """Begin with the weights of a head.
-
-    Raises:
-        TrainingError: for a head of another shape.
-    """
-    wanted = made.module.state_dict()
-    given = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
-    differ = [
-        name for name in wanted if getattr(given.get(name), "shape", None) != wanted[name].shape
-    ]
-    if differ:
-        raise TrainingError(
-            f"{head.name} is a head of another shape ({differ[0]} differs); give the settings that it was "
-            "made with, as its forerun.json has them."
-        )
-    made.module.load_state_dict(given)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A file of an earlier run.
-
-    Raises:
-        TrainingError: where it is broken.
-    """
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise _broken(path) from error
-    if not isinstance(content, dict):
-        raise _broken(path)
-    return content
-
-
-def _broken(path: Path) -> TrainingError:
-    return TrainingError(f"{path} is corrupt; delete {path.parent} to start again.")
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    try:
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(content), "utf-8")
-    except OSError as error:
-        raise TrainingError(
-            f"{path} cannot be written ({error}); give another directory."
-        ) from error
+def _bytes_of(drafter: Untrained) -> tuple[int, int]:
+    """Bytes of its tensors, and of those among them that are trained."""
+    sizes = {name: tensor.nbytes for name, tensor in _stored(drafter).items()}
+    trained = {name for name, tensor in drafter.module.named_parameters() if tensor.requires_grad}
+    return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
 
 
 def _hash(text: str) -> str:

@@ -1,0 +1,55 @@
+"""What is measured once a head is trained, on text that is held out, and written beside its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from forerun.heads.files import BY_RANK, CARD, OWN, HeadFiles, write_head
+from forerun.training.acceptance import AcceptanceTable
+from forerun.training.card import card_of
+from forerun.training.earlier import take_weights
+from forerun.training.head_run import HeadRun
+from forerun.training.head_settings import FinishSettings
+from forerun.training.real_run import real_runs
+
+# Siblings whose acceptance is measured: trees rarely have more of them.
+RANKS = 8
+
+
+def finish(run: HeadRun, settings: FinishSettings | None = None) -> Mapping[str, Any]:
+    """Measure the head that a run has kept, and write what came of it into its forerun.json and card.
+
+    Args:
+        run: that has ended; its module takes the weights that were kept, which are not the last ones
+            where those were no better.
+        settings: what to measure.
+
+    Returns:
+        The content of forerun.json.
+
+    Raises:
+        CheckpointError: where it cannot be written; what was there stays.
+    """
+    settings = settings or FinishSettings()
+    files = HeadFiles.open(run.out)
+    take_weights(run.head, files)
+    own = dict(files.own)
+    report = own["report"] = dict(own["report"])
+    _add_table(own, report, run.evaluate(RANKS))
+    _write(run, files, own)
+    if settings.real_run:
+        report["real_run"] = real_runs(run, settings.real_run_prompts, settings.real_run_tokens)
+        _write(run, files, own)
+    return HeadFiles.open(run.out).own
+
+
+def _add_table(own: dict[str, Any], report: dict[str, Any], table: AcceptanceTable) -> None:
+    own[BY_RANK] = table.by_rank
+    report["contexts"] = table.contexts
+
+
+def _write(run: HeadRun, files: HeadFiles, own: Mapping[str, Any]) -> None:
+    texts = {OWN: json.dumps(own, indent=2) + "\n", CARD: card_of(run.kind, own)}
+    write_head(run.out, files.config, files.tensors, texts)

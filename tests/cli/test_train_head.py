@@ -1,0 +1,43 @@
+"""`forerun train medusa` on a tiny model: what it says in the end, and what it measures again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.helpers.command_line import Cli
+from tests.helpers.head_runs import save_data
+
+SMALL = (
+    "--tokens",
+    "100",
+    "--heads",
+    "2",
+    "--draft-vocab-size",
+    "40",
+    "--micro-batch-tokens",
+    "64",
+)
+
+
+def command(cli: Cli, tmp_path: Path, *args: str) -> list[str]:
+    data = save_data(tmp_path / "data.jsonl")
+    out = str(tmp_path / "head")
+    return ["train", "medusa", cli.target, "--data", data, "--output", out, *SMALL, *args]
+
+
+def test_the_end_of_a_training(cli: Cli, tmp_path: Path) -> None:
+    args = ("--real-run-prompts", "1", "--real-run-tokens", "4")
+    result = cli.run(*command(cli, tmp_path, *args))
+    assert result.exit_code == 0, result.output
+    assert "a real run at temperature 0: acceptance length " in result.stdout
+    assert " x plain decoding, 1 of 1 answers equal to it" in result.stdout
+    own = json.loads((tmp_path / "head" / "forerun.json").read_text())
+    assert own["report"]["real_run"]["max_tokens"] == 4
+    # The budget is spent: the same command only measures again, and what it leaves out stays.
+    again = cli.run(*command(cli, tmp_path, "--no-real-run", "--json"))
+    assert again.exit_code == 0, again.output
+    content = json.loads(again.stdout)
+    assert content["real_run"] == own["report"]["real_run"]
+    assert content["contexts"] == own["report"]["contexts"]
+    assert content["tokens"] == own["report"]["tokens"]
