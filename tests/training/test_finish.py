@@ -96,6 +96,23 @@ def test_a_real_run_is_that_of_the_engine(target: str, data: str, tmp_path: Path
     assert " | 3 of 3 |" in card
 
 
+def test_confidence_is_calibrated(target: str, data: str, tmp_path: Path) -> None:
+    """What is written corrects the head's expectations on other text; heads without any have none."""
+    for kind in ("dspark", "medusa"):
+        run = run_of(kind, target, data, tmp_path / kind, tokens=200)
+        run.run()
+        own = finish(run, QUIET)
+        errors, lines = own["report"].get("confidence_errors"), own.get("confidence_calibration")
+        card = (tmp_path / kind / "README.md").read_text()
+        assert ("expected calibration error" in card) == (kind == "dspark")
+        if kind == "medusa":
+            assert errors is lines is None
+            continue
+        assert len(errors["before"]) == len(errors["after"]) == 3
+        assert (lines is not None) == (sum(errors["after"]) < sum(errors["before"]))
+        assert lines is None or HeadFiles.open(tmp_path / kind).calibration is not None
+
+
 def test_prompts_come_in_turn_from_each_category() -> None:
     made = [
         Conversation((number,), (1,), kind)

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.heads.files import BY_RANK, CARD, OWN, HeadFiles, write_head
+from forerun.heads.files import BY_RANK, CALIBRATION, CARD, OWN, HeadFiles, write_head
 from forerun.training.acceptance import AcceptanceTable
+from forerun.training.calibration import calibrate
 from forerun.training.card import card_of
 from forerun.training.earlier import take_weights
 from forerun.training.head_run import HeadRun
@@ -46,8 +47,16 @@ def finish(run: HeadRun, settings: FinishSettings | None = None) -> Mapping[str,
 
 
 def _add_table(own: dict[str, Any], report: dict[str, Any], table: AcceptanceTable) -> None:
-    own[BY_RANK] = table.by_rank
     report["contexts"] = table.contexts
+    for part, key in ((own, BY_RANK), (own, CALIBRATION), (report, "confidence_errors")):
+        part.pop(key, None)
+    if table.by_rank:
+        own[BY_RANK] = table.by_rank
+    calibration = calibrate(table.chains)
+    if calibration is not None:
+        report["confidence_errors"] = {"before": calibration.before, "after": calibration.after}
+        if calibration.helps:
+            own[CALIBRATION] = calibration.lines
 
 
 def _write(run: HeadRun, files: HeadFiles, own: Mapping[str, Any]) -> None:
