@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_data(tmp_path_factory.mktemp("data") / "data.jsonl", count=200)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["draft", *KINDS])
 def test_the_head_that_was_kept_is_measured(
     target: str, data: str, tmp_path: Path, kind: str
 ) -> None:

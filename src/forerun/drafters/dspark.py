@@ -162,10 +162,10 @@ class DSparkDrafter(BaseDrafter):
                 places, before = [places[k] for k in kept], [before[k] for k in kept]
                 if not growing:
                     return
-            logits = base[places, level]
-            markov = self._head.markov_logits(before)
-            if markov is not None:
-                logits = logits + markov
+            # Each row of the block is read once, but where nodes of a tree share it.
+            alone = len(places) == 1
+            logits = base[places[0], level : level + 1] if alone else base[places, level]
+            self._head.add_markov(logits, before)
             grow(list(growing.values()), logits, randomness, self._head.vocabulary)
             growing = {index: growth for index, growth in growing.items() if growth.frontier}
             if not growing:

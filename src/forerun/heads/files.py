@@ -268,7 +268,7 @@ def write_head(
     directory: Path,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    texts: Mapping[str, str] | None = None,
+    texts: Mapping[str, str | bytes] | None = None,
 ) -> None:
     """Write a head's directory: all files are complete before the first of them is replaced.
 
@@ -285,7 +285,8 @@ def write_head(
     try:
         with contextlib.ExitStack() as finished:
             for name, text in contents.items():
-                finished.enter_context(atomic_path(directory / name)).write_text(text, "utf-8")
+                content = text if isinstance(text, bytes) else text.encode()
+                finished.enter_context(atomic_path(directory / name)).write_bytes(content)
             save_file(
                 kept, finished.enter_context(atomic_path(directory / SINGLE)), {"format": "pt"}
             )

@@ -1,4 +1,4 @@
-"""The model card of a trained head."""
+"""The model card of a trained drafter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
     """The text of README.md.
 
     Args:
-        kind: of the head, a method's name.
+        kind: of the drafter, the name of the method that drafts with it.
         own: the content of forerun.json.
     """
     report, target = own["report"], own["target"]
@@ -18,12 +18,15 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         f"| {category} | {length:.2f} | {' '.join(f'{p:.2f}' for p in report['positions'][category])} |"
         for category, length in report["lengths"].items()
     ]
-    settings = own["recipe"]["settings"]
+    what = "draft model" if kind == "draft_model" else f"{kind} head"
+    command = "draft" if kind == "draft_model" else kind
+    vocabulary = own["recipe"]["settings"].get("draft_vocab_size")
+    limit = f"; at most {vocabulary} draft tokens" if vocabulary else ""
     lines = [
-        f"# A {kind} head for {target['name']}",
+        f"# A {what} for {target['name']}",
         "",
         f"It drafts for {target['name']} ({target['num_layers']} layers of {target['hidden_size']}, "
-        f"{target['vocab_size']} tokens), whose own answers it was trained on by `forerun train {kind}`.",
+        f"{target['vocab_size']} tokens), whose own answers it was trained on by `forerun train {command}`.",
         "",
         f"    forerun generate --model {target['name']} --draft-model THIS_DIRECTORY --prompt ...",
         "",
@@ -33,13 +36,14 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         "",
         "## Recipe",
         "",
-        f"{report['steps']} steps, {report['tokens']} tokens, {report['seconds'] / 60:.0f} minutes; "
-        f"at most {settings['draft_vocab_size']} draft tokens. All settings are in `forerun.json`.",
+        f"{report['steps']} steps, {report['tokens']} tokens, {report['seconds'] / 60:.0f} minutes"
+        f"{limit}. It has {report['weight_bytes'] / 1e6:.1f} MB of weights, of which "
+        f"{report['trained_bytes'] / 1e6:.1f} MB were trained. All settings are in `forerun.json`.",
         "",
         "## Figures",
         "",
         "Expected acceptance length on held-out conversations, the bonus token included, computed from "
-        "the target's and the head's own probabilities; greedy where the answer was (T=0).",
+        "the target's and the drafter's own probabilities; greedy where the answer was (T=0).",
         "",
         "| category | length | acceptance by position |",
         "|---|---|---|",
