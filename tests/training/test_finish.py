@@ -46,9 +46,14 @@ def test_the_head_that_was_kept_is_measured(
     assert all(torch.equal(tensor, kept[name]) for name, tensor in files.tensors.items())
     # In bf16 it is nearly what it was in training.
     assert run.evaluate().lengths == pytest.approx(own["report"]["lengths"], abs=0.05)
+    assert [tokens for tokens, _ in own["report"]["curve_by_category"]][1:] == [
+        tokens for _, tokens, _ in run.report.curve
+    ]
+    assert "<polyline" in (tmp_path / "curve.svg").read_text()
     contexts = own["report"]["contexts"]
     assert contexts.keys() == {"T=0", "T=1"}
     card = (tmp_path / "README.md").read_text()
+    assert "(curve.svg)" in card
     assert all(
         f"| {kind} | {lengths['to 256']:.2f} |" in card for kind, lengths in contexts.items()
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+PICTURE = "curve.svg"
+"""The file beside it with the acceptance length over the training."""
+
 
 def card_of(kind: str, own: Mapping[str, Any]) -> str:
     """The text of README.md.
@@ -49,6 +52,11 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         "|---|---|---|",
         *rows,
         "",
+        *(
+            [f"![Acceptance length over the tokens of the training]({PICTURE})", ""]
+            if "curve_by_category" in report
+            else []
+        ),
         *_contexts(report.get("contexts", {})),
         *_confidence(report.get("confidence_errors")),
         *_real_run(report.get("real_run", {}), report["lengths"]),
