@@ -1,4 +1,4 @@
-"""`forerun train medusa` on a tiny model: what it says in the end, and what it measures again."""
+"""`forerun train` on a tiny model: what it says in the end, what it measures again, and what drafts then."""
 
 from __future__ import annotations
 
@@ -41,3 +41,23 @@ def test_the_end_of_a_training(cli: Cli, tmp_path: Path) -> None:
     assert content["real_run"] == own["report"]["real_run"]
     assert content["contexts"] == own["report"]["contexts"]
     assert content["tokens"] == own["report"]["tokens"]
+
+
+def test_a_draft_model(cli: Cli, tmp_path: Path) -> None:
+    """It is trained, and drafts for its target; a vocabulary of its own is no option of it."""
+    data, out = save_data(tmp_path / "data.jsonl"), str(tmp_path / "draft")
+    args = ["train", "draft", cli.target, "--data", data, "--output", out, "--tokens", "100"]
+    result = cli.run(*args, "--micro-batch-tokens", "64", "--no-real-run")
+    assert result.exit_code == 0, result.output
+    assert f"{out}: a draft model after " in result.stdout
+    written = json.loads((tmp_path / "draft" / "forerun.json").read_text())["report"]
+    trained, whole = (written[name] / 1e6 for name in ("trained_bytes", "weight_bytes"))
+    assert f"{whole:.1f} MB, of which {trained:.1f} MB were trained" in result.stdout
+    assert 0 < trained < whole
+    prompt = ("generate", "--model", cli.target, "--prompt", "def", "--max-tokens", "8", "--json")
+    texts = [
+        json.loads(cli.run(*prompt, "--temperature", "0", *more).stdout)["text"]
+        for more in (("--draft-model", out), ("--method", "ngram"))
+    ]
+    assert texts[0] == texts[1]
+    assert cli.run(*args, "--draft-vocab-size", "40").exit_code == 2

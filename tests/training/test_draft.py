@@ -21,7 +21,16 @@ from forerun.training.target import Teacher
 from tests.helpers.head_runs import run_of, save_data, save_target
 from tests.helpers.tiny_models import VOCAB, tokens
 
-FAMILIES = ("llama", "llama-rope3", "llama-biases", "mistral", "qwen2-sliding", "qwen3", "gpt2")
+FAMILIES = (
+    "llama",
+    "llama-rope3",
+    "llama-biases",
+    "mistral",
+    "qwen2-sliding",
+    "qwen3",
+    "gpt2",
+    "gemma2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +158,27 @@ def test_acceptance_is_that_of_the_rows(targets: dict[str, str], data: str, tmp_
         wanted = [1 + accepted[i : i + 3].cumprod(0).sum() for i in (0, 3)]
         table = objective.evaluate([batch])
         assert table.mean_length == pytest.approx(float(sum(wanted)) / 2, abs=1e-3)
+
+
+def test_a_target_whose_output_head_cannot_be_run_alone(
+    targets: dict[str, str], data: str, tmp_path: Path
+) -> None:
+    """It caps its logits; its draft learns from them as they are."""
+    run = run_of("draft", targets["gemma2"], data, tmp_path, tokens=60)
+    batch = run.stream.batch(0)
+    teacher = Teacher(run.target, (), torch.arange(VOCAB))
+    lesson = teacher.show(batch, best=True)
+    model = run.target.model  # type: ignore[attr-defined]
+    for row, conversation in enumerate(batch.conversations):
+        text = torch.tensor([[*conversation.prompt_ids, *conversation.answer_ids]])
+        with torch.no_grad():
+            logits = model(text).logits[0].float()
+        wanted = logits[len(conversation.prompt_ids) - 1 : -1].softmax(-1)
+        own = lesson.rows[row][lesson.rows[row] >= 0]
+        torch.testing.assert_close(lesson.probs[own].float(), wanted, rtol=0.05, atol=0.01)
+        assert lesson.best is not None
+        assert torch.equal(lesson.best[own], wanted.argmax(-1))
+    assert run.run().progress.tokens > 0
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,14 @@ def test_the_head_that_was_kept_is_measured(
     assert all(torch.equal(tensor, kept[name]) for name, tensor in files.tensors.items())
     # In bf16 it is nearly what it was in training.
     assert run.evaluate().lengths == pytest.approx(own["report"]["lengths"], abs=0.05)
+    assert [tokens for tokens, _ in own["report"]["curve_by_category"]][1:] == [
+        tokens for _, tokens, _ in run.report.curve
+    ]
+    assert "<polyline" in (tmp_path / "curve.svg").read_text()
     contexts = own["report"]["contexts"]
     assert contexts.keys() == {"T=0", "T=1"}
     card = (tmp_path / "README.md").read_text()
+    assert "(curve.svg)" in card
     assert all(
         f"| {kind} | {lengths['to 256']:.2f} |" in card for kind, lengths in contexts.items()
     )
@@ -94,6 +99,23 @@ def test_a_real_run_is_that_of_the_engine(target: str, data: str, tmp_path: Path
     card = (tmp_path / "README.md").read_text()
     assert "| T=0 | " in card
     assert " | 3 of 3 |" in card
+
+
+def test_confidence_is_calibrated(target: str, data: str, tmp_path: Path) -> None:
+    """What is written corrects the head's expectations on other text; heads without any have none."""
+    for kind in ("dspark", "medusa"):
+        run = run_of(kind, target, data, tmp_path / kind, tokens=200)
+        run.run()
+        own = finish(run, QUIET)
+        errors, lines = own["report"].get("confidence_errors"), own.get("confidence_calibration")
+        card = (tmp_path / kind / "README.md").read_text()
+        assert ("expected calibration error" in card) == (kind == "dspark")
+        if kind == "medusa":
+            assert errors is lines is None
+            continue
+        assert len(errors["before"]) == len(errors["after"]) == 3
+        assert (lines is not None) == (sum(errors["after"]) < sum(errors["before"]))
+        assert lines is None or HeadFiles.open(tmp_path / kind).calibration is not None
 
 
 def test_prompts_come_in_turn_from_each_category() -> None:

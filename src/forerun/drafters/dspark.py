@@ -47,6 +47,8 @@ class DSparkDrafter(HeadDrafter):
         vocab_size: of the target.
         least_confidence: see `DSparkOptions`.
         acceptance: by depth and rank, as it was measured when the head was trained.
+        calibration: scale and bias of the logits of its confidence, by position; further positions are as
+            the head has them.
     """
 
     name = "dspark"
@@ -61,8 +63,10 @@ class DSparkDrafter(HeadDrafter):
         vocab_size: int,
         least_confidence: float = 0.0,
         acceptance: tuple[tuple[float, ...], ...] | None = None,
+        calibration: tuple[tuple[float, ...], ...] | None = None,
     ) -> None:
         self._head, self._least = head, least_confidence
+        self._calibration = calibration or ()
         self._cache = head.new_cache(rows, capacity)
         super().__init__(head.config.target_layers, rows, vocab_size, acceptance, self._cache)
 
@@ -70,11 +74,17 @@ class DSparkDrafter(HeadDrafter):
     def build(cls, setup: DrafterSetup) -> Self:
         from forerun.heads.dspark import DSparkHead
 
-        assert setup.head is not None, "the engine opens the head"
-        head = DSparkHead.open(setup.target, setup.head)
-        least = setup.read(DSparkOptions).least_confidence
-        acceptance, vocab_size = setup.head.acceptance_by_rank, setup.target.vocab_size
-        return cls(head, setup.rows, setup.capacity, vocab_size, least, acceptance)
+        files = setup.head
+        assert files is not None, "the engine opens the head"
+        return cls(
+            DSparkHead.open(setup.target, files),
+            setup.rows,
+            setup.capacity,
+            setup.target.vocab_size,
+            setup.read(DSparkOptions).least_confidence,
+            files.acceptance_by_rank,
+            files.calibration,
+        )
 
     def longest(self, request: Request) -> int:
         return self._head.config.draft_tokens
@@ -105,7 +115,7 @@ class DSparkDrafter(HeadDrafter):
             places = [index for index, growth in growing.items() for _ in growth.frontier]
             if self._least:
                 states = hidden[places, level]
-                kept = self._confident(growing, places, states, before, expected)
+                kept = self._confident(growing, places, states, before, expected, level)
                 growing = {
                     index: growing[index] for index in dict.fromkeys(places[k] for k in kept)
                 }
@@ -128,12 +138,16 @@ class DSparkDrafter(HeadDrafter):
         hidden: Tensor,
         before: Sequence[int],
         expected: list[float],
+        level: int,
     ) -> list[int]:
         """Which nodes of the frontiers get children: all of trees, and those of chains that are likely to
         be reached and gone on from. It depends on nothing that is drawn after them."""
         logits = self._head.confidence(hidden, before)
         if logits is None:
             return list(range(len(places)))
+        if level < len(self._calibration):
+            scale, bias = self._calibration[level]
+            logits = logits * scale + bias
         kept = []
         for node, (index, share) in enumerate(zip(places, logits.sigmoid().tolist(), strict=True)):
             if len(growing[index].frontier) == 1:

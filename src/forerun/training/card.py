@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+PICTURE = "curve.svg"
+"""The file beside it with the acceptance length over the training."""
 
 
 def card_of(kind: str, own: Mapping[str, Any]) -> str:
@@ -49,7 +52,13 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         "|---|---|---|",
         *rows,
         "",
+        *(
+            [f"![Acceptance length over the tokens of the training]({PICTURE})", ""]
+            if "curve_by_category" in report
+            else []
+        ),
         *_contexts(report.get("contexts", {})),
+        *_confidence(report.get("confidence_errors")),
         *_real_run(report.get("real_run", {}), report["lengths"]),
     ]
     return "\n".join(lines)
@@ -70,6 +79,19 @@ def _contexts(contexts: Mapping[str, Mapping[str, float]]) -> list[str]:
         f"| | {' | '.join(labels)} |",
         f"|---|{'---|' * len(labels)}",
         *rows,
+        "",
+    ]
+
+
+def _confidence(errors: Mapping[str, Sequence[float]] | None) -> list[str]:
+    """How far the head's expectations are from what happens; nothing for a head without any."""
+    if errors is None:
+        return []
+    before, after = (sum(errors[name]) / len(errors[name]) for name in ("before", "after"))
+    what = "corrected by position, as in `forerun.json`" if after < before else "left as they were"
+    return [
+        f"What the head expects of its tokens is {before:.1%} off as published and {after:.1%} corrected "
+        f"(expected calibration error over the positions); its expectations are {what}.",
         "",
     ]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from forerun.contracts import CausalLM
+from forerun.errors import ConfigError
 from forerun.heads.output import borrowed_rows
 from forerun.models.architecture import LLAMA_LIKE, Architecture
 from forerun.models.checkpoint import Checkpoint
@@ -168,15 +170,17 @@ def layers_of(checkpoint: Checkpoint, layers: Sequence[int]) -> dict[str, Tensor
 
 
 def embeddings_of(target: CausalLM, *, tied: bool) -> dict[str, Tensor]:
-    """The target's embedding and output head by their names in a draft of its size; the output head alone
-    where they are to be one matrix, and nothing of one that is more than a product."""
+    """The target's embedding and output head by their names in a draft of its size. Where the two are to
+    be one matrix it is the output head's, or the embedding where that does more than one product."""
     every = torch.arange(target.vocab_size)
-    rows = borrowed_rows(target, every)
-    outputs = {} if rows is None else {EMBEDDING if tied else HEAD: rows.cpu().float()}
-    if tied:
-        return outputs
-    inputs = target.embed(every[None].to(target.device))[0]
-    return {EMBEDDING: inputs.cpu().float(), **outputs}
+    tables: dict[str, Tensor] = {}
+    with suppress(ConfigError):  # Of another width than its layers.
+        tables[EMBEDDING] = target.embed(every[None].to(target.device))[0].cpu().float()
+    with suppress(ConfigError):  # Not to be run alone.
+        rows = borrowed_rows(target, every)
+        if rows is not None:
+            tables[EMBEDDING if tied else HEAD] = rows.cpu().float()
+    return tables
 
 
 def tokenizer_files(tokenizer: Any) -> dict[str, bytes]:

@@ -65,6 +65,11 @@ class Report:
     trained_bytes: int = 0
     curve: list[tuple[float, int, float]] = field(default_factory=list)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, flat, ready for JSON."""
+        own = {name: value for name, value in vars(self).items() if name != "progress"}
+        return {**own, **vars(self.progress)}
+
     @property
     def mean_length(self) -> float:
         return sum(self.lengths.values()) / len(self.lengths) if self.lengths else 1.0
@@ -211,10 +216,7 @@ class HeadRun:
             "target": self._target_facts(),
             "hidden_layers": list(self.head.hidden_layers),
             "recipe": self._recipe_facts(),
-            "report": {
-                **{key: value for key, value in vars(self.report).items() if key != "progress"},
-                **vars(self.report.progress),
-            },
+            "report": self.report.as_dict(),
         }
         texts: dict[str, str | bytes] = {
             **self.head.files,
