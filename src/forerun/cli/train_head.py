@@ -33,6 +33,7 @@ def train_head(kind: str, **values: Any) -> None:
         values: of the options.
     """
     quiet_libraries()
+    from forerun.training.finish import finish
     from forerun.training.head_run import HeadRun
     from forerun.training.recipes import RECIPES
 
@@ -46,9 +47,10 @@ def train_head(kind: str, **values: Any) -> None:
     with bars():
         run = HeadRun(RECIPES[kind], own, settings, model, data, out, _show, values["begin_with"])
         report = run.run()
-    if not run.processes.first:
-        return
-    content = _content(out, report)
+        if not run.processes.first:
+            return
+        own = finish(run)
+    content = _content(out, report, own["report"])
     if values["json"]:
         from forerun.cli.machine import made_with, print_json
 
@@ -67,12 +69,13 @@ def _show(report: Report, loss: float, rate: float) -> None:
     )
 
 
-def _content(out: Path, report: Report) -> dict[str, Any]:
+def _content(out: Path, report: Report, own: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "output": str(out),
         "acceptance_length": report.mean_length,
         "lengths": dict(report.lengths),
         "untrained_lengths": dict(report.untrained),
+        "contexts": own["contexts"],
         "conversations": dict(report.conversations),
         "curve": [list(point) for point in report.curve],
         **vars(report.progress),

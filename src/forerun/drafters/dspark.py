@@ -52,6 +52,7 @@ class DSparkDrafter(BaseDrafter):
         capacity: tokens of prompt and output a request.
         vocab_size: of the target.
         least_confidence: see `DSparkOptions`.
+        acceptance: by depth and rank, as it was measured when the head was trained.
     """
 
     name = "dspark"
@@ -67,12 +68,13 @@ class DSparkDrafter(BaseDrafter):
         capacity: int,
         vocab_size: int,
         least_confidence: float = 0.0,
+        acceptance: tuple[tuple[float, ...], ...] | None = None,
     ) -> None:
         from forerun.heads.features import Features
 
         self._head, self.rows, self.vocab_size = head, rows, vocab_size
         self._vocab_size, self._capacity = vocab_size, capacity
-        self._least = least_confidence
+        self._least, self.acceptance = least_confidence, acceptance
         self.hidden_layers = head.config.target_layers
         self._cache = head.new_cache(rows, capacity)
         self._features = Features(self.hidden_layers, rows, self._cache)
@@ -84,7 +86,8 @@ class DSparkDrafter(BaseDrafter):
         assert setup.head is not None, "the engine opens the head"
         head = DSparkHead.open(setup.target, setup.head)
         least = setup.read(DSparkOptions).least_confidence
-        return cls(head, setup.rows, setup.capacity, setup.target.vocab_size, least)
+        acceptance, vocab_size = setup.head.acceptance_by_rank, setup.target.vocab_size
+        return cls(head, setup.rows, setup.capacity, vocab_size, least, acceptance)
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness

@@ -71,6 +71,7 @@ class Eagle3Drafter(BaseDrafter):
         rows: as many as the target's cache has.
         capacity: tokens a row, drafted ones included.
         tree_slots: slots a row for the nodes of trees.
+        acceptance: by depth and rank, as it was measured when the head was trained.
     """
 
     name = "eagle3"
@@ -85,11 +86,13 @@ class Eagle3Drafter(BaseDrafter):
         rows: int,
         capacity: int,
         tree_slots: int = MOST_NODES,
+        acceptance: tuple[tuple[float, ...], ...] | None = None,
     ) -> None:
         from forerun.heads.features import Features
 
         self.module, self.rows, self.capacity = head, rows, capacity
         self.vocab_size, self.hidden_layers = vocab_size, head.hidden_layers
+        self.acceptance = acceptance
         self.cache = head.new_cache(rows, capacity + tree_slots)
         self.features = Features(head.hidden_layers, rows, self.cache)
 
@@ -99,7 +102,14 @@ class Eagle3Drafter(BaseDrafter):
         from forerun.heads.eagle3_parts import Eagle3Head
 
         head = Eagle3Head(Eagle3Weights.read(setup.head), setup.target)
-        return cls(head, setup.target.vocab_size, setup.rows, setup.capacity, setup.tree_slots)
+        return cls(
+            head,
+            setup.target.vocab_size,
+            setup.rows,
+            setup.capacity,
+            setup.tree_slots,
+            setup.head.acceptance_by_rank,
+        )
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+# Contexts are told apart up to these tokens, and beyond the last.
+CONTEXTS = (256, 512, 1024)
+
 
 def expected_length(accepted: Tensor) -> Tensor:
     """Expected tokens of a round with a chain, the bonus token included, [...].
@@ -20,35 +23,137 @@ def expected_length(accepted: Tensor) -> Tensor:
     return 1 + accepted.cumprod(-1).sum(-1)
 
 
+@dataclass(frozen=True)
+class Chains:
+    """Chains of one conversation.
+
+    Args:
+        accepted: [n, K].
+        contexts: tokens before each, [n].
+        confidence: the logits of what the head expected, [n, K]; None for a head without opinion.
+    """
+
+    accepted: Tensor
+    contexts: Tensor
+    confidence: Tensor | None = None
+
+
 @dataclass
 class AcceptanceTable:
     """Acceptance by category and temperature; means are taken once all text has been seen."""
 
-    _sums: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    chains: dict[str, list[Chains]] = field(default_factory=lambda: defaultdict(list))
+    _ranks: Tensor | None = None
+    _weights: Tensor | None = None
 
-    def add(self, category: str, accepted: Tensor) -> None:
-        """Chains [n, K] of a category."""
+    def add(
+        self,
+        category: str,
+        accepted: Tensor,
+        contexts: Tensor | None = None,
+        confidence: Tensor | None = None,
+    ) -> None:
+        """Chains of a category, as `Chains` has them."""
         if len(accepted):
-            self._sums[category].append(accepted.float().cpu())
+            where = contexts if contexts is not None else torch.zeros(len(accepted)).long()
+            own = None if confidence is None else confidence.float().cpu()
+            self.chains[category].append(Chains(accepted.float().cpu(), where.cpu(), own))
+
+    def add_ranks(self, size: int, depths: Tensor, shares: Tensor, weights: Tensor) -> None:
+        """The acceptance of siblings.
+
+        Args:
+            size: tokens of a draft.
+            depths: of the siblings, from 0, [N].
+            shares: of each rank, [N, R].
+            weights: how probable it is that a draft gets there, [N].
+        """
+        if self._ranks is None or self._weights is None:
+            self._ranks, self._weights = torch.zeros(size, shares.shape[1]), torch.zeros(size)
+        self._ranks.index_add_(0, depths, shares * weights[:, None])
+        self._weights.index_add_(0, depths, weights)
+
+    @property
+    def by_rank(self) -> list[list[float]]:
+        """How probable it is that the sibling of each rank is the one accepted, by depth and rank, where it
+        was measured: `Drafter.acceptance`. Empty where it was not; depths that no draft comes to are
+        left out."""
+        if self._ranks is None or self._weights is None:
+            return []
+        seen = int((self._weights > 0).int().cumprod(0).sum())
+        table = self._ranks[:seen] / self._weights[:seen, None]
+        return [[round(value, 5) for value in line] for line in table.clamp(0, 1).tolist()]
 
     @property
     def lengths(self) -> Mapping[str, float]:
         """Mean acceptance length by category."""
         return {
-            category: round(float(expected_length(torch.cat(parts)).mean()), 4)
-            for category, parts in sorted(self._sums.items())
+            category: round(float(expected_length(self._accepted(category)).mean()), 4)
+            for category in sorted(self.chains)
         }
 
     @property
     def positions(self) -> Mapping[str, list[float]]:
         """Mean acceptance of each token of the chain by category."""
         return {
-            category: [round(float(value), 4) for value in torch.cat(parts).mean(0)]
-            for category, parts in sorted(self._sums.items())
+            category: [round(float(value), 4) for value in self._accepted(category).mean(0)]
+            for category in sorted(self.chains)
         }
+
+    @property
+    def contexts(self) -> Mapping[str, Mapping[str, float]]:
+        """Mean acceptance length by tokens before the draft, over all categories, by temperature."""
+        parts: dict[tuple[str, int], list[Tensor]] = defaultdict(list)
+        for category, chains in self.chains.items():
+            kind = category.rsplit(", ", 1)[-1]
+            for some in chains:
+                edges = torch.bucketize(some.contexts, torch.tensor(CONTEXTS))
+                for edge in sorted(set(edges.tolist())):
+                    parts[kind, edge].append(expected_length(some.accepted[edges == edge]))
+        table: dict[str, dict[str, float]] = {}
+        for (kind, edge), lengths in sorted(parts.items()):
+            mean = float(torch.cat(lengths).mean())
+            table.setdefault(kind, {})[_label(edge)] = round(mean, 4)
+        return table
 
     @property
     def mean_length(self) -> float:
         """Over the categories, each counting alike; 1.0 without any."""
         lengths = self.lengths.values()
         return sum(lengths) / len(lengths) if lengths else 1.0
+
+    def _accepted(self, category: str) -> Tensor:
+        return torch.cat([part.accepted for part in self.chains[category]])
+
+
+def sibling_shares(target: Tensor, draft: Tensor, ranks: int, generator: torch.Generator) -> Tensor:
+    """How probable it is that each of several siblings is the one accepted, [n, ranks].
+
+    They are drawn without replacement and tested in order, each against what the ones before it have left
+    (as Sequoia draws and verifies, arXiv 2402.12374). Of one draw; its mean over draws is
+    `forerun.theory.trees.distinct_sibling_acceptance`.
+
+    Args:
+        target: rows over the draft's vocabulary, [n, Vd]; what lies outside it is missing from their sums.
+        draft: rows that sum to one, [n, Vd].
+    """
+    left, row, outside = target, draft, (1 - target.sum(-1)).clamp(min=0)
+    noise = torch.rand(draft.shape, generator=generator).clamp(min=1e-20)
+    # Exponential races: the order of the arrivals is that of draws without replacement.
+    order = (-noise.log() / draft.clamp(min=1e-30)).topk(min(ranks, draft.shape[-1]), largest=False)
+    shares, reached = torch.zeros(len(target), ranks), torch.ones(len(target))
+    for rank, tokens in enumerate(order.indices.T):
+        token = tokens[:, None]
+        shares[:, rank] = reached * torch.minimum(left, row).sum(-1)
+        passes = left.gather(1, token) / row.gather(1, token).clamp(min=1e-30)
+        reached = reached * (1 - passes[:, 0].clamp(0, 1))
+        left = (left - row).clamp(min=0)
+        total = (left.sum(-1) + outside).clamp(min=1e-30)
+        left, outside = left / total[:, None], outside / total
+        row = row.scatter(1, token, 0.0)
+        row = row / row.sum(-1, keepdim=True).clamp(min=1e-30)
+    return shares
+
+
+def _label(edge: int) -> str:
+    return f"beyond {CONTEXTS[-1]}" if edge == len(CONTEXTS) else f"to {CONTEXTS[edge]}"

@@ -45,5 +45,29 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         "|---|---|---|",
         *rows,
         "",
+        *_contexts(report.get("contexts", {})),
     ]
     return "\n".join(lines)
+
+
+def _contexts(contexts: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The table of lengths by context; nothing where they were not measured."""
+    if not contexts:
+        return []
+    labels = list(dict.fromkeys(label for lengths in contexts.values() for label in lengths))
+    rows = [
+        f"| {kind} | {' | '.join(_length(lengths.get(label)) for label in labels)} |"
+        for kind, lengths in contexts.items()
+    ]
+    return [
+        "The same by the tokens of the text before the draft:",
+        "",
+        f"| | {' | '.join(labels)} |",
+        f"|---|{'---|' * len(labels)}",
+        *rows,
+        "",
+    ]
+
+
+def _length(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

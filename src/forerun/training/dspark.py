@@ -11,8 +11,9 @@ from torch.nn import functional
 from forerun.heads.dspark import DSparkConfig
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
+from forerun.training.evaluation import Drafts, evaluate
 from forerun.training.loop import Part
-from forerun.training.losses import CHUNK, kl_share, rejection_loss
+from forerun.training.losses import kl_share, rejection_loss
 from forerun.training.published import PublishedModule, attend
 from forerun.training.target import Lesson, Teacher
 
@@ -122,27 +123,23 @@ class DSparkObjective:
             total = total + _CONFIDENCE_SHARE * (losses * weights).sum()
         return Part(total, float(weights.sum()), batch.tokens)
 
-    @torch.no_grad()
-    def evaluate(self, batches: Iterable[ConversationBatch]) -> AcceptanceTable:
-        """Acceptance on conversations that are held out, by category; greedy where they were."""
-        table = AcceptanceTable()
-        for batch in batches:
-            lesson = self.teacher.show(batch, best=True)
-            assert lesson.best is not None
-            blocks = _Blocks.drawn(lesson, self.module.config, self._density, self._seed)
-            states, before = self._run(lesson, blocks)
-            factors = self._factors(states, before)
-            weights = torch.ones(len(blocks.rows))
-            _, accepted = rejection_loss(factors, lesson.probs, blocks.rows, weights, 0.0)
-            same = _most_probable(factors) == lesson.best[blocks.rows]
-            chains = torch.zeros(2, *blocks.there.shape)
-            chains[:, blocks.there] = torch.stack((accepted, same.float()))
-            for row, conversation in enumerate(batch.conversations):
-                greedy = int(conversation.temperature == 0)
-                whole = blocks.there[row].all(-1)
-                name = f"{conversation.category}, T={conversation.temperature:g}"
-                table.add(name, chains[greedy, row][whole])
-        return table
+    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
+        """Acceptance on conversations that are held out; see `evaluation.evaluate`."""
+        return evaluate(self.teacher, self.drafts, batches, ranks)
+
+    def drafts(self, lesson: Lesson) -> Drafts:
+        """What it drafts on a batch."""
+        blocks = _Blocks.drawn(lesson, self.module.config, self._density, self._seed)
+        states, before = self._run(lesson, blocks)
+        count = blocks.anchors.shape[1]
+        return Drafts(
+            torch.arange(len(blocks.anchors)).repeat_interleave(count),
+            blocks.anchors.flatten() + 1,
+            blocks.there.flatten(0, 1),
+            blocks.rows,
+            [(torch.ones(len(states), dtype=torch.bool), self._factors(states, before))],
+            self.module.confidence(states, before),
+        )
 
     def _run(self, lesson: Lesson, blocks: _Blocks) -> tuple[Tensor, Tensor | None]:
         """The states [N, hidden_size] of the positions that predict tokens of the answers, and what the
@@ -206,17 +203,6 @@ class _Blocks:
         """The token before each of those that are there, [N]."""
         places = (self._tokens - 1).clamp(max=token_ids.shape[1] - 1)
         return token_ids.gather(1, places.flatten(1)).view(places.shape)[self.there]
-
-
-def _most_probable(factors: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The most probable draft token of each row, [N]."""
-    count = len(factors[0][0])
-    best = torch.zeros(count, dtype=torch.long)
-    for start in range(0, count, CHUNK):
-        part = slice(start, start + CHUNK)
-        logits = [states[part].float() @ matrix.float().T for states, matrix in factors]
-        best[part] = torch.stack(logits).sum(0).argmax(-1)
-    return best
 
 
 def _seen(anchors: Tensor, width: int, size: int, *, causal: bool) -> Tensor:

@@ -17,8 +17,9 @@ from forerun.errors import ConfigError
 from forerun.heads.eagle3 import Eagle3Config
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
+from forerun.training.evaluation import Drafts, evaluate
 from forerun.training.loop import Part
-from forerun.training.losses import CHUNK, kl_share, rejection_loss
+from forerun.training.losses import kl_share, rejection_loss
 from forerun.training.published import PublishedModule, attend
 from forerun.training.target import Lesson, Teacher
 
@@ -159,12 +160,6 @@ def _rows_of(rows: Tensor, anchors: Tensor, steps: int) -> Tensor:
     return padded.gather(1, tokens.flatten(1)).view(tokens.shape)
 
 
-def _most_probable(states: Tensor, matrix: Tensor) -> Tensor:
-    """The most probable draft token after each state, [N]."""
-    parts = [(part @ matrix.T).argmax(-1) for part in torch.split(states, CHUNK)]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
-
-
 def _at(vectors: Tensor, tokens: Tensor) -> Tensor:
     """The vectors [B, A, size] of tokens [B, A] among [B, S, size]."""
     return vectors.gather(1, tokens[..., None].expand(-1, -1, vectors.shape[-1]))
@@ -208,30 +203,22 @@ class Eagle3Objective:
         total, _ = rejection_loss([(states, matrix)], lesson.probs, which, weights, share)
         return Part(total, float(weights.sum()), batch.tokens)
 
-    @torch.no_grad()
-    def evaluate(self, batches: Iterable[ConversationBatch]) -> AcceptanceTable:
-        """Acceptance on conversations that are held out, by category; greedy where they were."""
-        table = AcceptanceTable()
-        for batch in batches:
-            lesson = self.teacher.show(batch, best=True)
-            assert lesson.best is not None
-            anchors, there = begins(lesson.rows, self._density, self._seed)
-            states, which, _ = self._drafts(lesson, anchors, there)
-            matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
-            weights = torch.ones(len(which))
-            _, accepted = rejection_loss([(states, matrix)], lesson.probs, which, weights, 0.0)
-            same = _most_probable(states, matrix) == lesson.best[which]
-            whole = there_for(lesson.rows, anchors, there, self.steps)
-            chains = torch.zeros(2, *whole.shape)
-            chains[:, whole] = torch.stack((accepted, same.float()))
-            for row, conversation in enumerate(batch.conversations):
-                greedy = int(conversation.temperature == 0)
-                full = whole[row].all(-1)
-                table.add(
-                    f"{conversation.category}, T={conversation.temperature:g}",
-                    chains[greedy, row][full],
-                )
-        return table
+    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
+        """Acceptance on conversations that are held out; see `evaluation.evaluate`."""
+        return evaluate(self.teacher, self.drafts, batches, ranks)
+
+    def drafts(self, lesson: Lesson) -> Drafts:
+        """What it drafts on a batch."""
+        anchors, there = begins(lesson.rows, self._density, self._seed)
+        states, which, _ = self._drafts(lesson, anchors, there)
+        matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
+        return Drafts(
+            torch.arange(len(anchors)).repeat_interleave(anchors.shape[1]),
+            anchors.flatten() + 2,
+            there_for(lesson.rows, anchors, there, self.steps).flatten(0, 1),
+            which,
+            [(torch.ones(len(which), dtype=torch.bool), [(states, matrix)])],
+        )
 
     def _drafts(
         self, lesson: Lesson, anchors: Tensor, there: Tensor

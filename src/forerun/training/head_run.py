@@ -16,9 +16,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import TrainingError
-from forerun.files import atomic_path
-from forerun.heads.files import CARD, OWN, HeadFiles, open_head, write_head
-from forerun.heads.output import draft_ids as draft_ids_of
+from forerun.heads.files import CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
 from forerun.training.acceptance import AcceptanceTable
@@ -30,6 +28,7 @@ from forerun.training.conversations import (
     held_out,
     read_conversations,
 )
+from forerun.training.earlier import broken, ids_of, read_object, take_weights, write_object
 from forerun.training.head_settings import HeadSettings
 from forerun.training.loop import Progress, Trainer, TrainingSettings
 from forerun.training.processes import join
@@ -121,10 +120,10 @@ class HeadRun:
         torch.manual_seed(settings.seed)
         self.target = self._load_target()
         earlier = None if begin_with is None else open_head(begin_with, recipe.__name__)
-        self.ids = self._draft_ids(train) if earlier is None else _ids_of(earlier, self.target)
+        self.ids = self._draft_ids(train) if earlier is None else ids_of(earlier, self.target)
         self.head: Untrained = recipe(self.target, self.ids, own, self._rope())
         if earlier is not None:
-            _take_weights(self.head, earlier)
+            take_weights(self.head, earlier)
         self._best, self._stale, self._due = 0.0, 0, 0.0
         self._seen, self._rate = (0.0, 0), 0.0
 
@@ -148,13 +147,18 @@ class HeadRun:
         )
         self._resume(work / "curve.json", trainer.progress)
         if not self.report.untrained:
-            self.report.untrained = self._validate().lengths
+            self.report.untrained = self.evaluate().lengths
         self._due = trainer.progress.seconds + 60 * self.settings.validate_minutes
         self._seen = (trainer.progress.seconds, trainer.progress.tokens)
         trainer.run()
         if not self.report.curve or self.report.curve[-1][1] != trainer.progress.tokens:
             self._judge(trainer)
         return self.report
+
+    @property
+    def kind(self) -> str:
+        """Of the head: the method that drafts with it."""
+        return self._recipe.__name__
 
     def step(self, progress: Progress, fraction: float) -> list[ConversationBatch]:
         """The micro-batches of the coming step; see `loop.Source`."""
@@ -170,7 +174,7 @@ class HeadRun:
 
     def _judge(self, trainer: Trainer) -> None:
         """Validate, and write the head where it is the best so far."""
-        table, progress = self._validate(), trainer.progress
+        table, progress = self.evaluate(), trainer.progress
         seconds, tokens = self._seen
         if progress.tokens > tokens:
             self._rate = (progress.tokens - tokens) / max(progress.seconds - seconds, 1e-9)
@@ -212,11 +216,16 @@ class HeadRun:
         }
         texts = {
             OWN: json.dumps(own, indent=2) + "\n",
-            CARD: card_of(self._recipe.__name__, own),
+            CARD: card_of(self.kind, own),
         }
         write_head(self.out, self.head.config, tensors, texts)
 
-    def _validate(self) -> AcceptanceTable:
+    def evaluate(self, ranks: int = 0) -> AcceptanceTable:
+        """Acceptance on what is held out.
+
+        Args:
+            ranks: siblings whose acceptance is measured too.
+        """
         module = self.head.module
         module.eval()
         held = sorted(self.held, key=len)
@@ -225,7 +234,7 @@ class HeadRun:
             count = max(1, self.settings.micro_batch_tokens // len(held[-1]))
             batches.append(ConversationBatch.of(held[-count:]))
             held = held[:-count]
-        table = self.head.objective.evaluate(batches)
+        table = self.head.objective.evaluate(batches, ranks)
         module.train()
         return table
 
@@ -260,7 +269,7 @@ class HeadRun:
 
     def _recipe_facts(self) -> dict[str, Any]:
         return {
-            "method": self._recipe.__name__,
+            "method": self.kind,
             "settings": asdict(self.settings),
             "head": asdict(self.own),
         }
@@ -285,25 +294,25 @@ class HeadRun:
         # A larger budget goes on; everything else would make another head.
         for name in ("minutes", "tokens", "validate_minutes", "patience"):
             facts["settings"].pop(name, None)
-        if path.exists() and _read(path) != facts:
+        if path.exists() and read_object(path) != facts:
             raise TrainingError(
                 f"{path.parent} holds a training by other settings; give another directory, or delete "
                 "that folder to start again."
             )
         if self.processes.first:
-            _write(path, facts)
+            write_object(path, facts)
 
     def _remember(self) -> None:
         """Note what a run that goes on needs of the validations."""
         if self.processes.first:
             content = {**vars(self.report), "progress": asdict(self.report.progress)}
-            _write(self.out / WORK / "curve.json", {"best": self._best, **content})
+            write_object(self.out / WORK / "curve.json", {"best": self._best, **content})
 
     def _resume(self, path: Path, progress: Progress) -> None:
         """Take up the validations of an earlier run, as far as its state has come."""
         if not path.exists():
             return
-        content = _read(path)
+        content = read_object(path)
         try:
             self._best = float(content["best"])
             points = [(float(m), int(t), float(n)) for m, t, n in content["curve"]]
@@ -311,63 +320,8 @@ class HeadRun:
                 setattr(self.report, name, dict(content[name]))
             self.report.progress = Progress(**content["progress"])
         except (KeyError, TypeError, ValueError) as error:
-            raise _broken(path) from error
+            raise broken(path) from error
         self.report.curve = [point for point in points if point[1] <= progress.tokens]
-
-
-def _ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
-    """The target's tokens that a head can draft."""
-    if "d2t" not in head.tensors:
-        return torch.arange(target.vocab_size)
-    return draft_ids_of(head.tensors["d2t"], target.vocab_size, head.name)
-
-
-def _take_weights(made: Untrained, head: HeadFiles) -> None:
-    """Begin with the weights of a head.
-
-    Raises:
-        TrainingError: for a head of another shape.
-    """
-    wanted = made.module.state_dict()
-    given = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
-    differ = [
-        name for name in wanted if getattr(given.get(name), "shape", None) != wanted[name].shape
-    ]
-    if differ:
-        raise TrainingError(
-            f"{head.name} is a head of another shape ({differ[0]} differs); give the settings that it was "
-            "made with, as its forerun.json has them."
-        )
-    made.module.load_state_dict(given)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A file of an earlier run.
-
-    Raises:
-        TrainingError: where it is broken.
-    """
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise _broken(path) from error
-    if not isinstance(content, dict):
-        raise _broken(path)
-    return content
-
-
-def _broken(path: Path) -> TrainingError:
-    return TrainingError(f"{path} is corrupt; delete {path.parent} to start again.")
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    try:
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(content), "utf-8")
-    except OSError as error:
-        raise TrainingError(
-            f"{path} cannot be written ({error}); give another directory."
-        ) from error
 
 
 def _hash(text: str) -> str:

@@ -13,8 +13,9 @@ from forerun.errors import TrainingError
 from forerun.heads.medusa import MedusaConfig, new_tensors
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
+from forerun.training.evaluation import Drafts, evaluate
 from forerun.training.loop import Part
-from forerun.training.losses import CHUNK, kl_share, rejection_loss
+from forerun.training.losses import kl_share, rejection_loss
 from forerun.training.target import Lesson, Teacher
 
 
@@ -139,55 +140,18 @@ class MedusaObjective:
             total = total + rejection_loss(factors, lesson.probs, rows, weights[some], share)[0]
         return Part(total, float(weights.sum()), batch.tokens)
 
-    @torch.no_grad()
-    def evaluate(self, batches: Iterable[ConversationBatch]) -> AcceptanceTable:
-        """Acceptance of chains on conversations that are held out, by category; greedy where they were."""
-        table = AcceptanceTable()
-        for batch in batches:
-            lesson = self.teacher.show(batch, best=True)
-            assert lesson.best is not None
-            tokens = _Tokens.drawn(lesson, self.module.config.num_heads, 1.0, self._seed)
-            accepted = torch.zeros(2, len(tokens.rows))
-            for some, states, matrix in self._factors(lesson, tokens):
-                rows = tokens.rows[some]
-                weights = torch.ones(len(rows))
-                accepted[0, some] = rejection_loss(
-                    [(states, matrix)], lesson.probs, rows, weights, 0.0
-                )[1]
-                same = _most_probable(states, matrix, 1)[:, 0] == lesson.best[rows]
-                accepted[1, some] = same.float()
-            chains = torch.zeros(2, *tokens.there.shape)
-            chains[:, tokens.there] = accepted
-            for row, conversation in enumerate(batch.conversations):
-                whole = tokens.there.all(-1) & (tokens.anchors[0] == row)
-                greedy = int(conversation.temperature == 0)
-                name = f"{conversation.category}, T={conversation.temperature:g}"
-                table.add(name, chains[greedy, whole])
-        return table
+    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
+        """Acceptance of chains on conversations that are held out; see `evaluation.evaluate`."""
+        return evaluate(self.teacher, self.drafts, batches, ranks)
 
-    @torch.no_grad()
-    def by_rank(self, batches: Iterable[ConversationBatch], count: int = 8) -> list[list[float]]:
-        """How often the token of each rank of each head is the target's next one, [heads, count], on
-        conversations that are held out: what shapes of trees are searched by (`forerun.trees.search`),
-        as Medusa's own are. Of the target's rows that were drawn from it is their probability."""
-        config = self.module.config
-        count = min(count, config.draft_vocab_size)
-        sums, totals = torch.zeros(config.num_heads, count), torch.zeros(config.num_heads)
-        for batch in batches:
-            lesson = self.teacher.show(batch, best=True)
-            assert lesson.best is not None
-            tokens = _Tokens.drawn(lesson, config.num_heads, 1.0, self._seed)
-            greedy = torch.tensor([c.temperature == 0 for c in batch.conversations])
-            of_tokens = greedy[tokens.anchors[0], None].expand(tokens.there.shape)[tokens.there]
-            for some, states, matrix in self._factors(lesson, tokens):
-                rows, best = tokens.rows[some, None], _most_probable(states, matrix, count)
-                shares = torch.where(
-                    of_tokens[some, None], lesson.best[rows] == best, lesson.probs[rows, best]
-                )
-                sums.index_add_(0, tokens.heads[some], shares.float())
-            totals += tokens.there.sum(0)
-        table: list[list[float]] = (sums / totals.clamp(min=1)[:, None]).tolist()
-        return table
+    def drafts(self, lesson: Lesson) -> Drafts:
+        """What they draft on a batch, after every token."""
+        tokens = _Tokens.drawn(lesson, self.module.config.num_heads, 1.0, self._seed)
+        rows, places = tokens.anchors
+        factors = [
+            (some, [(states, matrix)]) for some, states, matrix in self._factors(lesson, tokens)
+        ]
+        return Drafts(rows, places + 2, tokens.there, tokens.rows, factors)
 
     def _factors(self, lesson: Lesson, tokens: _Tokens) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Which tokens share an output matrix (bool [N]), the states that it reads for them, and itself."""
@@ -203,10 +167,3 @@ class MedusaObjective:
             some = tokens.heads == head
             factors.append((some, states[some], self.module.get_parameter(name).bfloat16()))
         return factors
-
-
-def _most_probable(states: Tensor, matrix: Tensor, count: int) -> Tensor:
-    """The most probable draft tokens of each row, the most probable first, [N, count]."""
-    starts = range(0, len(states), CHUNK)
-    parts = [(states[at : at + CHUNK] @ matrix.T).float().topk(count).indices for at in starts]
-    return torch.cat(parts) if parts else torch.zeros(0, count, dtype=torch.long)

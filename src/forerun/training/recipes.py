@@ -31,8 +31,8 @@ class Objective(Protocol):
     def __call__(self, batch: ConversationBatch) -> Part:
         """The loss of a batch."""
 
-    def evaluate(self, batches: Iterable[ConversationBatch]) -> AcceptanceTable:
-        """Acceptance on conversations that are held out."""
+    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
+        """Acceptance on conversations that are held out, and of as many ranks of siblings."""
 
 
 class Recipe(Protocol):

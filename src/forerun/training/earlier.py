@@ -1,0 +1,79 @@
+"""What a run begins or goes on with: the weights of a head, and the files of an earlier run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.contracts import CausalLM
+from forerun.errors import TrainingError
+from forerun.files import atomic_path
+from forerun.heads.files import HeadFiles
+from forerun.heads.output import draft_ids
+from forerun.training.recipes import Untrained
+
+
+def ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
+    """The target's tokens that a head can draft."""
+    if "d2t" not in head.tensors:
+        return torch.arange(target.vocab_size)
+    return draft_ids(head.tensors["d2t"], target.vocab_size, head.name)
+
+
+def take_weights(made: Untrained, head: HeadFiles) -> None:
+    """Begin with the weights of a head.
+
+    Raises:
+        TrainingError: for a head of another shape.
+    """
+    wanted = made.module.state_dict()
+    given = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
+    differ = [
+        name for name in wanted if getattr(given.get(name), "shape", None) != wanted[name].shape
+    ]
+    if differ:
+        raise TrainingError(
+            f"{head.name} is a head of another shape ({differ[0]} differs); give the settings that it was "
+            "made with, as its forerun.json has them."
+        )
+    made.module.load_state_dict(given)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file of an earlier run.
+
+    Raises:
+        TrainingError: where it is broken.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise broken(path) from error
+    if not isinstance(content, dict):
+        raise broken(path)
+    return content
+
+
+def broken(path: Path) -> TrainingError:
+    """The error for a file of an earlier run."""
+    return TrainingError(f"{path} is corrupt; delete {path.parent} to start again.")
+
+
+def write_object(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file that a run goes on from.
+
+    Raises:
+        TrainingError: where it cannot be written; what was there stays.
+    """
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(content), "utf-8")
+    except OSError as error:
+        raise TrainingError(
+            f"{path} cannot be written ({error}); give another directory."
+        ) from error

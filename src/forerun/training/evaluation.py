@@ -1,0 +1,136 @@
+"""What a head's drafts come to on conversations that are held out: the same for all kinds of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.training.acceptance import AcceptanceTable, sibling_shares
+from forerun.training.conversations import ConversationBatch
+from forerun.training.losses import CHUNK, rejection_loss
+from forerun.training.target import Lesson, Teacher
+
+# Rows of a batch whose siblings are drawn: enough, and quick.
+RANKED = 512
+
+Factors = Sequence[tuple[Tensor, Tensor]]
+"""States [N, h] and matrices [Vd, h], whose products add up to logits."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The chains that a head drafts on a batch of conversations, with the text's own tokens.
+
+    Args:
+        rows: the conversation of each chain, [C].
+        contexts: tokens before its first drafted one, [C].
+        there: which of its tokens the target wrote, with all before them, bool [C, K].
+        targets: the target's row of each of those, [N], chain after chain.
+        factors: what their logits are made of, by which of them share matrices, bool [N].
+        confidence: the logit that the head gives to the acceptance of each, [N]; None without.
+    """
+
+    rows: Tensor
+    contexts: Tensor
+    there: Tensor
+    targets: Tensor
+    factors: Sequence[tuple[Tensor, Factors]]
+    confidence: Tensor | None = None
+
+
+@torch.no_grad()
+def evaluate(
+    teacher: Teacher,
+    draft: Callable[[Lesson], Drafts],
+    batches: Iterable[ConversationBatch],
+    ranks: int = 0,
+) -> AcceptanceTable:
+    """Acceptance on conversations that are held out, by category; greedy where they were.
+
+    Args:
+        teacher: the target.
+        draft: with the head.
+        batches: of conversations.
+        ranks: siblings whose acceptance is measured too.
+    """
+    table = AcceptanceTable()
+    generator = torch.Generator().manual_seed(0)
+    for batch in batches:
+        lesson = teacher.show(batch, best=True)
+        drafts = draft(lesson)
+        accepted, same = _accepted(lesson, drafts)
+        chains = torch.zeros(2, *drafts.there.shape)
+        chains[:, drafts.there] = torch.stack((accepted, same))
+        confidence = None
+        if drafts.confidence is not None:
+            confidence = torch.zeros(drafts.there.shape)
+            confidence[drafts.there] = drafts.confidence.float()
+        whole = drafts.there.all(-1)
+        for row, conversation in enumerate(batch.conversations):
+            some = whole & (drafts.rows == row)
+            table.add(
+                f"{conversation.category}, T={conversation.temperature:g}",
+                chains[int(conversation.temperature == 0), some],
+                drafts.contexts[some],
+                None if confidence is None else confidence[some],
+            )
+        if ranks:
+            _add_ranks(table, lesson, drafts, chains[0], ranks, generator)
+    return table
+
+
+def most_probable(factors: Factors) -> Tensor:
+    """The most probable draft token of each row, [N]."""
+    starts = range(0, len(factors[0][0]), CHUNK)
+    parts = [_logits(factors, slice(at, at + CHUNK)).argmax(-1) for at in starts]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
+
+
+def _accepted(lesson: Lesson, drafts: Drafts) -> tuple[Tensor, Tensor]:
+    """Of each token Σ min(p, q), and whether p and q agree on the most probable one, [N] each."""
+    assert lesson.best is not None
+    accepted, same = (torch.zeros(len(drafts.targets)) for _ in range(2))
+    for some, factors in drafts.factors:
+        rows = drafts.targets[some]
+        ones = torch.ones(len(rows))
+        accepted[some] = rejection_loss(factors, lesson.probs, rows, ones, 0.0)[1]
+        same[some] = (most_probable(factors) == lesson.best[rows]).float()
+    return accepted, same
+
+
+def _add_ranks(
+    table: AcceptanceTable,
+    lesson: Lesson,
+    drafts: Drafts,
+    chains: Tensor,
+    ranks: int,
+    generator: torch.Generator,
+) -> None:
+    """The acceptance of siblings after some of the tokens, each weighed by how probable it is that a draft
+    gets there."""
+    reached = torch.cat((torch.ones(len(chains), 1), chains[:, :-1].cumprod(-1)), -1)
+    weights = reached[drafts.there]
+    depths = torch.arange(drafts.there.shape[1]).expand(drafts.there.shape)[drafts.there]
+    drawn = torch.randperm(len(depths), generator=generator)[:RANKED]
+    picked = torch.zeros(len(depths), dtype=torch.bool)
+    picked[drawn] = True
+    for some, factors in drafts.factors:
+        here = (some & picked).nonzero()[:, 0]
+        own = picked[some]
+        thinned = [(states[own], matrix) for states, matrix in factors]
+        for start in range(0, len(here), CHUNK):
+            part = slice(start, start + CHUNK)
+            tokens = here[part]
+            draft = _logits(thinned, part).softmax(-1)
+            target = lesson.probs[drafts.targets[tokens]].float()
+            shares = sibling_shares(target, draft, ranks, generator)
+            table.add_ranks(drafts.there.shape[1], depths[tokens], shares, weights[tokens])
+
+
+def _logits(factors: Factors, part: slice) -> Tensor:
+    """Logits of some rows, [n, Vd]."""
+    parts = [(states[part] @ matrix.T).float() for states, matrix in factors]
+    return sum(parts[1:], parts[0])

@@ -1,0 +1,54 @@
+"""Acceptance on held-out text: siblings give what their enumeration says, and contexts are told apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from forerun.theory.trees import distinct_sibling_acceptance
+from forerun.training.acceptance import AcceptanceTable, expected_length, sibling_shares
+
+DRAWS = 20_000
+
+
+def test_siblings_are_accepted_as_their_enumeration_says() -> None:
+    """The last token lies outside the draft's vocabulary."""
+    generator = torch.Generator().manual_seed(0)
+    target = torch.tensor([0.1, 0.05, 0.3, 0.25, 0.3])
+    draft = torch.tensor([0.5, 0.2, 0.2, 0.1, 0.0])
+    shares = sibling_shares(
+        target[None, :4].expand(DRAWS, -1), draft[None, :4].expand(DRAWS, -1), 3, generator
+    )
+    expected = distinct_sibling_acceptance(target.double().numpy(), draft.double().numpy(), 3)
+    np.testing.assert_allclose(shares.mean(0).numpy(), expected, atol=0.006)
+    # The first is known without a draw.
+    assert shares[:, 0].std() == pytest.approx(0, abs=1e-6)
+
+
+def test_no_more_siblings_than_tokens() -> None:
+    row = torch.tensor([[0.5, 0.5]])
+    shares = sibling_shares(row, row, 4, torch.Generator().manual_seed(0))
+    assert shares.tolist() == [[1.0, 0.0, 0.0, 0.0]]
+
+
+def test_ranks_count_as_often_as_drafts_come_to_them() -> None:
+    table = AcceptanceTable()
+    assert table.by_rank == []
+    shares = torch.tensor([[0.8, 0.1], [0.4, 0.3], [0.6, 0.2]])
+    table.add_ranks(3, torch.tensor([0, 1, 1]), shares, torch.tensor([1.0, 0.75, 0.25]))
+    # No draft came to the third token.
+    assert table.by_rank == [[0.8, 0.1], [0.45, 0.275]]
+
+
+def test_lengths_by_context() -> None:
+    table, accepted = AcceptanceTable(), torch.tensor([[0.5, 0.5], [1.0, 0.0], [1.0, 1.0]])
+    table.add("chat, T=0", accepted, torch.tensor([3, 256, 257]))
+    table.add("maths, T=0", accepted[:1], torch.tensor([5000]))
+    table.add("maths, T=1", accepted[2:], torch.tensor([600]))
+    lengths = expected_length(accepted).tolist()
+    assert lengths == [1.75, 2.0, 3.0]
+    assert table.contexts == {
+        "T=0": {"to 256": 1.875, "to 512": 3.0, "beyond 1024": 1.75},
+        "T=1": {"to 1024": 3.0},
+    }
