@@ -67,11 +67,12 @@ std::int64_t tokens_of(const States& x, std::int64_t size, const StatesOut& out,
   return tokens;
 }
 
-void run_linear(LinearModule& linear, ThreadPool& pool, const States& x, const StatesOut& out) {
+void run_linear(LinearModule& linear, ThreadPool& pool, const States& x, const StatesOut& out,
+                bool accumulate) {
   const std::int64_t tokens = tokens_of(x, linear.cols(), out, linear.rows());
   const nb::gil_scoped_release released;
   const Forward forward(pool, linear.rows() * linear.cols() > kAlone);
-  linear.run(x.data(), tokens, out.data(), pool);
+  linear.run(x.data(), tokens, out.data(), pool, accumulate);
 }
 
 void run_norm(const NormModule& norm, ThreadPool& pool, const States& x, const StatesOut& out) {
@@ -93,9 +94,29 @@ void activate(ThreadPool& pool, const std::string& name, const States& x, const 
   run_activation(activation, gated, x.data(), tokens, size, out.data(), limit, pool);
 }
 
-// What `shape` names beside the weights.
-AttentionSource attention_of(const nb::dict& shape) {
-  AttentionSource source;
+// An array among weights by name, which stays theirs; none where it is not there.
+template <class T>
+std::optional<T> given(const nb::dict& weights, const std::string& name) {
+  if (!weights.contains(name.c_str())) return std::nullopt;
+  T array;
+  expect(nb::try_cast(weights[name.c_str()], array, false), name.c_str());
+  return array;
+}
+
+LinearSource matrix_of(const nb::dict& weights, const std::string& name) {
+  const auto weight = given<Matrix>(weights, name);
+  expect(weight.has_value(), name.c_str());
+  return source_of(*weight, given<Vector>(weights, name + "_bias"));
+}
+
+std::vector<float> vector_of(const nb::dict& weights, const std::string& name) {
+  return values_of(given<Vector>(weights, name));
+}
+
+// With an MLP where an activation is named.
+LayerSource layer_of(const nb::dict& shape, const nb::dict& weights,
+                     const std::string& activation) {
+  LayerSource source;
   source.heads = take<std::int64_t>(shape, "num_heads");
   source.kv_heads = take<std::int64_t>(shape, "num_kv_heads");
   source.head_dim = take<std::int64_t>(shape, "head_dim");
@@ -103,39 +124,66 @@ AttentionSource attention_of(const nb::dict& shape) {
   source.norm_eps = take<float>(shape, "norm_eps");
   source.inverse_frequencies = take<std::vector<float>>(shape, "inverse_frequencies");
   source.rotary_scale = take<float>(shape, "rotary_scale");
+  source.qkv = matrix_of(weights, "qkv");
+  source.output = matrix_of(weights, "output");
+  source.q_norm = vector_of(weights, "q_norm");
+  source.k_norm = vector_of(weights, "k_norm");
+  if (activation.empty()) {
+    source.input_norms.resize(1);
+    return source;
+  }
+  for (int i = 0; i < take<int>(shape, "inputs"); ++i) {
+    source.input_norms.push_back(vector_of(weights, "input_norm." + std::to_string(i)));
+  }
+  source.normed_residual = take<bool>(shape, "normed_residual");
+  source.mlp = MlpSource{vector_of(weights, "mlp_norm"), activation_named(activation),
+                         matrix_of(weights, "gate_up"), matrix_of(weights, "down")};
   return source;
 }
 
-void make_attention(AttentionModule* self, ThreadPool& pool, const nb::dict& shape,
-                    const Matrix& qkv, const OptionalVector& qkv_bias, const Matrix& output,
-                    const OptionalVector& output_bias, const OptionalVector& q_norm,
-                    const OptionalVector& k_norm, const std::string& precision, int group,
-                    const std::string& level) {
-  AttentionSource source = attention_of(shape);
-  source.qkv = source_of(qkv, qkv_bias);
-  source.output = source_of(output, output_bias);
-  source.q_norm = values_of(q_norm);
-  source.k_norm = values_of(k_norm);
+void make_layer(LayerModule* self, ThreadPool& pool, const nb::dict& shape, const nb::dict& weights,
+                const std::string& activation, const std::string& precision, int group,
+                const std::string& level) {
+  LayerSource source = layer_of(shape, weights, activation);
   const Packing packing{precision_named(precision), group, level_named(level)};
   const nb::gil_scoped_release released;
   const Forward forward(pool);
-  new (self) AttentionModule(std::move(source), packing, pool);
+  new (self) LayerModule(std::move(source), packing, pool);
 }
 
-void run_attention(AttentionModule& attention, ThreadPool& pool, KvCache& cache,
-                   std::vector<std::int64_t> rows, const Lists& positions,
-                   const Array<const float, 3>& x, std::optional<Array<const bool, 3>> tree_mask,
-                   const Array<float, 3>& out) {
+// What a layer reads of the tokens of a batch.
+std::vector<LayerInput> inputs_of(const std::vector<Array<const float, 3>>& x,
+                                  const BatchArguments& arguments) {
+  std::vector<LayerInput> inputs;
+  for (const auto& states : x) {
+    const auto size = static_cast<std::int64_t>(states.shape(2));
+    expect(is_shaped(states, {arguments.size(), arguments.width(), size}), "x");
+    inputs.push_back({states.data(), size});
+  }
+  return inputs;
+}
+
+void run_layer(LayerModule& layer, ThreadPool& pool, KvCache& cache, std::vector<std::int64_t> rows,
+               const Lists& positions, const std::vector<Array<const float, 3>>& x,
+               std::optional<Array<const bool, 3>> tree_mask, const Array<float, 3>& out) {
   const BatchArguments arguments(std::move(rows), positions, std::move(tree_mask));
-  BatchRows batch;
-  arguments.put(batch);
-  batch.cache = &cache;
-  batch.end_layer = 1;
-  expect(is_shaped(x, {arguments.size(), arguments.width(), attention.cols()}), "x");
-  expect(is_shaped(out, {arguments.size(), arguments.width(), attention.hidden()}), "out");
+  const BatchRows batch = arguments.of(cache);
+  const std::vector<LayerInput> inputs = inputs_of(x, arguments);
+  expect(is_shaped(out, {arguments.size(), arguments.width(), layer.hidden()}), "out");
   const nb::gil_scoped_release released;
   const Forward forward(pool);
-  attention.run(batch, x.data(), out.data(), pool);
+  layer.run(batch, inputs, out.data(), pool);
+}
+
+void append_to_layer(LayerModule& layer, ThreadPool& pool, KvCache& cache,
+                     std::vector<std::int64_t> rows, const Lists& positions,
+                     const Array<const float, 3>& x) {
+  const BatchArguments arguments(std::move(rows), positions, std::nullopt);
+  const BatchRows batch = arguments.of(cache);
+  expect(is_shaped(x, {arguments.size(), arguments.width(), layer.cols()}), "x");
+  const nb::gil_scoped_release released;
+  const Forward forward(pool);
+  layer.append(batch, x.data(), pool);
 }
 
 }  // namespace
@@ -146,7 +194,7 @@ void bind_modules(nb::module_& m) {
            nb::arg("precision"), nb::arg("group") = 0, nb::arg("level") = "")
       .def_prop_ro("weight_bytes", &LinearModule::weight_bytes)
       .def("run", &run_linear, nb::arg("pool"), nb::arg("x"), nb::arg("out").noconvert(),
-           "From [..., cols] to [..., rows].");
+           nb::arg("accumulate") = false, "From [..., cols] to [..., rows], or added to that.");
 
   nb::class_<NormModule>(m, "Norm", "By the root mean square or, with a bias, a layer norm.")
       .def(
@@ -163,21 +211,21 @@ void bind_modules(nb::module_& m) {
         nb::arg("out").noconvert(), nb::arg("level") = "",
         "act(x) of [..., size] or, where x is twice as wide, act(first half) * second half.");
 
-  nb::class_<AttentionModule>(m, "Attention", "Self-attention with caches of its own.")
-      .def("__init__", &make_attention, nb::arg("pool"), nb::arg("shape"), nb::arg("qkv"),
-           nb::arg("qkv_bias").none(), nb::arg("output"), nb::arg("output_bias").none(),
-           nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("precision"),
-           nb::arg("group") = 0, nb::arg("level") = "")
-      .def_prop_ro("weight_bytes", &AttentionModule::weight_bytes)
+  nb::class_<LayerModule>(m, "Layer", "Self-attention or a decoder layer, with caches of its own.")
+      .def("__init__", &make_layer, nb::arg("pool"), nb::arg("shape"), nb::arg("weights"),
+           nb::arg("activation"), nb::arg("precision"), nb::arg("group") = 0, nb::arg("level") = "")
+      .def_prop_ro("weight_bytes", &LayerModule::weight_bytes)
       .def(
           "new_cache",
-          [](const AttentionModule& a, std::int64_t rows, std::int64_t capacity) {
-            return new KvCache(a.cache_shape(rows, capacity));
+          [](const LayerModule& layer, std::int64_t rows, std::int64_t capacity) {
+            return new KvCache(layer.cache_shape(rows, capacity));
           },
           nb::arg("rows"), nb::arg("capacity"), nb::rv_policy::take_ownership)
-      .def("run", &run_attention, nb::arg("pool"), nb::arg("cache"), nb::arg("rows"),
+      .def("run", &run_layer, nb::arg("pool"), nb::arg("cache"), nb::arg("rows"),
            nb::arg("positions"), nb::arg("x"), nb::arg("tree_mask").none(),
-           nb::arg("out").noconvert(), "From [B, n, cols] to [B, n, hidden].");
+           nb::arg("out").noconvert(), "From inputs [B, n, size] each to [B, n, hidden].")
+      .def("append", &append_to_layer, nb::arg("pool"), nb::arg("cache"), nb::arg("rows"),
+           nb::arg("positions"), nb::arg("x"), "The keys and values alone, of [B, n, cols].");
 }
 
 }  // namespace forerun::cpu

@@ -110,11 +110,14 @@ Ids couple_keys(const Matrix& probs, const Keys& keys) {
   });
 }
 
-Ids top_rows(const Matrix& probs) {
-  return by_type(probs, [&](auto zero) {
+Ids top_rows(const Matrix& rows) {
+  return by_type(rows, [&](auto zero) {
     using T = decltype(zero);
-    return tokens_of<T>(probs, probs.shape(0),
-                        [&](const T* row, std::size_t) { return argmax(row, vocab_of(probs)); });
+    return tokens_of<T>(rows, rows.shape(0), [&](const T* row, std::size_t) {
+      std::int64_t token = -1;
+      top_of_logits(row, vocab_of(rows), token);
+      return token;
+    });
   });
 }
 
@@ -147,7 +150,8 @@ void bind_sampling(nb::module_& m) {
   m.def("draw_rows", draw_rows, nb::arg("probs"), nb::arg("uniforms"));
   m.def("draw_siblings", draw_siblings_of, nb::arg("probs"), nb::arg("keys"), nb::arg("nodes"),
         nb::arg("replacement"), nb::arg("rows").noconvert(), "The tokens drawn from each row.");
-  m.def("top_rows", top_rows, nb::arg("probs"));
+  m.def("top_rows", top_rows, nb::arg("rows"),
+        "The token of each row's largest value; -1 where that is infinite, or a value no number.");
   m.def("couple_rows", couple_rows, nb::arg("probs"), nb::arg("noise"));
   m.def("couple_keys", couple_keys, nb::arg("probs"), nb::arg("keys"));
 }

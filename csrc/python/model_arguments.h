@@ -88,6 +88,15 @@ class BatchArguments {
     return values;
   }
 
+  // For a cache of one layer.
+  BatchRows of(KvCache& cache) const {
+    BatchRows batch;
+    put(batch);
+    batch.cache = &cache;
+    batch.end_layer = 1;
+    return batch;
+  }
+
   void put(BatchRows& batch) const {
     batch.rows = rows_;
     batch.width = width_;

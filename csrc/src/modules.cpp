@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "float_mode.h"
+#include "forerun/vector_ops.h"
 #include "parts.h"
 
 namespace forerun::cpu {
@@ -55,10 +56,11 @@ std::int64_t LinearModule::rows() const { return parts_->linear.matrix.shape().r
 std::int64_t LinearModule::cols() const { return parts_->linear.matrix.shape().cols; }
 std::size_t LinearModule::weight_bytes() const { return parts_->memory.size(); }
 
-void LinearModule::run(const float* x, std::int64_t tokens, float* y, ThreadPool& pool) {
+void LinearModule::run(const float* x, std::int64_t tokens, float* y, ThreadPool& pool,
+                       bool accumulate) {
   if (tokens < 1) return;
   const FloatMode mode(FloatMode::Subnormals::ieee);
-  parts_->linear.run(x, tokens, y, parts_->activations, pool);
+  parts_->linear.run(x, tokens, y, parts_->activations, pool, accumulate);
 }
 
 struct NormModule::Parts {
@@ -86,104 +88,188 @@ void NormModule::run(const float* x, std::int64_t tokens, float* y, ThreadPool& 
   parts_->norm.run(x, tokens, y, parts_->limit, pool);
 }
 
-struct AttentionModule::Parts {
+struct LayerModule::Parts {
+  explicit Parts(const Packing& packing, LayerSource& source)
+      : rotary(std::move(source.inverse_frequencies), source.rotary_scale),
+        space(packing.limit),
+        cache(cache_precision(packing.precision)),
+        normed_residual(source.normed_residual),
+        whole(source.mlp.has_value()) {}
+
+  // The inputs of each token that is not padding, by `norms`, side by side in `x`; what is added to
+  // in `residual`, where it is given.
+  void read(const std::vector<LayerInput>& inputs, const std::vector<Norm>& norms,
+            const NewTokens& tokens, float* residual, ThreadPool& pool);
+
   Buffer memory;
   SelfAttention attention;
+  std::vector<Norm> input_norms;
+  Norm mlp_norm;
+  Mlp mlp;
   RotaryTable rotary;
   LayerSpace space;
   Precision cache;
-  std::vector<float> x;  // [tokens, cols], where there is padding between
-  std::vector<float> y;  // [tokens, hidden]
+  bool normed_residual;
+  bool whole;
+  std::vector<float> x;  // [tokens, cols]
+  std::vector<float> y;  // [tokens, hidden], where there is padding between
 };
 
 namespace {
 
-void check(const AttentionSource& source) {
-  const std::int64_t sizes[] = {source.heads, source.kv_heads, source.head_dim};
-  for (const std::int64_t size : sizes) {
-    if (size < 1 || size > (1 << 20)) throw std::invalid_argument("a size is out of range");
+void fit(bool fits, const char* what) {
+  if (!fits) throw std::invalid_argument(what);
+}
+
+void check(const MlpSource& mlp, std::int64_t hidden) {
+  fit(mlp.down.cols > 0 && mlp.up.rows == 2 * mlp.down.cols && mlp.up.cols == hidden &&
+          mlp.down.rows == hidden && mlp.norm.size() == size_of(hidden),
+      "the matrices and the norm of the MLP do not fit each other");
+  check_finite(mlp.norm);
+}
+
+void check(const LayerSource& source) {
+  for (const std::int64_t size : {source.heads, source.kv_heads, source.head_dim}) {
+    fit(size >= 1 && size <= (1 << 20), "a size is out of range");
   }
-  if (source.heads % source.kv_heads != 0) {
-    throw std::invalid_argument("heads do not share keys evenly");
-  }
-  if (source.qkv.rows != (source.heads + 2 * source.kv_heads) * source.head_dim ||
-      source.output.cols != source.heads * source.head_dim) {
-    throw std::invalid_argument("qkv and output do not fit the heads");
-  }
+  fit(source.heads % source.kv_heads == 0, "heads do not share keys evenly");
+  fit(source.qkv.rows == (source.heads + 2 * source.kv_heads) * source.head_dim &&
+          source.output.cols == source.heads * source.head_dim,
+      "qkv and output do not fit the heads");
   for (const auto* norm : {&source.q_norm, &source.k_norm}) {
-    if (!norm->empty() && norm->size() != size_of(source.head_dim)) {
-      throw std::invalid_argument("the norms of queries and keys have a weight for each dimension");
-    }
+    fit(norm->empty() || norm->size() == size_of(source.head_dim),
+        "the norms of queries and keys have a weight for each dimension");
     check_finite(*norm);
   }
-  if (!source.inverse_frequencies.empty() &&
-      2 * source.inverse_frequencies.size() != size_of(source.head_dim)) {
-    throw std::invalid_argument("a rotary embedding turns half of head_dim pairs");
+  fit(source.inverse_frequencies.empty() ||
+          2 * source.inverse_frequencies.size() == size_of(source.head_dim),
+      "a rotary embedding turns half of head_dim pairs");
+  fit(source.window >= 0, "a window is 0 for none, or positive");
+  fit(!source.input_norms.empty(), "a layer has at least one input");
+  for (const auto& norm : source.input_norms) check_finite(norm);
+  if (source.mlp) check(*source.mlp, source.output.rows);
+}
+
+void check(const std::vector<LayerInput>& inputs, const std::vector<Norm>& norms, std::int64_t cols,
+           std::int64_t residual) {
+  bool fits = inputs.size() == norms.size();
+  for (std::size_t i = 0; fits && i < inputs.size(); ++i) {
+    fits = inputs[i].size > 0 && (norms[i].size() == 0 || norms[i].size() == inputs[i].size);
+    cols -= inputs[i].size;
   }
-  if (source.window < 0) throw std::invalid_argument("a window is 0 for none, or positive");
+  fit(fits && cols == 0 && (residual == 0 || inputs.back().size == residual),
+      "x has a shape that does not fit");
 }
 
 }  // namespace
 
-AttentionModule::AttentionModule(AttentionSource source, const Packing& packing, ThreadPool& pool) {
+LayerModule::LayerModule(LayerSource source, const Packing& packing, ThreadPool& pool) {
   check(source);
-  const MatrixShape qkv = shape_of(source.qkv, packing);
-  const MatrixShape output = shape_of(source.output, packing);
-  Buffer memory(qkv.bytes() + output.bytes());
-  SelfAttention attention;
+  auto parts = std::make_unique<Parts>(packing, source);
+  SelfAttention& attention = parts->attention;
+  std::vector<std::pair<const LinearSource*, Linear*>> matrices = {
+      {&source.qkv, &attention.qkv}, {&source.output, &attention.output}};
+  if (source.mlp) {
+    matrices.emplace_back(&source.mlp->up, &parts->mlp.up);
+    matrices.emplace_back(&source.mlp->down, &parts->mlp.down);
+    parts->mlp_norm = {std::move(source.mlp->norm), {}, source.norm_eps};
+    parts->mlp.activation = source.mlp->activation;
+  }
+  std::size_t bytes = 0;
+  for (const auto& [from, to] : matrices) bytes += shape_of(*from, packing).bytes();
+  parts->memory = Buffer(bytes);
+  std::uint8_t* at = parts->memory.data();
+  for (const auto& [from, to] : matrices) {
+    const MatrixShape shape = shape_of(*from, packing);
+    *to = make_linear(*from, shape, at, pool);
+    at += shape.bytes();
+  }
   attention.shape = {source.heads, source.kv_heads, source.head_dim};
   attention.window = source.window;
   attention.norm_eps = source.norm_eps;
-  attention.qkv = make_linear(source.qkv, qkv, memory.data(), pool);
-  attention.output = make_linear(source.output, output, memory.data() + qkv.bytes(), pool);
   attention.q_norm = std::move(source.q_norm);
   attention.k_norm = std::move(source.k_norm);
-  parts_.reset(new Parts{std::move(memory),
-                         std::move(attention),
-                         RotaryTable(std::move(source.inverse_frequencies), source.rotary_scale),
-                         LayerSpace(packing.limit),
-                         cache_precision(packing.precision),
-                         {},
-                         {}});
+  for (auto& norm : source.input_norms) {
+    parts->input_norms.push_back({std::move(norm), {}, source.norm_eps});
+  }
+  parts_ = std::move(parts);
 }
 
-AttentionModule::~AttentionModule() = default;
+LayerModule::~LayerModule() = default;
 
-std::int64_t AttentionModule::cols() const { return parts_->attention.qkv.matrix.shape().cols; }
-std::int64_t AttentionModule::hidden() const {
-  return parts_->attention.output.matrix.shape().rows;
-}
-std::size_t AttentionModule::weight_bytes() const { return parts_->memory.size(); }
+std::int64_t LayerModule::cols() const { return parts_->attention.qkv.matrix.shape().cols; }
+std::int64_t LayerModule::hidden() const { return parts_->attention.output.matrix.shape().rows; }
+std::size_t LayerModule::weight_bytes() const { return parts_->memory.size(); }
 
-KvCache::Shape AttentionModule::cache_shape(std::int64_t rows, std::int64_t capacity) const {
+KvCache::Shape LayerModule::cache_shape(std::int64_t rows, std::int64_t capacity) const {
   const AttentionShape& shape = parts_->attention.shape;
   return {parts_->cache, 1, rows, shape.kv_heads, shape.head_dim, capacity};
 }
 
-void AttentionModule::run(const BatchRows& batch, const float* x, float* y, ThreadPool& pool) {
+void LayerModule::Parts::read(const std::vector<LayerInput>& inputs, const std::vector<Norm>& norms,
+                              const NewTokens& tokens, float* residual, ThreadPool& pool) {
+  const std::int64_t cols = attention.qkv.matrix.shape().cols;
+  const std::int64_t count = tokens.count();
+  const VectorOps& ops = vector_ops(space.limit);
+  x.resize(size_of(count * cols));
+  pool.for_ranges(count, grain(count, cols, pool), [&](const Range& r) {
+    for (std::int64_t i = r.begin; i < r.end; ++i) {
+      float* to = x.data() + i * cols;
+      for (std::size_t k = 0; k < inputs.size(); ++k) {
+        const std::int64_t size = inputs[k].size;
+        const float* from = inputs[k].values + tokens.indices[size_of(i)] * size;
+        const Norm& norm = norms[k];
+        if (norm.weight.empty()) std::memcpy(to, from, size_of(size) * 4);
+        else ops.rms_norm(from, norm.weight.data(), norm.eps, size, to);
+        if (residual != nullptr && k + 1 == inputs.size()) {
+          std::memcpy(residual + i * size, normed_residual ? to : from, size_of(size) * 4);
+        }
+        to += size;
+      }
+    }
+  });
+}
+
+void LayerModule::run(const BatchRows& batch, const std::vector<LayerInput>& inputs, float* y,
+                      ThreadPool& pool) {
   Parts& p = *parts_;
   check_cache(batch.cache->shape(), cache_shape(1, 1));
+  check(inputs, p.input_norms, cols(), p.whole ? hidden() : 0);
   const FloatMode mode(FloatMode::Subnormals::ieee);
   const NewTokens tokens = take_slots(batch);
   const std::int64_t count = tokens.count();
   if (count == 0) return;
   const bool gap = tokens.indices.back() != count - 1;
-  if (gap) {
-    p.x.resize(size_of(count * cols()));
-    p.y.resize(size_of(count * hidden()));
-    for (std::int64_t i = 0; i < count; ++i) {
-      const float* from = x + tokens.indices[size_of(i)] * cols();
-      std::memcpy(p.x.data() + i * cols(), from, size_of(cols()) * 4);
-    }
-  }
+  if (gap) p.y.resize(size_of(count * hidden()));
+  float* out = gap ? p.y.data() : y;
+  p.read(inputs, p.input_norms, tokens, p.whole ? out : nullptr, pool);
   p.rotary.reach(tokens.furthest);
   LayerRun run{*batch.cache, tokens, p.rotary, p.space, pool};
   p.attention.prepare(run);
-  p.attention.run(run, 0, gap ? p.x.data() : x, gap ? p.y.data() : y);
+  if (p.whole) {
+    p.space.normed.resize(size_of(count * hidden()));
+    p.attention.run(run, 0, p.x.data(), out, true, &p.mlp.up.matrix);
+    p.mlp_norm.run(out, count, p.space.normed.data(), p.space.limit, pool);
+    p.mlp.run(run, p.space.normed.data(), out, nullptr);
+  } else {
+    p.attention.run(run, 0, p.x.data(), out);
+  }
   for (std::int64_t i = 0; gap && i < count; ++i) {
     float* to = y + tokens.indices[size_of(i)] * hidden();
-    std::memcpy(to, p.y.data() + i * hidden(), size_of(hidden()) * 4);
+    std::memcpy(to, out + i * hidden(), size_of(hidden()) * 4);
   }
+}
+
+void LayerModule::append(const BatchRows& batch, const float* x, ThreadPool& pool) {
+  Parts& p = *parts_;
+  check_cache(batch.cache->shape(), cache_shape(1, 1));
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  const NewTokens tokens = take_slots(batch);
+  if (tokens.count() == 0) return;
+  p.read({{x, cols()}}, std::vector<Norm>(1), tokens, nullptr, pool);
+  p.rotary.reach(tokens.furthest);
+  LayerRun run{*batch.cache, tokens, p.rotary, p.space, pool};
+  p.attention.append(run, 0, p.x.data());
 }
 
 void run_activation(Activation activation, bool gated, const float* x, std::int64_t tokens,

@@ -158,27 +158,42 @@ void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
   Attention& attention = *space.attention;
   const AttentionCall call = {&run.cache,       index,      window,
                               space.qkv.data(), qkv_rows(), space.mixed.data()};
-  const auto heads = static_cast<std::int64_t>(run.tokens.masks.size()) * shape.kv_heads;
-  const auto prepare = [&](std::int64_t item) {
-    prepare_head(run, index, item / shape.kv_heads, item % shape.kv_heads);
-  };
   if (attention.whole_heads()) {
+    const auto heads = static_cast<std::int64_t>(run.tokens.masks.size()) * shape.kv_heads;
     run.pool.for_ranges(heads, 1, [&](const Range& r) {
       for (std::int64_t i = r.begin; i < r.end; ++i) {
-        prepare(i);
+        prepare_head(run, index, i / shape.kv_heads, i % shape.kv_heads);
         attention.run(call, i, i + 1, r.thread);
       }
     });
   } else {
-    run.pool.for_ranges(heads, 1, [&](const Range& r) {
-      for (std::int64_t i = r.begin; i < r.end; ++i) prepare(i);
-    });
+    prepare_heads(run, index);
     run.pool.for_ranges(attention.items(), 1,
                         [&](const Range& r) { attention.run(call, r.begin, r.end, r.thread); });
   }
   for (const RowMask& mask : run.tokens.masks) {
     run.cache.set_length(index, mask.row, mask.start + mask.count);
   }
+}
+
+void SelfAttention::append(LayerRun& run, std::int64_t index, const float* x) const {
+  LayerSpace& space = run.space;
+  const std::int64_t tokens = run.tokens.count();
+  space.qkv.resize(size_of(tokens * qkv_rows()));
+  qkv.run(x, tokens, space.qkv.data(), space.activations, run.pool);
+  prepare_heads(run, index);
+  for (const RowMask& mask : run.tokens.masks) {
+    run.cache.set_length(index, mask.row, mask.start + mask.count);
+  }
+}
+
+void SelfAttention::prepare_heads(LayerRun& run, std::int64_t index) const {
+  const auto heads = static_cast<std::int64_t>(run.tokens.masks.size()) * shape.kv_heads;
+  run.pool.for_ranges(heads, 1, [&](const Range& r) {
+    for (std::int64_t i = r.begin; i < r.end; ++i) {
+      prepare_head(run, index, i / shape.kv_heads, i % shape.kv_heads);
+    }
+  });
 }
 
 // Norms and turns one key head and the query heads that share it, and stores key and value.

@@ -76,7 +76,7 @@ void check_modules(Precision precision, Level level, ThreadPool* (&pools)[3], Ra
 // Attention over chunks of a text beside a shorter row gives what it gives token by token.
 void check_attention(Precision precision, Level level, ThreadPool* (&pools)[3], Random& random) {
   const std::int64_t text = 30;
-  AttentionSource source;
+  LayerSource source;
   source.kv_heads = between(random, 1, 3);
   source.heads = source.kv_heads * between(random, 1, 3);
   source.head_dim = 2 * between(random, 1, 20);
@@ -91,7 +91,8 @@ void check_attention(Precision precision, Level level, ThreadPool* (&pools)[3], 
   for (std::int64_t i = 0; i < source.head_dim / 2; ++i) {
     source.inverse_frequencies.push_back(1.0f / static_cast<float>(1 + i));
   }
-  AttentionModule attention(source, {precision, 0, level}, *pools[1]);
+  source.input_norms.resize(1);
+  LayerModule attention(source, {precision, 0, level}, *pools[1]);
   const auto x = normal(random, text * cols);
   std::vector<std::int64_t> positions(static_cast<std::size_t>(2 * text), -1);
   // Tokens [first, first + n) of the text in row 0, where `both` all but the last in row 1 too.
@@ -111,7 +112,7 @@ void check_attention(Precision precision, Level level, ThreadPool* (&pools)[3], 
     batch.width = n;
     batch.positions = positions.data();
     batch.end_layer = 1;
-    attention.run(batch, in.data(), y.data(), pool);
+    attention.run(batch, {{in.data(), cols}}, y.data(), pool);
     return y;
   };
   KvCache alone(attention.cache_shape(1, text));

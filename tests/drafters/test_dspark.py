@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.contracts import CausalLM
+from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.dspark import DSparkDrafter
 from forerun.engine.config import SpeculativeConfig
@@ -175,6 +175,23 @@ def test_chains_end_where_the_head_is_not_confident(
     assert len(ended) < len(lengths)
 
 
+def test_confidence_is_calibrated_by_position(tmp_path: Path) -> None:
+    """As the head's own file says; here two tokens are certain and the third is not."""
+    on, folder = target("torch", "fp64"), write(tmp_path, VARIANTS["plain"], "deepspec")
+    (folder / "forerun.json").write_text('{"confidence_calibration": [[0, 9], [0, 9], [0, -9]]}')
+    options = {"least_confidence": 0.5}
+    setup = DrafterSetup(on, 1, on.max_context, options, lambda: on, head=HeadFiles.open(folder))
+    config = SpeculativeConfig(
+        method="dspark", num_speculative_tokens=3, monitor=False, options=options
+    )
+    engine, lengths = Engine(on, DSparkDrafter.build(setup), config), list[tuple[int, int]]()
+    engine.watch_rounds(lambda request, draft, _: lengths.append((len(request), len(draft))))
+    engine.generate(PROMPTS[0], GREEDY)
+    assert len(lengths) > 3
+    # Of the last tokens no two are left to draft.
+    assert {length for _, length in lengths[:-2]} == {2}
+
+
 def test_a_row_goes_on_from_what_it_shares_with_a_prompt(tmp_path: Path) -> None:
     """Slots belong to tokens alone, so that those of the shared text are those of a new one."""
     made, on = VARIANTS["plain"], target("torch", "fp64")
@@ -198,12 +215,11 @@ def test_int8_drafts_nearly_what_the_reference_does(tmp_path: Path) -> None:
     cache = head.new_cache(1, 64)
     head.run_context(cache, [0], [reference.states(text[:-1])])
     hidden = head.run_block(cache, [0], [text[-1]])[0]
-    bias = head.markov_logits([text[-1], 1, 2, 3])
-    assert bias is not None
+    found = head.base_logits(hidden)
+    head.add_markov(found, [text[-1], 1, 2, 3])
     block = zip(reference.block(text), [text[-1], 1, 2, 3], strict=True)
     expected = torch.stack([reference.row(state, before) for state, before in block])
     spread = float(expected.std())
-    found = head.base_logits(hidden) + bias
     torch.testing.assert_close(found, expected, rtol=0, atol=0.15 * spread)
 
 

@@ -105,9 +105,9 @@ def module_block(head: DSparkHead, text: Text, anchor: int) -> Tensor:
     cache, tokens = head.new_cache(1, 64), text.token_ids.tolist()
     head.run_context(cache, [0], [states[:anchor]])
     hidden = head.run_block(cache, [0], [tokens[anchor]])[0]
-    bias = head.markov_logits(tokens[anchor : anchor + len(hidden)])
-    assert bias is not None
-    return head.base_logits(hidden) + bias
+    logits = head.base_logits(hidden)
+    head.add_markov(logits, tokens[anchor : anchor + len(hidden)])
+    return logits
 
 
 DSPARK: dict[str, Make] = {

@@ -1,4 +1,4 @@
-"""Tiny targets on disk, data to train heads on, and runs of that."""
+"""Tiny targets on disk, data to train drafters on, and runs of that."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from forerun.training.head_run import HeadRun, OnValidated
-from forerun.training.head_settings import HEAD_SETTINGS, HeadSettings
+from forerun.training.head_settings import HEAD_SETTINGS, settings_of
 from forerun.training.recipes import RECIPES
 from tests.helpers.tiny_models import LLAMA_LIKE, VOCAB, random_model, tiny_config
 from tests.helpers.toy_chat import toy_tokenizer
 
-OWN: dict[str, dict[str, int | float]] = {
+OWN: dict[str, dict[str, Any]] = {
+    "draft": {"layers": 1, "steps": 3},
     "dspark": {"layers": 1, "block_size": 3, "markov_rank": 4, "density": 1.0},
     "eagle3": {"steps": 3, "density": 1.0},
     "medusa": {"heads": 3, "density": 1.0},
 }
-"""Small shapes of each kind of head."""
+"""Small shapes of each kind of drafter."""
 
 
 def config_of(family: str) -> Any:
@@ -64,12 +65,13 @@ def run_of(
     values = {
         "tokens": 500,
         "micro_batch_tokens": 64,
-        "draft_vocab_size": 40,
         "validate_minutes": 1e-9,
         "patience": 1000,
         "minutes": 1e4,
         **settings,
     }
+    if kind != "draft":
+        values = {"draft_vocab_size": 40, **values}
     shape = HEAD_SETTINGS[kind](**{**OWN[kind], **(own or {})})
-    recipe, read = RECIPES[kind], HeadSettings(**values)
+    recipe, read = RECIPES[kind], settings_of(kind)(**values)
     return HeadRun(recipe, shape, read, model, [data], out, on_validated, begin_with)

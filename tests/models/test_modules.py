@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.contracts import Ability, Modules
+from forerun.contracts import Ability, Layer, LayerShape, Modules
 from forerun.core import Batch, Tree
 from forerun.errors import CacheError, CheckpointError, ConfigError
 from forerun.models.cpu.modules import CpuModules
 from forerun.models.cpu.threads import thread_pool
-from forerun.models.modules import TorchModules, modules_for
+from forerun.models.modules import ComposedLayer, TorchModules, modules_for
 from tests.helpers.kernel_models import LEVELS, PRECISIONS, model, needs_kernels
 from tests.helpers.toy_head import SHAPES, ToyHead, head_weights
 
@@ -147,6 +147,47 @@ def test_chunks_batches_and_threads_change_nothing(
 
 @every_shape
 @every_precision
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("normed_residual", [False, True])
+def test_a_layer_is_its_parts_bit_for_bit(
+    shape: str, precision: str, threads: int, normed_residual: bool
+) -> None:
+    """Of two inputs, over ragged rows and over a tree; keys and values alone are the same too."""
+    modules, generator = on_kernels(precision, threads), torch.Generator().manual_seed(7)
+    whole = LayerShape(
+        **vars(SHAPES[shape]), activation="gelu", inputs=2, normed_residual=normed_residual
+    )
+    weights = head_weights(shape, HIDDEN)
+    weights["qkv"] = torch.randn(len(weights["qkv"]), 2 * HIDDEN, generator=generator) / 9
+    weights["down_bias"] = torch.randn(HIDDEN, generator=generator)
+    weights["input_norm.0"] = torch.rand(HIDDEN, generator=generator)
+    if normed_residual:
+        weights["input_norm.1"] = torch.rand(HIDDEN, generator=generator)
+    layers: list[Layer] = [modules.layer(whole, weights), ComposedLayer(modules, whole, weights)]
+    caches = [layer.new_cache(2, CAPACITY) for layer in layers]
+
+    def check(counts: dict[int, int], trees: list[Tree] | None = None) -> None:
+        batch = Batch.after(
+            caches[0], list(counts), [[0] * n for n in counts.values()], trees=trees
+        )
+        states = [torch.randn(len(counts), batch.width, HIDDEN, generator=generator) for _ in "12"]
+        found, wanted = (
+            layer(states, batch, cache) for layer, cache in zip(layers, caches, strict=True)
+        )
+        for row, count in enumerate(counts.values()):
+            assert torch.equal(found[row, :count], wanted[row, :count])
+
+    check({0: 5, 1: 19})
+    read = torch.randn(2, 3, 2 * HIDDEN, generator=generator)
+    batch = Batch.after(caches[0], [1, 0], [[0] * 3] * 2)
+    for layer, cache in zip(layers, caches, strict=True):
+        layer.append(read, batch, cache)
+    check({1: 2, 0: 1})
+    check({0: len(TREE)}, [TREE])
+
+
+@every_shape
+@every_precision
 def test_nodes_of_trees_are_their_paths(shape: str, precision: str) -> None:
     head = head_on(on_kernels(precision, THREADS[-1]), shape)
     cache = head.new_cache(2, CAPACITY)
@@ -180,8 +221,7 @@ def test_modules_come_in_the_targets_precision(precision: str) -> None:
     assert Ability.MODULES in target.abilities
     weight = torch.randn(50, HIDDEN, generator=torch.Generator().manual_seed(3))
     found = modules_for(target).linear(weight)(inputs(5)[0])
-    # As with the head, int4 would cost a draft more than it saves.
-    own = on_kernels("int8" if precision == "int4" else precision)
+    own = on_kernels(precision)
     assert torch.equal(found, own.linear(weight)(inputs(5)[0]))
 
 

@@ -8,11 +8,16 @@ import pytest
 import torch
 
 from forerun import load
+from forerun.core import Stats
 from forerun.heads.files import HeadFiles
+from forerun.training.conversations import Conversation
 from forerun.training.finish import RANKS, finish
+from forerun.training.head_settings import FinishSettings
+from forerun.training.real_run import spread_prompts
 from tests.helpers.head_runs import OWN, run_of, save_data, save_target
 
 KINDS = ("dspark", "eagle3", "medusa")
+QUIET = FinishSettings(real_run=False)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_data(tmp_path_factory.mktemp("data") / "data.jsonl", count=200)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["draft", *KINDS])
 def test_the_head_that_was_kept_is_measured(
     target: str, data: str, tmp_path: Path, kind: str
 ) -> None:
@@ -35,15 +40,20 @@ def test_the_head_that_was_kept_is_measured(
     with torch.no_grad():
         for parameter in run.head.module.parameters():
             parameter.fill_(0.3)
-    own = finish(run)
+    own = finish(run, QUIET)
     files = HeadFiles.open(tmp_path)
     assert files.own == own
     assert all(torch.equal(tensor, kept[name]) for name, tensor in files.tensors.items())
     # In bf16 it is nearly what it was in training.
     assert run.evaluate().lengths == pytest.approx(own["report"]["lengths"], abs=0.05)
+    assert [tokens for tokens, _ in own["report"]["curve_by_category"]][1:] == [
+        tokens for _, tokens, _ in run.report.curve
+    ]
+    assert "<polyline" in (tmp_path / "curve.svg").read_text()
     contexts = own["report"]["contexts"]
     assert contexts.keys() == {"T=0", "T=1"}
     card = (tmp_path / "README.md").read_text()
+    assert "(curve.svg)" in card
     assert all(
         f"| {kind} | {lengths['to 256']:.2f} |" in card for kind, lengths in contexts.items()
     )
@@ -55,7 +65,7 @@ def test_drawn_trees_follow_what_was_measured(
 ) -> None:
     run = run_of(kind, target, data, tmp_path, tokens=60)
     run.run()
-    finish(run)
+    finish(run, QUIET)
     table = HeadFiles.open(tmp_path).acceptance_by_rank
     assert table is not None
     assert len(table) == OWN[kind].get("steps", 3)
@@ -64,3 +74,55 @@ def test_drawn_trees_follow_what_was_measured(
     engine = load(target, {"model": str(tmp_path)})
     assert engine.drafter is not None
     assert engine.drafter.acceptance == table
+
+
+def test_a_real_run_is_that_of_the_engine(target: str, data: str, tmp_path: Path) -> None:
+    run = run_of("eagle3", target, data, tmp_path, tokens=60)
+    run.run()
+    report = finish(run, FinishSettings(real_run_prompts=3, real_run_tokens=8))["report"]
+    greedy, drawn = report["real_run"]["runs"]
+    assert (greedy["temperature"], drawn["temperature"]) == (0.0, 1.0)
+    prompts = spread_prompts(run.held, 3)
+    engine = load(
+        target,
+        {"model": str(tmp_path), "num_speculative_tokens": 3, "monitor": False},
+        max_context=64,
+    )
+    answers = [engine.generate(prompt, temperature=0, max_tokens=8) for prompt in prompts]
+    stats = Stats.total(answer.stats for answer in answers)
+    assert stats.num_draft_tokens > 0
+    assert greedy["mean_acceptance_length"] == stats.mean_acceptance_length
+    assert greedy["tokens"] == stats.num_emitted_tokens
+    assert greedy["identical"] == greedy["prompts"] == 3
+    assert drawn["identical"] is None
+    assert min(greedy["speedup"], drawn["speedup"]) > 0
+    card = (tmp_path / "README.md").read_text()
+    assert "| T=0 | " in card
+    assert " | 3 of 3 |" in card
+
+
+def test_confidence_is_calibrated(target: str, data: str, tmp_path: Path) -> None:
+    """What is written corrects the head's expectations on other text; heads without any have none."""
+    for kind in ("dspark", "medusa"):
+        run = run_of(kind, target, data, tmp_path / kind, tokens=200)
+        run.run()
+        own = finish(run, QUIET)
+        errors, lines = own["report"].get("confidence_errors"), own.get("confidence_calibration")
+        card = (tmp_path / kind / "README.md").read_text()
+        assert ("expected calibration error" in card) == (kind == "dspark")
+        if kind == "medusa":
+            assert errors is lines is None
+            continue
+        assert len(errors["before"]) == len(errors["after"]) == 3
+        assert (lines is not None) == (sum(errors["after"]) < sum(errors["before"]))
+        assert lines is None or HeadFiles.open(tmp_path / kind).calibration is not None
+
+
+def test_prompts_come_in_turn_from_each_category() -> None:
+    made = [
+        Conversation((number,), (1,), kind)
+        for number, kind in [(1, "a"), (2, "a"), (2, "a"), (3, "b"), (1, "b"), (4, "a")]
+    ]
+    assert spread_prompts(made, 4) == [[1], [3], [2], [4]]
+    assert spread_prompts(made, 2) == [[1], [3]]
+    assert spread_prompts([], 2) == []

@@ -23,10 +23,11 @@ from forerun.training.conversations import ConversationBatch
 from forerun.training.head_run import HeadRun, Report
 from forerun.training.loop import Part
 from forerun.training.processes import Processes, join
+from forerun.training.recipes import RECIPES
 from tests.helpers.head_runs import run_of, save_data, save_target
 from tests.helpers.tiny_models import VOCAB
 
-KINDS = ("dspark", "eagle3", "medusa")
+KINDS = ("draft", "dspark", "eagle3", "medusa")
 Losses = list[tuple[int, float]]
 
 
@@ -50,7 +51,7 @@ def watching(losses: Losses) -> Callable[[Report, float, float], None]:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_model_gets_a_head_that_drafts(
+def test_any_model_gets_a_drafter(
     targets: dict[str, str], data: str, tmp_path: Path, kind: str, family: str
 ) -> None:
     """What is written is opened by its directory alone, and changes nothing of greedy output."""
@@ -64,7 +65,7 @@ def test_any_model_gets_a_head_that_drafts(
         dtype="fp32",
     )
     assert engine.drafter is not None
-    assert engine.drafter.name == kind
+    assert engine.drafter.name == RECIPES[kind].__name__
     params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
     prompt = [3, 14, 15, 9, 2, 6]
     completion = engine.generate(prompt, params)
@@ -294,7 +295,7 @@ def test_training_begins_with_the_weights_of_a_head(
     for name, tensor in later.head.module.state_dict().items():
         assert torch.equal(tensor, stored[name].float())
     assert torch.equal(later.ids, run.ids)
-    with pytest.raises(TrainingError, match="a head of another shape"):
+    with pytest.raises(TrainingError, match="is of another shape"):
         run_of(
             *("dspark", targets["llama"], data, tmp_path / "other"),
             begin_with=earlier,

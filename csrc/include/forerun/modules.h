@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "forerun/activation.h"
@@ -44,8 +45,9 @@ class LinearModule {
   std::int64_t cols() const;
   std::size_t weight_bytes() const;
 
-  // y [tokens, rows] of x [tokens, cols].
-  void run(const float* x, std::int64_t tokens, float* y, ThreadPool& pool);
+  // y [tokens, rows] of x [tokens, cols], or added to y.
+  void run(const float* x, std::int64_t tokens, float* y, ThreadPool& pool,
+           bool accumulate = false);
 
  private:
   struct Parts;
@@ -68,33 +70,57 @@ class NormModule {
   std::unique_ptr<Parts> parts_;
 };
 
-struct AttentionSource {
+// What a decoder layer does besides its attention: it adds to the last input, norms, and adds the
+// output of a gated MLP.
+struct MlpSource {
+  std::vector<float> norm;
+  Activation activation = Activation::silu;
+  LinearSource up;  // rows of the gate, then as many others
+  LinearSource down;
+};
+
+struct LayerSource {
   std::int64_t heads = 1;
   std::int64_t kv_heads = 1;
   std::int64_t head_dim = 1;
   std::int64_t window = 0;  // 0: none
-  float norm_eps = 1e-6f;   // of the norms of queries and keys
+  float norm_eps = 1e-6f;   // of all norms
   LinearSource qkv;         // rows of all query heads, then keys, then values
   LinearSource output;
   std::vector<float> q_norm, k_norm;       // [head_dim], or empty for none
   std::vector<float> inverse_frequencies;  // [head_dim / 2] of the rotary embedding; empty: none
   float rotary_scale = 1.0f;               // on cosines and sines
+  std::vector<std::vector<float>> input_norms;  // one for each input, each empty for none
+  bool normed_residual = false;                 // what is added to is the last input, normed
+  std::optional<MlpSource> mlp;                 // none: attention alone, added to nothing
 };
 
-// Self-attention with a cache of one layer.
-class AttentionModule {
- public:
-  AttentionModule(AttentionSource source, const Packing& packing, ThreadPool& pool);
-  ~AttentionModule();
+// Some of what a layer reads of each token, [rows, width, size].
+struct LayerInput {
+  const float* values = nullptr;
+  std::int64_t size = 0;
+};
 
-  std::int64_t cols() const;    // of the input
+// Self-attention with a cache of one layer; with an MLP, a whole decoder layer. It reads its inputs
+// side by side, each normed.
+class LayerModule {
+ public:
+  LayerModule(LayerSource source, const Packing& packing, ThreadPool& pool);
+  ~LayerModule();
+
+  std::int64_t cols() const;    // of all inputs
   std::int64_t hidden() const;  // of what goes out
   std::size_t weight_bytes() const;
   KvCache::Shape cache_shape(std::int64_t rows, std::int64_t capacity) const;
 
-  // y [rows, width, hidden] of x [rows, width, cols]; y of padding is left as it is. Throws what
-  // Decoder::forward throws for the batch.
-  void run(const BatchRows& batch, const float* x, float* y, ThreadPool& pool);
+  // y [rows, width, hidden]; y of padding is left as it is. Throws what Decoder::forward throws for
+  // the batch, std::invalid_argument for inputs that do not fit.
+  void run(const BatchRows& batch, const std::vector<LayerInput>& inputs, float* y,
+           ThreadPool& pool);
+
+  // The keys and values alone, of what the attention reads, x [rows, width, cols]. Throws the same
+  // for the batch.
+  void append(const BatchRows& batch, const float* x, ThreadPool& pool);
 
  private:
   struct Parts;

@@ -74,8 +74,8 @@ class Linear:
     @property
     def weight_bytes(self) -> int: ...
 
-    def run(self, pool: ThreadPool, x: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]) -> None:
-        """From [..., cols] to [..., rows]."""
+    def run(self, pool: ThreadPool, x: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], accumulate: bool = False) -> None:
+        """From [..., cols] to [..., rows], or added to that."""
 
 class Norm:
     """By the root mean square or, with a bias, a layer norm."""
@@ -90,18 +90,21 @@ def activate(pool: ThreadPool, name: str, x: Annotated[NDArray[numpy.float32], d
     act(x) of [..., size] or, where x is twice as wide, act(first half) * second half.
     """
 
-class Attention:
-    """Self-attention with caches of its own."""
+class Layer:
+    """Self-attention or a decoder layer, with caches of its own."""
 
-    def __init__(self, pool: ThreadPool, shape: dict, qkv: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], qkv_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, output: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], output_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, q_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, precision: str, group: int = 0, level: str = '') -> None: ...
+    def __init__(self, pool: ThreadPool, shape: dict, weights: dict, activation: str, precision: str, group: int = 0, level: str = '') -> None: ...
 
     @property
     def weight_bytes(self) -> int: ...
 
     def new_cache(self, rows: int, capacity: int) -> KvCache: ...
 
-    def run(self, pool: ThreadPool, cache: KvCache, rows: Sequence[int], positions: Sequence[Sequence[int]], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], tree_mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
-        """From [B, n, cols] to [B, n, hidden]."""
+    def run(self, pool: ThreadPool, cache: KvCache, rows: Sequence[int], positions: Sequence[Sequence[int]], x: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]], tree_mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
+        """From inputs [B, n, size] each to [B, n, hidden]."""
+
+    def append(self, pool: ThreadPool, cache: KvCache, rows: Sequence[int], positions: Sequence[Sequence[int]], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> None:
+        """The keys and values alone, of [B, n, cols]."""
 
 def uniform(seed: int, position: int, purpose: int, node: int) -> float: ...
 
@@ -115,7 +118,10 @@ def draw_rows(probs: Annotated[NDArray, dict(shape=(None, None), order='C', devi
 def draw_siblings(probs: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')], keys: Sequence[tuple[int, int]], nodes: Sequence[Sequence[int]], replacement: bool, rows: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')]) -> list[list[int]]:
     """The tokens drawn from each row."""
 
-def top_rows(probs: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')]) -> list[int]: ...
+def top_rows(rows: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')]) -> list[int]:
+    """
+    The token of each row's largest value; -1 where that is infinite, or a value no number.
+    """
 
 def couple_rows(probs: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')], noise: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> list[int]: ...
 

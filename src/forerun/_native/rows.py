@@ -64,9 +64,10 @@ def draw(probs: Tensor, uniforms: Sequence[float]) -> list[int]:
     return _native.kernels.draw_rows(to_dlpack(probs), uniforms)
 
 
-def top(probs: Tensor) -> list[int]:
-    """The most likely token of each row, the lowest id on ties."""
-    return _native.kernels.top_rows(to_dlpack(probs))
+def top(rows: Tensor) -> list[int]:
+    """The token of each row's largest value, the lowest id on ties; -1 where that is infinite, or some
+    value is not a number."""
+    return _native.kernels.top_rows(to_dlpack(rows))
 
 
 def draw_siblings(

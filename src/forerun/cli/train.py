@@ -6,6 +6,7 @@ from forerun.cli.groups import LazyGroup
 
 COMMANDS = {
     "data": ("forerun.cli.train_data", "Have a model write and answer prompts to train on."),
+    "draft": ("forerun.cli.train_draft", "Train a draft model: a small one, distilled."),
     "dspark": ("forerun.cli.train_dspark", "Train a DSpark head: a block a pass."),
     "eagle3": ("forerun.cli.train_eagle3", "Train an EAGLE-3 head: a token a pass."),
     "medusa": ("forerun.cli.train_medusa", "Train Medusa's heads: all tokens from one state."),

@@ -1,4 +1,4 @@
-"""`forerun train dspark`, `eagle3`, `medusa`: a head for a model, from the model's own answers."""
+"""`forerun train draft`, `dspark`, `eagle3`, `medusa`: a drafter for a model, from its own answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forerun.cli.flags import json_option, threads_option
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.quiet import quiet_libraries
-from forerun.training.head_settings import HEAD_SETTINGS, HeadSettings
+from forerun.training.head_settings import HEAD_SETTINGS, FinishSettings, settings_of
 
 if TYPE_CHECKING:
     from forerun.training.head_run import Report
@@ -26,10 +26,10 @@ _SECTION = "Training"
 
 
 def train_head(kind: str, **values: Any) -> None:
-    """Train a head and say what it has come to.
+    """Train a drafter and say what it has come to.
 
     Args:
-        kind: of the head.
+        kind: of the drafter.
         values: of the options.
     """
     quiet_libraries()
@@ -39,9 +39,11 @@ def train_head(kind: str, **values: Any) -> None:
 
     set_threads(values)
     model = values["name"]
-    settings = HeadSettings(**{name: values[name] for name in vars(HeadSettings())})
+    common = settings_of(kind)
+    settings = common(**{name: values[name] for name in vars(common())})
     kinds = HEAD_SETTINGS[kind]
     own = kinds(**{name: values[name] for name in vars(kinds())})
+    in_the_end = FinishSettings(**{name: values[name] for name in vars(FinishSettings())})
     out = Path(values["output"] or f"{PurePath(model).name or 'model'}-{kind}")
     data = values["data"] or [f"{PurePath(model).name or 'model'}-data.jsonl"]
     with bars():
@@ -49,14 +51,14 @@ def train_head(kind: str, **values: Any) -> None:
         report = run.run()
         if not run.processes.first:
             return
-        own = finish(run)
-    content = _content(out, report, own["report"])
+        measured = finish(run, in_the_end)["report"]
+    content = _content(out, report, measured)
     if values["json"]:
         from forerun.cli.machine import made_with, print_json
 
         print_json({**made_with(run.target.device), **content})
     else:
-        click.echo(_in_words(content))
+        click.echo(_in_words(kind, content))
 
 
 def _show(report: Report, loss: float, rate: float) -> None:
@@ -69,23 +71,27 @@ def _show(report: Report, loss: float, rate: float) -> None:
     )
 
 
-def _content(out: Path, report: Report, own: Mapping[str, Any]) -> dict[str, Any]:
+def _content(out: Path, report: Report, measured: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "output": str(out),
         "acceptance_length": report.mean_length,
         "lengths": dict(report.lengths),
         "untrained_lengths": dict(report.untrained),
-        "contexts": own["contexts"],
+        "contexts": measured["contexts"],
+        "real_run": measured.get("real_run", {}),
         "conversations": dict(report.conversations),
+        "weight_bytes": report.weight_bytes,
+        "trained_bytes": report.trained_bytes,
         "curve": [list(point) for point in report.curve],
         **vars(report.progress),
     }
 
 
-def _in_words(content: Mapping[str, Any]) -> str:
+def _in_words(kind: str, content: Mapping[str, Any]) -> str:
     lines = [
-        f"{content['output']}: a head after {content['steps']} steps, {content['tokens']} tokens and "
-        f"{content['seconds'] / 60:.0f} minutes",
+        f"{content['output']}: {_named(kind)} after {content['steps']} steps, {content['tokens']} tokens "
+        f"and {content['seconds'] / 60:.0f} minutes; {content['weight_bytes'] / 1e6:.1f} MB, of which "
+        f"{content['trained_bytes'] / 1e6:.1f} MB were trained",
         "acceptance length on held-out conversations (untrained in brackets):",
     ]
     untrained: Mapping[str, float] = content["untrained_lengths"]
@@ -93,32 +99,57 @@ def _in_words(content: Mapping[str, Any]) -> str:
         f"  {category:32} {length:.2f} ({untrained.get(category, 1.0):.2f})"
         for category, length in content["lengths"].items()
     ]
+    for real in content["real_run"].get("runs", ()):
+        length = real["mean_acceptance_length"]
+        lines.append(
+            f"a real run at temperature {real['temperature']:g}: "
+            f"acceptance length {'-' if length is None else f'{length:.2f}'}, "
+            f"{real['speedup']:.2f} x plain decoding{_equality(real)}"
+        )
     return "\n".join(lines)
 
 
+def _equality(real: Mapping[str, Any]) -> str:
+    if real["identical"] is None:
+        return ""
+    return f", {real['identical']} of {real['prompts']} answers equal to it"
+
+
+def _named(kind: str) -> str:
+    """What the command of a kind makes."""
+    if kind == "draft":
+        return "a draft model"
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} head"
+
+
 def command_for(kind: str) -> Command:
-    """The command that trains heads of a kind."""
+    """The command that trains drafters of a kind."""
 
     def train(**values: Any) -> None:
         train_head(kind, **values)
 
+    layout = (
+        "as transformers reads them, the tokenizer"
+        if kind == "draft"
+        else "in the published layout"
+    )
     return Command(
         kind,
-        params=_options(HEAD_SETTINGS[kind], kind),
+        params=_options(kind),
         callback=train,
-        help=f"""Train a {kind} head for MODEL from its own answers.
+        help=f"""Train {_named(kind)} for MODEL from its own answers.
 
         MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2; its answers are what
         'forerun train data MODEL' has written. Training shows the expected acceptance length on held-out
-        conversations, computed from the model's and the head's own probabilities, keeps the best head, and
-        ends where it grows no more. The directory holds config.json and model.safetensors in the published
-        layout, forerun.json and a card. The same command goes on where an earlier run has ended.
+        conversations, computed from the probabilities of both, keeps the best weights, and ends where it
+        grows no more. The directory holds config.json and model.safetensors
+        {layout}, forerun.json and a card. The same command goes on where an earlier run has ended.
         """,
         example=f"forerun train {kind} smollm2 --minutes 60",
     )
 
 
-def _options(own: type, kind: str) -> Sequence[click.Parameter]:
+def _options(kind: str) -> Sequence[click.Parameter]:
     return [
         click.Argument(["name"], type=Name(), metavar="MODEL", shell_complete=completion("model")),
         Option(
@@ -134,17 +165,18 @@ def _options(own: type, kind: str) -> Sequence[click.Parameter]:
             _SECTION,
             type=FileName(),
             metavar="DIR",
-            help=f"Where to write the head, and to go on; left out, MODEL-{kind}.",
+            help=f"Where to write, and to go on; left out, MODEL-{kind}.",
         ),
         Option(
             "begin_with",
             _SECTION,
             type=FileName(),
             metavar="DIR",
-            help="Begin with the weights of this head, of the same shape.",
+            help="Begin with the weights of this drafter, of the same shape.",
         ),
-        *derived(HeadSettings, _SECTION),
-        *derived(own, f"Head {kind}"),
+        *derived(settings_of(kind), _SECTION),
+        *derived(HEAD_SETTINGS[kind], "Draft model" if kind == "draft" else f"Head {kind}"),
+        *derived(FinishSettings, "In the end"),
         threads_option(_SECTION),
         json_option(),
         config_option(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
@@ -45,11 +45,35 @@ class AttentionShape:
     rotary_scale: float = 1.0
 
 
-class Attention(Protocol):
-    """A self-attention with caches of one layer, apart from the target's."""
+@dataclass(frozen=True)
+class LayerShape(AttentionShape):
+    """The shape of a decoder layer: attention, then a gated MLP, each added to what came in.
+
+    It reads several inputs side by side, each normed, and adds to the last of them. Beside the weights
+    of its attention are `mlp_norm` [hidden_size], `gate_up` [2 n, hidden_size], `down` [hidden_size, n]
+    and, where it has them, `gate_up_bias`, `down_bias` and the norms of the inputs, `input_norm.0` and
+    so on. All norms have the eps `norm_eps`.
+
+    Args:
+        activation: of the MLP, see `Modules.activation`.
+        inputs: how many.
+        normed_residual: whether the last input is normed before it is added to as well.
+    """
+
+    activation: str = "silu"
+    inputs: int = 1
+    normed_residual: bool = False
+
+
+class KeepsText(Protocol):
+    """A part with caches of one layer, apart from the target's."""
 
     def new_cache(self, rows: int, capacity: int) -> Any:
         """An empty cache of `rows` rows of `capacity` tokens each."""
+
+
+class Attention(KeepsText, Protocol):
+    """A self-attention."""
 
     def __call__(self, hidden: Tensor, batch: Batch, cache: Any) -> Tensor:
         """Run the tokens of a batch, hidden states [B, n, cols], and append their keys and values;
@@ -60,13 +84,34 @@ class Attention(Protocol):
         """
 
 
+class Layer(KeepsText, Protocol):
+    """A decoder layer, see `LayerShape`. Of a batch only rows, positions and trees count.
+
+    Both raise CacheError for a batch that contradicts the cache, or a full row.
+    """
+
+    def __call__(self, inputs: Sequence[Tensor], batch: Batch, cache: Any) -> Tensor:
+        """Run the tokens of a batch, inputs [B, n, size] each, and append their keys and values; hidden
+        states [B, n, hidden_size]."""
+
+    def append(self, hidden: Tensor, batch: Batch, cache: Any) -> None:
+        """Append the keys and values of what the attention reads, [B, n, cols], and nothing else."""
+
+
+class Linear(Module, Protocol):
+    """A product with a matrix."""
+
+    def add(self, hidden: Tensor, out: Tensor) -> None:
+        """Add what it makes of `hidden` [..., cols] to `out` [..., rows], in place."""
+
+
 class Modules(Protocol):
     """Builds parts of heads and adapters from their weights.
 
     Every method raises CheckpointError for weights that do not fit each other or cannot run.
     """
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Module:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """From [..., cols] to [..., rows] by `weight` [rows, cols] and `bias` [rows]."""
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
@@ -79,12 +124,15 @@ class Modules(Protocol):
     def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> Attention:
         """A self-attention; its weights are named in `AttentionShape`."""
 
+    def layer(self, shape: LayerShape, weights: Mapping[str, Tensor]) -> Layer:
+        """A decoder layer; its weights are named in `LayerShape`."""
+
 
 class BuildsModules(CausalLM, Protocol):
     """A model with `Ability.MODULES`."""
 
     def modules(self) -> Modules:
-        """What builds modules in the precision of this model (int8 where it is int4)."""
+        """What builds modules in the precision of this model (int4 where it is the stored one)."""
 
 
 def builds_modules(model: CausalLM) -> TypeGuard[BuildsModules]:

@@ -53,6 +53,8 @@ class DSparkDrafter(BaseDrafter):
         vocab_size: of the target.
         least_confidence: see `DSparkOptions`.
         acceptance: by depth and rank, as it was measured when the head was trained.
+        calibration: scale and bias of the logits of its confidence, by position; further positions are as
+            the head has them.
     """
 
     name = "dspark"
@@ -69,12 +71,14 @@ class DSparkDrafter(BaseDrafter):
         vocab_size: int,
         least_confidence: float = 0.0,
         acceptance: tuple[tuple[float, ...], ...] | None = None,
+        calibration: tuple[tuple[float, ...], ...] | None = None,
     ) -> None:
         from forerun.heads.features import Features
 
         self._head, self.rows, self.vocab_size = head, rows, vocab_size
         self._vocab_size, self._capacity = vocab_size, capacity
         self._least, self.acceptance = least_confidence, acceptance
+        self._calibration = calibration or ()
         self.hidden_layers = head.config.target_layers
         self._cache = head.new_cache(rows, capacity)
         self._features = Features(self.hidden_layers, rows, self._cache)
@@ -83,11 +87,17 @@ class DSparkDrafter(BaseDrafter):
     def build(cls, setup: DrafterSetup) -> Self:
         from forerun.heads.dspark import DSparkHead
 
-        assert setup.head is not None, "the engine opens the head"
-        head = DSparkHead.open(setup.target, setup.head)
-        least = setup.read(DSparkOptions).least_confidence
-        acceptance, vocab_size = setup.head.acceptance_by_rank, setup.target.vocab_size
-        return cls(head, setup.rows, setup.capacity, vocab_size, least, acceptance)
+        files = setup.head
+        assert files is not None, "the engine opens the head"
+        return cls(
+            DSparkHead.open(setup.target, files),
+            setup.rows,
+            setup.capacity,
+            setup.target.vocab_size,
+            setup.read(DSparkOptions).least_confidence,
+            files.acceptance_by_rank,
+            files.calibration,
+        )
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
@@ -145,17 +155,17 @@ class DSparkDrafter(BaseDrafter):
             places = [index for index, growth in growing.items() for _ in growth.frontier]
             if self._least:
                 states = hidden[places, level]
-                kept = self._confident(growing, places, states, before, expected)
+                kept = self._confident(growing, places, states, before, expected, level)
                 growing = {
                     index: growing[index] for index in dict.fromkeys(places[k] for k in kept)
                 }
                 places, before = [places[k] for k in kept], [before[k] for k in kept]
                 if not growing:
                     return
-            logits = base[places, level]
-            markov = self._head.markov_logits(before)
-            if markov is not None:
-                logits = logits + markov
+            # Each row of the block is read once, but where nodes of a tree share it.
+            alone = len(places) == 1
+            logits = base[places[0], level : level + 1] if alone else base[places, level]
+            self._head.add_markov(logits, before)
             grow(list(growing.values()), logits, randomness, self._head.vocabulary)
             growing = {index: growth for index, growth in growing.items() if growth.frontier}
             if not growing:
@@ -168,12 +178,16 @@ class DSparkDrafter(BaseDrafter):
         hidden: Tensor,
         before: Sequence[int],
         expected: list[float],
+        level: int,
     ) -> list[int]:
         """Which nodes of the frontiers get children: all of trees, and those of chains that are likely to
         be reached and gone on from. It depends on nothing that is drawn after them."""
         logits = self._head.confidence(hidden, before)
         if logits is None:
             return list(range(len(places)))
+        if level < len(self._calibration):
+            scale, bias = self._calibration[level]
+            logits = logits * scale + bias
         kept = []
         for node, (index, share) in enumerate(zip(places, logits.sigmoid().tolist(), strict=True)):
             if len(growing[index].frontier) == 1:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.contracts import AttentionShape, Modules
-from forerun.core import Batch
+from forerun.contracts import AttentionShape, Layer, LayerShape, Modules
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
 from forerun.kv_cache.fit import check_row
 from forerun.models.architecture import LLAMA_LIKE, ROPE_TYPES, Architecture, read_architecture
@@ -86,60 +85,54 @@ def layer_shapes(shape: Architecture, prefix: str, width: int) -> dict[str, tupl
     return shapes
 
 
-class Block:
-    """A gated decoder layer without its input norm: attention, then an MLP, each added to what came in.
+def layer(
+    modules: Modules,
+    shape: Architecture,
+    tensors: Mapping[str, Tensor],
+    index: int,
+    input_norms: Sequence[str] = ("input_layernorm",),
+    *,
+    normed_residual: bool = False,
+) -> Layer:
+    """A decoder layer of a head.
 
     Args:
         modules: what it is built of.
         shape: of the head.
         tensors: published ones, see `layer_shapes`.
-        prefix: of its own among them.
         index: of the layer.
+        input_norms: of each of its inputs, by the names of its own tensors; those that are not there
+            leave their input as it is.
+        normed_residual: see `LayerShape`.
 
     Raises:
         CheckpointError: for weights that cannot run.
     """
-
-    def __init__(
-        self,
-        modules: Modules,
-        shape: Architecture,
-        tensors: Mapping[str, Tensor],
-        prefix: str,
-        index: int = 0,
-    ) -> None:
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        weights = {
-            "qkv": _stacked(tensors, attention, "qkv", "weight"),
-            "qkv_bias": _stacked(tensors, attention, "qkv", "bias"),
-            "output": tensors[f"{attention}.o_proj.weight"],
-            "output_bias": tensors.get(f"{attention}.o_proj.bias"),
-            "q_norm": tensors.get(f"{attention}.q_norm.weight"),
-            "k_norm": tensors.get(f"{attention}.k_norm.weight"),
-        }
-        given = {name: weight for name, weight in weights.items() if weight is not None}
-        self.attention = modules.attention(attention_shape(shape, index), given)
-        norm = tensors[f"{prefix}.post_attention_layernorm.weight"]
-        self._norm = modules.norm(norm, eps=shape.norm_eps)
-        gate_up, bias = (
-            _stacked(tensors, mlp, ("gate", "up"), part) for part in ("weight", "bias")
-        )
-        assert gate_up is not None
-        self._gate_up = modules.linear(gate_up, bias)
-        self._gate = modules.activation(shape.activation, gated=True)
-        down = (tensors.get(f"{mlp}.down_proj.{part}") for part in ("weight", "bias"))
-        self._down = modules.linear(*down)  # type: ignore[arg-type]  # the weight is there
-
-    def __call__(self, normed: Tensor, residual: Tensor, batch: Batch, cache: Any) -> Tensor:
-        """Hidden states [B, n, hidden_size] of the tokens of a batch, whose keys and values are
-        appended to the cache.
-
-        Args:
-            normed: what the attention reads, [B, n, width].
-            residual: what is added to, [B, n, hidden_size].
-        """
-        hidden = residual + self.attention(normed, batch, cache)
-        return hidden + self._down(self._gate(self._gate_up(self._norm(hidden))))
+    prefix = f"layers.{index}"
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    weights = {
+        "qkv": _stacked(tensors, attention, "qkv", "weight"),
+        "qkv_bias": _stacked(tensors, attention, "qkv", "bias"),
+        "output": tensors[f"{attention}.o_proj.weight"],
+        "output_bias": tensors.get(f"{attention}.o_proj.bias"),
+        "q_norm": tensors.get(f"{attention}.q_norm.weight"),
+        "k_norm": tensors.get(f"{attention}.k_norm.weight"),
+        "mlp_norm": tensors[f"{prefix}.post_attention_layernorm.weight"],
+        "gate_up": _stacked(tensors, mlp, ("gate", "up"), "weight"),
+        "gate_up_bias": _stacked(tensors, mlp, ("gate", "up"), "bias"),
+        "down": tensors[f"{mlp}.down_proj.weight"],
+        "down_bias": tensors.get(f"{mlp}.down_proj.bias"),
+    }
+    for place, name in enumerate(input_norms):
+        weights[f"input_norm.{place}"] = tensors.get(f"{prefix}.{name}.weight")
+    given = {name: weight for name, weight in weights.items() if weight is not None}
+    inner = LayerShape(
+        **vars(attention_shape(shape, index)),
+        activation=shape.activation,
+        inputs=len(input_norms),
+        normed_residual=normed_residual,
+    )
+    return modules.layer(inner, given)
 
 
 def attention_shape(shape: Architecture, index: int = 0) -> AttentionShape:
@@ -168,9 +161,9 @@ class BlockCache:
         self.rows, self.capacity = self.layers[0].rows, self.layers[0].capacity
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], rows: int, capacity: int) -> BlockCache:
+    def of(cls, layers: Sequence[Layer], rows: int, capacity: int) -> BlockCache:
         """An empty cache for some layers."""
-        return cls([block.attention.new_cache(rows, capacity) for block in blocks])
+        return cls([layer.new_cache(rows, capacity) for layer in layers])
 
     def length(self, row: int, layer: int | None = None) -> int:
         """Tokens of `row`, in its shortest layer if None.

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forerun.contracts import CausalLM, Module
+from forerun.contracts import CausalLM, Linear
 from forerun.core import Batch
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
-from forerun.heads.blocks import Block, BlockCache, layer_shapes, read_layers
+from forerun.heads.blocks import BlockCache, layer, layer_shapes, read_layers
 from forerun.heads.files import HeadFiles, refuse_other_target
 from forerun.heads.output import OutputRows, draft_ids
 from forerun.models.architecture import Architecture
@@ -181,17 +181,10 @@ class DSparkHead:
         self._fc = modules.linear(tensors["fc.weight"])
         self._hidden_norm = modules.norm(tensors["hidden_norm.weight"], eps=eps)
         self._norm = modules.norm(tensors["norm.weight"], eps=eps)
-        indices = range(shape.num_layers)
-        self.blocks = [
-            Block(modules, shape, tensors, f"layers.{index}", index) for index in indices
-        ]
-        self._input_norms = [
-            modules.norm(tensors[f"layers.{index}.input_layernorm.weight"], eps=eps)
-            for index in indices
-        ]
+        self._layers = [layer(modules, shape, tensors, index) for index in range(shape.num_layers)]
         self._output = OutputRows(target, modules, ids, tensors.get("lm_head.weight"))
         self._before: Tensor | None = None
-        self._markov: Module | None = None
+        self._markov: Linear | None = None
         if config.markov_rank:
             self._before = self._take(tensors["markov_head.markov_w1.weight"])
             self._markov = modules.linear(tensors["markov_head.markov_w2.weight"])
@@ -232,7 +225,7 @@ class DSparkHead:
 
     def new_cache(self, rows: int, capacity: int) -> BlockCache:
         """An empty cache of keys and values, with room for the block that runs."""
-        return BlockCache.of(self.blocks, rows, capacity + self.config.block_size)
+        return BlockCache.of(self._layers, rows, capacity + self.config.block_size)
 
     def run_context(self, cache: BlockCache, rows: Sequence[int], states: Sequence[Tensor]) -> None:
         """Append the keys and values of tokens that the target has run.
@@ -248,8 +241,8 @@ class DSparkHead:
             return
         context = self._hidden_norm(self._fc(torch.stack(list(states))))
         batch = Batch.after(cache, rows, [[0] * len(own) for own in states])
-        for block, layer in zip(self.blocks, cache.layers, strict=True):
-            block.attention(context, batch, layer)
+        for run, own in zip(self._layers, cache.layers, strict=True):
+            run.append(context, batch, own)
 
     def run_block(self, cache: BlockCache, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Hidden states of the positions that predict, [B, draft_tokens, hidden_size], normed.
@@ -266,9 +259,8 @@ class DSparkHead:
         batch = kind.after(cache, rows, [[0] * count] * len(rows))
         lengths = [cache.length(row) for row in rows]
         try:
-            layers = zip(self.blocks, self._input_norms, cache.layers, strict=True)
-            for block, norm, layer in layers:
-                hidden = block(norm(hidden), hidden, batch, layer)
+            for run, own in zip(self._layers, cache.layers, strict=True):
+                hidden = run([hidden], batch, own)
         finally:
             for row, length in zip(rows, lengths, strict=True):
                 cache.trim(row, length)
@@ -279,11 +271,10 @@ class DSparkHead:
         """Logits of the draft's vocabulary before the bigram term, [..., Vd]."""
         return self._output(hidden)
 
-    def markov_logits(self, tokens: Sequence[int]) -> Tensor | None:
-        """The bigram term after each token, [N, Vd]; None for a head without."""
-        if self._markov is None or self._before is None:
-            return None
-        return self._markov(self._before[list(tokens)])
+    def add_markov(self, logits: Tensor, tokens: Sequence[int]) -> None:
+        """Add the bigram term after each token to logits [N, Vd], in place; nothing for a head without."""
+        if self._markov is not None and self._before is not None:
+            self._markov.add(self._before[list(tokens)], logits)
 
     def confidence(self, hidden: Tensor, tokens: Sequence[int]) -> Tensor | None:
         """The logit of the probability that what is drafted after each token is accepted, [N].

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from forerun.contracts import CausalLM, Module, Modules
 from forerun.core import Batch, Tree
-from forerun.heads.blocks import Block, BlockCache
+from forerun.heads.blocks import BlockCache, layer
 from forerun.heads.eagle3 import Eagle3Weights
 from forerun.heads.output import OutputRows
 from forerun.models.modules import modules_for
@@ -57,11 +57,13 @@ class Eagle3Head:
             weight = tensors.get(f"{name}.weight")
             return None if weight is None else modules.norm(weight, eps=shape.norm_eps)
 
-        layers = range(shape.num_layers)
-        self.blocks = [Block(modules, shape, tensors, f"layers.{i}", i) for i in layers]
+        first = (
+            ("input_layernorm",) if self.config.regression else ("input_layernorm", "hidden_norm")
+        )
+        own = self.config.norm_before_residual
+        self._layers = [layer(modules, shape, tensors, 0, first, normed_residual=own)]
+        self._layers += [layer(modules, shape, tensors, i) for i in range(1, shape.num_layers)]
         self._fc = modules.linear(tensors["fc.weight"], tensors.get("fc.bias"))
-        self._input_norms = [norm(f"layers.{i}.input_layernorm") for i in layers]
-        self._hidden_norm = norm("layers.0.hidden_norm")
         self._norm, self._joined_norm = norm("norm"), norm("input_norm")
         fused = range(self.config.num_fused if self.config.fc_norm else 0)
         self._each_norm = [norm(f"fc_norm.{i}") for i in fused]
@@ -70,7 +72,7 @@ class Eagle3Head:
 
     def new_cache(self, rows: int, capacity: int) -> BlockCache:
         """An empty cache of `rows` rows of `capacity` tokens each."""
-        return BlockCache.of(self.blocks, rows, capacity)
+        return BlockCache.of(self._layers, rows, capacity)
 
     def fuse(self, states: Tensor) -> Tensor:
         """What the head reads of the target's states [B, n, W], [B, n, hidden_size]."""
@@ -103,30 +105,18 @@ class Eagle3Head:
         batch = Batch.after(cache, rows, token_ids, trees=trees)
         states = hidden[0][None] if len(rows) == 1 else pad_sequence(list(hidden), batch_first=True)
         ids = torch.from_numpy(batch.padded(token_ids, 0)).to(states.device)
-        out = self._first(self._embed(ids), states, batch, cache)
-        for block, norm, own in zip(
-            self.blocks[1:], self._input_norms[1:], cache.layers[1:], strict=True
-        ):
-            assert norm is not None
-            out = block(norm(out), out, batch, own)
+        inputs = [self._embed(ids), states]
+        if self.config.regression:
+            inputs = [self._fc(torch.cat(inputs, dim=-1))]
+        for run, own in zip(self._layers, cache.layers, strict=True):
+            inputs = [run(inputs, batch, own)]
+        out = inputs[0]
         normed = out if self._norm is None else self._norm(out)
         return Read(normed if self.config.norm_output else out, normed)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Logits [..., draft_vocab_size] of `Read.normed`."""
         return self._head(normed)
-
-    def _first(self, embeddings: Tensor, states: Tensor, batch: Batch, cache: BlockCache) -> Tensor:
-        block, norm = self.blocks[0], self._input_norms[0]
-        if self.config.regression:
-            hidden = self._fc(torch.cat((embeddings, states), dim=-1))
-            return block(hidden if norm is None else norm(hidden), hidden, batch, cache.layers[0])
-        assert norm is not None
-        assert self._hidden_norm is not None
-        normed = self._hidden_norm(states)
-        residual = normed if self.config.norm_before_residual else states
-        joined = torch.cat((norm(embeddings), normed), dim=-1)
-        return block(joined, residual, batch, cache.layers[0])
 
 
 def _embedding(weights: Eagle3Weights, target: CausalLM) -> Callable[[Tensor], Tensor]:

@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import pickle
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ OWN = "forerun.json"
 """What forerun adds to a published layout: recipe, target, figures; optional."""
 BY_RANK = "acceptance_by_rank"
 """Where of it acceptance stands by depth and rank: what shapes of drawn trees follow."""
+CALIBRATION = "confidence_calibration"
+"""Where of it scale and bias of what a head expects of its tokens stand, by position."""
 CARD = "README.md"
 # Other names of a whole head; the first that is there is read.
 _WHOLE = ("pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -98,17 +101,44 @@ class HeadFiles:
         Raises:
             CheckpointError: for anything but probabilities.
         """
-        table = self.own.get(BY_RANK)
+        return self._table(
+            BY_RANK,
+            lambda line: bool(line) and all(0 <= share <= 1 for share in line),
+            "lines of as many numbers from 0 to 1, one line for each depth",
+        )
+
+    @property
+    def calibration(self) -> tuple[tuple[float, ...], ...] | None:
+        """Scale and bias of the logits that a head gives to the acceptance of its tokens, by position, as
+        `forerun.json` has them; None where it has none.
+
+        Raises:
+            CheckpointError: for anything else.
+        """
+        return self._table(
+            CALIBRATION,
+            lambda line: len(line) == 2 and line[0] >= 0,
+            "a scale, not negative, and a bias for each position",
+        )
+
+    def _table(
+        self, key: str, fits: Callable[[Sequence[float]], bool], wanted: str
+    ) -> tuple[tuple[float, ...], ...] | None:
+        """Lines of as many numbers each, of what forerun adds.
+
+        Raises:
+            CheckpointError: for anything else.
+        """
+        table = self.own.get(key)
         if table is None:
             return None
         lines = table if isinstance(table, list) else [table]
-        shares = [share for line in lines if isinstance(line, list) for share in line]
-        sizes = {len(line) if isinstance(line, list) else 0 for line in lines}
-        fits = all(isinstance(share, (int, float)) and 0 <= share <= 1 for share in shares)
-        if not fits or len(sizes) != 1 or sizes == {0}:
+        lists = all(isinstance(line, list) for line in lines)
+        numbers = lists and all(_is_number(value) for line in lines for value in line)
+        if not numbers or len({len(line) for line in lines}) != 1 or not all(map(fits, lines)):
             raise CheckpointError(
-                f"{self.name}: {BY_RANK} of {OWN} is {shown(table)}; it must hold lines of as many "
-                "numbers from 0 to 1, one line for each depth. Leave it out, or train the head again."
+                f"{self.name}: {key} of {OWN} is {shown(table)}; it must hold {wanted}. Leave it out, or "
+                "train the head again."
             )
         return tuple(tuple(map(float, line)) for line in lines)
 
@@ -238,7 +268,7 @@ def write_head(
     directory: Path,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    texts: Mapping[str, str] | None = None,
+    texts: Mapping[str, str | bytes] | None = None,
 ) -> None:
     """Write a head's directory: all files are complete before the first of them is replaced.
 
@@ -255,7 +285,8 @@ def write_head(
     try:
         with contextlib.ExitStack() as finished:
             for name, text in contents.items():
-                finished.enter_context(atomic_path(directory / name)).write_text(text, "utf-8")
+                content = text if isinstance(text, bytes) else text.encode()
+                finished.enter_context(atomic_path(directory / name)).write_bytes(content)
             save_file(
                 kept, finished.enter_context(atomic_path(directory / SINGLE)), {"format": "pt"}
             )
@@ -320,6 +351,10 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise CheckpointError(f"{file} is no mapping of names to tensors; download it again.")
     return {str(key): tensor for key, tensor in tensors.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and isfinite(value)
 
 
 def _check_numbers(directory: Path, key: str, tensor: Tensor) -> None:

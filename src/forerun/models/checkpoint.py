@@ -212,14 +212,22 @@ class Checkpoint:
         """
         if self.native:
             self._refuse_quantized()
-        location = self.location.with_weights()
-        # What the weights say about the model is not known before they are here.
-        complete = self
-        if location != self.location:
-            complete = replace(self, location=location, stored=stored_at(location))
+        complete = self.with_weights()
         if not self.native:
             return load_adapter(complete.directory, self.config, run.dtype, run.device, self.name)
         return build(complete.architecture, complete.source(), run, self.name)
+
+    def with_weights(self) -> Checkpoint:
+        """The same checkpoint with its weights, which are downloaded where they are not here yet: what
+        they say about the model is not known before.
+
+        Raises:
+            CheckpointError: when the download fails.
+        """
+        location = self.location.with_weights()
+        if location == self.location:
+            return self
+        return replace(self, location=location, stored=stored_at(location))
 
     def is_same(self, other: Checkpoint) -> bool:
         """Whether the other is the same checkpoint, by whatever name."""

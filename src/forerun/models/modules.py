@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.contracts import Attention, AttentionShape, CausalLM, Module, Modules, builds_modules
+from forerun.contracts import AttentionShape, CausalLM, LayerShape, Module, Modules, builds_modules
 from forerun.core import Batch
 from forerun.kv_cache import StaticCache
 from forerun.models.architecture import ACTIVATIONS
@@ -37,10 +38,9 @@ class TorchModules:
     device: torch.device
     dtype: torch.dtype
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Module:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
         """`weight` [rows, cols] and `bias` [rows], applied to [..., cols]."""
-        weight, bias = self._take(weight), None if bias is None else self._take(bias)
-        return lambda hidden: functional.linear(hidden, weight, bias)
+        return TorchLinear(self._take(weight), None if bias is None else self._take(bias))
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
         """By the root mean square; with a bias a layer norm."""
@@ -53,13 +53,15 @@ class TorchModules:
         function = ACTIVATIONS[name]
         return partial(apply_gate, function) if gated else function
 
-    def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> Attention:
+    def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> TorchAttention:
         """Self-attention with caches of its own.
 
         Args:
             weights: by name, as in `AttentionShape`.
         """
-        taken = {name: self._take(weight) for name, weight in weights.items()}
+        own = ("qkv", "output", "q_norm", "k_norm")
+        names = [name for part in own for name in (part, f"{part}_bias") if name in weights]
+        taken = {name: self._take(weights[name]) for name in names}
         parts = {
             name: (weight, taken.get(f"{name}_bias"))
             for name, weight in taken.items()
@@ -67,8 +69,64 @@ class TorchModules:
         }
         return TorchAttention(shape, parts)
 
+    def layer(self, shape: LayerShape, weights: Mapping[str, Tensor]) -> ComposedLayer:
+        """A decoder layer, composed of the other parts.
+
+        Args:
+            weights: by name, as in `LayerShape`.
+        """
+        return ComposedLayer(self, shape, weights)
+
     def _take(self, weight: Tensor) -> Tensor:
         return weight.to(self.device, self.dtype)
+
+
+@dataclass(frozen=True)
+class TorchLinear:
+    """A product on torch; implements `forerun.contracts.Linear`."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.weight, self.bias)
+
+    def add(self, hidden: Tensor, out: Tensor) -> None:
+        out += self(hidden)
+
+
+class ComposedLayer:
+    """A decoder layer of parts that are called one by one; implements `forerun.contracts.Layer`.
+
+    Args:
+        modules: what its parts are made by.
+        shape: of the layer.
+        weights: by name, as in `LayerShape`.
+    """
+
+    def __init__(self, modules: Modules, shape: LayerShape, weights: Mapping[str, Tensor]) -> None:
+        def norm(name: str) -> Module | None:
+            weight = weights.get(name)
+            return None if weight is None else modules.norm(weight, eps=shape.norm_eps)
+
+        self._input_norms = [norm(f"input_norm.{index}") for index in range(shape.inputs)]
+        self._normed_residual = shape.normed_residual
+        self._attention = modules.attention(shape, weights)
+        self._mlp_norm = modules.norm(weights["mlp_norm"], eps=shape.norm_eps)
+        self._gate_up = modules.linear(weights["gate_up"], weights.get("gate_up_bias"))
+        self._gate = modules.activation(shape.activation, gated=True)
+        self._down = modules.linear(weights["down"], weights.get("down_bias"))
+        self.new_cache = self._attention.new_cache
+
+    def __call__(self, inputs: Sequence[Tensor], batch: Batch, cache: Any) -> Tensor:
+        pairs = zip(self._input_norms, inputs, strict=True)
+        normed = [states if norm is None else norm(states) for norm, states in pairs]
+        residual = normed[-1] if self._normed_residual else inputs[-1]
+        hidden = residual + self._attention(torch.cat(normed, dim=-1), batch, cache)
+        return hidden + self._down(self._gate(self._gate_up(self._mlp_norm(hidden))))
+
+    def append(self, hidden: Tensor, batch: Batch, cache: Any) -> None:
+        self._attention(hidden, batch, cache)
 
 
 class TorchAttention:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -143,9 +142,7 @@ def _tops(logits: Tensor, nodes: Sequence[Sequence[int]]) -> list[int] | None:
         return None
     tokens = native.top(logits)
     # What is wrong with a row is said where it is made a distribution.
-    numbers = not math.isnan(logits.sum())
-    possible = all(math.isfinite(logits[row, token]) for row, token in enumerate(tokens))
-    return tokens if numbers and possible else None
+    return tokens if min(tokens) >= 0 else None
 
 
 def _most_likely(probs: Tensor, row_of: Sequence[int], counts: Sequence[int]) -> list[Children]:

@@ -1,1 +1,1 @@
-"""What recipes train with: windows of text, a loop with a budget, losses."""
+"""What drafters and the zoo are trained with: a model's own answers, objectives, a loop with a budget."""

@@ -1,16 +1,19 @@
-"""The model card of a trained head."""
+"""The model card of a trained drafter."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+PICTURE = "curve.svg"
+"""The file beside it with the acceptance length over the training."""
 
 
 def card_of(kind: str, own: Mapping[str, Any]) -> str:
     """The text of README.md.
 
     Args:
-        kind: of the head, a method's name.
+        kind: of the drafter, the name of the method that drafts with it.
         own: the content of forerun.json.
     """
     report, target = own["report"], own["target"]
@@ -18,12 +21,15 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         f"| {category} | {length:.2f} | {' '.join(f'{p:.2f}' for p in report['positions'][category])} |"
         for category, length in report["lengths"].items()
     ]
-    settings = own["recipe"]["settings"]
+    what = "draft model" if kind == "draft_model" else f"{kind} head"
+    command = "draft" if kind == "draft_model" else kind
+    vocabulary = own["recipe"]["settings"].get("draft_vocab_size")
+    limit = f"; at most {vocabulary} draft tokens" if vocabulary else ""
     lines = [
-        f"# A {kind} head for {target['name']}",
+        f"# A {what} for {target['name']}",
         "",
         f"It drafts for {target['name']} ({target['num_layers']} layers of {target['hidden_size']}, "
-        f"{target['vocab_size']} tokens), whose own answers it was trained on by `forerun train {kind}`.",
+        f"{target['vocab_size']} tokens), whose own answers it was trained on by `forerun train {command}`.",
         "",
         f"    forerun generate --model {target['name']} --draft-model THIS_DIRECTORY --prompt ...",
         "",
@@ -33,19 +39,27 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         "",
         "## Recipe",
         "",
-        f"{report['steps']} steps, {report['tokens']} tokens, {report['seconds'] / 60:.0f} minutes; "
-        f"at most {settings['draft_vocab_size']} draft tokens. All settings are in `forerun.json`.",
+        f"{report['steps']} steps, {report['tokens']} tokens, {report['seconds'] / 60:.0f} minutes"
+        f"{limit}. It has {report['weight_bytes'] / 1e6:.1f} MB of weights, of which "
+        f"{report['trained_bytes'] / 1e6:.1f} MB were trained. All settings are in `forerun.json`.",
         "",
         "## Figures",
         "",
         "Expected acceptance length on held-out conversations, the bonus token included, computed from "
-        "the target's and the head's own probabilities; greedy where the answer was (T=0).",
+        "the target's and the drafter's own probabilities; greedy where the answer was (T=0).",
         "",
         "| category | length | acceptance by position |",
         "|---|---|---|",
         *rows,
         "",
+        *(
+            [f"![Acceptance length over the tokens of the training]({PICTURE})", ""]
+            if "curve_by_category" in report
+            else []
+        ),
         *_contexts(report.get("contexts", {})),
+        *_confidence(report.get("confidence_errors")),
+        *_real_run(report.get("real_run", {}), report["lengths"]),
     ]
     return "\n".join(lines)
 
@@ -67,6 +81,55 @@ def _contexts(contexts: Mapping[str, Mapping[str, float]]) -> list[str]:
         *rows,
         "",
     ]
+
+
+def _confidence(errors: Mapping[str, Sequence[float]] | None) -> list[str]:
+    """How far the head's expectations are from what happens; nothing for a head without any."""
+    if errors is None:
+        return []
+    before, after = (sum(errors[name]) / len(errors[name]) for name in ("before", "after"))
+    what = "corrected by position, as in `forerun.json`" if after < before else "left as they were"
+    return [
+        f"What the head expects of its tokens is {before:.1%} off as published and {after:.1%} corrected "
+        f"(expected calibration error over the positions); its expectations are {what}.",
+        "",
+    ]
+
+
+def _real_run(report: Mapping[str, Any], lengths: Mapping[str, float]) -> list[str]:
+    """What the engine measured, beside what was expected; nothing where it did not run."""
+    if not report:
+        return []
+    rows = []
+    for run in report["runs"]:
+        kind = f"T={run['temperature']:g}"
+        own = [length for name, length in lengths.items() if name.endswith(f", {kind}")]
+        expected = _length(sum(own) / len(own) if own else None)
+        least, most = run["spread"]
+        rows.append(
+            f"| {kind} | {_length(run['mean_acceptance_length'])} | {expected} | "
+            f"{run['speedup']:.2f} ({least:.2f} to {most:.2f}) | {_equality(run)} |"
+        )
+    return [
+        "## A real run",
+        "",
+        f"{report['runs'][0]['prompts']} held-out prompts, answered in {report['precision']} with at most "
+        f"{report['max_tokens']} tokens, with chains of {report['num_speculative_tokens']} and plainly in "
+        "turn; speed-ups are medians, with the least and the largest.",
+        "",
+        "| | acceptance length | expected | speed-up | equal to plain decoding |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _equality(run: Mapping[str, Any]) -> str:
+    """How many answers were those of plain decoding, and why the others were not."""
+    if run["identical"] is None:
+        return "drawn"
+    others = "".join(f", {count} {why}" for why, count in sorted(run["differences"].items()))
+    return f"{run['identical']} of {run['prompts']}{others}"
 
 
 def _length(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What a run begins or goes on with: the weights of a head, and the files of an earlier run."""
+"""What a run begins or goes on with: the weights of a drafter, and the files of an earlier run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
 
 
 def take_weights(made: Untrained, head: HeadFiles) -> None:
-    """Begin with the weights of a head.
+    """Begin with the weights of a drafter.
 
     Raises:
-        TrainingError: for a head of another shape.
+        TrainingError: for those of another shape.
     """
     wanted = made.module.state_dict()
     given = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
@@ -38,7 +38,7 @@ def take_weights(made: Untrained, head: HeadFiles) -> None:
     ]
     if differ:
         raise TrainingError(
-            f"{head.name} is a head of another shape ({differ[0]} differs); give the settings that it was "
+            f"{head.name} is of another shape ({differ[0]} differs); give the settings that it was "
             "made with, as its forerun.json has them."
         )
     made.module.load_state_dict(given)

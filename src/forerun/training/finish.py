@@ -6,21 +6,27 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.heads.files import BY_RANK, CARD, OWN, HeadFiles, write_head
-from forerun.training.card import card_of
+from forerun.heads.files import BY_RANK, CALIBRATION, CARD, OWN, HeadFiles, write_head
+from forerun.training.acceptance import AcceptanceTable
+from forerun.training.calibration import calibrate
+from forerun.training.card import PICTURE, card_of
+from forerun.training.curve import draw, read_curve
 from forerun.training.earlier import take_weights
-from forerun.training.head_run import HeadRun
+from forerun.training.head_run import WORK, HeadRun
+from forerun.training.head_settings import FinishSettings
+from forerun.training.real_run import real_runs
 
 # Siblings whose acceptance is measured: trees rarely have more of them.
 RANKS = 8
 
 
-def finish(run: HeadRun) -> Mapping[str, Any]:
+def finish(run: HeadRun, settings: FinishSettings | None = None) -> Mapping[str, Any]:
     """Measure the head that a run has kept, and write what came of it into its forerun.json and card.
 
     Args:
         run: that has ended; its module takes the weights that were kept, which are not the last ones
             where those were no better.
+        settings: what to measure.
 
     Returns:
         The content of forerun.json.
@@ -28,11 +34,37 @@ def finish(run: HeadRun) -> Mapping[str, Any]:
     Raises:
         CheckpointError: where it cannot be written; what was there stays.
     """
+    settings = settings or FinishSettings()
     files = HeadFiles.open(run.out)
     take_weights(run.head, files)
-    table = run.evaluate(RANKS)
-    own = {**files.own, BY_RANK: table.by_rank}
-    own["report"] = {**own["report"], "contexts": table.contexts}
+    own = dict(files.own)
+    # The curve goes on after the drafter that was kept.
+    report = own["report"] = {**own["report"], **run.report.as_dict()}
+    log = run.out / WORK / "state.jsonl"
+    report["curve_by_category"] = read_curve(log, run.report.untrained)
+    _add_table(own, report, run.evaluate(RANKS))
+    _write(run, files, own)
+    if settings.real_run:
+        report["real_run"] = real_runs(run, settings.real_run_prompts, settings.real_run_tokens)
+        _write(run, files, own)
+    return HeadFiles.open(run.out).own
+
+
+def _add_table(own: dict[str, Any], report: dict[str, Any], table: AcceptanceTable) -> None:
+    report["contexts"] = table.contexts
+    for part, key in ((own, BY_RANK), (own, CALIBRATION), (report, "confidence_errors")):
+        part.pop(key, None)
+    if table.by_rank:
+        own[BY_RANK] = table.by_rank
+    calibration = calibrate(table.chains)
+    if calibration is not None:
+        report["confidence_errors"] = {"before": calibration.before, "after": calibration.after}
+        if calibration.helps:
+            own[CALIBRATION] = calibration.lines
+
+
+def _write(run: HeadRun, files: HeadFiles, own: Mapping[str, Any]) -> None:
     texts = {OWN: json.dumps(own, indent=2) + "\n", CARD: card_of(run.kind, own)}
+    title = f"{run.kind} for {own['target']['name']}: acceptance length on held-out text"
+    texts[PICTURE] = draw(own["report"]["curve_by_category"], title)
     write_head(run.out, files.config, files.tensors, texts)
-    return own

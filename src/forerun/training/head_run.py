@@ -1,4 +1,4 @@
-"""Training a head from conversations: what is learned, how often it is looked at, and what is written."""
+"""Training a drafter from conversations: what is learned, how often it is looked at, and what is written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from forerun.training.conversations import (
     read_conversations,
 )
 from forerun.training.earlier import broken, ids_of, read_object, take_weights, write_object
-from forerun.training.head_settings import HeadSettings
+from forerun.training.head_settings import DrafterSettings, HeadSettings
 from forerun.training.loop import Progress, Trainer, TrainingSettings
 from forerun.training.processes import join
 from forerun.training.recipes import Recipe, Untrained, draft_ids
@@ -51,6 +51,8 @@ class Report:
         untrained: the lengths before training.
         progress: of training.
         conversations: that were read, by what happened to them.
+        weight_bytes: of all tensors as they are written.
+        trained_bytes: of those that are trained; others are the target's.
         curve: of the mean acceptance length: minutes of training, tokens, length.
     """
 
@@ -59,7 +61,14 @@ class Report:
     untrained: Mapping[str, float] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     conversations: Mapping[str, int] = field(default_factory=dict)
+    weight_bytes: int = 0
+    trained_bytes: int = 0
     curve: list[tuple[float, int, float]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, flat, ready for JSON."""
+        own = {name: value for name, value in vars(self).items() if name != "progress"}
+        return {**own, **vars(self.progress)}
 
     @property
     def mean_length(self) -> float:
@@ -91,7 +100,7 @@ class HeadRun:
         self,
         recipe: Recipe,
         own: Any,
-        settings: HeadSettings,
+        settings: DrafterSettings,
         model: str,
         data: Sequence[str],
         out: Path,
@@ -121,9 +130,10 @@ class HeadRun:
         self.target = self._load_target()
         earlier = None if begin_with is None else open_head(begin_with, recipe.__name__)
         self.ids = self._draft_ids(train) if earlier is None else ids_of(earlier, self.target)
-        self.head: Untrained = recipe(self.target, self.ids, own, self._rope())
+        self.head: Untrained = recipe(self.target, self.ids, own, self.checkpoint)
         if earlier is not None:
             take_weights(self.head, earlier)
+        self.report.weight_bytes, self.report.trained_bytes = _bytes_of(self.head)
         self._best, self._stale, self._due = 0.0, 0, 0.0
         self._seen, self._rate = (0.0, 0), 0.0
 
@@ -200,21 +210,16 @@ class HeadRun:
         Raises:
             CheckpointError: where it cannot be written; what was there stays.
         """
-        tensors = {
-            name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-            for name, tensor in self.head.tensors().items()
-        }
+        tensors = _stored(self.head)
         own = {
             "format_version": 1,
             "target": self._target_facts(),
             "hidden_layers": list(self.head.hidden_layers),
             "recipe": self._recipe_facts(),
-            "report": {
-                **{key: value for key, value in vars(self.report).items() if key != "progress"},
-                **vars(self.report.progress),
-            },
+            "report": self.report.as_dict(),
         }
-        texts = {
+        texts: dict[str, str | bytes] = {
+            **self.head.files,
             OWN: json.dumps(own, indent=2) + "\n",
             CARD: card_of(self.kind, own),
         }
@@ -245,14 +250,11 @@ class HeadRun:
 
     def _draft_ids(self, train: Sequence[Conversation]) -> Tensor:
         vocab_size = self.target.vocab_size
+        if not isinstance(self.settings, HeadSettings):
+            return torch.arange(vocab_size)
         answers = torch.tensor([token for c in train for token in c.answer_ids])
         counts = torch.bincount(answers, minlength=vocab_size)
         return draft_ids(counts, self.settings.draft_vocab_size, self.checkpoint.eos_token_ids)
-
-    def _rope(self) -> dict[str, Any]:
-        rope = getattr(self.checkpoint.config, "rope_parameters", None) or {}
-        theta = rope.get("rope_theta") if isinstance(rope, Mapping) else None
-        return {"rope_theta": float(theta or 10000.0)}
 
     def _training_settings(self) -> TrainingSettings:
         own = self.settings
@@ -322,6 +324,21 @@ class HeadRun:
         except (KeyError, TypeError, ValueError) as error:
             raise broken(path) from error
         self.report.curve = [point for point in points if point[1] <= progress.tokens]
+
+
+def _stored(drafter: Untrained) -> dict[str, Tensor]:
+    """Its tensors as they are written."""
+    return {
+        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        for name, tensor in drafter.tensors().items()
+    }
+
+
+def _bytes_of(drafter: Untrained) -> tuple[int, int]:
+    """Bytes of its tensors, and of those among them that are trained."""
+    sizes = {name: tensor.nbytes for name, tensor in _stored(drafter).items()}
+    trained = {name for name, tensor in drafter.module.named_parameters() if tensor.requires_grad}
+    return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
 
 
 def _hash(text: str) -> str:

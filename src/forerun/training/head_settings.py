@@ -1,8 +1,8 @@
-"""How heads are trained: options of `forerun train`, importable without torch."""
+"""How drafters are trained: options of `forerun train`, importable without torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -10,8 +10,8 @@ from forerun.options import options
 
 
 @options
-class HeadSettings:
-    """What all heads are trained by."""
+class DrafterSettings:
+    """What all drafters are trained by."""
 
     minutes: float = Field(
         default=60.0, gt=0.0, le=1e6, description="Of training at most, without pauses."
@@ -21,12 +21,6 @@ class HeadSettings:
         ge=1,
         le=10**15,
         description="Tokens of conversations at most; left out, no limit.",
-    )
-    draft_vocab_size: int = Field(
-        default=16384,
-        ge=16,
-        le=2**31,
-        description="Tokens that the head can draft: the most frequent ones of the answers.",
     )
     max_length: int = Field(
         default=1024,
@@ -56,6 +50,34 @@ class HeadSettings:
         description="Validations in a row without a longer acceptance after which training ends.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Of all that is drawn.")
+
+
+@options
+class HeadSettings(DrafterSettings):
+    """What heads are trained by besides."""
+
+    draft_vocab_size: int = Field(
+        default=16384,
+        ge=16,
+        le=2**31,
+        description="Tokens that the head can draft: the most frequent ones of the answers.",
+    )
+
+
+@options
+class FinishSettings:
+    """What is measured once a drafter is trained."""
+
+    real_run: bool = Field(
+        default=True,
+        description="Answer held-out prompts in the end, with the drafter and plainly in turn.",
+    )
+    real_run_prompts: int = Field(
+        default=12, ge=1, le=10**6, description="Prompts of it at each temperature."
+    )
+    real_run_tokens: int = Field(
+        default=64, ge=1, le=2**20, description="Tokens of an answer at most."
+    )
 
 
 @options
@@ -105,9 +127,44 @@ class MedusaSettings:
     )
 
 
+@options
+class DraftSettings:
+    """The shape of a draft model."""
+
+    layers: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Decoder layers; left out, 4, or half of those of a target of fewer than 8.",
+    )
+    hidden_size: int | None = Field(
+        default=None,
+        ge=2,
+        le=2**20,
+        description="Of the hidden states; left out, the target's, whose layers it begins with then.",
+    )
+    tied_embeddings: Literal["auto", "yes", "no"] = Field(
+        default="auto",
+        description="Whether embedding and output head are one matrix; auto, as in the target.",
+    )
+    train_embeddings: bool = Field(
+        default=False,
+        description="Train the target's embedding and output head as well; others always are.",
+    )
+    steps: int = Field(
+        default=5, ge=1, le=64, description="Tokens of the drafts that are validated."
+    )
+
+
 HEAD_SETTINGS: dict[str, type[Any]] = {
+    "draft": DraftSettings,
     "dspark": DSparkSettings,
     "eagle3": Eagle3Settings,
     "medusa": MedusaSettings,
 }
-"""The settings of each kind of head."""
+"""The settings of each kind of drafter."""
+
+
+def settings_of(kind: str) -> type[DrafterSettings]:
+    """What a kind of drafter has in common with others: all heads have vocabularies of their own."""
+    return DrafterSettings if kind == "draft" else HeadSettings

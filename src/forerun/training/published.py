@@ -11,8 +11,8 @@ from torch.nn import functional
 from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.rope import frequencies, rotate
 
-# Of the matrices of a head that begins.
-_DEVIATION = 0.02
+DEVIATION = 0.02
+"""Of the matrices of a drafter that begins at random."""
 
 
 class PublishedModule(nn.Module):
@@ -33,7 +33,7 @@ class PublishedModule(nn.Module):
         super().__init__()
         self.shape = shape
         for name, size in shapes.items():
-            weight = torch.ones(size) if len(size) == 1 else torch.randn(size) * _DEVIATION
+            weight = torch.ones(size) if len(size) == 1 else torch.randn(size) * DEVIATION
             hang(self, name, torch.zeros(size) if name.endswith(".bias") else weight)
         for name, tensor in (frozen or {}).items():
             hang(self, name, tensor.detach().clone().float()).requires_grad_(False)

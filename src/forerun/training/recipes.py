@@ -1,13 +1,15 @@
-"""What each kind of head is made of before it is trained: its config, its module and its objective."""
+"""What each kind of drafter is made of before it is trained: its config, its module and its objective."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig
 
 from forerun.contracts import CausalLM
 from forerun.errors import TrainingError
@@ -15,18 +17,35 @@ from forerun.heads.dspark import DSparkConfig
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
 from forerun.heads.medusa import MedusaConfig
 from forerun.heads.output import borrowed_rows
+from forerun.models.architecture import read_architecture
+from forerun.models.checkpoint import Checkpoint
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
+from forerun.training.draft import (
+    DraftModule,
+    DraftObjective,
+    begins_as_target,
+    config_like,
+    embeddings_of,
+    layers_of,
+    spread,
+    tokenizer_files,
+)
 from forerun.training.dspark import DSparkModule, DSparkObjective
 from forerun.training.eagle3 import Eagle3Module, Eagle3Objective
-from forerun.training.head_settings import DSparkSettings, Eagle3Settings, MedusaSettings
+from forerun.training.head_settings import (
+    DraftSettings,
+    DSparkSettings,
+    Eagle3Settings,
+    MedusaSettings,
+)
 from forerun.training.loop import Part
 from forerun.training.medusa import MedusaModule, MedusaObjective
 from forerun.training.target import Teacher
 
 
 class Objective(Protocol):
-    """What a head is trained by."""
+    """What a drafter is trained by."""
 
     def __call__(self, batch: ConversationBatch) -> Part:
         """The loss of a batch."""
@@ -36,19 +55,19 @@ class Objective(Protocol):
 
 
 class Recipe(Protocol):
-    """How a kind of head is made."""
+    """How a kind of drafter is made."""
 
     __name__: str
 
     def __call__(
-        self, target: CausalLM, ids: Tensor, own: Any, rope: Mapping[str, Any], /
+        self, target: CausalLM, ids: Tensor, own: Any, checkpoint: Checkpoint, /
     ) -> Untrained:
-        """A head before its training."""
+        """A drafter before its training."""
 
 
 @dataclass(frozen=True)
 class Untrained:
-    """A head before its training.
+    """A drafter before its training.
 
     Args:
         module: with the parameters.
@@ -56,6 +75,7 @@ class Untrained:
         config: the content of its config.json.
         hidden_layers: of the target that it reads, as `ForwardOutput.hidden` counts them.
         tensors: by published name, of what the module holds then.
+        files: further ones of its directory, by name.
     """
 
     module: nn.Module
@@ -63,21 +83,20 @@ class Untrained:
     config: Mapping[str, Any]
     hidden_layers: tuple[int, ...]
     tensors: Callable[[], Mapping[str, Tensor]]
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def dspark(
-    target: CausalLM, ids: Tensor, own: DSparkSettings, rope: Mapping[str, Any]
-) -> Untrained:
+def dspark(target: CausalLM, ids: Tensor, own: DSparkSettings, checkpoint: Checkpoint) -> Untrained:
     """A DSpark head in DeepSpec's layout.
 
     Args:
         target: that it drafts for.
         ids: the target's tokens that it can draft, ascending.
         own: its shape.
-        rope: of the target's config: `rope_theta` and the like.
+        checkpoint: of the target.
     """
     config = {
-        **_layers(target, rope),
+        **_layers(target, checkpoint),
         "architectures": ["Qwen3DSparkModel"],
         "model_type": "qwen3",
         "num_hidden_layers": own.layers,
@@ -103,11 +122,9 @@ def dspark(
     )
 
 
-def eagle3(
-    target: CausalLM, ids: Tensor, own: Eagle3Settings, rope: Mapping[str, Any]
-) -> Untrained:
+def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Checkpoint) -> Untrained:
     """An EAGLE-3 head in the layout that all engines load: one layer, no flags."""
-    layers = _layers(target, rope)
+    layers = _layers(target, checkpoint)
     config = {
         **layers,
         # What is drafted reaches the state by these values alone: they must not be narrower than it.
@@ -135,7 +152,7 @@ def medusa(
     target: CausalLM,
     ids: Tensor,
     own: MedusaSettings,
-    rope: Mapping[str, Any],  # noqa: ARG001
+    checkpoint: Checkpoint,  # noqa: ARG001
 ) -> Untrained:
     """Medusa's heads in vLLM's layout; they end in the target's output head."""
     read = MedusaConfig(target.hidden_size, target.vocab_size, own.heads, own.layers, len(ids))
@@ -148,6 +165,70 @@ def medusa(
         return {**module.state_dict(), **offsets}
 
     return Untrained(module, objective, read.published(), teacher.hidden_layers, tensors)
+
+
+def draft_model(
+    target: CausalLM, ids: Tensor, own: DraftSettings, checkpoint: Checkpoint
+) -> Untrained:
+    """A draft model: some of the target's own layers where it is of Llama's kind and they fit, else a small
+    Llama at random, with the target's embedding where that fits.
+
+    Raises:
+        TrainingError: for a size that no model has, and for one as large as the target.
+    """
+    size = own.hidden_size or target.hidden_size
+    layers = own.layers or max(1, min(4, target.num_layers // 2))
+    _refuse_shape(target, layers, size)
+    text = checkpoint.config.get_text_config()
+    tied = own.tied_embeddings == "yes"
+    if own.tied_embeddings == "auto":
+        tied = checkpoint.architecture.tied if checkpoint.native else text.tie_word_embeddings
+    picked = spread(target.num_layers, layers) if begins_as_target(checkpoint, size) else None
+    if picked is not None:
+        config = config_like(checkpoint.config, picked, tied=tied)
+    else:
+        config = _small_llama(target, checkpoint, layers, size, tied=tied)
+    embeddings = embeddings_of(target, tied=tied) if size == target.hidden_size else {}
+    begins = layers_of(checkpoint, picked) if picked is not None else {}
+    module = DraftModule(read_architecture(config), {**begins, **embeddings})
+    for name in embeddings:
+        module.get_parameter(name).requires_grad_(own.train_embeddings)
+    return Untrained(
+        module,
+        DraftObjective(module, Teacher(target, (), ids), steps=own.steps),
+        json.loads(config.to_json_string()),
+        (),
+        module.state_dict,
+        tokenizer_files(checkpoint.tokenizer),
+    )
+
+
+def _refuse_shape(target: CausalLM, layers: int, size: int) -> None:
+    if size % 2:
+        raise TrainingError(
+            f"hidden_size is {size}; it must be even, so that pairs of numbers are rotated."
+        )
+    if size >= target.hidden_size and layers >= target.num_layers:
+        raise TrainingError(
+            f"a draft model of {layers} layers of {size} is no smaller than {target.name} "
+            f"({target.num_layers} layers of {target.hidden_size}); give fewer layers, or a smaller "
+            "hidden size."
+        )
+
+
+def _small_llama(
+    target: CausalLM, checkpoint: Checkpoint, layers: int, size: int, *, tied: bool
+) -> Any:
+    """The config of a Llama for the target's vocabulary."""
+    content = {
+        **_layers(target, checkpoint, size),
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": layers,
+        "tie_word_embeddings": tied,
+        "bos_token_id": None,
+        "eos_token_id": sorted(checkpoint.eos_token_ids),
+    }
+    return AutoConfig.for_model("llama", **content)
 
 
 def output_rows(target: CausalLM, ids: Tensor) -> Tensor:
@@ -174,9 +255,12 @@ def spread_layers(num_layers: int, count: int) -> list[int]:
     return sorted(set(spread))
 
 
-def _layers(target: CausalLM, rope: Mapping[str, Any]) -> dict[str, Any]:
-    """A decoder layer's shape for hidden states of the target's size: heads of 64 where they fit."""
-    size = target.hidden_size
+def _layers(target: CausalLM, checkpoint: Checkpoint, size: int | None = None) -> dict[str, Any]:
+    """A decoder layer's shape for hidden states of some size, by default the target's: heads of 64 where
+    they fit, and the target's base of the rotation."""
+    size = size or target.hidden_size
+    rope = getattr(checkpoint.config, "rope_parameters", None) or {}
+    theta = rope.get("rope_theta") if isinstance(rope, Mapping) else None
     dim = next(d for d in (64, 32, 16, 8, 4, 2) if size % d == 0)
     heads = size // dim
     groups = next(n for n in (3, 4, 2, 1) if heads % n == 0)
@@ -193,7 +277,7 @@ def _layers(target: CausalLM, rope: Mapping[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": target.max_context,
         "vocab_size": target.vocab_size,
         "dtype": "bfloat16",
-        **rope,
+        "rope_theta": float(theta or 10000.0),
     }
 
 
@@ -210,5 +294,10 @@ def draft_ids(counts: Tensor, size: int, always: Iterable[int]) -> Tensor:
     return ranked.topk(min(size, len(counts))).indices.sort().values
 
 
-RECIPES: dict[str, Recipe] = {"dspark": dspark, "eagle3": eagle3, "medusa": medusa}
-"""How each kind of head is made, by the method that drafts with it."""
+RECIPES: dict[str, Recipe] = {
+    "draft": draft_model,
+    "dspark": dspark,
+    "eagle3": eagle3,
+    "medusa": medusa,
+}
+"""How each kind of drafter is made; a recipe's own name is that of the method that drafts with it."""

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.core import Batch
+from forerun.core import Batch, LogitsFor
+from forerun.errors import ConfigError
 from forerun.training.compiled import compiled
 from forerun.training.conversations import ConversationBatch
 
@@ -49,7 +50,8 @@ class Teacher:
     """A target that shows what it would say.
 
     Args:
-        model: the target, in any precision and on any backend.
+        model: the target, in any precision and on any backend. Where its output head cannot be run
+            alone, the logits of whole batches are held.
         hidden_layers: that are shown.
         draft_ids: the target's ids of the draft's vocabulary, ascending, [Vd].
     """
@@ -57,6 +59,7 @@ class Teacher:
     def __init__(self, model: CausalLM, hidden_layers: Sequence[int], draft_ids: Tensor) -> None:
         self.model, self.hidden_layers = model, tuple(hidden_layers)
         self.draft_ids = draft_ids
+        self._head = _runs_alone(model)
         self._index = torch.full((model.vocab_size,), -1, dtype=torch.long)
         self._index[draft_ids] = torch.arange(len(draft_ids))
 
@@ -69,15 +72,17 @@ class Teacher:
             best: whether to say which token is the most probable.
         """
         last = self.model.num_layers
-        layers = tuple(dict.fromkeys((*self.hidden_layers, last)))
+        layers = tuple(dict.fromkeys((*self.hidden_layers, *([last] if self._head else ()))))
         texts = [[*c.prompt_ids, *c.answer_ids] for c in batch.conversations]
         cache = self.model.new_cache(len(texts), max(map(len, texts)))
         rows = range(len(texts))
-        run = Batch.after(cache, rows, texts, hidden_layers=layers, logits_for="none")
-        hidden = self.model.forward(run, cache).hidden
+        wanted: LogitsFor = "none" if self._head else "all"
+        run = Batch.after(cache, rows, texts, hidden_layers=layers, logits_for=wanted)
+        output = self.model.forward(run, cache)
+        hidden, logits = output.hidden, output.logits
         where = batch.answers.nonzero(as_tuple=True)
         # The state of the token before predicts a token.
-        states = hidden[last][where[0], where[1] - 1]
+        states = (hidden[last] if logits is None else logits)[where[0], where[1] - 1]
         index = torch.full(batch.token_ids.shape, -1, dtype=torch.long)
         index[where] = torch.arange(len(states))
         probs, most_probable = self._probs(states, best)
@@ -85,12 +90,14 @@ class Teacher:
         return Lesson(batch, shown, index, probs, most_probable)
 
     def _probs(self, states: Tensor, best: bool) -> tuple[Tensor, Tensor | None]:
+        """Of states after the last layer, or of logits where these are what the target shows."""
         probs = torch.empty(len(states), len(self.draft_ids), dtype=torch.bfloat16)
         most_probable = torch.empty(len(states), dtype=torch.long) if best else None
         for start in range(0, len(states), CHUNK):
             part = slice(start, start + CHUNK)
-            normed = self.model.final_norm(states[None, part])
-            logits = self.model.lm_head(normed)[0]
+            logits = states[part]
+            if self._head:
+                logits = self.model.lm_head(self.model.final_norm(states[None, part]))[0]
             if most_probable is not None:
                 most_probable[part] = self._index[logits.float().argmax(-1)]
             # Of a fixed shape, for the compiler: the last chunk is filled up.
@@ -100,6 +107,17 @@ class Teacher:
                 : len(logits)
             ]
         return probs, most_probable
+
+
+def _runs_alone(model: CausalLM) -> bool:
+    """Whether the final norm and the output head of a model can be run without the rest."""
+    try:
+        model.final_norm(
+            torch.zeros(1, 1, model.hidden_size, dtype=model.dtype, device=model.device)
+        )
+    except ConfigError:
+        return False
+    return True
 
 
 def _softmax_of(logits: Tensor, ids: Tensor) -> Tensor:

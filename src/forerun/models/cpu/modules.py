@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from forerun import _native
-from forerun.contracts import AttentionShape, Module
+from forerun.contracts import AttentionShape, LayerShape, Module
 from forerun.core import Batch
 from forerun.errors import CheckpointError
 from forerun.models.cpu.cache import CpuCache, new_cache
@@ -45,7 +45,7 @@ class CpuModules:
     precision: str
     level: str = ""
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Module:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> CpuLinear:
         """`weight` [rows, cols] and `bias` [rows], applied to [..., cols].
 
         Raises:
@@ -53,8 +53,7 @@ class CpuModules:
         """
         parts = (_array(weight), _array(bias), self.precision)
         native = _built(_native.kernels.Linear, self.pool, *parts, level=self.level)
-        rows = len(weight)
-        return _module(partial(native.run, self.pool), lambda _: rows)
+        return CpuLinear(self.pool, native, len(weight))
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
         """By the root mean square; with a bias a layer norm.
@@ -81,21 +80,61 @@ class CpuModules:
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
-        names = ("qkv", "qkv_bias", "output", "output_bias", "q_norm", "k_norm")
-        native = _built(
-            _native.kernels.Attention,
-            self.pool,
-            {**vars(shape), "window": shape.window or 0},
-            *(_array(weights.get(name)) for name in names),
-            self.precision,
-            level=self.level,
-        )
-        return CpuAttention(self.pool, native, len(weights["output"]))
+        return CpuAttention(self.pool, self._layer(shape, weights), len(weights["output"]))
+
+    def layer(self, shape: LayerShape, weights: Mapping[str, Tensor]) -> CpuLayer:
+        """A decoder layer in one call, with caches as of `attention`; it gives what its parts give
+        one by one, bit for bit.
+
+        Args:
+            weights: by name, see `LayerShape`.
+
+        Raises:
+            CheckpointError: for weights that do not fit each other or are not finite.
+        """
+        native = self._layer(shape, weights, ACTIVATIONS[shape.activation])
+        return CpuLayer(self.pool, native, len(weights["output"]))
+
+    def _layer(
+        self, shape: AttentionShape, weights: Mapping[str, Tensor], activation: str = ""
+    ) -> Any:
+        """With the MLP of an activation, or the attention alone."""
+        values = {**vars(shape), "window": shape.window or 0}
+        arrays = {name: _array(weight) for name, weight in weights.items()}
+        made = _native.kernels.Layer
+        parts = (values, arrays, activation, self.precision)
+        return _built(made, self.pool, *parts, level=self.level)
 
 
 @dataclass(frozen=True)
-class CpuAttention:
-    """Self-attention on the kernels; implements `forerun.contracts.Attention`."""
+class CpuLinear:
+    """A product on the kernels; implements `forerun.contracts.Linear`."""
+
+    pool: ThreadPool
+    native: Any
+    rows: int
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """From [..., cols] to [..., rows]."""
+        out = torch.empty(*hidden.shape[:-1], self.rows)
+        with _ERRORS:
+            self.native.run(self.pool, _capsule(hidden), to_dlpack(out))
+        return out
+
+    def add(self, hidden: Tensor, out: Tensor) -> None:
+        """Add what it makes of `hidden` [..., cols] to contiguous `out` [..., rows], in place."""
+        with _ERRORS:
+            self.native.run(self.pool, _capsule(hidden), to_dlpack(out), accumulate=True)
+
+
+@dataclass(frozen=True)
+class _KeepsText:
+    """What runs on the kernels with caches of one layer.
+
+    Raises:
+        CacheError: where it is called, for a batch that contradicts the cache, or a full row.
+        ConfigError: for hidden states of another shape.
+    """
 
     pool: ThreadPool
     native: Any
@@ -108,28 +147,39 @@ class CpuAttention:
             CacheError: for fewer than one row or token.
             MemoryLimitError: when it does not fit into memory.
         """
-        return new_cache(self.native, rows, capacity, "an attention module")
+        return new_cache(self.native, rows, capacity, "a module")
 
-    def __call__(self, hidden: Tensor, batch: Batch, cache: CpuCache) -> Tensor:
-        """Run the tokens of a batch and append their keys and values.
-
-        Raises:
-            CacheError: for a batch that contradicts the cache, or a full row.
-            ConfigError: for hidden states of another shape.
-        """
+    def _run(self, inputs: Sequence[Tensor], batch: Batch, cache: CpuCache) -> Tensor:
         make = torch.empty if batch.even else torch.zeros
-        out = make(*hidden.shape[:-1], self.hidden_size)
+        out = make(*inputs[0].shape[:-1], self.hidden_size)
+        given, mask = [_capsule(states) for states in inputs], batch.tree_mask
         with _ERRORS:
             self.native.run(
-                self.pool,
-                cache.native,
-                batch.rows,
-                batch.positions,
-                _capsule(hidden),
-                batch.tree_mask,
-                to_dlpack(out),
+                self.pool, cache.native, batch.rows, batch.positions, given, mask, to_dlpack(out)
             )
         return out
+
+
+class CpuAttention(_KeepsText):
+    """Self-attention on the kernels; implements `forerun.contracts.Attention`."""
+
+    def __call__(self, hidden: Tensor, batch: Batch, cache: CpuCache) -> Tensor:
+        """Run the tokens of a batch and append their keys and values."""
+        return self._run([hidden], batch, cache)
+
+
+class CpuLayer(_KeepsText):
+    """A decoder layer on the kernels; implements `forerun.contracts.Layer`."""
+
+    def __call__(self, inputs: Sequence[Tensor], batch: Batch, cache: CpuCache) -> Tensor:
+        """Run the tokens of a batch and append their keys and values."""
+        return self._run(inputs, batch, cache)
+
+    def append(self, hidden: Tensor, batch: Batch, cache: CpuCache) -> None:
+        """Append the keys and values of what the attention reads, [B, n, cols], and nothing else."""
+        read = _capsule(hidden)
+        with _ERRORS:
+            self.native.append(self.pool, cache.native, batch.rows, batch.positions, read)
 
 
 def _array(weight: Tensor | None) -> NDArray[np.float32] | None:

@@ -1,0 +1,112 @@
+"""What a head expects of its tokens, corrected by position until it comes true on held-out text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from forerun.training.acceptance import Chains
+
+# Expectations are compared with what happened in as many groups of equal width.
+BINS = 10
+# Keeps a correction finite where all tokens, or none, were accepted.
+_RIDGE = 1e-4
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A correction of the logits of each position: `scale * logit + bias`.
+
+    Args:
+        lines: scale, not negative, and bias of each position.
+        before, after: the expected calibration error of each position, of being reached and accepted, on
+            conversations that the correction was not fitted to.
+    """
+
+    lines: tuple[tuple[float, float], ...]
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+    @property
+    def helps(self) -> bool:
+        """Whether the errors fall in all."""
+        return sum(self.after) < sum(self.before)
+
+
+def calibrate(chains: Mapping[str, Sequence[Chains]]) -> Calibration | None:
+    """A correction, fitted to every other conversation of each category and judged by the others.
+
+    Each position is fitted to the chains that come to it (Platt's scaling, by how often they do), so that
+    the product over a chain, the probability of being reached and accepted, comes true.
+
+    Args:
+        chains: of conversations, by category.
+
+    Returns:
+        None where there are fewer than two conversations, or the head does not say what it expects.
+    """
+    ordered = [part for own in chains.values() for part in own if part.confidence is not None]
+    fitted, judged = (_joined(ordered[begin::2]) for begin in (0, 1))
+    if fitted is None or judged is None:
+        return None
+    logits, accepted = fitted
+    reached = torch.cat((torch.ones(len(accepted), 1), accepted[:, :-1].cumprod(-1)), -1)
+    lines = tuple(
+        _fit(*columns)
+        for columns in zip(logits.unbind(-1), accepted.unbind(-1), reached.unbind(-1), strict=True)
+    )
+    scales, biases = torch.tensor(lines).unbind(-1)
+    logits, accepted = judged
+    return Calibration(lines, errors(logits, accepted), errors(logits * scales + biases, accepted))
+
+
+def errors(logits: Tensor, accepted: Tensor) -> tuple[float, ...]:
+    """The expected calibration error of each position: how far what is expected of tokens, to be reached and
+    accepted, lies from what happened, over groups of tokens of which about the same is expected.
+
+    Args:
+        logits: of the acceptance of each token once those before it are accepted, [n, K].
+        accepted: how probable that was, [n, K].
+    """
+    expected, happened = logits.sigmoid().cumprod(-1), accepted.cumprod(-1)
+    bins = (expected * BINS).long().clamp(max=BINS - 1)
+    found = []
+    for position in range(logits.shape[1]):
+        gaps = torch.zeros(BINS).index_add_(
+            0, bins[:, position], expected[:, position] - happened[:, position]
+        )
+        found.append(round(float(gaps.abs().sum()) / len(logits), 5))
+    return tuple(found)
+
+
+def _joined(parts: Sequence[Chains]) -> tuple[Tensor, Tensor] | None:
+    """Logits and acceptance of all chains, [n, K] each."""
+    logits = [part.confidence for part in parts if part.confidence is not None]
+    if not logits:
+        return None
+    return torch.cat(logits), torch.cat([part.accepted for part in parts])
+
+
+def _fit(logits: Tensor, accepted: Tensor, weights: Tensor) -> tuple[float, float]:
+    """The scale and the bias that make the probabilities of a position the most likely."""
+    free = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.LBFGS([free], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        corrected = logits * free[0].exp() + free[1]
+        total = functional.binary_cross_entropy_with_logits(
+            corrected, accepted.clamp(0, 1), weights, reduction="sum"
+        )
+        value = total / weights.sum().clamp(min=1e-9) + _RIDGE * free.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad():
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+    log_scale, bias = free.tolist()
+    return round(float(torch.tensor(log_scale).exp()), 5), round(bias, 5)

@@ -1,0 +1,132 @@
+"""The acceptance length over a training, by category, as one picture that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+
+Curve = Sequence[tuple[int, Mapping[str, float]]]
+"""Tokens that were trained on, and the acceptance length by category then."""
+
+WIDTH, HEIGHT = 720, 360
+LEFT, RIGHT, TOP, BOTTOM = 48, 190, 44, 44
+# Labels of lines that end at about the same height are moved apart.
+LEAST_APART = 15
+COLORS = ("#1971c2", "#d9480f", "#2f9e44", "#9c36b5", "#e8590c", "#0c8599", "#c2255c", "#5f3dc4")
+STYLE = """text { font: 12px system-ui, sans-serif; fill: #495057 }
+.title { font-size: 15px; font-weight: 600; fill: #212529 } .grid { stroke: #dee2e6 }
+polyline { fill: none; stroke-width: 2 } .mean { stroke: #212529; stroke-width: 4 } .name { font-weight: 600 }
+@media (prefers-color-scheme: dark) { text { fill: #ced4da } .title { fill: #f8f9fa }
+.grid { stroke: #495057 } .mean { stroke: #f8f9fa } }"""
+MEAN = "mean"
+
+
+def read_curve(log: Path, untrained: Mapping[str, float]) -> list[tuple[int, dict[str, float]]]:
+    """The validations that the log of a training has noted, from the untrained drafter on.
+
+    Args:
+        log: of the training, as `Trainer.log` writes it; one that is missing holds none.
+        untrained: lengths before the first step.
+    """
+    points = [(0, dict(untrained))] if untrained else []
+    lines = log.read_text("utf-8").splitlines() if log.exists() else []
+    for row in map(json.loads, lines):
+        if "lengths" in row:
+            points.append((row["tokens"], row["lengths"]))
+    return points
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """Where tokens and lengths lie in the picture.
+
+    Args:
+        most_tokens: at the right end.
+        highest: length, a multiple of a half, at the top.
+    """
+
+    most_tokens: int
+    highest: float
+
+    @classmethod
+    def over(cls, lines: Mapping[str, Sequence[tuple[int, float]]]) -> _Axes:
+        """With room for all lines."""
+        points = [point for own in lines.values() for point in own]
+        highest = max((length for _, length in points), default=1.0)
+        tokens = max((tokens for tokens, _ in points), default=0)
+        return cls(tokens or 1, max(1.5, ceil(2 * highest) / 2))
+
+    def x(self, tokens: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * tokens / self.most_tokens
+
+    def y(self, length: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (length - 1) / (self.highest - 1)
+
+    def parts(self) -> list[str]:
+        """Lines of the same length, and the numbers beside and below them."""
+        made = []
+        for half in range(2, round(2 * self.highest) + 1):
+            at = self.y(half / 2)
+            made += [
+                f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>',
+                f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{half / 2:.1f}</text>',
+            ]
+        for quarter in range(5):
+            tokens = self.most_tokens * quarter / 4
+            place = f'x="{self.x(tokens):.1f}" y="{HEIGHT - 24}"'
+            made.append(f'<text {place} text-anchor="middle">{_short(tokens)}</text>')
+        return [*made, f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}">tokens</text>']
+
+
+def draw(curve: Curve, title: str) -> str:
+    """A line for each category and a thick one for their mean, as SVG."""
+    lines = _lines(curve)
+    axes = _Axes.over(lines)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        f"<style>{STYLE}</style>",
+        f'<text class="title" x="12" y="24">{escape(title)}</text>',
+        *axes.parts(),
+    ]
+    ends = _apart({name: axes.y(own[-1][1]) for name, own in lines.items()})
+    for index, (name, own) in enumerate(lines.items()):
+        points = " ".join(f"{axes.x(tokens):.1f},{axes.y(length):.1f}" for tokens, length in own)
+        line = f'stroke="{COLORS[index % len(COLORS)]}"'
+        line, label = ('class="mean"', 'class="name"') if name == MEAN else (line, 'class="other"')
+        parts += [
+            f'<polyline {line} points="{points}"/>',
+            f'<text {label} x="{WIDTH - RIGHT + 8}" y="{ends[name] + 4:.1f}">'
+            f"{escape(name)} {own[-1][1]:.2f}</text>",
+        ]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _lines(curve: Curve) -> dict[str, list[tuple[int, float]]]:
+    """The points of each category, and of their mean."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for tokens, lengths in curve:
+        mean = sum(lengths.values()) / len(lengths) if lengths else 1.0
+        for name, length in {**lengths, MEAN: mean}.items():
+            lines.setdefault(name, []).append((tokens, length))
+    return lines
+
+
+def _short(tokens: float) -> str:
+    """A number of tokens in few signs."""
+    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if tokens >= unit:
+            return f"{tokens / unit:.3g}{name}"
+    return f"{tokens:.0f}"
+
+
+def _apart(heights: dict[str, float]) -> dict[str, float]:
+    """The same heights, moved down where two are too close."""
+    names = sorted(heights, key=heights.__getitem__)
+    for upper, lower in pairwise(names):
+        heights[lower] = max(heights[lower], heights[upper] + LEAST_APART)
+    return heights

@@ -1,0 +1,190 @@
+"""Training draft models: a small model of Llama's kind, distilled from any target on its own answers.
+
+Acceptance is 1 - total variation (arXiv 2211.17192, corollary 3.6), which is minimized directly (arXiv
+2310.08461). Where it can, a draft begins as some of the target's own layers between the target's embedding
+and output head.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from forerun.contracts import CausalLM
+from forerun.errors import ConfigError
+from forerun.heads.output import borrowed_rows
+from forerun.models.architecture import LLAMA_LIKE, Architecture
+from forerun.models.checkpoint import Checkpoint
+from forerun.models.layouts import HEAD, layout_of
+from forerun.models.sources import match_keys
+from forerun.training.acceptance import AcceptanceTable
+from forerun.training.conversations import ConversationBatch
+from forerun.training.evaluation import Drafts, evaluate
+from forerun.training.loop import Part
+from forerun.training.losses import kl_share, rejection_loss
+from forerun.training.published import DEVIATION, PublishedModule, attend, hang
+from forerun.training.target import Lesson, Teacher
+
+EMBEDDING = "model.embed_tokens.weight"
+_PREFIX = "model."
+
+
+class DraftModule(nn.Module):
+    """A draft model as it is trained; its parameters have the names that it is published under.
+
+    Args:
+        shape: of Llama's kind.
+        first: what it begins with, by published name; the rest begins at random.
+    """
+
+    def __init__(self, shape: Architecture, first: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        shapes = layout_of(shape).published
+        inner = {name.removeprefix(_PREFIX): size for name, size in shapes.items() if name != HEAD}
+        self.model = PublishedModule(shape, inner)
+        if HEAD in shapes:
+            hang(self, HEAD, torch.randn(shapes[HEAD]) * DEVIATION)
+        with torch.no_grad():
+            for name, tensor in first.items():
+                self.get_parameter(name).copy_(tensor)
+
+    @property
+    def output(self) -> Tensor:
+        """The matrix of the output head, [V, hidden_size]."""
+        return self.get_parameter(EMBEDDING if self.model.shape.tied else HEAD)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """What the output head reads after each token of texts [B, S], [B, S, hidden_size]."""
+        model, slots = self.model, torch.arange(token_ids.shape[1], device=token_ids.device)
+        back = slots[:, None] - slots
+        hidden = functional.embedding(token_ids, self.get_parameter(EMBEDDING))
+        for layer, window in enumerate(model.shape.windows):
+            seen = (back >= 0) & (back < (window or len(slots)))
+            normed = model.normed(hidden, f"layers.{layer}.input_layernorm")
+            query, key, value = model.heads(normed, "qkv", slots[None], layer)
+            hidden = model.rest(hidden, attend(query, key, value, seen[None, None]), layer)
+        return model.normed(hidden, "norm")
+
+
+class DraftObjective:
+    """What a draft model learns from conversations: the target's row for every token of the answers.
+
+    Args:
+        module: the model.
+        teacher: the target, over the whole vocabulary.
+        steps: tokens of the drafts whose acceptance is measured.
+    """
+
+    def __init__(self, module: DraftModule, teacher: Teacher, *, steps: int) -> None:
+        self.module, self.teacher, self.steps = module, teacher, steps
+
+    def __call__(self, batch: ConversationBatch) -> Part:
+        """The loss of a batch: rejections, smoothed by KL the more the less is accepted (λ = exp(-3 α), as
+        in speculators' lk_hybrid)."""
+        lesson = self.teacher.show(batch)
+        drafts = self.drafts(lesson)
+        ((_, factors),) = drafts.factors
+        share = kl_share(factors, lesson.probs, drafts.targets)
+        weights = torch.ones(len(drafts.targets))
+        total, _ = rejection_loss(factors, lesson.probs, drafts.targets, weights, share)
+        return Part(total, float(len(weights)), batch.tokens)
+
+    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
+        """Acceptance on conversations that are held out; see `evaluation.evaluate`."""
+        return evaluate(self.teacher, self.drafts, batches, ranks)
+
+    def drafts(self, lesson: Lesson) -> Drafts:
+        """What it drafts on a batch: one draft after another from the answer's first token on, so that all
+        of its tokens are in one."""
+        with torch.autocast(lesson.batch.token_ids.device.type, torch.bfloat16):
+            states = self.module(lesson.batch.token_ids)
+        # The state of the token before predicts a token.
+        wanted = lesson.rows[:, 1:]
+        first, size = (wanted >= 0).int().argmax(-1), wanted.shape[1]
+        begins = first[:, None] + torch.arange(0, size, self.steps)
+        places = begins[..., None] + torch.arange(self.steps)
+        padded = functional.pad(wanted, (0, size + self.steps), value=-1)
+        targets = padded.gather(1, places.flatten(1)).view(-1, self.steps)
+        there = targets >= 0
+        rows = torch.arange(len(wanted)).repeat_interleave(begins.shape[1])
+        kept = states[rows[:, None].expand_as(there)[there], places.view_as(there)[there]]
+        every = torch.ones(len(kept), dtype=torch.bool)
+        factors = [(kept.bfloat16(), self.module.output.bfloat16())]
+        return Drafts(rows, begins.flatten() + 1, there, targets[there], [(every, factors)])
+
+
+def spread(num_layers: int, count: int) -> list[int]:
+    """Layers of a target, evenly from the first to the last."""
+    if count == 1:
+        return [0]
+    return [round(i * (num_layers - 1) / (count - 1)) for i in range(count)]
+
+
+def begins_as_target(checkpoint: Checkpoint, hidden_size: int) -> bool:
+    """Whether layers of the target can be those of a draft of this size."""
+    config = checkpoint.config
+    return (
+        checkpoint.native and config.model_type in LLAMA_LIKE and config.hidden_size == hidden_size
+    )
+
+
+def config_like(target: Any, layers: Sequence[int], *, tied: bool) -> Any:
+    """The config of a model with some layers of another."""
+    config = copy.deepcopy(target)
+    config.num_hidden_layers, config.tie_word_embeddings = len(layers), tied
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        config.layer_types = [kinds[layer] for layer in layers]
+    config.architectures = [f"{config.model_type.capitalize()}ForCausalLM"]
+    config.dtype = torch.bfloat16
+    return config
+
+
+def layers_of(checkpoint: Checkpoint, layers: Sequence[int]) -> dict[str, Tensor]:
+    """Some layers of a target and its final norm, by their published names in a draft.
+
+    Raises:
+        CheckpointError: for weights that are missing or broken.
+    """
+    complete = checkpoint.with_weights()
+    source = complete.source()
+    stored = match_keys(source, layout_of(complete.architecture))
+    kept = {}
+    for published, key in stored.items():
+        _, inner, rest = published.partition(f"{_PREFIX}layers.")
+        number, _, name = rest.partition(".")
+        if not inner and published not in (EMBEDDING, HEAD):
+            kept[published] = source.read(key)
+        for place, layer in enumerate(layers):
+            if inner and int(number) == layer:
+                kept[f"{inner}{place}.{name}"] = source.read(key)
+    return kept
+
+
+def embeddings_of(target: CausalLM, *, tied: bool) -> dict[str, Tensor]:
+    """The target's embedding and output head by their names in a draft of its size. Where the two are to
+    be one matrix it is the output head's, or the embedding where that does more than one product."""
+    every = torch.arange(target.vocab_size)
+    tables: dict[str, Tensor] = {}
+    with suppress(ConfigError):  # Of another width than its layers.
+        tables[EMBEDDING] = target.embed(every[None].to(target.device))[0].cpu().float()
+    with suppress(ConfigError):  # Not to be run alone.
+        rows = borrowed_rows(target, every)
+        if rows is not None:
+            tables[EMBEDDING if tied else HEAD] = rows.cpu().float()
+    return tables
+
+
+def tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
+    """The files of a tokenizer by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}

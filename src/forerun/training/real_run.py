@@ -1,0 +1,135 @@
+"""A real run of a trained head: the engine answers held-out prompts with it and plainly in turn."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from forerun import progress
+from forerun.compare.paired import WARM_UP_TOKENS, Comparison, comparison_of, run_pair
+from forerun.core import Stats
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.engine.load import load
+from forerun.params import SamplingParams
+from forerun.training.conversations import Conversation
+from forerun.training.head_run import HeadRun
+
+
+@dataclass(frozen=True)
+class RealRun:
+    """What a head came to at one temperature.
+
+    Args:
+        temperature: of the answers.
+        prompts: that were answered, each with the head and then plainly.
+        tokens: of the answers with the head, in all.
+        mean_acceptance_length: tokens of a round that drafted.
+        speedup: the median of the prompts' ratios of tokens a second, prefill included.
+        spread: the least and the largest of these ratios.
+        tokens_per_second, plain_tokens_per_second: medians of the same.
+        identical: answers that were those of plain decoding; None where they are drawn, and only their
+            distribution is the same.
+        differences: the others by explanation: `numerics` for a near-tie that rounding decides, `defect`.
+    """
+
+    temperature: float
+    prompts: int
+    tokens: int
+    mean_acceptance_length: float | None
+    speedup: float
+    spread: tuple[float, float]
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    identical: int | None
+    differences: Mapping[str, int] = field(default_factory=dict)
+
+
+def real_runs(run: HeadRun, num_prompts: int, num_tokens: int) -> dict[str, Any]:
+    """Answer held-out prompts greedily and at the data's temperature; a report.
+
+    Args:
+        run: whose head is written.
+        num_prompts: at most, spread over the categories.
+        num_tokens: of an answer at most.
+    """
+    positions = run.report.positions.values()
+    length = max((len(shares) for shares in positions), default=1)
+    prompts = spread_prompts(run.held, num_prompts)
+    longest = run.checkpoint.summary.max_context
+    prompts = [prompt for prompt in prompts if len(prompt) + num_tokens <= longest]
+    if not prompts:
+        return {}
+    engine = load(
+        run.checkpoint,
+        SpeculativeConfig(
+            method=run.kind, model=str(run.out), num_speculative_tokens=length, monitor=False
+        ),
+        max_context=max(map(len, prompts)) + num_tokens,
+    )
+    drawn = Counter(c.temperature for c in run.held if c.temperature > 0).most_common(1)
+    temperatures = [0.0, drawn[0][0] if drawn else 1.0]
+    total = len(prompts) * len(temperatures)
+    made: list[RealRun] = []
+    for temperature in temperatures:
+        params = SamplingParams(temperature=temperature, max_tokens=num_tokens)
+        made.append(_answer(engine, prompts, params, len(prompts) * len(made), total))
+    return {
+        "precision": engine.target.precision,
+        "num_speculative_tokens": length,
+        "max_tokens": num_tokens,
+        "runs": [asdict(run) for run in made],
+    }
+
+
+def spread_prompts(conversations: Sequence[Conversation], count: int) -> list[list[int]]:
+    """Prompts of a number of conversations, in turn from each category, none twice."""
+    kinds: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for conversation in dict.fromkeys(conversations):
+        if conversation.prompt_ids not in kinds[conversation.category]:
+            kinds[conversation.category].append(conversation.prompt_ids)
+    deepest = max(map(len, kinds.values()), default=0)
+    turns = [own[turn] for turn in range(deepest) for own in kinds.values() if turn < len(own)]
+    return [list(prompt) for prompt in dict.fromkeys(turns)][:count]
+
+
+def _answer(
+    engine: Engine, prompts: Sequence[list[int]], params: SamplingParams, done: int, total: int
+) -> RealRun:
+    """Both sides of every prompt; what comes first is a short pair that warms up."""
+    tokens = min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS)
+    run_pair(engine, prompts[0], replace(params, max_tokens=tokens))
+    compared: list[Comparison] = []
+    for number, prompt in enumerate(prompts):
+        progress.report("real run", done + number, total)
+        pair = run_pair(engine, prompt, params)
+        compared.append(comparison_of(engine, prompt, params, [pair]))
+    progress.report("real run", done + len(prompts), total)
+    return _summed(compared, params)
+
+
+def _summed(compared: Sequence[Comparison], params: SamplingParams) -> RealRun:
+    pairs = [comparison.pairs[0] for comparison in compared]
+    stats = Stats.total(pair.speculative.completion.stats for pair in pairs)
+    ratios = [pair.speedup for pair in pairs]
+    rates = [
+        statistics.median(run.tokens_per_second or 0.0 for run in side)
+        for side in zip(*((pair.speculative, pair.plain) for pair in pairs), strict=True)
+    ]
+    equal = [comparison.identical for comparison in compared]
+    found = Counter(c.difference.explanation for c in compared if c.difference is not None)
+    return RealRun(
+        temperature=params.temperature,
+        prompts=len(pairs),
+        tokens=stats.num_emitted_tokens,
+        mean_acceptance_length=stats.mean_acceptance_length,
+        speedup=statistics.median(ratios),
+        spread=(min(ratios), max(ratios)),
+        tokens_per_second=rates[0],
+        plain_tokens_per_second=rates[1],
+        identical=None if None in equal else sum(map(bool, equal)),
+        differences=dict(found),
+    )

@@ -1,0 +1,63 @@
+"""`forerun train` on a tiny model: what it says in the end, what it measures again, and what drafts then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.helpers.command_line import Cli
+from tests.helpers.head_runs import save_data
+
+SMALL = (
+    "--tokens",
+    "100",
+    "--heads",
+    "2",
+    "--draft-vocab-size",
+    "40",
+    "--micro-batch-tokens",
+    "64",
+)
+
+
+def command(cli: Cli, tmp_path: Path, *args: str) -> list[str]:
+    data = save_data(tmp_path / "data.jsonl")
+    out = str(tmp_path / "head")
+    return ["train", "medusa", cli.target, "--data", data, "--output", out, *SMALL, *args]
+
+
+def test_the_end_of_a_training(cli: Cli, tmp_path: Path) -> None:
+    args = ("--real-run-prompts", "1", "--real-run-tokens", "4")
+    result = cli.run(*command(cli, tmp_path, *args))
+    assert result.exit_code == 0, result.output
+    assert "a real run at temperature 0: acceptance length " in result.stdout
+    assert " x plain decoding, 1 of 1 answers equal to it" in result.stdout
+    own = json.loads((tmp_path / "head" / "forerun.json").read_text())
+    assert own["report"]["real_run"]["max_tokens"] == 4
+    # The budget is spent: the same command only measures again, and what it leaves out stays.
+    again = cli.run(*command(cli, tmp_path, "--no-real-run", "--json"))
+    assert again.exit_code == 0, again.output
+    content = json.loads(again.stdout)
+    assert content["real_run"] == own["report"]["real_run"]
+    assert content["contexts"] == own["report"]["contexts"]
+    assert content["tokens"] == own["report"]["tokens"]
+
+
+def test_a_draft_model(cli: Cli, tmp_path: Path) -> None:
+    """It is trained, and drafts for its target; a vocabulary of its own is no option of it."""
+    data, out = save_data(tmp_path / "data.jsonl"), str(tmp_path / "draft")
+    args = ["train", "draft", cli.target, "--data", data, "--output", out, "--tokens", "100"]
+    result = cli.run(*args, "--micro-batch-tokens", "64", "--no-real-run")
+    assert result.exit_code == 0, result.output
+    assert f"{out}: a draft model after " in result.stdout
+    written = json.loads((tmp_path / "draft" / "forerun.json").read_text())["report"]
+    trained, whole = (written[name] / 1e6 for name in ("trained_bytes", "weight_bytes"))
+    assert f"{whole:.1f} MB, of which {trained:.1f} MB were trained" in result.stdout
+    assert 0 < trained < whole
+    prompt = ("generate", "--model", cli.target, "--prompt", "def", "--max-tokens", "8", "--json")
+    texts = [
+        json.loads(cli.run(*prompt, "--temperature", "0", *more).stdout)["text"]
+        for more in (("--draft-model", out), ("--method", "ngram"))
+    ]
+    assert texts[0] == texts[1]
+    assert cli.run(*args, "--draft-vocab-size", "40").exit_code == 2
