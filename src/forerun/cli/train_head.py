@@ -141,9 +141,10 @@ def command_for(kind: str) -> Command:
         help=f"""Train {_named(kind)} for MODEL from its own answers.
 
         MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2; its answers are what
-        'forerun train data MODEL' has written, which it does first where nothing is. Training shows the expected acceptance length on held-out
-        conversations, computed from the probabilities of both, keeps the best weights, and ends where it
-        grows no more. The directory holds config.json and model.safetensors
+        'forerun train data MODEL' has written, which it does first where nothing is. Training shows the
+        expected acceptance length on held-out conversations, computed from the probabilities of both,
+        keeps the best weights, and ends where it grows no more. The directory holds config.json and
+        model.safetensors
         {layout}, forerun.json and a card. The same command goes on where an earlier run has ended.
         """,
         example=f"forerun train {kind} smollm2 --minutes 60",
