@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.command_line import Cli
 from tests.helpers.head_runs import save_data
 
@@ -61,3 +63,22 @@ def test_a_draft_model(cli: Cli, tmp_path: Path) -> None:
     ]
     assert texts[0] == texts[1]
     assert cli.run(*args, "--draft-vocab-size", "40").exit_code == 2
+
+
+def test_from_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without data the model writes some first; what was interrupted goes on, and is read when whole."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"NUM_CONVERSATIONS": 6, "MAX_TOKENS": 12, "PROMPT_TOKENS": 8}.items():
+        monkeypatch.setenv(f"FORERUN_{name}", str(value))
+    file = Path(f"{Path(cli.target).name}-data.jsonl")
+    args = ("train", "medusa", cli.target, *SMALL, "--no-real-run")
+    result = cli.run(*args)
+    assert result.exit_code == 0, result.output
+    assert f"writes {file} first" in result.stderr
+    written = file.read_text()
+    assert len(written.splitlines()) == 7
+    assert not Path(f"{file}.part").exists()
+    file.rename(f"{file}.part")
+    again = cli.run(*args)
+    assert again.exit_code == 0, again.output
+    assert file.read_text() == written
