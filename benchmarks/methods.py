@@ -2,6 +2,7 @@
 
 python -m benchmarks.methods --prompts 10 --max-tokens 64 --json methods.json
 python -m benchmarks.methods --model smollm2 --dtype auto --as-loaded --seed 1 --max-tokens 128
+python -m benchmarks.methods --model smollm2 --dtype auto --methods eagle3 --draft-model HEAD --length 3
 
 A model with a chat template gets its questions as messages, and its answers end where it ends them.
 Methods that remember earlier requests start cold with every prompt, which has a namespace of its own.
@@ -58,12 +59,14 @@ class Setting:
         shape: `chain`, `auto`, or a file with a tree.
         length: tokens along a path at most.
         num_nodes: of an automatic tree.
+        model: the draft model or head; None for the known one, or none.
     """
 
     method: str
     shape: str
     length: int
     num_nodes: int
+    model: str | None = None
 
     @property
     def config(self) -> SpeculativeConfig:
@@ -71,7 +74,10 @@ class Setting:
         if self.method == AS_LOADED:
             return SpeculativeConfig()
         config = SpeculativeConfig(
-            method=self.method, num_speculative_tokens=self.length, monitor=False
+            method=self.method,
+            model=self.model,
+            num_speculative_tokens=self.length,
+            monitor=False,
         )
         if self.shape == "chain":
             return config
@@ -252,14 +258,19 @@ def _shape(row: Row) -> str:
 
 
 def settings(
-    methods: Sequence[str], shapes: Sequence[str], nodes: int, length: int | None = None
+    methods: Sequence[str],
+    shapes: Sequence[str],
+    nodes: int,
+    length: int | None = None,
+    model: str | None = None,
 ) -> Iterator[Setting]:
     """All valid settings: methods without trees have chains only. `length` is by default the method's
     usual one."""
     for method in methods:
         for shape in shapes:
             if shape == "chain" or DRAFTERS.find(method).takes_trees:
-                yield Setting(method, shape, length or LENGTHS.get(method, USUAL_LENGTH), nodes)
+                tokens = length or LENGTHS.get(method, USUAL_LENGTH)
+                yield Setting(method, shape, tokens, nodes, model)
 
 
 def run(
@@ -282,6 +293,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="zoo")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--methods", nargs="+", default=DRAFTERS.names())
+    parser.add_argument(
+        "--draft-model", help="for all methods named: a draft model, or a trained head of theirs"
+    )
     parser.add_argument("--shapes", nargs="+", default=["chain", "auto"])
     parser.add_argument("--nodes", type=int, default=SpeculativeConfig.num_tree_nodes)
     parser.add_argument("--length", type=int, help="tokens along any path, for every method")
@@ -307,7 +321,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     chosen = [Setting(AS_LOADED, "chain", SpeculativeConfig.num_speculative_tokens, 0)]
     if not options.as_loaded:
-        chosen = [*settings(options.methods, options.shapes, options.nodes, options.length)]
+        shapes, model = options.shapes, options.draft_model
+        chosen = [*settings(options.methods, shapes, options.nodes, options.length, model)]
     for setting in chosen:
         config = choose(setting.config, options.model).config
         engine = load(options.model, config, dtype=options.dtype)

@@ -16,6 +16,8 @@ namespace forerun::cpu {
 namespace {
 
 constexpr int kMaxThreads = 1024;
+// Turns of a worker that waits for the next forward before it sleeps: some tenths of a millisecond.
+constexpr int kLinger = 10000;
 constexpr std::uint64_t kOpen = std::uint64_t{1} << 31;
 constexpr std::uint64_t kInside = kOpen - 1;
 
@@ -40,6 +42,8 @@ void set_float_mode([[maybe_unused]] unsigned mode) {
 // run: on a crowded machine the thread that is waited for may need this very core.
 class Spinner {
  public:
+  explicit Spinner(int patience = 2000) : patience_(patience) {}
+
   void wait() {
     if (!patient()) {
       std::this_thread::yield();
@@ -51,10 +55,10 @@ class Spinner {
 #endif
   }
 
-  bool patient() const { return turns_ < kTurns; }
+  bool patient() const { return turns_ < patience_; }
 
  private:
-  static constexpr int kTurns = 2000;
+  int patience_;
   int turns_ = 0;
 };
 
@@ -194,8 +198,9 @@ void ThreadPool::run(Job job, const void* context) {
 }
 
 bool ThreadPool::wait_until_active() {
-  // A drafter calls module after module: waking up for each would cost more than most of them do.
-  for (Spinner spinner; spinner.patient(); spinner.wait()) {
+  // A drafter calls module after module, with some Python between: waking up for each would cost
+  // more than most of them do.
+  for (Spinner spinner(kLinger); spinner.patient(); spinner.wait()) {
     if (active_.load(std::memory_order_relaxed)) return true;
   }
   std::unique_lock<std::mutex> lock(crew_->mutex);

@@ -94,3 +94,22 @@ def test_a_proof_in_the_end(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monkey
     assert broken.exit_code == 1
     assert "proof at temperature 0: not exact" in broken.stdout
     assert "**not exact**" in (tmp_path / "head" / "README.md").read_text()
+
+
+def test_from_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without data the model writes some first; what was interrupted goes on, and is read when whole."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"NUM_CONVERSATIONS": 6, "MAX_TOKENS": 12, "PROMPT_TOKENS": 8}.items():
+        monkeypatch.setenv(f"FORERUN_{name}", str(value))
+    file = Path(f"{Path(cli.target).name}-data.jsonl")
+    args = ("train", "medusa", cli.target, *SMALL, "--no-real-run")
+    result = cli.run(*args)
+    assert result.exit_code == 0, result.output
+    assert f"writes {file} first" in result.stderr
+    written = file.read_text()
+    assert len(written.splitlines()) == 7
+    assert not Path(f"{file}.part").exists()
+    file.rename(f"{file}.part")
+    again = cli.run(*args)
+    assert again.exit_code == 0, again.output
+    assert file.read_text() == written

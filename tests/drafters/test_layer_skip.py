@@ -22,7 +22,7 @@ from forerun.models import load_model
 from forerun.models.running import prefill
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
-from forerun.sampling import Prefix, draw_siblings, warp
+from forerun.sampling import Prefix, most_probable, warp
 from forerun.testing import ToyModel, check_drafter
 from tests.helpers.exit_adapters import adapter_for
 from tests.helpers.forwards import run
@@ -233,14 +233,15 @@ def test_what_fails_is_forgotten_above_the_shared_layers(
     target = LayeredToyModel(VOCAB)
     drafter, cache = drafter_with(target, skip, [[1, 2, 3]])
 
-    def failing(
-        logits: Tensor, prefixes: Any, drawing: Drawing, nodes: Any, *others: Any, **more: Any
-    ) -> Any:
-        if nodes == [[2]]:
-            raise BrokenError
-        return draw_siblings(logits, prefixes, drawing, nodes, *others, **more)
+    levels = []
 
-    monkeypatch.setattr("forerun.trees.growth.draw_siblings", failing)
+    def failing(*rows: Any) -> Any:
+        levels.append(rows)
+        if len(levels) == 3:
+            raise BrokenError
+        return most_probable(*rows)
+
+    monkeypatch.setattr("forerun.trees.growth.most_probable", failing)
     with pytest.raises(BrokenError):
         drafter.propose([request([1, 2, 3])], [Plan(4)], Randomness())
     held = [len(cache.layers[layer][0]) for layer in range(LAYERS)]

@@ -181,7 +181,7 @@ def test_int8_drafts_nearly_what_the_reference_does(tmp_path: Path) -> None:
     drafter = MedusaDrafter(head, 1, on.num_layers, on.vocab_size)
     engine = Engine(on, drafter, SpeculativeConfig(monitor=False))
     engine.generate([text], SamplingParams(max_tokens=1))
-    [[state]] = [row.states for row in drafter._features._rows[:1]]
+    [[state]] = [row.states for row in drafter.features._rows[:1]]
     rows = head.run(state, made.heads)[0]
     torch.testing.assert_close(rows, expected, rtol=0, atol=0.12 * float(expected.std()))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,7 +51,7 @@ def train_data(ctx: click.Context, /, **values: Any) -> None:
     quiet_libraries()
     questions = _read(values["questions"]) if values["questions"] else None
     keep_out = _read(values["keep_out"])
-    output = values["output"] or f"{PurePath(values['model']).name or 'model'}-data.jsonl"
+    output = values["output"] or _file_of(values["model"])
     with _open(values, questions, keep_out, output) as run:
         summary = _run(run, output)
         content = _content(output, run, summary)
@@ -60,6 +61,29 @@ def train_data(ctx: click.Context, /, **values: Any) -> None:
         print_json(content)
     else:
         click.echo(_in_words(content))
+
+
+def data_of(model: str, threads: int | None) -> str:
+    """The file that `forerun train data MODEL` writes; where there is none the model writes it now.
+
+    An interrupted one has another name until it is whole, and goes on.
+    """
+    file = _file_of(model)
+    # Of several processes none writes: they would write the same.
+    if Path(file).exists() or "RANK" in os.environ:
+        return file
+    click.echo(f"forerun: {model} writes {file} first, to be trained on", err=True)
+    asked = [] if threads is None else ["--threads", str(threads)]
+    values = {**command.make_context("data", [model, *asked]).params, "model": model}
+    part = f"{file}.part"
+    with _open(values, None, (), part) as run:
+        _run(run, part)
+    Path(part).replace(file)
+    return file
+
+
+def _file_of(model: str) -> str:
+    return f"{PurePath(model).name or 'model'}-data.jsonl"
 
 
 def _one_model(ctx: click.Context, values: dict[str, Any]) -> None:

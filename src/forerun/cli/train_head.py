@@ -17,6 +17,7 @@ from forerun.cli.flags import json_option, threads_option
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.train_data import data_of
 from forerun.training.head_settings import HEAD_SETTINGS, FinishSettings, settings_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def train_head(kind: str, **values: Any) -> int:
     own = kinds(**{name: values[name] for name in vars(kinds())})
     in_the_end = FinishSettings(**{name: values[name] for name in vars(FinishSettings())})
     out = Path(values["output"] or f"{PurePath(model).name or 'model'}-{kind}")
-    data = values["data"] or [f"{PurePath(model).name or 'model'}-data.jsonl"]
+    data = values["data"] or [data_of(model, values["threads"])]
     with bars() as watch:
         run = HeadRun(RECIPES[kind], own, settings, model, data, out, _show, values["begin_with"])
         report = run.run()
@@ -160,9 +161,10 @@ def command_for(kind: str) -> Command:
         help=f"""Train {_named(kind)} for MODEL from its own answers.
 
         MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2; its answers are what
-        'forerun train data MODEL' has written. Training shows the expected acceptance length on held-out
-        conversations, computed from the probabilities of both, keeps the best weights, and ends where it
-        grows no more. The directory holds config.json and model.safetensors
+        'forerun train data MODEL' has written, which it does first where nothing is. Training shows the
+        expected acceptance length on held-out conversations, computed from the probabilities of both,
+        keeps the best weights, and ends where it grows no more. The directory holds config.json and
+        model.safetensors
         {layout}, forerun.json and a card. The same command goes on where an earlier run has ended.
         """,
         example=f"forerun train {kind} smollm2 --minutes 60",

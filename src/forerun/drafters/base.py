@@ -10,8 +10,11 @@ from forerun.contracts import Cache, DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Request, Verdict
 from forerun.options import NoOptions
 
+# What needs torch is imported where it is used: options and help are read without it.
 if TYPE_CHECKING:
+    from forerun.heads.features import Missing, Trims
     from forerun.randomness import Randomness
+    from forerun.trees.growth import Growth
 
 
 class BaseDrafter(ABC):
@@ -94,3 +97,87 @@ class LookupDrafter(BaseDrafter):
     @abstractmethod
     def draft(self, request: Request, plan: Plan) -> Draft:
         """The draft of a request that at least one token is planned for."""
+
+
+class HeadDrafter(BaseDrafter):
+    """Drafts chains and trees with a trained head, from the target's hidden states.
+
+    It drafts nothing for a request until it has seen the state of the newest token that the target has
+    run. Greedy trees are of the most probable nodes, drawn ones of a fixed shape.
+
+    Args:
+        hidden_layers: of the target, that the head reads.
+        rows: as many as the target's cache has.
+        vocab_size: the target's.
+        acceptance: by depth and rank, as it was measured when the head was trained.
+        cache: the head's own, if it has one.
+    """
+
+    drawings = frozenset(Drawing)
+    takes_trees = True
+
+    def __init__(
+        self,
+        hidden_layers: tuple[int, ...],
+        rows: int,
+        vocab_size: int,
+        acceptance: tuple[tuple[float, ...], ...] | None = None,
+        cache: Trims | None = None,
+    ) -> None:
+        from forerun.heads.features import Features
+
+        self.rows, self.vocab_size = rows, vocab_size
+        self.hidden_layers, self.acceptance = hidden_layers, acceptance
+        self.features = Features(hidden_layers, rows, cache)
+
+    @abstractmethod
+    def longest(self, request: Request) -> int:
+        """Tokens of a draft of a request at most."""
+
+    @abstractmethod
+    def grow(
+        self,
+        growths: list[Growth],
+        missing: list[Missing],
+        num_tokens: int,
+        randomness: Randomness,
+    ) -> None:
+        """Grow trees from the states that the head has not read, `num_tokens` deep at most."""
+
+    def propose(
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        from forerun.trees.growth import start
+
+        growths: dict[int, Growth] = {}
+        missing: list[Missing] = []
+        deepest = 0
+        for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
+            longest = self.longest(request) if plan.num_tokens else 0
+            lacking = self.features.missing(request) if longest > 0 else None
+            if lacking is not None:
+                cut = plan.cut(longest)
+                growths[index] = start(request, cut)
+                missing.append(lacking)
+                deepest = max(deepest, cut.num_tokens)
+        drafts = [NO_DRAFT] * len(requests)
+        if growths:
+            self.grow(list(growths.values()), missing, deepest, randomness)
+        for index, growth in growths.items():
+            drafts[index] = growth.finish()
+        return drafts
+
+    def observe(
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
+        output: ForwardOutput,
+    ) -> None:
+        self.features.observe(requests, verdicts, output)
+
+    def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
+        self.features.observe_prefill(request, start, output)
+
+    def clear_row(self, row: int) -> None:
+        self.features.clear(row)

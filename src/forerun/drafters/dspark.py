@@ -9,15 +9,9 @@ from pydantic import Field
 
 from forerun.contracts import DrafterSetup
 from forerun.core import (
-    NO_DRAFT,
-    Draft,
-    Drawing,
-    ForwardOutput,
-    Plan,
     Request,
-    Verdict,
 )
-from forerun.drafters.base import BaseDrafter
+from forerun.drafters.base import HeadDrafter
 from forerun.options import options
 
 # What needs torch is imported where it is used: options and help are read without it.
@@ -43,7 +37,7 @@ class DSparkOptions:
     )
 
 
-class DSparkDrafter(BaseDrafter):
+class DSparkDrafter(HeadDrafter):
     """Drafts with a block head: chains, and trees of what it finds most probable.
 
     Args:
@@ -59,8 +53,6 @@ class DSparkDrafter(BaseDrafter):
 
     name = "dspark"
     head: str | None = "dspark"
-    drawings = frozenset(Drawing)
-    takes_trees = True
     options = DSparkOptions
 
     def __init__(
@@ -73,15 +65,10 @@ class DSparkDrafter(BaseDrafter):
         acceptance: tuple[tuple[float, ...], ...] | None = None,
         calibration: tuple[tuple[float, ...], ...] | None = None,
     ) -> None:
-        from forerun.heads.features import Features
-
-        self._head, self.rows, self.vocab_size = head, rows, vocab_size
-        self._vocab_size, self._capacity = vocab_size, capacity
-        self._least, self.acceptance = least_confidence, acceptance
+        self._head, self._least = head, least_confidence
         self._calibration = calibration or ()
-        self.hidden_layers = head.config.target_layers
         self._cache = head.new_cache(rows, capacity)
-        self._features = Features(self.hidden_layers, rows, self._cache)
+        super().__init__(head.config.target_layers, rows, vocab_size, acceptance, self._cache)
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
@@ -99,42 +86,15 @@ class DSparkDrafter(BaseDrafter):
             files.calibration,
         )
 
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        from forerun.trees.growth import start
+    def longest(self, request: Request) -> int:
+        return self._head.config.draft_tokens
 
-        drafts = [NO_DRAFT] * len(requests)
-        growths: dict[int, Growth] = {}
-        missing: list[Missing] = []
-        for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
-            lacking = self._features.missing(request) if plan.num_tokens else None
-            if lacking is not None:
-                growths[index] = start(request, plan.cut(self._head.config.draft_tokens))
-                missing.append(lacking)
-        if growths:
-            self._grow(list(growths.values()), missing, randomness)
-        for index, growth in growths.items():
-            drafts[index] = growth.finish()
-        return drafts
-
-    def observe(
+    def grow(
         self,
-        requests: Sequence[Request],
-        drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict],
-        output: ForwardOutput,
-    ) -> None:
-        self._features.observe(requests, verdicts, output)
-
-    def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
-        self._features.observe_prefill(request, start, output)
-
-    def clear_row(self, row: int) -> None:
-        self._features.clear(row)
-
-    def _grow(
-        self, growths: Sequence[Growth], missing: Sequence[Missing], randomness: Randomness
+        growths: list[Growth],
+        missing: list[Missing],
+        num_tokens: int,
+        randomness: Randomness,
     ) -> None:
         """Run the block of each request, then give its tree level after level."""
         from forerun.trees.growth import grow
@@ -142,13 +102,13 @@ class DSparkDrafter(BaseDrafter):
         rows = [growth.request.row for growth in growths]
         self._head.run_context(self._cache, rows, [lacking.states for lacking in missing])
         for growth, lacking in zip(growths, missing, strict=True):
-            self._features.ran(growth.request, len(lacking.states))
+            self.features.ran(growth.request, len(lacking.states))
         newest = [growth.request.token_ids[-1] for growth in growths]
         hidden = self._head.run_block(self._cache, rows, newest)
         base = self._head.base_logits(hidden)
         growing = dict(enumerate(growths))
         expected = [1.0] * len(growths)
-        for level in range(self._head.config.draft_tokens):
+        for level in range(num_tokens):
             before: list[int] = []
             for growth in growing.values():
                 before += growth.run_frontier()[0] if level else growth.request.token_ids[-1:]

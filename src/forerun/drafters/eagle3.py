@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Self
 from forerun.contracts import DrafterSetup
 from forerun.core import (
     MOST_NODES,
-    NO_DRAFT,
-    Draft,
-    Drawing,
-    ForwardOutput,
-    Plan,
     Request,
     Tree,
-    Verdict,
 )
-from forerun.drafters.base import BaseDrafter
+from forerun.drafters.base import HeadDrafter
 
 # What needs torch is imported where it is used: options and help are read without it.
 if TYPE_CHECKING:
@@ -57,7 +51,7 @@ class _Run:
         return torch.cat(self.carried)[[node + 1 for node in nodes]]
 
 
-class Eagle3Drafter(BaseDrafter):
+class Eagle3Drafter(HeadDrafter):
     """Drafts chains and trees with an EAGLE head (arXiv 2503.01840; EAGLE-1 and -2 too).
 
     Tokens that the target has run are run through the head with the target's states; drafted ones with
@@ -76,8 +70,6 @@ class Eagle3Drafter(BaseDrafter):
 
     name = "eagle3"
     head: str | None = "eagle3"
-    drawings = frozenset(Drawing)
-    takes_trees = True
 
     def __init__(
         self,
@@ -88,13 +80,9 @@ class Eagle3Drafter(BaseDrafter):
         tree_slots: int = MOST_NODES,
         acceptance: tuple[tuple[float, ...], ...] | None = None,
     ) -> None:
-        from forerun.heads.features import Features
-
-        self.module, self.rows, self.capacity = head, rows, capacity
-        self.vocab_size, self.hidden_layers = vocab_size, head.hidden_layers
-        self.acceptance = acceptance
+        self.module, self.capacity = head, capacity
         self.cache = head.new_cache(rows, capacity + tree_slots)
-        self.features = Features(head.hidden_layers, rows, self.cache)
+        super().__init__(head.hidden_layers, rows, vocab_size, acceptance, self.cache)
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
@@ -111,44 +99,16 @@ class Eagle3Drafter(BaseDrafter):
             setup.head.acceptance_by_rank,
         )
 
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        from forerun.trees.growth import start
+    def longest(self, request: Request) -> int:
+        return self.capacity - len(request)
 
-        drafts = [NO_DRAFT] * len(requests)
-        drafting: list[int] = []
-        growths: list[Growth] = []
-        missing: list[Missing] = []
-        for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
-            room = self.capacity - len(request)
-            lacking = self.features.missing(request) if plan.num_tokens and room > 0 else None
-            if lacking is not None:
-                drafting.append(index)
-                missing.append(lacking)
-                growths.append(start(request, plan.cut(room)))
-        if drafting:
-            self._grow(growths, missing, randomness)
-            for index, growth in zip(drafting, growths, strict=True):
-                drafts[index] = growth.finish()
-        return drafts
-
-    def observe(
+    def grow(
         self,
-        requests: Sequence[Request],
-        drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict],
-        output: ForwardOutput,
+        growths: list[Growth],
+        missing: list[Missing],
+        num_tokens: int,
+        randomness: Randomness,
     ) -> None:
-        self.features.observe(requests, verdicts, output)
-
-    def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
-        self.features.observe_prefill(request, start, output)
-
-    def clear_row(self, row: int) -> None:
-        self.features.clear(row)
-
-    def _grow(self, growths: list[Growth], missing: list[Missing], randomness: Randomness) -> None:
         """Grow trees of any kind, level by level."""
         from forerun.trees.growth import grow
 
@@ -200,17 +160,26 @@ class Eagle3Drafter(BaseDrafter):
         """Run the frontiers of trees; logits [N, Vd] after each node, tree after tree."""
         import torch
 
-        hidden, token_ids, trees = [], [], []
+        hidden, token_ids = [], []
+        trees: list[Tree | None] = []
         for run in runs:
             tokens, above = run.growth.run_frontier()
             hidden.append(run.carried_to(above))
             run.parents += above
             token_ids.append(tokens)
-            trees.append(Tree(tuple(run.parents)))
+            is_chain = run.parents == list(range(-1, len(run.parents) - 1))
+            trees.append(None if is_chain else Tree(tuple(run.parents)))
         rows = [run.growth.request.row for run in runs]
         read = self.module.run(rows, hidden, token_ids, self.cache, trees)
-        normed = []
-        for index, (run, tokens) in enumerate(zip(runs, token_ids, strict=True)):
-            run.carried.append(read.carried[index, : len(tokens)])
-            normed.append(read.normed[index, : len(tokens)])
+        normed = _unpadded(read.normed, token_ids)
+        for run, states in zip(runs, _unpadded(read.carried, token_ids), strict=True):
+            run.carried.append(states)
         return self.module.logits(normed[0] if len(normed) == 1 else torch.cat(normed))
+
+
+def _unpadded(states: Tensor, token_ids: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The states of each row's tokens, of [B, n, size]."""
+    rows = list(states.unbind())
+    if len(rows) == 1:
+        return rows
+    return [row[: len(tokens)] for row, tokens in zip(rows, token_ids, strict=True)]

@@ -9,7 +9,7 @@ from forerun.sampling.draws import (
     draw_plain,
     draw_tensor,
 )
-from forerun.sampling.proposals import Children, DraftVocabulary, draw_siblings
+from forerun.sampling.proposals import Children, DraftVocabulary, draw_siblings, most_probable
 from forerun.sampling.warping import (
     adjusted,
     check_token_ids,
@@ -32,6 +32,7 @@ __all__ = [
     "draw_siblings",
     "draw_tensor",
     "log_probs",
+    "most_probable",
     "warp",
     "warp_unchecked",
 ]

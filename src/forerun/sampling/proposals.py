@@ -49,11 +49,26 @@ class DraftVocabulary:
         wide = rows.new_full((len(rows), self._size), fill)
         return wide.index_copy_(1, self._ids, rows)
 
+    def tokens_of(self, columns: Sequence[int]) -> list[int]:
+        """The target's tokens of some columns."""
+        return [self._on_host[column] for column in columns]
+
     def in_target(self, children: Children) -> Children:
         """The same children as tokens of the target, with rows over its vocabulary."""
-        tokens = [self._on_host[token] for token in children.token_ids]
+        tokens = self.tokens_of(children.token_ids)
         rows = None if children.rows is None else self.widen(children.rows, 0.0)
         return Children(tokens, children.probs, rows)
+
+
+def most_probable(logits: Tensor, vocabulary: DraftVocabulary | None = None) -> list[int] | None:
+    """The most probable token after each row [N, V] of unadjusted logits; None where these have to be
+    made a distribution to know it, or to say what is wrong with them."""
+    if not native.takes(logits):
+        return None
+    tokens = native.top(logits)
+    if min(tokens) < 0:
+        return None
+    return tokens if vocabulary is None else vocabulary.tokens_of(tokens)
 
 
 def draw_siblings(
@@ -65,7 +80,6 @@ def draw_siblings(
     *,
     replacement: bool = False,
     vocabulary: DraftVocabulary | None = None,
-    ranked: bool = True,
     row_of: Sequence[int] | None = None,
 ) -> list[Children]:
     """The children of several nodes: drawn in order, or the most probable.
@@ -82,7 +96,6 @@ def draw_siblings(
         nodes: for each, the nodes that its children become, which key their draws.
         randomness: the engine's.
         replacement: whether a drawn child may repeat its siblings' tokens. Others never do.
-        ranked: whether the probabilities of the most probable ones are wanted; they cost a pass.
         vocabulary: what the columns of the logits stand for, where not for all of the target's tokens.
         row_of: the row of the logits after each node, where nodes of one request share rows; each row
             has a node.
@@ -93,13 +106,9 @@ def draw_siblings(
         if own_rows:
             logits = vocabulary.widen(logits, -torch.inf)
         else:
-            few = partial(draw_siblings, replacement=replacement, ranked=ranked, row_of=row_of)
+            few = partial(draw_siblings, replacement=replacement, row_of=row_of)
             children = few(logits, prefixes, drawing, nodes, randomness)
             return [vocabulary.in_target(each) for each in children]
-    if drawing is Drawing.GREEDY and not (ranked or own_rows) and row_of is None:
-        tops = _tops(logits, nodes)
-        if tops is not None:
-            return [Children([token]) for token in tops]
     if row_of is None or own_rows:
         logits = logits if row_of is None else logits[row_of]
         row_of = range(len(logits))
@@ -134,15 +143,6 @@ def _drawn(
         _one_by_one(probs[row : row + 1], prefix, drawing, own, randomness, replacement)
         for row, (prefix, own) in enumerate(zip(prefixes, nodes, strict=True))
     ]
-
-
-def _tops(logits: Tensor, nodes: Sequence[Sequence[int]]) -> list[int] | None:
-    """The most probable token of each row, where one is wanted of each and the logits alone say which."""
-    if not native.takes(logits) or any(len(own) != 1 for own in nodes):
-        return None
-    tokens = native.top(logits)
-    # What is wrong with a row is said where it is made a distribution.
-    return tokens if min(tokens) >= 0 else None
 
 
 def _most_likely(probs: Tensor, row_of: Sequence[int], counts: Sequence[int]) -> list[Children]:

@@ -41,14 +41,15 @@ def mass_before(rows: Floats, chosen: Ints, keys: Floats | None = None) -> tuple
         chosen: outcomes, [N].
         keys: the order of outcomes, lowest first, ties by index, [N, V]; None orders by index.
     """
-    at = np.arange(len(rows))
-    own = rows[at, chosen]
-    index = np.arange(rows.shape[1])
-    earlier = index[None] < chosen[:, None]
-    if keys is not None:
-        key = keys[at, chosen][:, None]
-        earlier = (keys < key) | ((keys == key) & earlier)
-    return np.where(earlier, rows, 0.0).sum(1), own
+    low, own = np.empty(len(rows)), rows[np.arange(len(rows)), chosen]
+    for index, (row, token) in enumerate(zip(rows, chosen, strict=True)):
+        before = row[:token]
+        if keys is None:
+            low[index] = before.sum()
+        else:
+            order, key = keys[index], keys[index, token]
+            low[index] = row[order < key].sum() + before[order[:token] == key].sum()
+    return low, own
 
 
 def transform(low: Floats, own: Floats, uniforms: Floats) -> Floats:

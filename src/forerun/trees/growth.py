@@ -19,7 +19,7 @@ from torch import Tensor
 
 from forerun.core import MOST_NODES, NO_DRAFT, Draft, Drawing, Plan, Request, Tree
 from forerun.randomness import Randomness
-from forerun.sampling import Children, DraftVocabulary, Prefix, draw_siblings
+from forerun.sampling import Children, DraftVocabulary, Prefix, draw_siblings, most_probable
 
 # Nodes of a level that are run, and children of each, where nothing fixes a shape.
 MOST_EXPANDED = 8
@@ -33,8 +33,8 @@ class Growth(ABC):
         drawing: how its tokens are picked.
     """
 
-    ranks: bool
-    """Whether it wants to know how probable its tokens are."""
+    takes_tops = False
+    """Whether each level is the one token with the largest logit."""
 
     def __init__(self, request: Request, drawing: Drawing) -> None:
         self.request, self.drawing = request, drawing
@@ -90,11 +90,11 @@ class ShapeGrowth(Growth):
     The random number of a node is that of its index in the shape.
     """
 
-    ranks = False
-
     def __init__(self, request: Request, drawing: Drawing, shape: Tree) -> None:
         super().__init__(request, drawing)
         self._shape = shape
+        greedy = drawing is Drawing.GREEDY and not request.params.adjusts
+        self.takes_tops = greedy and shape.is_chain
         if not shape:
             self.frontier = []
         # The index in the shape of each node.
@@ -135,8 +135,6 @@ class BestFirstGrowth(Growth):
         num_nodes: of the tree at most.
         num_tokens: along any path at most.
     """
-
-    ranks = True
 
     def __init__(self, request: Request, num_nodes: int, num_tokens: int) -> None:
         super().__init__(request, Drawing.GREEDY)
@@ -223,26 +221,41 @@ def grow(
         vocabulary: of the drafter, where it is not the target's.
         shared: whether the logits are one row a tree, for all of its frontier.
     """
+    if len({growth.drawing for growth in growths}) == 1:
+        _grow_alike(growths, logits, randomness, vocabulary, shared)
+        return
     counts = [1 if shared else len(growth.frontier) for growth in growths]
     drawings = [growth.drawing for growth, n in zip(growths, counts, strict=True) for _ in range(n)]
     for drawing in dict.fromkeys(drawings):
         some = [growth for growth in growths if growth.drawing is drawing]
-        chosen = logits
-        if len(some) < len(growths):
-            chosen = logits[[row for row, other in enumerate(drawings) if other is drawing]]
-        row_of = [row for row, growth in enumerate(some) for _ in growth.frontier]
-        prefixes = [prefix for growth in some for prefix in growth.prefixes()]
-        nodes = [wanted for growth in some for wanted in growth.wanted()]
-        drawn = draw_siblings(
-            chosen,
-            prefixes,
-            drawing,
-            nodes,
-            randomness,
-            vocabulary=vocabulary,
-            ranked=any(growth.ranks for growth in some),
-            row_of=row_of if shared else None,
-        )
-        children = iter(drawn)
-        for growth in some:
-            growth.extend(list(itertools.islice(children, len(growth.frontier))))
+        chosen = logits[[row for row, other in enumerate(drawings) if other is drawing]]
+        _grow_alike(some, chosen, randomness, vocabulary, shared)
+
+
+def _grow_alike(
+    growths: Sequence[Growth],
+    logits: Tensor,
+    randomness: Randomness,
+    vocabulary: DraftVocabulary | None,
+    shared: bool,
+) -> None:
+    """Give trees that are drawn in one way their next level."""
+    if all(growth.takes_tops for growth in growths):
+        tops = most_probable(logits, vocabulary)
+        if tops is not None:
+            for growth, top in zip(growths, tops, strict=True):
+                growth.extend([Children([top])])
+            return
+    row_of = [row for row, growth in enumerate(growths) for _ in growth.frontier]
+    drawn = draw_siblings(
+        logits,
+        [prefix for growth in growths for prefix in growth.prefixes()],
+        growths[0].drawing,
+        [wanted for growth in growths for wanted in growth.wanted()],
+        randomness,
+        vocabulary=vocabulary,
+        row_of=row_of if shared else None,
+    )
+    children = iter(drawn)
+    for growth in growths:
+        growth.extend(list(itertools.islice(children, len(growth.frontier))))

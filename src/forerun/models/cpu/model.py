@@ -184,11 +184,11 @@ class CpuModel:
         Raises:
             ConfigError: for ids outside the vocabulary.
         """
-        ids = token_ids.long().contiguous()
-        out = torch.empty(*ids.shape, self.hidden_size)
+        ids = token_ids.long().flatten()
+        out = torch.empty(len(ids), self.hidden_size)
         with self._errors:
-            self._decoder.embed(ids.flatten().numpy(), out.flatten(0, -2).numpy())
-        return out
+            self._decoder.embed(ids.numpy(), out.numpy())
+        return out.view(*token_ids.shape, -1)
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """The norm before the output head, of hidden states [B, n, hidden_size].
