@@ -21,13 +21,15 @@ from forerun.cli.train_data import data_of
 from forerun.training.head_settings import HEAD_SETTINGS, FinishSettings, settings_of
 
 if TYPE_CHECKING:
-    from forerun.training.head_run import Report
+    from forerun.progress import Watch
+    from forerun.training.head_run import HeadRun, Report
 
 _SECTION = "Training"
+DEFECT_FOUND = 1
 
 
-def train_head(kind: str, **values: Any) -> None:
-    """Train a drafter and say what it has come to.
+def train_head(kind: str, **values: Any) -> int:
+    """Train a drafter and say what it has come to; 1 where a proof found a defect, else 0.
 
     Args:
         kind: of the drafter.
@@ -47,12 +49,14 @@ def train_head(kind: str, **values: Any) -> None:
     in_the_end = FinishSettings(**{name: values[name] for name in vars(FinishSettings())})
     out = Path(values["output"] or f"{PurePath(model).name or 'model'}-{kind}")
     data = values["data"] or [data_of(model, values["threads"])]
-    with bars():
+    with bars() as watch:
         run = HeadRun(RECIPES[kind], own, settings, model, data, out, _show, values["begin_with"])
         report = run.run()
         if not run.processes.first:
-            return
-        measured = finish(run, in_the_end)["report"]
+            return 0
+        measured = finish(run, in_the_end)
+        if in_the_end.prove:
+            measured = _prove(run, in_the_end.prove_tokens, watch)
     content = _content(out, report, measured)
     if values["json"]:
         from forerun.cli.machine import made_with, print_json
@@ -60,6 +64,17 @@ def train_head(kind: str, **values: Any) -> None:
         print_json({**made_with(run.target.device), **content})
     else:
         click.echo(_in_words(kind, content))
+    return 0 if all(proof["passed"] for proof in content["proofs"]) else DEFECT_FOUND
+
+
+def _prove(run: HeadRun, num_tokens: int, watch: Watch) -> Mapping[str, Any]:
+    """The content of forerun.json with what was proven."""
+    from forerun.cli.train_proof import prove_trained
+    from forerun.proof.certificate import certificate
+    from forerun.training.finish import add_proofs
+
+    proofs = prove_trained(run, num_tokens, watch)
+    return add_proofs(run, proofs, "\n".join(map(certificate, proofs)))
 
 
 def _show(report: Report, loss: float, rate: float) -> None:
@@ -72,7 +87,8 @@ def _show(report: Report, loss: float, rate: float) -> None:
     )
 
 
-def _content(out: Path, report: Report, measured: Mapping[str, Any]) -> dict[str, Any]:
+def _content(out: Path, report: Report, own: Mapping[str, Any]) -> dict[str, Any]:
+    measured = own["report"]
     return {
         "output": str(out),
         "acceptance_length": report.mean_length,
@@ -80,6 +96,7 @@ def _content(out: Path, report: Report, measured: Mapping[str, Any]) -> dict[str
         "untrained_lengths": dict(report.untrained),
         "contexts": measured["contexts"],
         "real_run": measured.get("real_run", {}),
+        "proofs": own.get("proofs", []),
         "conversations": dict(report.conversations),
         "weight_bytes": report.weight_bytes,
         "trained_bytes": report.trained_bytes,
@@ -107,6 +124,9 @@ def _in_words(kind: str, content: Mapping[str, Any]) -> str:
             f"acceptance length {'-' if length is None else f'{length:.2f}'}, "
             f"{real['speedup']:.2f} x plain decoding{_equality(real)}"
         )
+    for proof in content["proofs"]:
+        drawn = ", ".join(f"{name} {value:g}" for name, value in proof["sampling"].items())
+        lines.append(f"proof at {drawn}: {'no defect found' if proof['passed'] else 'not exact'}")
     return "\n".join(lines)
 
 
@@ -126,8 +146,8 @@ def _named(kind: str) -> str:
 def command_for(kind: str) -> Command:
     """The command that trains drafters of a kind."""
 
-    def train(**values: Any) -> None:
-        train_head(kind, **values)
+    def train(**values: Any) -> int:
+        return train_head(kind, **values)
 
     layout = (
         "as transformers reads them, the tokenizer"

@@ -9,6 +9,10 @@ PICTURE = "curve.svg"
 """The file beside it with the acceptance length over the training."""
 
 
+CERTIFICATE = "certificate.md"
+"""The file beside it with all that was proven."""
+
+
 def card_of(kind: str, own: Mapping[str, Any]) -> str:
     """The text of README.md.
 
@@ -60,6 +64,7 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         *_contexts(report.get("contexts", {})),
         *_confidence(report.get("confidence_errors")),
         *_real_run(report.get("real_run", {}), report["lengths"]),
+        *_proofs(own.get("proofs", ())),
     ]
     return "\n".join(lines)
 
@@ -119,6 +124,31 @@ def _real_run(report: Mapping[str, Any], lengths: Mapping[str, float]) -> list[s
         "",
         "| | acceptance length | expected | speed-up | equal to plain decoding |",
         "|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _proofs(proofs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What `forerun prove` found; nothing where it was not asked."""
+    if not proofs:
+        return []
+    settings = proofs[0]["settings"]
+    rows = [
+        f"| {', '.join(f'{name} {value:g}' for name, value in proof['sampling'].items())} | "
+        f"{proof['level']} | {'no defect found' if proof['passed'] else '**not exact**'} |"
+        for proof in proofs
+    ]
+    return [
+        "## Proof",
+        "",
+        f"What `forerun prove` found of these weights in {settings['dtype']}, on {settings['num_prompts']} "
+        f"held-out prompts, with chains of {settings['speculation']['num_speculative_tokens']} tokens and at "
+        f"least {settings['effort']['num_tokens']} tokens for each of the statistics. "
+        f"[The certificate]({CERTIFICATE}) has all settings and results.",
+        "",
+        "| sampling | promise | result |",
+        "|---|---|---|",
         *rows,
         "",
     ]

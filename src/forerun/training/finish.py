@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from forerun.heads.files import BY_RANK, CALIBRATION, CARD, OWN, HeadFiles, write_head
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.calibration import calibrate
-from forerun.training.card import PICTURE, card_of
+from forerun.training.card import CERTIFICATE, PICTURE, card_of
 from forerun.training.curve import draw, read_curve
 from forerun.training.earlier import take_weights
 from forerun.training.head_run import WORK, HeadRun
@@ -18,6 +19,7 @@ from forerun.training.real_run import real_runs
 
 # Siblings whose acceptance is measured: trees rarely have more of them.
 RANKS = 8
+NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 def finish(run: HeadRun, settings: FinishSettings | None = None) -> Mapping[str, Any]:
@@ -50,6 +52,35 @@ def finish(run: HeadRun, settings: FinishSettings | None = None) -> Mapping[str,
     return HeadFiles.open(run.out).own
 
 
+def add_proofs(
+    run: HeadRun, proofs: Sequence[Mapping[str, Any]], certificate: str
+) -> Mapping[str, Any]:
+    """Write what was proven of the drafter beside its weights, and into its card.
+
+    Args:
+        run: that is finished.
+        proofs: objects as `forerun prove --json` prints them.
+        certificate: the document that has all of them.
+
+    Returns:
+        The content of forerun.json, which keeps of each its settings and the outcome.
+
+    Raises:
+        CheckpointError: where it cannot be written; what was there stays.
+    """
+    files = HeadFiles.open(run.out)
+    kept = [
+        {
+            "sampling": proof["settings"]["sampling"],
+            **{name: proof[name] for name in ("passed", "level", "rule", "settings", "seconds")},
+        }
+        for proof in proofs
+    ]
+    own = {**files.own, "proofs": kept}
+    _write(run, files, own, {CERTIFICATE: certificate})
+    return own
+
+
 def _add_table(own: dict[str, Any], report: dict[str, Any], table: AcceptanceTable) -> None:
     report["contexts"] = table.contexts
     for part, key in ((own, BY_RANK), (own, CALIBRATION), (report, "confidence_errors")):
@@ -63,8 +94,10 @@ def _add_table(own: dict[str, Any], report: dict[str, Any], table: AcceptanceTab
             own[CALIBRATION] = calibration.lines
 
 
-def _write(run: HeadRun, files: HeadFiles, own: Mapping[str, Any]) -> None:
-    texts = {OWN: json.dumps(own, indent=2) + "\n", CARD: card_of(run.kind, own)}
+def _write(
+    run: HeadRun, files: HeadFiles, own: Mapping[str, Any], others: Mapping[str, str] = NO_TEXTS
+) -> None:
+    texts = {**others, OWN: json.dumps(own, indent=2) + "\n", CARD: card_of(run.kind, own)}
     title = f"{run.kind} for {own['target']['name']}: acceptance length on held-out text"
     texts[PICTURE] = draw(own["report"]["curve_by_category"], title)
     write_head(run.out, files.config, files.tensors, texts)

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _UNLIMITED = 10**15
 WORK = "training"
-"""The folder beside a head that a run resumes from."""
+"""The folder beside a drafter that a run resumes from."""
 
 
 @dataclass
@@ -80,17 +80,17 @@ OnValidated = Callable[[Report, float, float], None]
 
 
 class HeadRun:
-    """One training of a head, from the files of conversations to the head's directory.
+    """One training of a head or a draft model, from the files of conversations to its directory.
 
     Args:
-        recipe: of the kind of head.
+        recipe: of the kind of drafter.
         own: the settings of that kind.
         settings: of all kinds.
         model: the target.
         data: files that `forerun train data` wrote.
-        out: the head's directory; a run goes on from its folder `training`.
+        out: the drafter's directory; a run goes on from its folder `training`.
         on_validated: watches.
-        begin_with: the directory of a head of this kind whose weights training begins with.
+        begin_with: the directory of a drafter of this kind whose weights training begins with.
 
     Raises:
         ForerunError: one of its kinds, before anything is trained.
@@ -138,7 +138,7 @@ class HeadRun:
         self._seen, self._rate = (0.0, 0), 0.0
 
     def run(self) -> Report:
-        """Train until the budget is spent or nothing gets better; write the best head.
+        """Train until the budget is spent or nothing gets better; write the best drafter.
 
         Raises:
             TrainingError: where the loss is not a number, and for a state of another recipe.
@@ -167,7 +167,7 @@ class HeadRun:
 
     @property
     def kind(self) -> str:
-        """Of the head: the method that drafts with it."""
+        """Of the drafter: the method that drafts with it."""
         return self._recipe.__name__
 
     def step(self, progress: Progress, fraction: float) -> list[ConversationBatch]:
@@ -183,7 +183,7 @@ class HeadRun:
         return self._stale >= self.settings.patience
 
     def _judge(self, trainer: Trainer) -> None:
-        """Validate, and write the head where it is the best so far."""
+        """Validate, and write the drafter where it is the best so far."""
         table, progress = self.evaluate(), trainer.progress
         seconds, tokens = self._seen
         if progress.tokens > tokens:
@@ -205,7 +205,7 @@ class HeadRun:
             self._on_validated(report, trainer.last_loss, self._rate)
 
     def write(self) -> None:
-        """Write the head's directory: config, weights, what forerun adds, and the card.
+        """Write the drafter's directory: config, weights, what forerun adds, and the card.
 
         Raises:
             CheckpointError: where it cannot be written; what was there stays.
@@ -293,7 +293,7 @@ class HeadRun:
             TrainingError: naming the folder.
         """
         facts = json.loads(json.dumps({**self._recipe_facts(), "target": self._target_facts()}))
-        # A larger budget goes on; everything else would make another head.
+        # A larger budget goes on; everything else would make another drafter.
         for name in ("minutes", "tokens", "validate_minutes", "patience"):
             facts["settings"].pop(name, None)
         if path.exists() and read_object(path) != facts:

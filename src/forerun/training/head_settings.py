@@ -78,6 +78,14 @@ class FinishSettings:
     real_run_tokens: int = Field(
         default=64, ge=1, le=2**20, description="Tokens of an answer at most."
     )
+    prove: bool = Field(
+        default=False,
+        description="Run 'forerun prove' in the end, greedily, at two temperatures and with top-p; it takes "
+        "some minutes.",
+    )
+    prove_tokens: int = Field(
+        default=20_000, ge=1, le=2**40, description="Tokens for each of its statistics, at least."
+    )
 
 
 @options
