@@ -42,13 +42,13 @@ LinearSource source_of(const Matrix& weight, const OptionalVector& bias) {
 }
 
 void make_linear(LinearModule* self, ThreadPool& pool, const Matrix& weight,
-                 const OptionalVector& bias, const std::string& precision, int group,
-                 const std::string& level) {
+                 const OptionalVector& bias, const OptionalVector& norm, float eps,
+                 const std::string& precision, int group, const std::string& level) {
   const LinearSource source = source_of(weight, bias);
   const Packing packing{precision_named(precision), group, level_named(level)};
   const nb::gil_scoped_release released;
   const Forward forward(pool);
-  new (self) LinearModule(source, packing, pool);
+  new (self) LinearModule(source, packing, pool, values_of(norm), eps);
 }
 
 // The size of a token's values; 0 for an array without dimensions.
@@ -189,9 +189,11 @@ void append_to_layer(LayerModule& layer, ThreadPool& pool, KvCache& cache,
 }  // namespace
 
 void bind_modules(nb::module_& m) {
-  nb::class_<LinearModule>(m, "Linear", "A matrix [rows, cols], packed, and perhaps a bias.")
+  nb::class_<LinearModule>(m, "Linear",
+                           "A matrix [rows, cols], packed, perhaps a bias, and a norm.")
       .def("__init__", &make_linear, nb::arg("pool"), nb::arg("weight"), nb::arg("bias").none(),
-           nb::arg("precision"), nb::arg("group") = 0, nb::arg("level") = "")
+           nb::arg("norm").none(), nb::arg("eps"), nb::arg("precision"), nb::arg("group") = 0,
+           nb::arg("level") = "")
       .def_prop_ro("weight_bytes", &LinearModule::weight_bytes)
       .def("run", &run_linear, nb::arg("pool"), nb::arg("x"), nb::arg("out").noconvert(),
            nb::arg("accumulate") = false, "From [..., cols] to [..., rows], or added to that.");

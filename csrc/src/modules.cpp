@@ -41,13 +41,26 @@ struct LinearModule::Parts {
   Buffer memory;
   Linear linear;
   ActivationSet activations;
+  Norm norm;
+  Level limit;
+  std::vector<float> normed;  // [tokens, cols]
 };
 
-LinearModule::LinearModule(const LinearSource& source, const Packing& packing, ThreadPool& pool) {
+LinearModule::LinearModule(const LinearSource& source, const Packing& packing, ThreadPool& pool,
+                           std::vector<float> norm, float eps) {
+  if (!norm.empty() && norm.size() != size_of(source.cols)) {
+    throw std::invalid_argument("norm has a shape that does not fit");
+  }
+  check_finite(norm);
   const MatrixShape shape = shape_of(source, packing);
   Buffer memory(shape.bytes());
   Linear linear = make_linear(source, shape, memory.data(), pool);
-  parts_.reset(new Parts{std::move(memory), std::move(linear), ActivationSet(packing.limit)});
+  parts_.reset(new Parts{std::move(memory),
+                         std::move(linear),
+                         ActivationSet(packing.limit),
+                         {std::move(norm), {}, eps},
+                         packing.limit,
+                         {}});
 }
 
 LinearModule::~LinearModule() = default;
@@ -60,7 +73,13 @@ void LinearModule::run(const float* x, std::int64_t tokens, float* y, ThreadPool
                        bool accumulate) {
   if (tokens < 1) return;
   const FloatMode mode(FloatMode::Subnormals::ieee);
-  parts_->linear.run(x, tokens, y, parts_->activations, pool, accumulate);
+  Parts& p = *parts_;
+  if (!p.norm.weight.empty()) {
+    p.normed.resize(size_of(tokens * cols()));
+    p.norm.run(x, tokens, p.normed.data(), p.limit, pool);
+    x = p.normed.data();
+  }
+  p.linear.run(x, tokens, y, p.activations, pool, accumulate);
 }
 
 struct NormModule::Parts {

@@ -168,9 +168,9 @@ def test_int8_drafts_nearly_what_the_reference_does(tmp_path: Path) -> None:
     expected = reference.chain(text, [1, 2])
     cache, states = head.new_cache(1, 64), reference.states(text[:-1])
     read = head.run([0], [head.fuse(states[None])[0]], [text[1:]], cache)
-    rows = [head.logits(read.normed[0, -1])]
+    rows = [head.logits(read[0, -1])]
     for token in (1, 2):
-        read = head.run([0], [read.carried[0, -1:]], [[token]], cache)
-        rows.append(head.logits(read.normed[0, -1]))
+        read = head.run([0], [read[0, -1:]], [[token]], cache)
+        rows.append(head.logits(read[0, -1]))
     spread = float(expected.std())
     torch.testing.assert_close(torch.stack(rows), expected, rtol=0, atol=0.12 * spread)

@@ -83,8 +83,8 @@ def module_chain(files: HeadFiles, model: CausalLM, text: Text, length: int) -> 
     rows = []
     for step in range(3):
         read = head.run([0], [hidden], [fed], cache)
-        rows.append(head.logits(read.normed)[0, -1])
-        hidden, fed = read.carried[0, -1:], [tokens[length + 1 + step]]
+        rows.append(head.logits(read)[0, -1])
+        hidden, fed = read[0, -1:], [tokens[length + 1 + step]]
     return rows
 
 

@@ -145,6 +145,22 @@ def test_chunks_batches_and_threads_change_nothing(
             done[row] += len(out)
 
 
+@every_precision
+@pytest.mark.parametrize("count", [1, 30])
+def test_a_normed_product_is_its_parts_bit_for_bit(precision: str, count: int) -> None:
+    modules, hidden = on_kernels(precision, THREADS[-1]), inputs(count)[0]
+    weight, norm = inputs(50, seed=1)[0], inputs(1, seed=2)[0][0]
+    alone = modules.linear(weight)(modules.norm(norm, eps=1e-3)(hidden))
+    product = modules.linear(weight, norm=norm, eps=1e-3)
+    assert torch.equal(product(hidden), alone)
+    out = inputs(count, seed=3)[0][:, :1].repeat(1, 50)
+    expected = out + alone
+    product.add(hidden, out)
+    assert torch.equal(out, expected)
+    with pytest.raises(CheckpointError, match="norm has a shape that does not fit"):
+        modules.linear(weight, norm=norm[1:])
+
+
 @every_shape
 @every_precision
 @pytest.mark.parametrize("threads", THREADS)

@@ -70,10 +70,10 @@ def test_training_and_drafting_on_the_kernels_agree(dtype: str, tolerance: float
     head = Eagle3Head(Eagle3Weights("head", Eagle3Config.read(config, "head"), tensors), on)
     cache, fused = head.new_cache(1, 32), head.fuse(reference.states(TEXT[: anchor + 1])[None])[0]
     read = head.run([0], [fused], [TEXT[1 : anchor + 2]], cache)
-    rows = [head.logits(read.normed[0, -1])]
+    rows = [head.logits(read[0, -1])]
     for token in TEXT[anchor + 2 : anchor + 1 + STEPS]:
-        read = head.run([0], [read.carried[0, -1:]], [[token]], cache)
-        rows.append(head.logits(read.normed[0, -1]))
+        read = head.run([0], [read[0, -1:]], [[token]], cache)
+        rows.append(head.logits(read[0, -1]))
     spread = float(expected.std())
     torch.testing.assert_close(torch.stack(rows), expected, rtol=0, atol=tolerance * spread)
 

@@ -36,9 +36,11 @@ struct LinearSource {
   const float* bias = nullptr;
 };
 
+// A matrix and, where it has weights, the norm before it.
 class LinearModule {
  public:
-  LinearModule(const LinearSource& source, const Packing& packing, ThreadPool& pool);
+  LinearModule(const LinearSource& source, const Packing& packing, ThreadPool& pool,
+               std::vector<float> norm = {}, float eps = 0.0f);
   ~LinearModule();
 
   std::int64_t rows() const;

@@ -111,8 +111,15 @@ class Modules(Protocol):
     Every method raises CheckpointError for weights that do not fit each other or cannot run.
     """
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """From [..., cols] to [..., rows] by `weight` [rows, cols] and `bias` [rows]."""
+    def linear(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Linear:
+        """From [..., cols] to [..., rows] by `weight` [rows, cols] and `bias` [rows], of what the norm
+        of weights `norm` [cols] makes of it, if there is one."""
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
         """A norm by the root mean square; with a bias a layer norm."""

@@ -137,11 +137,9 @@ class Eagle3Drafter(HeadDrafter):
         )
         for request, some in zip(requests, states, strict=True):
             self.features.ran(request, len(some))
-        last = [len(some) - 1 for some in states]
-        carried = [read.carried[row, token : token + 1] for row, token in enumerate(last)]
-        normed = [read.normed[row, token : token + 1] for row, token in enumerate(last)]
-        runs = [_Run(growth, [state]) for growth, state in zip(growths, carried, strict=True)]
-        return runs, self.module.logits(normed[0] if len(normed) == 1 else torch.cat(normed))
+        last = [read[row, len(some) - 1 : len(some)] for row, some in enumerate(states)]
+        runs = [_Run(growth, [state]) for growth, state in zip(growths, last, strict=True)]
+        return runs, self.module.logits(last[0] if len(last) == 1 else torch.cat(last))
 
     def _run_most(self, request: Request, missing: Missing) -> Tensor:
         """Run most of what a row lacks where that is much; the states that are left, one at least."""
@@ -171,10 +169,10 @@ class Eagle3Drafter(HeadDrafter):
             trees.append(None if is_chain else Tree(tuple(run.parents)))
         rows = [run.growth.request.row for run in runs]
         read = self.module.run(rows, hidden, token_ids, self.cache, trees)
-        normed = _unpadded(read.normed, token_ids)
-        for run, states in zip(runs, _unpadded(read.carried, token_ids), strict=True):
+        carried = _unpadded(read, token_ids)
+        for run, states in zip(runs, carried, strict=True):
             run.carried.append(states)
-        return self.module.logits(normed[0] if len(normed) == 1 else torch.cat(normed))
+        return self.module.logits(carried[0] if len(carried) == 1 else torch.cat(carried))
 
 
 def _unpadded(states: Tensor, token_ids: Sequence[Sequence[int]]) -> list[Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,19 +16,6 @@ from forerun.heads.eagle3 import Eagle3Weights
 from forerun.heads.output import OutputRows
 from forerun.models.modules import modules_for
 from forerun.sampling import DraftVocabulary
-
-
-@dataclass(frozen=True)
-class Read:
-    """What a head makes of some tokens.
-
-    Args:
-        carried: what the next step reads in place of a state of the target, [B, n, hidden_size].
-        normed: what its output head reads, [B, n, hidden_size].
-    """
-
-    carried: Tensor
-    normed: Tensor
 
 
 class Eagle3Head:
@@ -64,7 +50,9 @@ class Eagle3Head:
         self._layers = [layer(modules, shape, tensors, 0, first, normed_residual=own)]
         self._layers += [layer(modules, shape, tensors, i) for i in range(1, shape.num_layers)]
         self._fc = modules.linear(tensors["fc.weight"], tensors.get("fc.bias"))
-        self._norm, self._joined_norm = norm("norm"), norm("input_norm")
+        self._joined_norm = norm("input_norm")
+        # What is carried on is normed, or what makes logits of it norms.
+        self._norm = norm("norm") if self.config.norm_output else None
         fused = range(self.config.num_fused if self.config.fc_norm else 0)
         self._each_norm = [norm(f"fc_norm.{i}") for i in fused]
         self._embed = _embedding(weights, target)
@@ -93,8 +81,9 @@ class Eagle3Head:
         token_ids: Sequence[Sequence[int]],
         cache: BlockCache,
         trees: Sequence[Tree | None] | None = None,
-    ) -> Read:
-        """Run tokens behind those that some rows of the cache hold.
+    ) -> Tensor:
+        """Run tokens behind those that some rows of the cache hold; what the next step reads in place of a
+        state of the target, and the output head, [B, n, hidden_size].
 
         Args:
             hidden: for each row what is read beside its tokens, [n, hidden_size]: fused states, or what
@@ -113,12 +102,10 @@ class Eagle3Head:
             inputs = [self._fc(torch.cat(inputs, dim=-1))]
         for run, own in zip(self._layers, cache.layers, strict=True):
             inputs = [run(inputs, batch, own)]
-        out = inputs[0]
-        normed = out if self._norm is None else self._norm(out)
-        return Read(normed if self.config.norm_output else out, normed)
+        return inputs[0] if self._norm is None else self._norm(inputs[0])
 
     def logits(self, normed: Tensor) -> Tensor:
-        """Logits [..., draft_vocab_size] of `Read.normed`."""
+        """Logits [..., draft_vocab_size] of what `run` returns."""
         return self._head(normed)
 
 
@@ -134,12 +121,14 @@ def _embedding(weights: Eagle3Weights, target: CausalLM) -> Callable[[Tensor], T
 def _output_head(
     weights: Eagle3Weights, target: CausalLM, modules: Modules
 ) -> tuple[OutputRows, DraftVocabulary | None]:
-    """From normed states to logits, and the tokens that these stand for; None for the target's all."""
+    """From what `run` returns to logits, and the tokens that these stand for; None for the target's all."""
     matrix, ids = weights.tensors.get("lm_head.weight"), weights.token_ids
+    norm = None if weights.config.norm_output else weights.tensors.get("norm.weight")
+    eps = weights.config.layers.norm_eps
     if ids is None:
-        return OutputRows(target, modules, None, matrix), None
+        return OutputRows(target, modules, None, matrix, norm, eps), None
     # In the target's order, in which uniform numbers pick the same tokens as over all of it.
     ids, order = ids.sort()
     rows = None if matrix is None else matrix[order]
     vocabulary = DraftVocabulary(ids.to(target.device), target.vocab_size)
-    return OutputRows(target, modules, ids, rows), vocabulary
+    return OutputRows(target, modules, ids, rows, norm, eps), vocabulary

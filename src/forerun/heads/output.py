@@ -42,21 +42,36 @@ class OutputRows:
         modules: what it is built of.
         ids: the target's ids of the rows; None for all.
         own: the head's own rows [Vd, hidden_size], if it has any.
+        norm: the weights [hidden_size] of the norm before it, if there is one.
+        eps: of that norm.
     """
 
     def __init__(
-        self, target: CausalLM, modules: Modules, ids: Tensor | None, own: Tensor | None
+        self,
+        target: CausalLM,
+        modules: Modules,
+        ids: Tensor | None,
+        own: Tensor | None,
+        norm: Tensor | None = None,
+        eps: float = 1e-6,
     ) -> None:
         self._target, self._ids = target, ids
         weight = own
         if weight is None and ids is not None:
             weight = borrowed_rows(target, ids)
-        self._linear: Module | None = None if weight is None else modules.linear(weight)
+        self._linear: Module | None = None
+        self._norm: Module | None = None
+        if weight is not None:
+            self._linear = modules.linear(weight, norm=norm, eps=eps)
+        elif norm is not None:
+            self._norm = modules.norm(norm, eps=eps)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits [..., Vd] of normed hidden states [..., hidden_size]."""
+        """Logits [..., Vd] of hidden states [..., hidden_size], normed unless there is a norm."""
         if self._linear is not None:
             return self._linear(hidden)
+        if self._norm is not None:
+            hidden = self._norm(hidden)
         shape = hidden.shape
         logits = self._target.lm_head(hidden.reshape(1, -1, shape[-1]))
         if self._ids is not None:

@@ -38,9 +38,16 @@ class TorchModules:
     device: torch.device
     dtype: torch.dtype
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
-        """`weight` [rows, cols] and `bias` [rows], applied to [..., cols]."""
-        return TorchLinear(self._take(weight), None if bias is None else self._take(bias))
+    def linear(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> TorchLinear:
+        """`weight` [rows, cols] and `bias` [rows], applied to [..., cols], normed by `norm` [cols]."""
+        before = None if norm is None else self.norm(norm, eps=eps)
+        return TorchLinear(self._take(weight), None if bias is None else self._take(bias), before)
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
         """By the root mean square; with a bias a layer norm."""
@@ -87,8 +94,10 @@ class TorchLinear:
 
     weight: Tensor
     bias: Tensor | None
+    norm: Module | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        hidden = hidden if self.norm is None else self.norm(hidden)
         return functional.linear(hidden, self.weight, self.bias)
 
     def add(self, hidden: Tensor, out: Tensor) -> None:

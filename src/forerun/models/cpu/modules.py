@@ -45,13 +45,19 @@ class CpuModules:
     precision: str
     level: str = ""
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> CpuLinear:
-        """`weight` [rows, cols] and `bias` [rows], applied to [..., cols].
+    def linear(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> CpuLinear:
+        """`weight` [rows, cols] and `bias` [rows], applied to [..., cols], normed by `norm` [cols].
 
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
-        parts = (_array(weight), _array(bias), self.precision)
+        parts = (_array(weight), _array(bias), _array(norm), eps, self.precision)
         native = _built(_native.kernels.Linear, self.pool, *parts, level=self.level)
         return CpuLinear(self.pool, native, len(weight))
 
