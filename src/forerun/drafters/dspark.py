@@ -106,6 +106,7 @@ class DSparkDrafter(HeadDrafter):
         newest = [growth.request.token_ids[-1] for growth in growths]
         hidden = self._head.run_block(self._cache, rows, newest)
         base = self._head.base_logits(hidden)
+        levels = base.unbind(1)
         growing = dict(enumerate(growths))
         expected = [1.0] * len(growths)
         for level in range(num_tokens):
@@ -122,9 +123,8 @@ class DSparkDrafter(HeadDrafter):
                 places, before = [places[k] for k in kept], [before[k] for k in kept]
                 if not growing:
                     return
-            # Each row of the block is read once, but where nodes of a tree share it.
-            alone = len(places) == 1
-            logits = base[places[0], level : level + 1] if alone else base[places, level]
+            # A row that is alone is read once: it need not be copied.
+            logits = levels[level] if len(base) == len(places) == 1 else base[places, level]
             self._head.add_markov(logits, before)
             grow(list(growing.values()), logits, randomness, self._head.vocabulary)
             growing = {index: growth for index, growth in growing.items() if growth.frontier}

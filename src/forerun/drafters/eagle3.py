@@ -128,7 +128,7 @@ class Eagle3Drafter(HeadDrafter):
         states = [self._run_most(*pair) for pair in zip(requests, missing, strict=True)]
         read = self.module.run(
             [request.row for request in requests],
-            [self.module.fuse(some[None])[0] for some in states],
+            [self.module.fuse(some.unsqueeze(0))[0] for some in states],
             [
                 request.token_ids[-len(some) :]
                 for request, some in zip(requests, states, strict=True)
@@ -139,9 +139,9 @@ class Eagle3Drafter(HeadDrafter):
             self.features.ran(request, len(some))
         last = [len(some) - 1 for some in states]
         carried = [read.carried[row, token : token + 1] for row, token in enumerate(last)]
-        normed = torch.cat([read.normed[row, token : token + 1] for row, token in enumerate(last)])
+        normed = [read.normed[row, token : token + 1] for row, token in enumerate(last)]
         runs = [_Run(growth, [state]) for growth, state in zip(growths, carried, strict=True)]
-        return runs, self.module.logits(normed)
+        return runs, self.module.logits(normed[0] if len(normed) == 1 else torch.cat(normed))
 
     def _run_most(self, request: Request, missing: Missing) -> Tensor:
         """Run most of what a row lacks where that is much; the states that are left, one at least."""

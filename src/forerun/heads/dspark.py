@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -151,7 +151,12 @@ class BlockBatch(Batch):
     @cached_property
     def tree_mask(self) -> NDArray[np.bool_]:
         """[B, width, width], all of it true."""
-        return np.ones((len(self), self.width, self.width), dtype=np.bool_)
+        return _all_true(len(self), self.width)
+
+
+@lru_cache(maxsize=8)
+def _all_true(rows: int, width: int) -> NDArray[np.bool_]:
+    return np.ones((rows, width, width), dtype=np.bool_)
 
 
 class DSparkHead:
@@ -253,8 +258,9 @@ class DSparkHead:
             tokens: the newest of each row, which the target has not run.
         """
         count = self.config.block_size
-        hidden = self._masks.repeat(len(rows), 1, 1)
-        hidden[:, 0] = self._embed(torch.tensor([tokens], device=hidden.device))[0]
+        newest = self._embed(torch.tensor([tokens], device=self._masks.device))[0]
+        masks = self._masks[:, 1:].expand(len(rows), -1, -1)
+        hidden = torch.cat((newest.unsqueeze(1), masks), dim=1)
         kind = Batch if self.config.causal else BlockBatch
         batch = kind.after(cache, rows, [[0] * count] * len(rows))
         lengths = [cache.length(row) for row in rows]
@@ -274,7 +280,13 @@ class DSparkHead:
     def add_markov(self, logits: Tensor, tokens: Sequence[int]) -> None:
         """Add the bigram term after each token to logits [N, Vd], in place; nothing for a head without."""
         if self._markov is not None and self._before is not None:
-            self._markov.add(self._before[list(tokens)], logits)
+            self._markov.add(self._embedded_before(tokens), logits)
+
+    def _embedded_before(self, tokens: Sequence[int]) -> Tensor:
+        assert self._before is not None
+        if len(tokens) == 1:
+            return self._before[tokens[0]].unsqueeze(0)
+        return self._before[list(tokens)]
 
     def confidence(self, hidden: Tensor, tokens: Sequence[int]) -> Tensor | None:
         """The logit of the probability that what is drafted after each token is accepted, [N].
@@ -288,8 +300,7 @@ class DSparkHead:
         weight, bias = self._confidence
         inputs = hidden
         if self.config.confidence == "markov":
-            assert self._before is not None
-            inputs = torch.cat((hidden, self._before[list(tokens)]), dim=-1)
+            inputs = torch.cat((hidden, self._embedded_before(tokens)), dim=-1)
         return (inputs @ weight[0]) + bias
 
     def _embed(self, token_ids: Tensor) -> Tensor:

@@ -103,8 +103,11 @@ class Eagle3Head:
             trees: of the rows' newest nodes, see `Batch.trees`.
         """
         batch = Batch.after(cache, rows, token_ids, trees=trees)
-        states = hidden[0][None] if len(rows) == 1 else pad_sequence(list(hidden), batch_first=True)
-        ids = torch.from_numpy(batch.padded(token_ids, 0)).to(states.device)
+        if len(rows) == 1:
+            states, ids = hidden[0].unsqueeze(0), torch.tensor(token_ids, device=hidden[0].device)
+        else:
+            states = pad_sequence(list(hidden), batch_first=True)
+            ids = torch.from_numpy(batch.padded(token_ids, 0)).to(states.device)
         inputs = [self._embed(ids), states]
         if self.config.regression:
             inputs = [self._fc(torch.cat(inputs, dim=-1))]

@@ -17,6 +17,9 @@ from torch import Tensor
 from forerun.core import ForwardOutput, Request, Verdict
 from forerun.models.running import common_prefix
 
+# States that are kept in memory with one that is needed, rather than copy that one.
+_FEW = 64
+
 
 class Trims(Protocol):
     """A cache of a head, in which slot i of a row belongs to the row's i-th observed token."""
@@ -50,6 +53,12 @@ class _Row:
     def end(self) -> int:
         """The position after the last token whose state has been seen."""
         return self.first + sum(map(len, self.states))
+
+    def joined(self) -> Tensor:
+        """Its states as one tensor, [m, W]."""
+        if len(self.states) > 1:
+            self.states = [torch.cat(self.states)]
+        return self.states[0]
 
 
 @dataclass(frozen=True)
@@ -120,8 +129,7 @@ class Features:
         row.held = start - row.base
         if self._cache is not None:
             self._cache.trim(request.row, row.held)
-        states = torch.cat(row.states) if len(row.states) > 1 else row.states[0]
-        row.states = [states]
+        states = row.joined()
         return Missing(row.held, states[start - row.first :])
 
     def ran(self, request: Request, count: int) -> None:
@@ -131,7 +139,9 @@ class Features:
         # The last state stays, for a second draft after the same text.
         done = min(row.base + row.held, row.end) - 1 - row.first
         if done > 0:
-            row.states = [torch.cat(row.states)[done:].clone()]
+            # A copy, where it frees much.
+            states = row.joined()[done:]
+            row.states = [states.clone() if done > _FEW else states]
             row.first += done
 
     def clear(self, row: int) -> None:
@@ -161,7 +171,7 @@ class Features:
             return row
         row.token_ids = row.token_ids[:shared]
         kept = max(shared - row.first, 0)
-        row.states = [torch.cat(row.states)[:kept]] if kept and row.states else []
+        row.states = [row.joined()[:kept]] if kept and row.states else []
         row.held = max(min(row.held, shared - row.base), 0)
         if not row.states:
             # The next state that comes goes on from the slots that are left.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -25,11 +25,13 @@ class Children:
         token_ids: as many as were asked for, or as the row has.
         probs: of deterministic ones, how probable the drafter finds each, where that was asked for.
         rows: of drawn ones, what each was drawn from, [n, V].
+        vocabulary: what the columns of the rows stand for, where not for all of the target's tokens.
     """
 
     token_ids: list[int]
     probs: list[float] | None = None
     rows: Tensor | None = None
+    vocabulary: DraftVocabulary | None = None
 
 
 class DraftVocabulary:
@@ -54,10 +56,8 @@ class DraftVocabulary:
         return [self._on_host[column] for column in columns]
 
     def in_target(self, children: Children) -> Children:
-        """The same children as tokens of the target, with rows over its vocabulary."""
-        tokens = self.tokens_of(children.token_ids)
-        rows = None if children.rows is None else self.widen(children.rows, 0.0)
-        return Children(tokens, children.probs, rows)
+        """The same children as tokens of the target; their rows stay as they are."""
+        return replace(children, token_ids=self.tokens_of(children.token_ids), vocabulary=self)
 
 
 def most_probable(logits: Tensor, vocabulary: DraftVocabulary | None = None) -> list[int] | None:
@@ -137,7 +137,7 @@ def _drawn(
     if drawing is Drawing.SAMPLED and native.takes(probs) and randomness.by_key_alone:
         keys = [(prefix.request.seed, len(prefix.request)) for prefix in prefixes]
         tokens, rows = native.draw_siblings(probs, keys, nodes, replacement)
-        shares = torch.split(rows, [len(own) for own in tokens])
+        shares = torch.split(rows, [len(own) for own in tokens]) if len(tokens) > 1 else (rows,)
         return [Children(own, rows=share) for own, share in zip(tokens, shares, strict=True)]
     return [
         _one_by_one(probs[row : row + 1], prefix, drawing, own, randomness, replacement)

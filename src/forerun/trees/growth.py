@@ -38,6 +38,8 @@ class Growth(ABC):
 
     def __init__(self, request: Request, drawing: Drawing) -> None:
         self.request, self.drawing = request, drawing
+        self.kind = (drawing, request.params.adjusts)
+        """Trees of one kind get their next level together."""
         self.token_ids: list[int] = []
         self.parents: list[int] = []
         self.frontier: list[int] = [-1]
@@ -58,7 +60,7 @@ class Growth(ABC):
 
     def prefixes(self) -> list[Prefix]:
         """What stands before the children of each node of the frontier."""
-        if self.drawing is not Drawing.COUPLED and not self.request.params.adjusts:
+        if self.kind in ((Drawing.GREEDY, False), (Drawing.SAMPLED, False)):
             # Only penalties, biases, masks and shared noise look at what was drafted.
             return [Prefix(self.request)] * len(self.frontier)
         return [Prefix(self.request, tuple(self._tokens_to(node))) for node in self.frontier]
@@ -93,13 +95,13 @@ class ShapeGrowth(Growth):
     def __init__(self, request: Request, drawing: Drawing, shape: Tree) -> None:
         super().__init__(request, drawing)
         self._shape = shape
-        greedy = drawing is Drawing.GREEDY and not request.params.adjusts
-        self.takes_tops = greedy and shape.is_chain
+        self.takes_tops = self.kind == (Drawing.GREEDY, False) and shape.is_chain
         if not shape:
             self.frontier = []
         # The index in the shape of each node.
         self._index = {-1: -1}
         self._rows: list[Tensor] = []
+        self._vocabulary: DraftVocabulary | None = None
 
     def wanted(self) -> list[Sequence[int]]:
         return [self._shape.children(self._index[node]) for node in self.frontier]
@@ -116,12 +118,15 @@ class ShapeGrowth(Growth):
                     frontier.append(node)
             if below.token_ids and below.rows is not None:
                 self._rows.append(below.rows)
+                self._vocabulary = below.vocabulary
         self.frontier = frontier
 
     def finish(self) -> Draft:
         if not self.token_ids:
             return NO_DRAFT
         probs = torch.cat(self._rows) if self._rows else None
+        if probs is not None and self._vocabulary is not None:
+            probs = self._vocabulary.widen(probs, 0.0)
         parents = tuple(self.parents)
         # The shape itself, where all of it has been drawn, knows its depths and mask already.
         tree = self._shape if parents == self._shape.parents else Tree(parents)
@@ -221,14 +226,14 @@ def grow(
         vocabulary: of the drafter, where it is not the target's.
         shared: whether the logits are one row a tree, for all of its frontier.
     """
-    if len({growth.drawing for growth in growths}) == 1:
+    if len({growth.kind for growth in growths}) == 1:
         _grow_alike(growths, logits, randomness, vocabulary, shared)
         return
     counts = [1 if shared else len(growth.frontier) for growth in growths]
-    drawings = [growth.drawing for growth, n in zip(growths, counts, strict=True) for _ in range(n)]
-    for drawing in dict.fromkeys(drawings):
-        some = [growth for growth in growths if growth.drawing is drawing]
-        chosen = logits[[row for row, other in enumerate(drawings) if other is drawing]]
+    kinds = [growth.kind for growth, n in zip(growths, counts, strict=True) for _ in range(n)]
+    for kind in dict.fromkeys(kinds):
+        some = [growth for growth in growths if growth.kind == kind]
+        chosen = logits[[row for row, other in enumerate(kinds) if other == kind]]
         _grow_alike(some, chosen, randomness, vocabulary, shared)
 
 
@@ -239,7 +244,7 @@ def _grow_alike(
     vocabulary: DraftVocabulary | None,
     shared: bool,
 ) -> None:
-    """Give trees that are drawn in one way their next level."""
+    """Give trees of one kind their next level."""
     if all(growth.takes_tops for growth in growths):
         tops = most_probable(logits, vocabulary)
         if tops is not None:
