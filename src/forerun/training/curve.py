@@ -129,7 +129,7 @@ def _apart(heights: dict[str, float]) -> dict[str, float]:
     names = sorted(heights, key=heights.__getitem__)
     for upper, lower in pairwise(names):
         heights[lower] = max(heights[lower], heights[upper] + LEAST_APART)
-    lowest = HEIGHT - LEAST_APART
+    lowest = float(HEIGHT - LEAST_APART)
     for name in reversed(names):
         heights[name] = min(heights[name], lowest)
         lowest = heights[name] - LEAST_APART
