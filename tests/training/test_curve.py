@@ -29,10 +29,11 @@ def test_lines_go_through_their_points() -> None:
 
 
 def test_labels_do_not_cover_each_other() -> None:
-    curve = [(10, dict.fromkeys("abcde", 2.0))]
+    curve = [(10, dict.fromkeys("abcdefghijkl", 1.0))]
     root = ElementTree.fromstring(draw(curve, ""))
     heights = [float(t.attrib["y"]) for t in root.iter(f"{SVG}text") if "class" in t.attrib]
-    assert len(set(heights)) == len(heights) == 7
+    assert len(set(heights)) == len(heights) == 14
+    assert max(heights) < HEIGHT
 
 
 @pytest.mark.parametrize("curve", [[], [(0, {})]])

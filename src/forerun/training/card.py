@@ -118,8 +118,9 @@ def _real_run(report: Mapping[str, Any], lengths: Mapping[str, float]) -> list[s
     return [
         "## A real run",
         "",
-        f"{report['runs'][0]['prompts']} held-out prompts, answered in {report['precision']} with at most "
-        f"{report['max_tokens']} tokens, with chains of {report['num_speculative_tokens']} and plainly in "
+        f"{report['runs'][0]['prompts']} held-out prompts, answered by the target "
+        f"{_precision(report['precision'])} with at most {report['max_tokens']} tokens, "
+        f"with chains of {report['num_speculative_tokens']} and plainly in "
         "turn; speed-ups are medians, with the least and the largest.",
         "",
         "| | acceptance length | expected | speed-up | equal to plain decoding |",
@@ -142,8 +143,9 @@ def _proofs(proofs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         "## Proof",
         "",
-        f"What `forerun prove` found of these weights in {settings['dtype']}, on {settings['num_prompts']} "
-        f"held-out prompts, with chains of {settings['speculation']['num_speculative_tokens']} tokens and at "
+        "What `forerun prove` found of these weights, with the target "
+        f"{_precision(settings['dtype'])}, on {settings['num_prompts']} held-out prompts, "
+        f"with chains of {settings['speculation']['num_speculative_tokens']} tokens and at "
         f"least {settings['effort']['num_tokens']} tokens for each of the statistics. "
         f"[The certificate]({CERTIFICATE}) has all settings and results.",
         "",
@@ -160,6 +162,10 @@ def _equality(run: Mapping[str, Any]) -> str:
         return "drawn"
     others = "".join(f", {count} {why}" for why, count in sorted(run["differences"].items()))
     return f"{run['identical']} of {run['prompts']}{others}"
+
+
+def _precision(name: str) -> str:
+    return "as stored" if name == "stored" else f"in {name}"
 
 
 def _length(value: float | None) -> str:

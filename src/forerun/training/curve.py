@@ -125,8 +125,12 @@ def _short(tokens: float) -> str:
 
 
 def _apart(heights: dict[str, float]) -> dict[str, float]:
-    """The same heights, moved down where two are too close."""
+    """The same heights, moved down where two are too close, and up again where they leave the picture."""
     names = sorted(heights, key=heights.__getitem__)
     for upper, lower in pairwise(names):
         heights[lower] = max(heights[lower], heights[upper] + LEAST_APART)
+    lowest = float(HEIGHT - LEAST_APART)
+    for name in reversed(names):
+        heights[name] = min(heights[name], lowest)
+        lowest = heights[name] - LEAST_APART
     return heights

@@ -14,7 +14,7 @@ from forerun.training.losses import CHUNK, rejection_loss
 from forerun.training.target import Lesson, Teacher
 
 # Rows of a batch whose siblings are drawn: enough, and quick.
-RANKED = 512
+RANKED = 128
 
 Factors = Sequence[tuple[Tensor, Tensor]]
 """States [N, h] and matrices [Vd, h], whose products add up to logits."""

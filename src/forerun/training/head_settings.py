@@ -29,7 +29,7 @@ class DrafterSettings:
         description="Tokens of a conversation; longer ones are left out.",
     )
     micro_batch_tokens: int = Field(
-        default=3072, ge=16, le=2**24, description="Tokens that are worked on at once."
+        default=1024, ge=16, le=2**24, description="Tokens that are worked on at once."
     )
     micro_batches: int = Field(
         default=1, ge=1, le=2**16, description="Micro-batches of a step, of all processes together."
