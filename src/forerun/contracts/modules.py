@@ -139,7 +139,8 @@ class BuildsModules(CausalLM, Protocol):
     """A model with `Ability.MODULES`."""
 
     def modules(self) -> Modules:
-        """What builds modules in the precision of this model (int4 where it is the stored one)."""
+        """What builds modules in the precision of this model; where that is int4 or that of a source of
+        quantized weights, layers in int4 and all else in int8."""
 
 
 def builds_modules(model: CausalLM) -> TypeGuard[BuildsModules]:

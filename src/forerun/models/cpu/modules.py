@@ -39,11 +39,13 @@ class CpuModules:
         pool: the threads to run on.
         precision: of the matrices: `fp32`, `bf16`, `int8` or `int4`.
         level: the instruction set; empty takes the best there is.
+        layers: the precision of decoder layers; empty for the same.
     """
 
     pool: ThreadPool
     precision: str
     level: str = ""
+    layers: str = ""
 
     def linear(
         self,
@@ -108,7 +110,8 @@ class CpuModules:
         values = {**vars(shape), "window": shape.window or 0}
         arrays = {name: _array(weight) for name, weight in weights.items()}
         made = _native.kernels.Layer
-        parts = (values, arrays, activation, self.precision)
+        precision = (self.layers if activation else "") or self.precision
+        parts = (values, arrays, activation, precision)
         return _built(made, self.pool, *parts, level=self.level)
 
 
