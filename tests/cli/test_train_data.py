@@ -155,4 +155,4 @@ def test_the_group_names_its_commands(cli: Cli) -> None:
     result = cli.run("train")
     assert result.exit_code == 2
     assert "Have a model write and answer prompts" in result.stderr
-    assert "Did you mean 'data'?" in refused(cli.run("train", "date"))
+    assert "Did you mean 'medusa'?" in refused(cli.run("train", "medua"))
