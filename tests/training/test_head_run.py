@@ -141,6 +141,22 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(
     assert parts == whole
 
 
+def test_patience_is_remembered(targets: dict[str, str], data: str, tmp_path: Path) -> None:
+    """Nothing is learned, so that no validation is better than the first."""
+    settings = {"learning_rate": 1e-30, "matrix_learning_rate": 1e-30}
+
+    def trained(patience: int) -> list[int]:
+        run = run_of("medusa", targets["llama"], data, tmp_path, patience=patience, **settings)
+        return [tokens for _, tokens, _ in run.run().curve]
+
+    first = trained(2)
+    assert len(first) == 3
+    assert trained(2) == first
+    later = trained(4)
+    assert later[:3] == first
+    assert len(later) == 5
+
+
 def test_steps_after_the_state_are_cut_from_the_log(
     targets: dict[str, str], data: str, tmp_path: Path
 ) -> None:

@@ -138,7 +138,8 @@ class HeadRun:
         self._seen, self._rate = (0.0, 0), 0.0
 
     def run(self) -> Report:
-        """Train until the budget is spent or nothing gets better; write the best drafter.
+        """Train until the budget or the patience is spent, which it may be from the beginning; write the
+        best drafter.
 
         Raises:
             TrainingError: where the loss is not a number, and for a state of another recipe.
@@ -160,7 +161,8 @@ class HeadRun:
             self.report.untrained = self.evaluate().lengths
         self._due = trainer.progress.seconds + 60 * self.settings.validate_minutes
         self._seen = (trainer.progress.seconds, trainer.progress.tokens)
-        trainer.run()
+        if self._stale < self.settings.patience:
+            trainer.run()
         if not self.report.curve or self.report.curve[-1][1] != trainer.progress.tokens:
             self._judge(trainer)
         return self.report
@@ -324,6 +326,9 @@ class HeadRun:
         except (KeyError, TypeError, ValueError) as error:
             raise broken(path) from error
         self.report.curve = [point for point in points if point[1] <= progress.tokens]
+        lengths = [length for _, _, length in self.report.curve]
+        if lengths:
+            self._stale = len(lengths) - 1 - lengths.index(max(lengths))
 
 
 def _stored(drafter: Untrained) -> dict[str, Tensor]:
