@@ -143,10 +143,14 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(
 
 def test_patience_is_remembered(targets: dict[str, str], data: str, tmp_path: Path) -> None:
     """Nothing is learned, so that no validation is better than the first."""
-    settings = {"learning_rate": 1e-30, "matrix_learning_rate": 1e-30}
 
     def trained(patience: int) -> list[int]:
-        run = run_of("medusa", targets["llama"], data, tmp_path, patience=patience, **settings)
+        run = run_of(
+            *("medusa", targets["llama"], data, tmp_path),
+            patience=patience,
+            learning_rate=1e-30,
+            matrix_learning_rate=1e-30,
+        )
         return [tokens for _, tokens, _ in run.run().curve]
 
     first = trained(2)
@@ -155,6 +159,23 @@ def test_patience_is_remembered(targets: dict[str, str], data: str, tmp_path: Pa
     later = trained(4)
     assert later[:3] == first
     assert len(later) == 5
+
+
+def test_without_a_state_a_run_begins_anew(
+    targets: dict[str, str], data: str, tmp_path: Path
+) -> None:
+    """What was noted of the validations before is not that of this run."""
+    first = run_of("medusa", targets["llama"], data, tmp_path, tokens=300).run()
+    work = tmp_path / "training"
+    log = (work / "state.jsonl").read_text()
+    kept = json.loads((work / "curve.json").read_text())
+    (work / "curve.json").write_text(json.dumps({**kept, "best": 9.0}))
+    (work / "state.pt").unlink()
+    again = run_of("medusa", targets["llama"], data, tmp_path, tokens=300).run()
+    assert again.lengths == first.lengths
+    assert [point[1:] for point in again.curve] == [point[1:] for point in first.curve]
+    assert len((work / "state.jsonl").read_text().splitlines()) == len(log.splitlines())
+    assert json.loads((work / "curve.json").read_text())["best"] == kept["best"]
 
 
 def test_steps_after_the_state_are_cut_from_the_log(

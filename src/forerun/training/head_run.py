@@ -314,7 +314,7 @@ class HeadRun:
 
     def _resume(self, path: Path, progress: Progress) -> None:
         """Take up the validations of an earlier run, as far as its state has come."""
-        if not path.exists():
+        if not progress.steps or not path.exists():
             return
         content = read_object(path)
         try:
