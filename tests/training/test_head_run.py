@@ -332,6 +332,15 @@ def test_training_begins_with_the_weights_of_a_head(
     for name, tensor in later.head.module.state_dict().items():
         assert torch.equal(tensor, stored[name].float())
     assert torch.equal(later.ids, run.ids)
+    other = run_of(
+        *("dspark", targets["llama"], data, tmp_path / "fewer"),
+        begin_with=earlier,
+        draft_vocab_size=20,
+    )
+    other.write()
+    files = HeadFiles.open(tmp_path / "fewer")
+    assert files.own["recipe"]["settings"]["draft_vocab_size"] == len(files.tensors["d2t"]) == 40
+    assert "it can draft 40 tokens" in (tmp_path / "fewer" / "README.md").read_text()
     with pytest.raises(TrainingError, match="is of another shape"):
         run_of(
             *("dspark", targets["llama"], data, tmp_path / "other"),

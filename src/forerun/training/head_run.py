@@ -213,11 +213,15 @@ class HeadRun:
             CheckpointError: where it cannot be written; what was there stays.
         """
         tensors = _stored(self.head)
+        recipe = self._recipe_facts()
+        if isinstance(self.settings, HeadSettings):
+            # Fewer where the target has fewer, and those of the head that training began with.
+            recipe["settings"]["draft_vocab_size"] = len(self.ids)
         own = {
             "format_version": 1,
             "target": self._target_facts(),
             "hidden_layers": list(self.head.hidden_layers),
-            "recipe": self._recipe_facts(),
+            "recipe": recipe,
             "report": self.report.as_dict(),
         }
         texts: dict[str, str | bytes] = {
