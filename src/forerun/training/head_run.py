@@ -20,7 +20,7 @@ from forerun.heads.files import CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
 from forerun.training.acceptance import AcceptanceTable
-from forerun.training.card import card_of
+from forerun.training.card import CERTIFICATE, PICTURE, card_of
 from forerun.training.conversations import (
     BatchStream,
     Conversation,
@@ -230,6 +230,9 @@ class HeadRun:
             CARD: card_of(self.kind, own),
         }
         write_head(self.out, self.head.config, tensors, texts)
+        # They are of the weights before.
+        for name in (CERTIFICATE, PICTURE):
+            (self.out / name).unlink(missing_ok=True)
 
     def evaluate(self, ranks: int = 0) -> AcceptanceTable:
         """Acceptance on what is held out.
