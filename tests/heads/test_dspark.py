@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.errors import CheckpointError, ForerunError, UnsupportedModelError
 from forerun.heads import kind_of
-from forerun.heads.dspark import DSparkConfig, DSparkHead
+from forerun.heads.dspark import BlockBatch, DSparkConfig, DSparkHead
 from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import model_from_tensors
 from tests.helpers.dspark_heads import Made, published
@@ -30,6 +30,15 @@ def save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> He
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
     return HeadFiles.open(folder)
+
+
+def test_the_mask_that_batches_share_cannot_be_changed() -> None:
+    cache = target().new_cache(2, 32)
+    first, second = (BlockBatch.after(cache, rows, [[0] * 3] * 2) for rows in ([0, 1], [1, 0]))
+    with pytest.raises(ValueError, match="read-only"):
+        first.tree_mask[0, 0, 1] = False
+    assert second.tree_mask.shape == (2, 3, 3)
+    assert second.tree_mask.all()
 
 
 def test_dialects_have_opposite_defaults() -> None:
