@@ -113,3 +113,27 @@ def test_from_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     again = cli.run(*args)
     assert again.exit_code == 0, again.output
     assert file.read_text() == written
+    content = written.splitlines(keepends=True)
+    file.write_text(
+        "".join([json.dumps({**json.loads(content[0]), "model": "other"}) + "\n", *content[1:]])
+    )
+    refusal = cli.run(*args)
+    assert refusal.exit_code == 2
+    assert "holds answers of 'other'" in refusal.stderr
+
+
+def test_from_nothing_with_a_config_of_the_training(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys are no options of the data; the questions to keep out are."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.toml").write_text("minutes = 0.01\n")
+    Path("asked.txt").write_text("What is asked?\n")
+    for name, value in {"NUM_CONVERSATIONS": 6, "MAX_TOKENS": 12, "PROMPT_TOKENS": 8}.items():
+        monkeypatch.setenv(f"FORERUN_{name}", str(value))
+    monkeypatch.setenv("FORERUN_CONFIG", "train.toml")
+    monkeypatch.setenv("FORERUN_KEEP_OUT", "asked.txt")
+    result = cli.run("train", "medusa", cli.target, *SMALL, "--no-real-run")
+    assert result.exit_code == 0, result.output
+    header = json.loads(next(Path(".").glob("*-data.jsonl")).read_text().splitlines()[0])
+    assert header["keep_out"] is not None

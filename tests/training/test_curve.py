@@ -48,3 +48,6 @@ def test_the_log_is_read(tmp_path: Path) -> None:
         '{"loss": 2.0, "tokens": 5}\n{"acceptance_length": 1.5, "lengths": {"a": 1.5}, "tokens": 9}\n'
     )
     assert read_curve(log, {"a": 1.0}) == [(0, {"a": 1.0}), (9, {"a": 1.5})]
+    with log.open("a") as file:
+        file.write('{"acceptance_length": 1.7, "len')
+    assert read_curve(log, {}) == [(9, {"a": 1.5})]

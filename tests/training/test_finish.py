@@ -11,7 +11,7 @@ from forerun import load
 from forerun.core import Stats
 from forerun.heads.files import HeadFiles
 from forerun.training.conversations import Conversation
-from forerun.training.finish import RANKS, finish
+from forerun.training.finish import RANKS, add_proofs, finish
 from forerun.training.head_settings import FinishSettings
 from forerun.training.real_run import spread_prompts
 from tests.helpers.head_runs import OWN, run_of, save_data, save_target
@@ -116,6 +116,22 @@ def test_confidence_is_calibrated(target: str, data: str, tmp_path: Path) -> Non
         assert len(errors["before"]) == len(errors["after"]) == 3
         assert (lines is not None) == (sum(errors["after"]) < sum(errors["before"]))
         assert lines is None or HeadFiles.open(tmp_path / kind).calibration is not None
+
+
+def test_better_weights_have_no_earlier_findings(target: str, data: str, tmp_path: Path) -> None:
+    """Of a proof and a picture, which are those of the weights before."""
+    run = run_of("medusa", target, data, tmp_path, tokens=60)
+    run.run()
+    finish(run, QUIET)
+    add_proofs(run, [], "# A certificate")
+    assert (tmp_path / "certificate.md").exists()
+    assert (tmp_path / "curve.svg").exists()
+    run.write()
+    assert not (tmp_path / "certificate.md").exists()
+    assert not (tmp_path / "curve.svg").exists()
+    card = (tmp_path / "README.md").read_text()
+    assert "certificate.md" not in card
+    assert "curve.svg" not in card
 
 
 def test_prompts_come_in_turn_from_each_category() -> None:

@@ -142,6 +142,43 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(
     assert parts == whole
 
 
+def test_patience_is_remembered(targets: dict[str, str], data: str, tmp_path: Path) -> None:
+    """Nothing is learned, so that no validation is better than the first."""
+
+    def trained(patience: int) -> list[int]:
+        run = run_of(
+            *("medusa", targets["llama"], data, tmp_path),
+            patience=patience,
+            learning_rate=1e-30,
+            matrix_learning_rate=1e-30,
+        )
+        return [tokens for _, tokens, _ in run.run().curve]
+
+    first = trained(2)
+    assert len(first) == 3
+    assert trained(2) == first
+    later = trained(4)
+    assert later[:3] == first
+    assert len(later) == 5
+
+
+def test_without_a_state_a_run_begins_anew(
+    targets: dict[str, str], data: str, tmp_path: Path
+) -> None:
+    """What was noted of the validations before is not that of this run."""
+    first = run_of("medusa", targets["llama"], data, tmp_path, tokens=300).run()
+    work = tmp_path / "training"
+    log = (work / "state.jsonl").read_text()
+    kept = json.loads((work / "curve.json").read_text())
+    (work / "curve.json").write_text(json.dumps({**kept, "best": 9.0}))
+    (work / "state.pt").unlink()
+    again = run_of("medusa", targets["llama"], data, tmp_path, tokens=300).run()
+    assert again.lengths == first.lengths
+    assert [point[1:] for point in again.curve] == [point[1:] for point in first.curve]
+    assert len((work / "state.jsonl").read_text().splitlines()) == len(log.splitlines())
+    assert json.loads((work / "curve.json").read_text())["best"] == kept["best"]
+
+
 def test_steps_after_the_state_are_cut_from_the_log(
     targets: dict[str, str], data: str, tmp_path: Path
 ) -> None:
@@ -296,6 +333,15 @@ def test_training_begins_with_the_weights_of_a_head(
     for name, tensor in later.head.module.state_dict().items():
         assert torch.equal(tensor, stored[name].float())
     assert torch.equal(later.ids, run.ids)
+    other = run_of(
+        *("dspark", targets["llama"], data, tmp_path / "fewer"),
+        begin_with=earlier,
+        draft_vocab_size=20,
+    )
+    other.write()
+    files = HeadFiles.open(tmp_path / "fewer")
+    assert files.own["recipe"]["settings"]["draft_vocab_size"] == len(files.tensors["d2t"]) == 40
+    assert "it can draft 40 tokens" in (tmp_path / "fewer" / "README.md").read_text()
     with pytest.raises(TrainingError, match="is of another shape"):
         run_of(
             *("dspark", targets["llama"], data, tmp_path / "other"),

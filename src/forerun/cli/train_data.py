@@ -24,7 +24,9 @@ from forerun.cli.flags import (
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.quiet import quiet_libraries
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, TrainingError, shown
+from forerun.files import printable
+from forerun.training.records import read_header
 from forerun.training.settings import DataSettings
 
 if TYPE_CHECKING:
@@ -49,10 +51,8 @@ def train_data(ctx: click.Context, /, **values: Any) -> None:
     """
     _one_model(ctx, values)
     quiet_libraries()
-    questions = _read(values["questions"]) if values["questions"] else None
-    keep_out = _read(values["keep_out"])
     output = values["output"] or _file_of(values["model"])
-    with _open(values, questions, keep_out, output) as run:
+    with _open(values, output) as run:
         summary = _run(run, output)
         content = _content(output, run, summary)
     if values["json"]:
@@ -67,19 +67,35 @@ def data_of(model: str, threads: int | None) -> str:
     """The file that `forerun train data MODEL` writes; where there is none the model writes it now.
 
     An interrupted one has another name until it is whole, and goes on.
+
+    Raises:
+        TrainingError: for a file of that name with another model's answers.
     """
     file = _file_of(model)
     # Of several processes none writes: they would write the same.
     if Path(file).exists() or "RANK" in os.environ:
+        _refuse_other_model(file, model)
         return file
     click.echo(f"forerun: {model} writes {file} first, to be trained on", err=True)
+    # A config file is that of the training, with other keys.
+    params = [option for option in command.params if option.name != "config"]
     asked = [] if threads is None else ["--threads", str(threads)]
-    values = {**command.make_context("data", [model, *asked]).params, "model": model}
+    values = click.Command("data", params=params).make_context("data", [model, *asked]).params
     part = f"{file}.part"
-    with _open(values, None, (), part) as run:
+    with _open({**values, "model": model}, part) as run:
         _run(run, part)
     Path(part).replace(file)
     return file
+
+
+def _refuse_other_model(file: str, model: str) -> None:
+    header = read_header(file)
+    written = header.get("model", model)
+    if written != model:
+        raise TrainingError(
+            f"{printable(file)} holds answers of {shown(written)}; name files with --data, or work in "
+            "another directory."
+        )
 
 
 def _file_of(model: str) -> str:
@@ -102,14 +118,11 @@ def _read(files: Sequence[str]) -> list[Question]:
     return [question for file in files for question in read_questions(file)]
 
 
-def _open(
-    values: dict[str, Any],
-    questions: Sequence[Question] | None,
-    keep_out: Sequence[Question],
-    output: str,
-) -> DataRun:
+def _open(values: dict[str, Any], output: str) -> DataRun:
     from forerun.training.data import DataRun
 
+    questions = _read(values["questions"]) if values["questions"] else None
+    keep_out = _read(values["keep_out"])
     settings = DataSettings(**{name: values[name] for name in vars(DataSettings())})
     set_threads(values)
     checkpoint = open_checkpoint(values)

@@ -28,7 +28,7 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
     what = "draft model" if kind == "draft_model" else f"{kind} head"
     command = "draft" if kind == "draft_model" else kind
     vocabulary = own["recipe"]["settings"].get("draft_vocab_size")
-    limit = f"; at most {vocabulary} draft tokens" if vocabulary else ""
+    limit = f"; it can draft {vocabulary} tokens" if vocabulary else ""
     lines = [
         f"# A {what} for {target['name']}",
         "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -35,9 +36,12 @@ def read_curve(log: Path, untrained: Mapping[str, float]) -> list[tuple[int, dic
     """
     points = [(0, dict(untrained))] if untrained else []
     lines = log.read_text("utf-8").splitlines() if log.exists() else []
-    for row in map(json.loads, lines):
-        if "lengths" in row:
-            points.append((row["tokens"], row["lengths"]))
+    for line in lines:
+        # A line that was cut off holds no validation.
+        with suppress(ValueError):
+            row = json.loads(line)
+            if "lengths" in row:
+                points.append((row["tokens"], row["lengths"]))
     return points
 
 

@@ -20,7 +20,7 @@ from forerun.heads.files import CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
 from forerun.training.acceptance import AcceptanceTable
-from forerun.training.card import card_of
+from forerun.training.card import CERTIFICATE, PICTURE, card_of
 from forerun.training.conversations import (
     BatchStream,
     Conversation,
@@ -138,7 +138,8 @@ class HeadRun:
         self._seen, self._rate = (0.0, 0), 0.0
 
     def run(self) -> Report:
-        """Train until the budget is spent or nothing gets better; write the best drafter.
+        """Train until the budget or the patience is spent, which it may be from the beginning; write the
+        best drafter.
 
         Raises:
             TrainingError: where the loss is not a number, and for a state of another recipe.
@@ -160,7 +161,8 @@ class HeadRun:
             self.report.untrained = self.evaluate().lengths
         self._due = trainer.progress.seconds + 60 * self.settings.validate_minutes
         self._seen = (trainer.progress.seconds, trainer.progress.tokens)
-        trainer.run()
+        if self._stale < self.settings.patience:
+            trainer.run()
         if not self.report.curve or self.report.curve[-1][1] != trainer.progress.tokens:
             self._judge(trainer)
         return self.report
@@ -211,11 +213,15 @@ class HeadRun:
             CheckpointError: where it cannot be written; what was there stays.
         """
         tensors = _stored(self.head)
+        recipe = self._recipe_facts()
+        if isinstance(self.settings, HeadSettings):
+            # Fewer where the target has fewer, and those of the head that training began with.
+            recipe["settings"]["draft_vocab_size"] = len(self.ids)
         own = {
             "format_version": 1,
             "target": self._target_facts(),
             "hidden_layers": list(self.head.hidden_layers),
-            "recipe": self._recipe_facts(),
+            "recipe": recipe,
             "report": self.report.as_dict(),
         }
         texts: dict[str, str | bytes] = {
@@ -224,6 +230,9 @@ class HeadRun:
             CARD: card_of(self.kind, own),
         }
         write_head(self.out, self.head.config, tensors, texts)
+        # They are of the weights before.
+        for name in (CERTIFICATE, PICTURE):
+            (self.out / name).unlink(missing_ok=True)
 
     def evaluate(self, ranks: int = 0) -> AcceptanceTable:
         """Acceptance on what is held out.
@@ -312,7 +321,7 @@ class HeadRun:
 
     def _resume(self, path: Path, progress: Progress) -> None:
         """Take up the validations of an earlier run, as far as its state has come."""
-        if not path.exists():
+        if not progress.steps or not path.exists():
             return
         content = read_object(path)
         try:
@@ -324,6 +333,9 @@ class HeadRun:
         except (KeyError, TypeError, ValueError) as error:
             raise broken(path) from error
         self.report.curve = [point for point in points if point[1] <= progress.tokens]
+        lengths = [length for _, _, length in self.report.curve]
+        if lengths:
+            self._stale = len(lengths) - 1 - lengths.index(max(lengths))
 
 
 def _stored(drafter: Untrained) -> dict[str, Tensor]:

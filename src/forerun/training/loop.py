@@ -119,7 +119,7 @@ class Trainer:
         loss: of a micro-batch.
         source: of the micro-batches.
         settings: how to train.
-        state: the file that a run resumes from; its log lies beside it.
+        state: the file that a run resumes from; its log lies beside it, and begins anew without it.
         processes: that share the micro-batches of each step.
         watch: called after each step; what it returns true for ends the run.
 
@@ -148,6 +148,8 @@ class Trainer:
         self._saved = -1
         if state.exists():
             self._load()
+        elif processes.first:
+            self.log_path.unlink(missing_ok=True)
 
     def run(self) -> Progress:
         """Train until the budget is spent, then save. A spent budget returns at once.
