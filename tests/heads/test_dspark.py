@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.errors import CheckpointError, ForerunError, UnsupportedModelError
 from forerun.heads import kind_of
-from forerun.heads.dspark import DSparkConfig, DSparkHead
+from forerun.heads.dspark import BlockBatch, DSparkConfig, DSparkHead
 from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import model_from_tensors
 from tests.helpers.dspark_heads import Made, published
@@ -30,6 +30,19 @@ def save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> He
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
     return HeadFiles.open(folder)
+
+
+def test_the_mask_that_batches_share_cannot_be_changed() -> None:
+    cache = target().new_cache(2, 32)
+    first, second = (
+        BlockBatch.after(cache, rows, [[0] * 3] * 2).tree_mask for rows in ([0, 1], [1, 0])
+    )
+    assert first is not None
+    with pytest.raises(ValueError, match="read-only"):
+        first[0, 0, 1] = False
+    assert second is not None
+    assert second.shape == (2, 3, 3)
+    assert second.all()
 
 
 def test_dialects_have_opposite_defaults() -> None:

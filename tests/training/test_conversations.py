@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,42 @@ def test_answers_are_marked_and_padding_is_not() -> None:
     assert batch.token_ids.tolist() == [[1, 2, 3, 0], [4, 5, 6, 7]]
     assert batch.answers.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
     assert batch.tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("counts", "number"),
+    [
+        ({("chat", 0.0): 8000, ("chat", 0.8): 1500, ("code", 0.0): 480, ("code", 0.8): 2}, 200),
+        ({("chat", 0.0): 500, ("code", 0.8): 100}, 60),
+        ({("chat", 0.0): 1000, ("code", 0.8): 1000}, 100),
+        ({("chat", 0.0): 50000, ("chat", 0.8): 1}, 240),
+        ({("chat", 0.0): 5, ("chat", 0.8): 4, ("code", 0.0): 1}, 3),
+    ],
+)
+def test_every_category_and_temperature_is_held_out(
+    counts: dict[tuple[str, float], int], number: int
+) -> None:
+    """In proportion, give or take one of each, and at least one."""
+    conversations = [
+        Conversation((i,), (i,), *kind) for kind, own in counts.items() for i in range(own)
+    ]
+    for seed in range(3):
+        train, held = held_out(conversations, seed)
+        assert (train, held) == held_out(conversations, seed)
+        assert len(held) == number
+        assert len({*train, *held}) == len(conversations)
+        kinds = Counter((c.category, c.temperature) for c in held)
+        for kind, own in counts.items():
+            assert kinds[kind] >= 1
+            assert abs(kinds[kind] - own * number / len(conversations)) <= len(counts)
+    assert held_out(conversations, 1)[1] != held
+
+
+def test_half_is_left_to_train_on() -> None:
+    conversations = [Conversation((i,), (i,), f"category {max(i, 2)}") for i in range(9)]
+    train, held = held_out(conversations, seed=0)
+    assert (len(train), len(held)) == (5, 4)
+    assert "category 2" in {c.category for c in held}
 
 
 def test_held_out_conversations_are_not_trained_on() -> None:

@@ -89,11 +89,12 @@ def test_what_is_written(targets: dict[str, str], data: str, tmp_path: Path) -> 
     assert own["recipe"]["head"]["markov_rank"] == 4
     assert own["report"]["lengths"] == report.lengths
     assert own["report"]["tokens"] == report.progress.tokens
-    assert own["report"]["conversations"]["trained on"] == 23
+    # One of each category and temperature is held out.
+    assert own["report"]["conversations"]["trained on"] == 20
     card = (tmp_path / "head" / "README.md").read_text()
     for category, length in report.lengths.items():
         assert f"| {category} | {length:.2f} |" in card
-    assert "23 conversations trained on" in card
+    assert "20 conversations trained on" in card
     # The most frequent tokens of the answers, and the stop token.
     ids = torch.arange(40) + files.tensors["d2t"]
     assert torch.equal(ids, run.ids)

@@ -156,7 +156,10 @@ class BlockBatch(Batch):
 
 @lru_cache(maxsize=8)
 def _all_true(rows: int, width: int) -> NDArray[np.bool_]:
-    return np.ones((rows, width, width), dtype=np.bool_)
+    mask = np.ones((rows, width, width), dtype=np.bool_)
+    # All batches share it.
+    mask.setflags(write=False)
+    return mask
 
 
 class DSparkHead:

@@ -70,7 +70,7 @@ def _visible(appending: Appending, first: int) -> Tensor:
         own = starts + torch.arange(batch.width, device=device)
         causal: Tensor = slots <= own[:, :, None]
         return causal
-    tree_mask = torch.from_numpy(batch.tree_mask).to(device)
+    tree_mask = torch.tensor(batch.tree_mask, device=device)
     columns = tree_mask.shape[-1]
     column = slots[None, :] - (starts - (columns - batch.width))
     index = column.clamp(0, columns - 1)[:, None, :].expand(-1, batch.width, -1)

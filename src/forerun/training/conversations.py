@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +23,8 @@ POOL = 512
 # An answer shorter than this, or than this share of its prompt, costs more than it teaches.
 LEAST_ANSWER = 8
 LEAST_SHARE = 0.2
+# As many are held out of small data as this share of them, up to this number.
+FLOOR, FLOOR_SHARE = 100, 0.1
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,14 @@ def _conversation(record: Mapping[str, Any], where: str, vocab_size: int) -> Con
 def held_out(
     conversations: Sequence[Conversation], seed: int, share: float = 0.02, most: int = 240
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """Conversations to train on, and some of every category to validate with, at least one.
+    """Conversations to train on, and others to validate with: of every category and temperature in
+    proportion, at least one of each as far as that leaves half to train on.
+
+    Args:
+        conversations: two or more.
+        seed: of the choice.
+        share: of the conversations that is held out; of few it is a tenth, up to 100.
+        most: conversations to hold out.
 
     Raises:
         TrainingError: for fewer than two conversations.
@@ -164,7 +174,18 @@ def held_out(
         )
     order = list(range(len(conversations)))
     random.Random(seed).shuffle(order)
-    count = min(most, max(1, round(share * len(order))))
+    groups: dict[tuple[str, float], list[int]] = defaultdict(list)
+    for index in order:
+        groups[conversations[index].category, conversations[index].temperature].append(index)
+    # The first of each group, large groups before small ones, then the rest in proportion.
+    places = {
+        index: (place / len(group), -len(group))
+        for group in groups.values()
+        for place, index in enumerate(group)
+    }
+    order.sort(key=places.__getitem__)
+    floor = min(FLOOR, round(FLOOR_SHARE * len(order)))
+    count = min(most, len(order) // 2, max(floor, round(share * len(order)), len(groups)))
     return (
         [conversations[index] for index in order[count:]],
         [conversations[index] for index in order[:count]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,7 +48,8 @@ def evaluate(
     batches: Iterable[ConversationBatch],
     ranks: int = 0,
 ) -> AcceptanceTable:
-    """Acceptance on conversations that are held out, by category; greedy where they were.
+    """Acceptance on conversations that are held out, by category, with both sides at the temperature that
+    a conversation was drawn at: greedy where that is 0.
 
     Args:
         teacher: the target.
@@ -59,8 +60,8 @@ def evaluate(
     table = AcceptanceTable()
     generator = torch.Generator().manual_seed(0)
     for batch in batches:
-        lesson = teacher.show(batch, best=True)
-        drafts = draft(lesson)
+        lesson = teacher.show(batch, best=True, as_drawn=True)
+        drafts = _as_drawn(draft(lesson), lesson)
         accepted, same = _accepted(lesson, drafts)
         chains = torch.zeros(2, *drafts.there.shape)
         chains[:, drafts.there] = torch.stack((accepted, same))
@@ -87,6 +88,16 @@ def most_probable(factors: Factors) -> Tensor:
     starts = range(0, len(factors[0][0]), CHUNK)
     parts = [_logits(factors, slice(at, at + CHUNK)).argmax(-1) for at in starts]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
+
+
+def _as_drawn(drafts: Drafts, lesson: Lesson) -> Drafts:
+    """The same drafts at the temperatures of the target's rows: logits are linear in the states."""
+    temperatures = lesson.temperatures[drafts.targets, None]
+    factors = [
+        (some, [((states / temperatures[some]).to(states.dtype), rows) for states, rows in own])
+        for some, own in drafts.factors
+    ]
+    return replace(drafts, factors=factors)
 
 
 def _accepted(lesson: Lesson, drafts: Drafts) -> tuple[Tensor, Tensor]:

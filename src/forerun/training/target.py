@@ -45,6 +45,11 @@ class Lesson:
         """Hidden states of some layers side by side, [B, S, len(layers) * hidden_size]."""
         return torch.cat([self.hidden[layer] for layer in layers], dim=-1)
 
+    @property
+    def temperatures(self) -> Tensor:
+        """Those that the text of each row of `probs` was drawn at, [R]; 1 for greedy text."""
+        return _temperatures(self.batch)
+
 
 class Teacher:
     """A target that shows what it would say.
@@ -64,12 +69,15 @@ class Teacher:
         self._index[draft_ids] = torch.arange(len(draft_ids))
 
     @torch.no_grad()
-    def show(self, batch: ConversationBatch, *, best: bool = False) -> Lesson:
+    def show(
+        self, batch: ConversationBatch, *, best: bool = False, as_drawn: bool = False
+    ) -> Lesson:
         """Run the target on a batch.
 
         Args:
             batch: of conversations.
             best: whether to say which token is the most probable.
+            as_drawn: whether probabilities are those at `Lesson.temperatures`; else at temperature 1.
         """
         last = self.model.num_layers
         layers = tuple(dict.fromkeys((*self.hidden_layers, *([last] if self._head else ()))))
@@ -85,11 +93,14 @@ class Teacher:
         states = (hidden[last] if logits is None else logits)[where[0], where[1] - 1]
         index = torch.full(batch.token_ids.shape, -1, dtype=torch.long)
         index[where] = torch.arange(len(states))
-        probs, most_probable = self._probs(states, best)
+        temperatures = _temperatures(batch) if as_drawn else torch.ones(len(states))
+        probs, most_probable = self._probs(states, temperatures, best)
         shown = {layer: hidden[layer] for layer in self.hidden_layers}
         return Lesson(batch, shown, index, probs, most_probable)
 
-    def _probs(self, states: Tensor, best: bool) -> tuple[Tensor, Tensor | None]:
+    def _probs(
+        self, states: Tensor, temperatures: Tensor, best: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Of states after the last layer, or of logits where these are what the target shows."""
         probs = torch.empty(len(states), len(self.draft_ids), dtype=torch.bfloat16)
         most_probable = torch.empty(len(states), dtype=torch.long) if best else None
@@ -103,9 +114,9 @@ class Teacher:
             # Of a fixed shape, for the compiler: the last chunk is filled up.
             rows = torch.arange(CHUNK).clamp(max=len(logits) - 1)
             full = logits if len(logits) == CHUNK else logits[rows]
-            probs[part] = compiled(_softmax_of, self.model.vocab_size)(full, self.draft_ids)[
-                : len(logits)
-            ]
+            softmax = compiled(_softmax_of, self.model.vocab_size)
+            own = temperatures[part][rows]
+            probs[part] = softmax(full, self.draft_ids, own)[: len(logits)]
         return probs, most_probable
 
 
@@ -120,7 +131,13 @@ def _runs_alone(model: CausalLM) -> bool:
     return True
 
 
-def _softmax_of(logits: Tensor, ids: Tensor) -> Tensor:
-    """Probabilities of some tokens, [n, len(ids)] in bfloat16, of logits [n, V]."""
-    wide = logits.float()
+def _temperatures(batch: ConversationBatch) -> Tensor:
+    """Of each token of the answers, [R]; 1 for greedy ones."""
+    each = torch.tensor([conversation.temperature or 1.0 for conversation in batch.conversations])
+    return each[batch.answers.nonzero()[:, 0]]
+
+
+def _softmax_of(logits: Tensor, ids: Tensor, temperatures: Tensor) -> Tensor:
+    """Probabilities of some tokens, [n, len(ids)] in bfloat16, of logits [n, V] at temperatures [n]."""
+    wide = logits.float() / temperatures[:, None]
     return (wide[:, ids] - wide.logsumexp(-1, keepdim=True)).exp().bfloat16()
