@@ -19,6 +19,7 @@ from forerun import load
 from forerun.errors import ForerunError, TrainingError, UnsupportedModelError
 from forerun.heads.files import HeadFiles
 from forerun.params import SamplingParams
+from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
 from forerun.training.head_run import HeadRun, Report
 from forerun.training.loop import Part
@@ -162,6 +163,10 @@ def test_patience_is_remembered(targets: dict[str, str], data: str, tmp_path: Pa
     assert len(later) == 5
 
 
+def interrupted(ranks: int = 0) -> AcceptanceTable:
+    raise BreakError
+
+
 def test_without_a_state_a_run_begins_anew(
     targets: dict[str, str], data: str, tmp_path: Path
 ) -> None:
@@ -172,6 +177,11 @@ def test_without_a_state_a_run_begins_anew(
     kept = json.loads((work / "curve.json").read_text())
     (work / "curve.json").write_text(json.dumps({**kept, "best": 9.0}))
     (work / "state.pt").unlink()
+    stopped = run_of("medusa", targets["llama"], data, tmp_path, tokens=300)
+    stopped.evaluate = interrupted  # type: ignore[method-assign]
+    with pytest.raises(BreakError):
+        stopped.run()
+    assert not (work / "curve.json").exists()
     again = run_of("medusa", targets["llama"], data, tmp_path, tokens=300).run()
     assert again.lengths == first.lengths
     assert [point[1:] for point in again.curve] == [point[1:] for point in first.curve]

@@ -318,6 +318,8 @@ class HeadRun:
 
     def _resume(self, path: Path, progress: Progress) -> None:
         """Take up the validations of an earlier run, up to the step of its state."""
+        if not progress.steps and self.processes.first:
+            path.unlink(missing_ok=True)
         if not progress.steps or not path.exists():
             return
         content = read_object(path)
