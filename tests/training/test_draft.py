@@ -184,7 +184,9 @@ def test_a_target_whose_output_head_cannot_be_run_alone(
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"layers": 3}, "3 layers of 24 is no smaller than .*3 layers of 24"),
+        ({"layers": 3}, "layers 3 and hidden_size 24 make .* no smaller than"),
+        ({"layers": 1, "hidden_size": 96}, "layers 1 and hidden_size 96 make .* no smaller than"),
+        ({"layers": 40, "hidden_size": 16}, "layers 40 and hidden_size 16 make .* no smaller than"),
         ({"hidden_size": 15}, "it must be even"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,8 +33,6 @@ from forerun.training.loop import Progress, Trainer, TrainingSettings
 from forerun.training.processes import join
 from forerun.training.recipes import Recipe, Untrained, draft_ids
 
-logger = logging.getLogger(__name__)
-
 _UNLIMITED = 10**15
 WORK = "training"
 """The folder beside a drafter that a run resumes from."""
@@ -43,7 +40,7 @@ WORK = "training"
 
 @dataclass
 class Report:
-    """What a run has come to.
+    """The result of a training run.
 
     Args:
         lengths: expected acceptance length on held-out text by category, of the best validation.
@@ -320,7 +317,7 @@ class HeadRun:
             write_object(self.out / WORK / "curve.json", {"best": self._best, **content})
 
     def _resume(self, path: Path, progress: Progress) -> None:
-        """Take up the validations of an earlier run, as far as its state has come."""
+        """Take up the validations of an earlier run, up to the step of its state."""
         if not progress.steps or not path.exists():
             return
         content = read_object(path)

@@ -17,8 +17,9 @@ from forerun.heads.dspark import DSparkConfig
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
 from forerun.heads.medusa import MedusaConfig
 from forerun.heads.output import borrowed_rows
-from forerun.models.architecture import read_architecture
+from forerun.models.architecture import Architecture, read_architecture
 from forerun.models.checkpoint import Checkpoint
+from forerun.models.layouts import layout_of
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
 from forerun.training.draft import (
@@ -174,11 +175,14 @@ def draft_model(
     Llama at random, with the target's embedding where that fits.
 
     Raises:
-        TrainingError: for a size that no model has, and for one as large as the target.
+        TrainingError: for a size that no model has, and for one of no fewer parameters than the target.
     """
     size = own.hidden_size or target.hidden_size
     layers = own.layers or max(1, min(4, target.num_layers // 2))
-    _refuse_shape(target, layers, size)
+    if size % 2:
+        raise TrainingError(
+            f"hidden_size is {size}; it must be even, so that pairs of numbers are rotated."
+        )
     text = checkpoint.config.get_text_config()
     tied = own.tied_embeddings == "yes"
     if own.tied_embeddings == "auto":
@@ -188,9 +192,11 @@ def draft_model(
         config = config_like(checkpoint.config, picked, tied=tied)
     else:
         config = _small_llama(target, checkpoint, layers, size, tied=tied)
+    shape = read_architecture(config)
+    _refuse_larger(shape, checkpoint)
     embeddings = embeddings_of(target, tied=tied) if size == target.hidden_size else {}
     begins = layers_of(checkpoint, picked) if picked is not None else {}
-    module = DraftModule(read_architecture(config), {**begins, **embeddings})
+    module = DraftModule(shape, {**begins, **embeddings})
     for name in embeddings:
         module.get_parameter(name).requires_grad_(own.train_embeddings)
     return Untrained(
@@ -203,16 +209,13 @@ def draft_model(
     )
 
 
-def _refuse_shape(target: CausalLM, layers: int, size: int) -> None:
-    if size % 2:
+def _refuse_larger(shape: Architecture, target: Checkpoint) -> None:
+    ours, theirs = layout_of(shape).num_parameters(), target.summary.parameters
+    if ours >= theirs:
         raise TrainingError(
-            f"hidden_size is {size}; it must be even, so that pairs of numbers are rotated."
-        )
-    if size >= target.hidden_size and layers >= target.num_layers:
-        raise TrainingError(
-            f"a draft model of {layers} layers of {size} is no smaller than {target.name} "
-            f"({target.num_layers} layers of {target.hidden_size}); give fewer layers, or a smaller "
-            "hidden size."
+            f"layers {shape.num_layers} and hidden_size {shape.hidden_size} make a draft model of {ours} "
+            f"parameters, no smaller than {target.name} ({theirs}); give fewer layers, or a smaller hidden "
+            "size."
         )
 
 
