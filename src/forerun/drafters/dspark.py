@@ -116,11 +116,11 @@ class DSparkDrafter(HeadDrafter):
             places = [index for index, growth in growing.items() for _ in growth.frontier]
             if self._least:
                 states = hidden[places, level]
-                kept = self._confident(growing, places, states, before, expected, level)
+                nodes = self._confident(growing, places, states, before, expected, level)
                 growing = {
-                    index: growing[index] for index in dict.fromkeys(places[k] for k in kept)
+                    index: growing[index] for index in dict.fromkeys(places[k] for k in nodes)
                 }
-                places, before = [places[k] for k in kept], [before[k] for k in kept]
+                places, before = [places[k] for k in nodes], [before[k] for k in nodes]
                 if not growing:
                     return
             # A row that is alone is read once: it need not be copied.
@@ -148,11 +148,11 @@ class DSparkDrafter(HeadDrafter):
         if level < len(self._calibration):
             scale, bias = self._calibration[level]
             logits = logits * scale + bias
-        kept = []
+        nodes = []
         for node, (index, share) in enumerate(zip(places, logits.sigmoid().tolist(), strict=True)):
             if len(growing[index].frontier) == 1:
                 expected[index] *= share
                 if expected[index] < self._least:
                     continue
-            kept.append(node)
-        return kept
+            nodes.append(node)
+        return nodes

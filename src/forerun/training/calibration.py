@@ -1,4 +1,4 @@
-"""What a head expects of its tokens, corrected by position until it comes true on held-out text."""
+"""Calibration of a confidence head: a correction of its logits by position, fitted on held-out text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def calibrate(chains: Mapping[str, Sequence[Chains]]) -> Calibration | None:
     """A correction, fitted to every other conversation of each category and judged by the others.
 
     Each position is fitted to the chains that come to it (Platt's scaling, by how often they do), so that
-    the product over a chain, the probability of being reached and accepted, comes true.
+    the product over a chain matches the probability of being reached and accepted.
 
     Args:
         chains: of conversations, by category.
@@ -74,13 +74,13 @@ def errors(logits: Tensor, accepted: Tensor) -> tuple[float, ...]:
     """
     expected, happened = logits.sigmoid().cumprod(-1), accepted.cumprod(-1)
     bins = (expected * BINS).long().clamp(max=BINS - 1)
-    found = []
+    means = []
     for position in range(logits.shape[1]):
         gaps = torch.zeros(BINS).index_add_(
             0, bins[:, position], expected[:, position] - happened[:, position]
         )
-        found.append(round(float(gaps.abs().sum()) / len(logits), 5))
-    return tuple(found)
+        means.append(round(float(gaps.abs().sum()) / len(logits), 5))
+    return tuple(means)
 
 
 def _joined(parts: Sequence[Chains]) -> tuple[Tensor, Tensor] | None:

@@ -115,9 +115,9 @@ class DraftObjective:
         targets = padded.gather(1, places.flatten(1)).view(-1, self.steps)
         there = targets >= 0
         rows = torch.arange(len(wanted)).repeat_interleave(begins.shape[1])
-        kept = states[rows[:, None].expand_as(there)[there], places.view_as(there)[there]]
-        every = torch.ones(len(kept), dtype=torch.bool)
-        factors = [(kept.bfloat16(), self.module.output.bfloat16())]
+        predicting = states[rows[:, None].expand_as(there)[there], places.view_as(there)[there]]
+        every = torch.ones(len(predicting), dtype=torch.bool)
+        factors = [(predicting.bfloat16(), self.module.output.bfloat16())]
         return Drafts(rows, begins.flatten() + 1, there, targets[there], [(every, factors)])
 
 
@@ -157,16 +157,16 @@ def layers_of(checkpoint: Checkpoint, layers: Sequence[int]) -> dict[str, Tensor
     complete = checkpoint.with_weights()
     source = complete.source()
     stored = match_keys(source, layout_of(complete.architecture))
-    kept = {}
+    tensors = {}
     for published, key in stored.items():
         _, inner, rest = published.partition(f"{_PREFIX}layers.")
         number, _, name = rest.partition(".")
         if not inner and published not in (EMBEDDING, HEAD):
-            kept[published] = source.read(key)
+            tensors[published] = source.read(key)
         for place, layer in enumerate(layers):
             if inner and int(number) == layer:
-                kept[f"{inner}{place}.{name}"] = source.read(key)
-    return kept
+                tensors[f"{inner}{place}.{name}"] = source.read(key)
+    return tensors
 
 
 def embeddings_of(target: CausalLM, *, tied: bool) -> dict[str, Tensor]:

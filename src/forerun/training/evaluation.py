@@ -1,4 +1,4 @@
-"""What a head's drafts come to on conversations that are held out: the same for all kinds of heads."""
+"""The acceptance of a head's drafts on held-out conversations, computed alike for all kinds of heads."""
 
 from __future__ import annotations
 

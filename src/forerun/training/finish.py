@@ -23,7 +23,7 @@ NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 def finish(run: HeadRun, settings: FinishSettings | None = None) -> Mapping[str, Any]:
-    """Measure the head that a run has kept, and write what came of it into its forerun.json and card.
+    """Measure the head that a run has kept, and write the results into its forerun.json and card.
 
     Args:
         run: that has ended; its module takes the weights that were kept, which are not the last ones
@@ -69,14 +69,14 @@ def add_proofs(
         CheckpointError: where it cannot be written; what was there stays.
     """
     files = HeadFiles.open(run.out)
-    kept = [
+    summaries = [
         {
             "sampling": proof["settings"]["sampling"],
             **{name: proof[name] for name in ("passed", "level", "rule", "settings", "seconds")},
         }
         for proof in proofs
     ]
-    own = {**files.own, "proofs": kept}
+    own = {**files.own, "proofs": summaries}
     _write(run, files, own, {CERTIFICATE: certificate})
     return own
 

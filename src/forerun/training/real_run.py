@@ -21,7 +21,7 @@ from forerun.training.head_run import HeadRun
 
 @dataclass(frozen=True)
 class RealRun:
-    """What a head came to at one temperature.
+    """The result of a head at one temperature.
 
     Args:
         temperature: of the answers.
@@ -120,7 +120,7 @@ def _summed(compared: Sequence[Comparison], params: SamplingParams) -> RealRun:
         for side in zip(*((pair.speculative, pair.plain) for pair in pairs), strict=True)
     ]
     equal = [comparison.identical for comparison in compared]
-    found = Counter(c.difference.explanation for c in compared if c.difference is not None)
+    differences = Counter(c.difference.explanation for c in compared if c.difference is not None)
     return RealRun(
         temperature=params.temperature,
         prompts=len(pairs),
@@ -131,5 +131,5 @@ def _summed(compared: Sequence[Comparison], params: SamplingParams) -> RealRun:
         tokens_per_second=rates[0],
         plain_tokens_per_second=rates[1],
         identical=None if None in equal else sum(map(bool, equal)),
-        differences=dict(found),
+        differences=dict(differences),
     )
