@@ -29,7 +29,7 @@ DEFECT_FOUND = 1
 
 
 def train_head(kind: str, **values: Any) -> int:
-    """Train a drafter and say what it has come to; 1 where a proof found a defect, else 0.
+    """Train a drafter and say how much of its drafts is accepted. 1 where a proof found a defect, else 0.
 
     Args:
         kind: of the drafter.
