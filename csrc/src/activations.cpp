@@ -24,7 +24,9 @@ std::int64_t panel_units(const MatrixShape& shape, bool token_major) {
 }  // namespace
 
 Activations::Activations(Precision precision, int group, Level limit)
-    : kernels_(&kernel_set(precision, limit)), shape_(MatrixShape::make(precision, 1, 1, group)) {}
+    : limit_(limit),
+      shape_(MatrixShape::make(precision, 1, 1, group)),
+      kernels_(&kernel_set(precision, limit, 1, shape_.group)) {}
 
 void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::int64_t stride,
                        ThreadPool& pool) {
@@ -35,6 +37,7 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
   }
   shape_ = MatrixShape::make(shape_.precision, 1, cols, shape_.group);
   tokens_ = n;
+  kernels_ = &kernel_set(shape_.precision, limit_, n, shape_.group);
   tiles_ = (n + kernels_->max_tokens - 1) / kernels_->max_tokens;
   units_ = panel_units(shape_, kernels_->token_major);
   const auto bytes = static_cast<std::size_t>(units_ * n) * sizeof(std::uint32_t) + kBehindPanel;

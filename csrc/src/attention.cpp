@@ -48,7 +48,7 @@ struct Attention::Work {
 Attention::Attention(const AttentionShape& shape, Precision precision, Level limit, int threads)
     : shape_(shape),
       precision_(precision),
-      kernels_(&kernel_set(precision, limit)),
+      kernels_(&kernel_set(precision, limit, 1)),
       ops_(&vector_set(kernels_->level).ops),
       pack_(vector_set(kernels_->level).pack_token[static_cast<int>(precision)]),
       scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))) {

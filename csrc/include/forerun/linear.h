@@ -50,8 +50,9 @@ class Activations {
  private:
   std::uint32_t* panel_at(std::int64_t tile) const;
 
-  const KernelSet* kernels_;
+  Level limit_;
   MatrixShape shape_;
+  const KernelSet* kernels_;  // for as many tokens as are packed
   std::int64_t tokens_ = 0;
   std::int64_t tiles_ = 0;
   std::int64_t units_ = 0;  // of a panel, for each of its tokens

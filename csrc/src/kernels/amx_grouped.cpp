@@ -2,8 +2,8 @@
 //
 // A line of weights, 4 columns of 16 rows, is a row of AMX's operand B as it is stored; A is T
 // tokens, C their dot products of a group with 16 rows. The integers are those of the other levels,
-// and what is done with them as floats is too. Even one token is faster so, although AVX-512 does
-// half the work: reading the weights takes longer than either.
+// and what is done with them as floats is too. A tile takes as long for one token as for sixteen:
+// they are for many (dispatch.cpp).
 //
 // The surplus of zero point * sum(x) that unsigned weights bring is taken off by a second product,
 // with a tile in which every weight is the negative zero point.
@@ -79,7 +79,6 @@ FORERUN_INLINE void multiply_tile(const std::uint8_t* x, const std::uint8_t* w,
 template <class Format>
 struct AmxGrouped {
   static constexpr int kMaxTokens = kMostTokens;
-  static constexpr int kTokensUnaided = 0;
 
   struct Group {
     const std::uint8_t* w;

@@ -15,9 +15,6 @@ constexpr int kHalfRows = 8;
 // Eight accumulators; the rest of the sixteen registers are operands.
 constexpr int kTokensAvx2 = 4;
 
-// Above, computing takes longer than reading and prefetching further ahead helps.
-constexpr int kUnaidedAvx2 = 1;
-
 FORERUN_INLINE __m256i load_half(const std::uint8_t* line, int half) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line) + half);
 }

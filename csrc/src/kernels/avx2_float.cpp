@@ -32,7 +32,6 @@ struct Bf16 {
 template <class Format>
 struct Avx2Float {
   static constexpr int kMaxTokens = kTokensAvx2;
-  static constexpr int kTokensUnaided = kUnaidedAvx2;
 
   template <int T>
   static FORERUN_INLINE void line(__m256 (&sum)[kHalves][T], const std::uint8_t* w,

@@ -40,7 +40,6 @@ FORERUN_INLINE __m256 in_all_lanes(std::uint32_t bits) {
 template <class Format>
 struct Avx2Grouped {
   static constexpr int kMaxTokens = kTokensAvx2;
-  static constexpr int kTokensUnaided = kUnaidedAvx2;
 
   template <int T>
   static FORERUN_INLINE void line(__m256i (&acc)[kHalves][T], const std::uint8_t* w,

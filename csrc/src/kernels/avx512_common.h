@@ -9,12 +9,6 @@
 namespace forerun::cpu {
 namespace {
 
-// What bounds a tile with few tokens is the reading of lines, and there the processor's own
-// prefetching does best: prefetch instructions would take turns from loads. More tokens take longer
-// for each line, so that out-of-order execution sees fewer lines ahead, and prefetching must make
-// up for it.
-constexpr int kUnaided = 4;
-
 // `instruction` acc, weight, x[index] in all lanes, for T values of x. As assembly, because GCC 12
 // has no embedded broadcast for the dot products and puts register copies between them; with the
 // index as a displacement, because else the compiler keeps a pointer for each of the T. `acc` must

@@ -10,21 +10,6 @@ namespace {
 template <class Op>
 struct Avx512Float {
   static constexpr int kMaxTokens = 24;
-  static constexpr int kTokensUnaided = kUnaided;
-
-  // kLines lines in a row. Loads keep the order of the lines, by which the processor recognizes a
-  // stream.
-  template <int T, int kLines>
-  static FORERUN_INLINE void add_lines(__m512 (&sum)[T], const std::uint8_t* w,
-                                       const std::uint32_t* x) {
-    unroll<kLines>([&](auto i) {
-      asm volatile("" : "+r"(w));
-      const auto weight = Op::load(w + i * kLine);
-      unroll<T>([&](auto t) {
-        sum[t] = Op::template multiply_add<kLines * T, i * T + t>(sum[t], weight, x);
-      });
-    });
-  }
 
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {
@@ -36,23 +21,16 @@ struct Avx512Float {
     const std::uint8_t* w = a.weights;
     const std::uint8_t* end = w + a.lines * kLine;
     const auto* x = static_cast<const std::uint32_t*>(a.panel);
-    if constexpr (T <= kTokensUnaided) {
-      constexpr int kLines = 8;
-      for (; end - w >= kLines * kLine; w += kLines * kLine, x += kLines * T)
-        add_lines<T, kLines>(sum, w, x);
-      for (; w != end; w += kLine, x += T) add_lines<T, 1>(sum, w, x);
-    } else {
-      const std::ptrdiff_t step = a.ahead.step;
-      const std::uint8_t* ahead = a.ahead.first;
-      const std::uint8_t* part_end = w + a.ahead.switch_line * kLine;
-      for (int part = 0; part < 2; ++part) {
-        for (; w != part_end; w += kLine, x += T, ahead += step) {
-          prefetch(ahead);
-          add_lines<T, 1>(sum, w, x);
-        }
-        ahead = a.ahead.second;
-        part_end = end;
+    const std::uint8_t* ahead = a.ahead.first;
+    const std::uint8_t* part_end = w + a.ahead.switch_line * kLine;
+    for (int part = 0; part < 2; ++part) {
+      for (; w != part_end; w += kLine, x += T, ahead += a.ahead.step) {
+        prefetch(ahead);
+        const auto weight = Op::load(w);
+        unroll<T>([&](auto t) { sum[t] = Op::template multiply_add<T, t>(sum[t], weight, x); });
       }
+      ahead = a.ahead.second;
+      part_end = end;
     }
     unroll<T>([&](auto t) { store_rows(a, t, sum[t]); });
   }

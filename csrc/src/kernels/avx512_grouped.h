@@ -51,8 +51,6 @@ struct Nibbles {
 template <class Format>
 struct Avx512Grouped {
   static constexpr int kMaxTokens = 24;
-  static constexpr int kTokensUnaided = kUnaided;
-  static constexpr int kTokensInOneRow = 2;
 
   template <int T>
   static FORERUN_INLINE void add_group(const __m512i (&acc)[T], const std::uint8_t* scales,
@@ -74,36 +72,15 @@ struct Avx512Grouped {
     }
   }
 
-  // Line `kIndex` behind w.
-  template <int T, int kIndex>
+  template <int T>
   static FORERUN_INLINE void add_line(__m512i (&acc)[T], const std::uint8_t* w,
                                       const std::uint32_t* x) {
-    constexpr int kWidth = Format::kPanelRows * T;
-    const __m512i line = _mm512_loadu_si512(w + kIndex * kLine);
+    const __m512i line = _mm512_loadu_si512(w);
     unroll<Format::kPanelRows>([&](auto p) {
       const __m512i weight = Format::part(line, p);
-      unroll<T>([&](auto t) {
-        acc[t] = dot<(kIndex + 1) * kWidth, kIndex * kWidth + p * T + t>(acc[t], weight, x);
-      });
+      unroll<T>(
+          [&](auto t) { acc[t] = dot<Format::kPanelRows * T, p * T + t>(acc[t], weight, x); });
     });
-  }
-
-  // All lines of a full group in one row, for up to kTokensInOneRow: a loop, and waiting for one
-  // chain of dot products, would take longer than the lines. Sums of integers are exact in any
-  // order.
-  template <int T, int kLines>
-  static FORERUN_INLINE void add_full_group(__m512i (&acc)[T], const std::uint8_t* w,
-                                            const std::uint32_t* x) {
-    __m512i second[T];
-    unroll<T>([&](auto t) { second[t] = _mm512_setzero_si512(); });
-    unroll<kLines / 2>([&](auto i) {
-      // Keeps the loads in the order of the lines, by which the processor recognizes a stream.
-      asm volatile("" : "+r"(w));
-      add_line<T, 2 * i>(acc, w, x);
-      asm volatile("" : "+r"(w));
-      add_line<T, 2 * i + 1>(second, w, x);
-    });
-    unroll<T>([&](auto t) { acc[t] = _mm512_add_epi32(acc[t], second[t]); });
   }
 
   struct Position {
@@ -112,38 +89,29 @@ struct Avx512Grouped {
     const std::uint8_t* ahead;
   };
 
-  // One group of at least one line; kLines: of a full group, or 0 for any number.
-  template <int T, int kLines>
+  // One group of at least one line.
+  template <int T>
   static FORERUN_INLINE void group(Position& at, std::int64_t lines, std::ptrdiff_t step,
                                    const std::uint8_t* scales, __m512* sums) {
-    constexpr int kWidth = Format::kPanelRows * T;
     __m512i acc[T];
     unroll<T>([&](auto t) {
       acc[t] = _mm512_set1_epi32(Format::kOffset ? 0 : static_cast<int>(at.x[t]));
     });
-    const std::uint32_t* x = at.x + 2 * T;
-    if (kLines > 0 && lines == kLines) {
-      add_full_group<T, kLines>(acc, at.w, x);
-    } else {
-      const std::uint8_t* w = at.w;
-      const std::uint8_t* end = w + lines * kLine;
-      const std::uint8_t* ahead = at.ahead;
-      do {
-        if constexpr (T > kTokensUnaided) prefetch(ahead);
-        add_line<T, 0>(acc, w, x);
-        w += kLine;
-        x += kWidth;
-        ahead += step;
-      } while (w != end);
-    }
-    add_group<T>(acc, scales, at.x, sums);
-    at.w += lines * kLine;
-    at.x += 2 * T + lines * kWidth;
-    at.ahead += lines * step;
+    const std::uint32_t* x_head = at.x;
+    at.x += 2 * T;
+    const std::uint8_t* end = at.w + lines * kLine;
+    do {
+      prefetch(at.ahead);
+      add_line<T>(acc, at.w, at.x);
+      at.w += kLine;
+      at.x += Format::kPanelRows * T;
+      at.ahead += step;
+    } while (at.w != end);
+    add_group<T>(acc, scales, x_head, sums);
   }
 
-  template <int T, int kLines>
-  static FORERUN_INLINE void run_groups(const TileArgs& a) {
+  template <int T>
+  FORERUN_FLATTEN static void run(const TileArgs& a) {
     __m512 memory[T];
     __m512* sums = memory;
     if constexpr (T > kSumsInRegisters) asm("" : "+r"(sums));
@@ -154,7 +122,7 @@ struct Avx512Grouped {
     for (std::int64_t left = a.lines; left > 0;) {
       if (at.w == turn) at.ahead = a.ahead.second;
       const std::uint8_t* scales = at.w;
-      if constexpr (T > kTokensUnaided) prefetch(at.ahead);
+      prefetch(at.ahead);
       at.w += kLine;
       at.ahead += step;
       constexpr int kGroups = Format::kOffset ? 1 : 2;
@@ -163,25 +131,12 @@ struct Avx512Grouped {
         // Makes every group load and store the sums that live in memory: the compiler would
         // otherwise keep some in registers as well, and push out accumulators.
         if constexpr (T > kSumsInRegisters) asm volatile("" : : : "memory");
-        group<T, kLines>(at, lines, step, scales, sums);
+        group<T>(at, lines, step, scales, sums);
         scales += kLine / 2;
         left -= lines;
       }
     }
     unroll<T>([&](auto t) { store_rows(a, t, sums[t]); });
-  }
-
-  template <int T>
-  FORERUN_FLATTEN static void run(const TileArgs& a) {
-    if constexpr (T <= kTokensInOneRow) {
-      switch (a.group_lines) {
-        case 8: return run_groups<T, 8>(a);
-        case 16: return run_groups<T, 16>(a);
-        case 32: return run_groups<T, 32>(a);
-        default: break;
-      }
-    }
-    run_groups<T, 0>(a);
   }
 };
 

@@ -15,7 +15,7 @@ struct WithOffset : Format {
   static constexpr bool kOffset = true;
 };
 
-// Kernels::run<T>(const TileArgs&), Kernels::kMaxTokens, Kernels::kTokensUnaided.
+// Kernels::run<T>(const TileArgs&), Kernels::kMaxTokens.
 template <class Kernels>
 KernelSet make_set(Level level, Precision precision) {
   static_assert(Kernels::kMaxTokens <= kMaxTileTokens);
@@ -23,7 +23,6 @@ KernelSet make_set(Level level, Precision precision) {
   set.level = level;
   set.precision = precision;
   set.max_tokens = Kernels::kMaxTokens;
-  set.unaided_tokens = Kernels::kTokensUnaided;
   unroll<Kernels::kMaxTokens>([&](auto i) { set.kernel[i + 1] = &Kernels::template run<i + 1>; });
   return set;
 }

@@ -59,7 +59,6 @@ struct KernelSet {
   Level level = Level::portable;
   Precision precision = Precision::fp32;
   int max_tokens = 1;
-  int unaided_tokens = 0;  // tiles up to this leave prefetching to the processor, or nearly so
   TileKernel kernel[kMaxTileTokens + 1] = {};  // by tokens
   // Whether panels hold the tokens of a group one after the other, see activations in linear.h.
   bool token_major = false;
@@ -70,8 +69,9 @@ struct KernelSet {
   void (*end)() = nullptr;
 };
 
-// The best set for the precision that does not exceed `limit` or the processor.
-const KernelSet& kernel_set(Precision precision, Level limit);
+// The best set for so many tokens of this format that does not exceed `limit` or the processor;
+// `group` is that of integer formats.
+const KernelSet& kernel_set(Precision precision, Level limit, std::int64_t tokens, int group = 0);
 
 const KernelSet& portable_set(Precision precision);
 #if defined(FORERUN_X86_KERNELS)

@@ -44,7 +44,6 @@ struct Bf16 {
 template <class Format>
 struct PortableFloat {
   static constexpr int kMaxTokens = 8;
-  static constexpr int kTokensUnaided = kMaxTokens;
 
   template <int T>
   static void run(const TileArgs& a) {
@@ -87,7 +86,6 @@ struct Nibbles {
 template <class Format>
 struct PortableGrouped {
   static constexpr int kMaxTokens = 8;
-  static constexpr int kTokensUnaided = kMaxTokens;
 
   template <int T>
   static void line(const std::uint8_t* w, const std::uint32_t* x,
