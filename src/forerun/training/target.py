@@ -18,15 +18,12 @@ from torch.nn.utils.rnn import pad_sequence
 from forerun.contracts import CausalLM
 from forerun.core import Batch, LogitsFor
 from forerun.errors import ConfigError
-from forerun.models.memory import available_bytes
 from forerun.training.compiled import compiled
 from forerun.training.conversations import Conversation, ConversationBatch
+from forerun.training.state_memory import StateMemory
 
 # Rows of logits that are made at once.
 CHUNK = 256
-CPU = torch.device("cpu")
-# Of the memory that is free as training begins, the states of texts leave this share.
-LEFT_FREE = 0.5
 
 
 @dataclass(frozen=True)
@@ -74,8 +71,7 @@ class Teacher:
         self._head = _runs_alone(model)
         last = (model.num_layers,) if self._head else ()
         self._layers = tuple(dict.fromkeys((*self.hidden_layers, *last)))
-        self._states: dict[Conversation, Tensor] = {}
-        self._spare = LEFT_FREE * available_bytes(CPU)
+        self._memory = StateMemory()
         self._index = torch.full((model.vocab_size,), -1, dtype=torch.long)
         self._index[draft_ids] = torch.arange(len(draft_ids))
 
@@ -108,15 +104,15 @@ class Teacher:
     def _kept(self, batch: ConversationBatch) -> dict[int, Tensor]:
         """Hidden states by layer, [B, S, hidden_size], 0 past the ends of texts; of texts seen before from
         memory."""
-        new = tuple(c for c in batch.conversations if c not in self._states)
+        new = tuple(c for c in batch.conversations if c not in self._memory)
         made: dict[Conversation, Tensor] = {}
         if new:
             hidden, _ = self._run(new)
             every = torch.stack([hidden[layer] for layer in self._layers], dim=2).cpu()
             made = {c: rows[: len(c)] for c, rows in zip(new, every, strict=True)}
-            if available_bytes(CPU) > self._spare:
-                self._states.update((c, rows.clone()) for c, rows in made.items())
-        texts = [made[c] if c in made else self._states[c] for c in batch.conversations]
+            for conversation, rows in made.items():
+                self._memory.put(conversation, rows)
+        texts = [made[c] if c in made else self._memory[c] for c in batch.conversations]
         padded = pad_sequence(texts, batch_first=True).to(self.model.device)
         return {layer: padded[:, :, at] for at, layer in enumerate(self._layers)}
 
