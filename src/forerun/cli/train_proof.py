@@ -38,13 +38,14 @@ def prove_trained(run: HeadRun, num_tokens: int, watch: Watch) -> list[dict[str,
     """
     from forerun.params import SamplingParams
     from forerun.proof.proof import prove
-    from forerun.training.real_run import spread_prompts
+    from forerun.training.real_run import open_trained, spread_prompts
 
     longest = run.checkpoint.summary.max_context
     effort = Effort(num_tokens=num_tokens, output_tokens=min(Effort().output_tokens, longest // 2))
     most = min(DEFAULT_PROMPT_TOKENS, longest - effort.output_tokens)
     prompts = [prompt[-most:] for prompt in spread_prompts(run.held, len(run.held))]
-    engine = _load(run, in_steps(max(map(len, prompts)) + effort.output_tokens))
+    context = in_steps(max(map(len, prompts)) + effort.output_tokens)
+    engine = open_trained(run, context, max_batch_size=DEFAULT_BATCH)
     made = []
     for sampling in SAMPLINGS:
         params = SamplingParams(**sampling)  # type: ignore[arg-type]  # numbers by name
@@ -52,19 +53,6 @@ def prove_trained(run: HeadRun, num_tokens: int, watch: Watch) -> list[dict[str,
         settings = _settings(run, engine, sampling, effort, len(prompts))
         made.append({**made_with(engine.target.device), "settings": settings, **proof.as_dict()})
     return made
-
-
-def _load(run: HeadRun, context: int) -> Engine:
-    """An engine as `forerun prove` makes it."""
-    from forerun.engine.config import SpeculativeConfig
-    from forerun.engine.load import load
-
-    return load(
-        run.checkpoint,
-        SpeculativeConfig(method=run.kind, model=str(run.out), monitor=False),
-        max_batch_size=DEFAULT_BATCH,
-        max_context=min(context, run.checkpoint.summary.max_context),
-    )
 
 
 def _settings(

@@ -55,21 +55,18 @@ def real_runs(run: HeadRun, num_prompts: int, num_tokens: int) -> dict[str, Any]
         run: whose head is written.
         num_prompts: at most, spread over the categories.
         num_tokens: of an answer at most.
+
+    Returns:
+        The report; empty where no prompt leaves room for so many tokens.
     """
-    positions = run.report.positions.values()
-    length = max((len(shares) for shares in positions), default=1)
-    prompts = spread_prompts(run.held, num_prompts)
     longest = run.checkpoint.summary.max_context
-    prompts = [prompt for prompt in prompts if len(prompt) + num_tokens <= longest]
+    fitting = [c for c in run.held if len(c.prompt_ids) + num_tokens <= longest]
+    prompts = spread_prompts(fitting, num_prompts)
     if not prompts:
         return {}
-    engine = load(
-        run.checkpoint,
-        SpeculativeConfig(
-            method=run.kind, model=str(run.out), num_speculative_tokens=length, monitor=False
-        ),
-        max_context=max(map(len, prompts)) + num_tokens,
-    )
+    # What is expected was computed for drafts of this length.
+    length = max(map(len, run.report.positions.values()), default=1)
+    engine = open_trained(run, max(map(len, prompts)) + num_tokens, num_speculative_tokens=length)
     drawn = Counter(c.temperature for c in run.held if c.temperature > 0).most_common(1)
     temperatures = [0.0, drawn[0][0] if drawn else 1.0]
     total = len(prompts) * len(temperatures)
@@ -83,6 +80,23 @@ def real_runs(run: HeadRun, num_prompts: int, num_tokens: int) -> dict[str, Any]
         "max_tokens": num_tokens,
         "runs": [asdict(run) for run in made],
     }
+
+
+def open_trained(run: HeadRun, context: int, *, max_batch_size: int = 1, **config: Any) -> Engine:
+    """An engine with the drafter that a run has written, without a monitor.
+
+    Args:
+        run: that has ended.
+        context: tokens of a request, as many as the target has at most.
+        max_batch_size: requests at once.
+        **config: of speculation, by the names of `SpeculativeConfig`.
+    """
+    return load(
+        run.checkpoint,
+        SpeculativeConfig(method=run.kind, model=str(run.out), monitor=False, **config),
+        max_batch_size=max_batch_size,
+        max_context=min(context, run.checkpoint.summary.max_context),
+    )
 
 
 def spread_prompts(conversations: Sequence[Conversation], count: int) -> list[list[int]]:
