@@ -177,8 +177,8 @@ void Decoder::final_norm(const float* hidden, std::int64_t tokens, float* out, T
 void Decoder::lm_head(const float* normed, std::int64_t tokens, float* logits, ThreadPool& pool) {
   if (tokens < 1) return;
   const FloatMode mode(FloatMode::Subnormals::ieee);
-  weights_->head.run(normed, tokens, logits, workspace_->layers.activations, pool, false,
-                     &weights_->layers.front().attention.qkv.matrix);
+  weights_->head.run(normed, tokens, logits, workspace_->layers.activations, pool,
+                     {nullptr, false, &weights_->layers.front().attention.qkv.matrix});
 }
 
 }  // namespace forerun::cpu

@@ -1,6 +1,7 @@
 #include "forerun/linear.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -105,7 +106,44 @@ void run_blocks(const Product& p, const Range& range) {
   }
 }
 
-void check(const MatrixShape& w, const MatrixShape& x, std::int64_t y_stride) {
+// Blocks of the gate, each with the block that it takes, tile by tile.
+void run_gated(const Product& p, const Range& range) {
+  const MatrixShape& shape = p.weights.shape();
+  const std::int64_t half = shape.blocks() / 2;
+  // Of the gate and of what it takes, and the result: apart, so that the gate's loop has vectors.
+  alignas(64) float sums[3][kMaxTileTokens * kBlockRows];
+  TileArgs a;
+  a.lines = shape.lines();
+  a.group_lines = shape.lines_per_group();
+  a.out_stride = kBlockRows;
+  a.rows = kBlockRows;
+  const AheadPlan plan(shape, p.x);
+  for (std::int64_t b = range.begin; b < range.end; ++b) {
+    const bool inside = b + 1 < range.stop;
+    for (std::int64_t tile = 0; tile < p.x.tiles(); ++tile) {
+      const int tokens = p.x.tile_tokens(tile);
+      a.panel = p.x.panel(tile);
+      for (const int upper : {0, 1}) {
+        const std::int64_t block = b + upper * half;
+        a.weights = p.weights.block(block);
+        const std::uint8_t* following =
+            inside ? p.weights.block(block + 1) : p.afterwards(range, a.weights);
+        a.ahead = plan.tile(tile, a.weights, following);
+        a.bias = p.options.bias == nullptr ? nullptr : p.options.bias + block * kBlockRows;
+        a.out = sums[upper];
+        p.x.kernels().kernel[tokens](a);
+      }
+      p.options.gate(sums[0], sums[1], std::int64_t{tokens} * kBlockRows, sums[2]);
+      for (int t = 0; t < tokens; ++t) {
+        std::memcpy(p.y + (p.x.tile_begin(tile) + t) * p.y_stride + b * kBlockRows,
+                    sums[2] + t * kBlockRows, kBlockRows * sizeof(float));
+      }
+    }
+  }
+}
+
+void check(const MatrixShape& w, const MatrixShape& x, std::int64_t y_stride,
+           const LinearOptions& options) {
   if (w.precision != x.precision || w.cols != x.cols || w.group != x.group) {
     throw std::invalid_argument(std::string("the matrix is ") + precision_name(w.precision) +
                                 " with " + std::to_string(w.cols) + " columns in groups of " +
@@ -113,7 +151,12 @@ void check(const MatrixShape& w, const MatrixShape& x, std::int64_t y_stride) {
                                 precision_name(x.precision) + ", " + std::to_string(x.cols) +
                                 " and " + std::to_string(x.group));
   }
-  if (y_stride < w.rows)
+  const bool gated = options.gate != nullptr;
+  if (gated && (w.rows % (2 * kBlockRows) != 0 || options.accumulate)) {
+    throw std::invalid_argument("a gate takes a multiple of " + std::to_string(2 * kBlockRows) +
+                                " rows, not " + std::to_string(w.rows) + ", and adds to nothing");
+  }
+  if (y_stride < (gated ? w.rows / 2 : w.rows))
     throw std::invalid_argument("the result's stride is shorter than its rows");
 }
 
@@ -122,18 +165,21 @@ void check(const MatrixShape& w, const MatrixShape& x, std::int64_t y_stride) {
 void linear(const PackedMatrix& weights, const Activations& x, float* y, std::int64_t y_stride,
             ThreadPool& pool, const LinearOptions& options) {
   const MatrixShape& shape = weights.shape();
-  check(shape, x.shape(), y_stride);
+  check(shape, x.shape(), y_stride, options);
   const auto subnormals = shape.precision == Precision::bf16 ? FloatMode::Subnormals::flush
                                                              : FloatMode::Subnormals::ieee;
   const Product product{weights, x, y, y_stride, options, pool.size(), subnormals};
   const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
   const std::int64_t grain = std::max<std::int64_t>(kChunkBytes / chunk, 1);
+  const bool gated = options.gate != nullptr;
   // By value: other threads then find it behind one address.
-  pool.for_ranges(shape.blocks(), grain, [product](const Range& range) {
+  const auto share = [product, gated](const Range& range) {
     const FloatMode mode(product.subnormals);
     const KernelScope scope(product.x);
-    run_blocks(product, range);
-  });
+    gated ? run_gated(product, range) : run_blocks(product, range);
+  };
+  if (gated) pool.for_ranges(shape.blocks() / 2, (grain + 1) / 2, share);
+  else pool.for_ranges(shape.blocks(), grain, share);
 }
 
 }  // namespace forerun::cpu

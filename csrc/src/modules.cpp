@@ -79,7 +79,7 @@ void LinearModule::run(const float* x, std::int64_t tokens, float* y, ThreadPool
     p.norm.run(x, tokens, p.normed.data(), p.limit, pool);
     x = p.normed.data();
   }
-  p.linear.run(x, tokens, y, p.activations, pool, accumulate);
+  p.linear.run(x, tokens, y, p.activations, pool, {nullptr, accumulate});
 }
 
 struct NormModule::Parts {

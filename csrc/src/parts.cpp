@@ -100,12 +100,12 @@ void Norm::run(const float* x, std::int64_t tokens, float* y, Level limit, Threa
 }
 
 void Linear::run(const float* x, std::int64_t tokens, float* y, ActivationSet& activations,
-                 ThreadPool& pool, bool accumulate, const PackedMatrix* next) const {
+                 ThreadPool& pool, LinearOptions options) const {
   const MatrixShape& shape = matrix.shape();
   Activations& packed = activations.of(shape);
   packed.pack(x, tokens, shape.cols, shape.cols, pool);
-  const float* added = bias.empty() ? nullptr : bias.data();
-  linear(matrix, packed, y, shape.rows, pool, {added, accumulate, next});
+  options.bias = bias.empty() ? nullptr : bias.data();
+  linear(matrix, packed, y, options.gate == nullptr ? shape.rows : shape.rows / 2, pool, options);
 }
 
 void activate(Activation activation, bool gated, const float* x, std::int64_t tokens,
@@ -148,9 +148,11 @@ void SelfAttention::run(LayerRun& run, std::int64_t index, const float* x, float
                         bool accumulate, const PackedMatrix* next) const {
   LayerSpace& space = run.space;
   const std::int64_t tokens = run.tokens.count();
-  qkv.run(x, tokens, space.qkv.data(), space.activations, run.pool, false, &output.matrix);
+  qkv.run(x, tokens, space.qkv.data(), space.activations, run.pool,
+          {nullptr, false, &output.matrix});
   attend(run, index);
-  output.run(space.mixed.data(), tokens, y, space.activations, run.pool, accumulate, next);
+  output.run(space.mixed.data(), tokens, y, space.activations, run.pool,
+             {nullptr, accumulate, next});
 }
 
 void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
@@ -223,16 +225,19 @@ void Mlp::run(LayerRun& run, const float* x, float* y, const PackedMatrix* next)
   const std::int64_t hidden = up.matrix.shape().cols;
   const std::int64_t inner = down.matrix.shape().cols;
   const std::int64_t most = std::min(run.tokens.count(), kMlpTokens);
-  space.up.resize(size_of(most * up.matrix.shape().rows));
+  const bool together = gated && activation == Activation::silu && inner % kBlockRows == 0;
+  const Gate gate = together ? vector_ops(space.limit).silu_mul : nullptr;
   space.inner.resize(size_of(most * inner));
+  if (!together) space.up.resize(size_of(most * up.matrix.shape().rows));
+  float* raised = together ? space.inner.data() : space.up.data();
   for (std::int64_t first = 0; first < run.tokens.count(); first += kMlpTokens) {
     const std::int64_t tokens = std::min(kMlpTokens, run.tokens.count() - first);
-    up.run(x + first * hidden, tokens, space.up.data(), space.activations, run.pool, false,
-           &down.matrix);
-    activate(activation, gated, space.up.data(), tokens, inner, space.inner.data(), space.limit,
-             run.pool);
-    down.run(space.inner.data(), tokens, y + first * hidden, space.activations, run.pool, true,
-             next);
+    up.run(x + first * hidden, tokens, raised, space.activations, run.pool,
+           {nullptr, false, &down.matrix, gate});
+    if (!together)
+      activate(activation, gated, raised, tokens, inner, space.inner.data(), space.limit, run.pool);
+    down.run(space.inner.data(), tokens, y + first * hidden, space.activations, run.pool,
+             {nullptr, true, next});
   }
 }
 

@@ -61,9 +61,10 @@ struct Linear {
   PackedMatrix matrix;
   std::vector<float> bias;
 
-  // x [tokens, cols], packed into `activations` on the way; y [tokens, rows].
+  // x [tokens, cols], packed into `activations` on the way; y [tokens, rows], or half the rows with
+  // a gate. Of the options the bias is its own.
   void run(const float* x, std::int64_t tokens, float* y, ActivationSet& activations,
-           ThreadPool& pool, bool accumulate = false, const PackedMatrix* next = nullptr) const;
+           ThreadPool& pool, LinearOptions options = {}) const;
 };
 
 // x [tokens, size] or, gated, [tokens, 2 size]: act(x) or act(first half) * second half, in y

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "check.h"
+#include "forerun/vector_ops.h"
 
 namespace forerun::cpu::test {
 namespace {
@@ -34,6 +35,9 @@ void check_errors() {
   CHECK_THROWS(std::invalid_argument, linear(w.matrix, x, y.data(), 5, pool));
   x.pack(weights.data(), 1, 64, 64, pool);
   CHECK_THROWS(std::invalid_argument, linear(w.matrix, x, y.data(), 4, pool));
+  const Gate gate = vector_ops().silu_mul;
+  CHECK_THROWS(std::invalid_argument,
+               linear(w.matrix, x, y.data(), 5, pool, {nullptr, false, nullptr, gate}));
 }
 
 void check_codes(Random& random) {

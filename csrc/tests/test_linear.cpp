@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "check.h"
+#include "forerun/vector_ops.h"
 
 namespace forerun::cpu::test {
 namespace {
@@ -147,6 +148,31 @@ void check_accumulate(Random& random, ThreadPool& pool) {
   }
 }
 
+// With a gate a product is that of its halves one after the other, bit for bit.
+void check_gate(Precision precision, Random& random, ThreadPool& pool) {
+  const std::int64_t half = kBlockRows * between(random, 1, 9);
+  const MatrixShape shape = MatrixShape::make(precision, 2 * half, between(random, 1, 300), 32);
+  const std::int64_t n = between(random, 1, 60);
+  const Packed w(shape, normal(random, shape.rows * shape.cols, 0.1f));
+  const std::vector<float> x = normal(random, n * shape.cols, 1.0f);
+  const std::vector<float> bias = normal(random, shape.rows);
+  for (const Level level : levels()) {
+    const VectorOps& ops = vector_ops(level);
+    const std::vector<float> both = multiply(w.matrix, x.data(), n, level, pool, {bias.data()});
+    Activations packed(precision, 32, level);
+    packed.pack(x.data(), n, shape.cols, shape.cols, pool);
+    std::vector<float> expected(static_cast<std::size_t>(n * half));
+    std::vector<float> y(expected.size());
+    for (std::int64_t t = 0; t < n; ++t) {
+      const float* gate = both.data() + 2 * t * half;
+      ops.silu_mul(gate, gate + half, half, expected.data() + t * half);
+    }
+    linear(w.matrix, packed, y.data(), half, pool, {bias.data(), false, nullptr, ops.silu_mul});
+    CHECK(same_bits(expected.data(), y.data(), n * half), "gate at %s in %s, n %lld",
+          level_name(level), precision_name(precision), static_cast<long long>(n));
+  }
+}
+
 }  // namespace
 }  // namespace forerun::cpu::test
 
@@ -176,6 +202,7 @@ int main(int count, char** arguments) {
   for (const Precision precision : kPrecisions) {
     if (MatrixShape::make(precision, 1, 1).grouped()) check_codes(precision, random);
   }
+  for (const Precision precision : kPrecisions) check_gate(precision, random, pool);
   check_accumulate(random, pool);
   std::puts("ok");
 }

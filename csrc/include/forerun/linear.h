@@ -59,15 +59,22 @@ class Activations {
   Buffer memory_;
 };
 
+// y = f(gate, up), n values each: one of VectorOps.
+using Gate = void (*)(const float* gate, const float* up, std::int64_t n, float* y);
+
 struct LinearOptions {
   const float* bias = nullptr;  // [rows]
   bool accumulate = false;      // y += instead of y =, after the bias
   const PackedMatrix* next =
       nullptr;  // the product that follows: its first lines are fetched at the end
+  // Where given, the first half of the rows are those of a gate, the others those that it takes,
+  // and y has half as many: each thread gates what it has just computed, so that no value goes
+  // from one core to another. Halves are whole blocks; not with `accumulate`.
+  Gate gate = nullptr;
 };
 
 // y: rows of the result, y_stride apart. Throws std::invalid_argument where matrix and activations
-// do not agree or the stride is short.
+// do not agree, the stride is short, or a matrix with a gate has no two halves of whole blocks.
 void linear(const PackedMatrix& weights, const Activations& x, float* y, std::int64_t y_stride,
             ThreadPool& pool, const LinearOptions& options = {});
 
