@@ -77,7 +77,7 @@ class LayerSkipDrafter(BaseDrafter):
 
     name = "layer_skip"
     drawings = frozenset(Drawing)
-    optional_head = "layer_skip"
+    optional_head: str | None = "layer_skip"
     options = LayerSkipOptions
 
     def __init__(
