@@ -14,6 +14,7 @@ from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.dspark import DSparkDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
+from forerun.drafters.exits.exit_layer import ExitLayer
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
@@ -29,6 +30,7 @@ from forerun.params import SamplingParams
 from forerun.testing import ToyModel, TreeDrafter
 from tests.helpers import dspark_heads
 from tests.helpers.eagle_heads import Made, published
+from tests.helpers.exit_layers import head_of
 from tests.helpers.layered import LayeredToyModel
 
 VOCAB = 11
@@ -97,6 +99,13 @@ def _eagle3(target: LayeredToyModel) -> Eagle3Drafter:
     config, tensors = published(made, "vllm")
     weights = Eagle3Weights("head", Eagle3Config.read(config, "head"), tensors)
     return Eagle3Drafter(Eagle3Head(weights, target), size, ROWS, target.max_context)
+
+
+def _layer_skip(target: LayeredToyModel) -> LayerSkipDrafter:
+    """With a random layer behind the exit, over all but a few of the target's tokens."""
+    head = head_of(target, torch.arange(target.vocab_size * 3 // 4) * 4 // 3)
+    layer = ExitLayer(head, ROWS, target.max_context)
+    return LayerSkipDrafter(target, (1, 2), layer=layer)
 
 
 def _medusa(target: LayeredToyModel) -> MedusaDrafter:
@@ -185,6 +194,11 @@ DRAFTERS = [
     DrafterCase(
         "layer_skip",
         lambda target, _: LayerSkipDrafter(target, (1, 2)),
+        ("auto", "token", "block", "traversal", "coupled"),
+    ),
+    DrafterCase(
+        "layer_skip-trained",
+        lambda target, _: _layer_skip(target),
         ("auto", "token", "block", "traversal", "coupled"),
     ),
     DrafterCase(

@@ -17,6 +17,7 @@ OWN: dict[str, dict[str, Any]] = {
     "draft": {"layers": 1, "steps": 3},
     "dspark": {"layers": 1, "block_size": 3, "markov_rank": 4, "density": 1.0},
     "eagle3": {"steps": 3, "density": 1.0},
+    "layer_skip": {"steps": 3},
     "medusa": {"heads": 3, "density": 1.0},
 }
 """Small shapes of each kind of drafter."""

@@ -9,6 +9,10 @@ COMMANDS = {
     "draft": ("forerun.cli.train_draft", "Train a draft model: a small one, distilled."),
     "dspark": ("forerun.cli.train_dspark", "Train a DSpark head: a block a pass."),
     "eagle3": ("forerun.cli.train_eagle3", "Train an EAGLE-3 head: a token a pass."),
+    "layer_skip": (
+        "forerun.cli.train_layer_skip",
+        "Train an adapter behind an early exit: a layer that reads the whole text.",
+    ),
     "medusa": ("forerun.cli.train_medusa", "Train Medusa's heads: all tokens from one state."),
 }
 

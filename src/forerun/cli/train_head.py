@@ -1,4 +1,4 @@
-"""`forerun train draft`, `dspark`, `eagle3`, `medusa`: a drafter for a model, from its own answers."""
+"""`forerun train draft | dspark | eagle3 | layer_skip | medusa`: a drafter for a model, from its answers."""
 
 from __future__ import annotations
 
@@ -149,11 +149,10 @@ def command_for(kind: str) -> Command:
     def train(**values: Any) -> int:
         return train_head(kind, **values)
 
-    layout = (
-        "as transformers reads them, the tokenizer"
-        if kind == "draft"
-        else "in the published layout"
-    )
+    layout = {
+        "draft": "as transformers reads them, the tokenizer",
+        "layer_skip": "in a layout of forerun's own",
+    }.get(kind, "in the published layout")
     return Command(
         kind,
         params=_options(kind),

@@ -56,6 +56,8 @@ class Drafter(Protocol):
     head: str | None
     """The kind of trained head that it drafts with, named in place of a draft model; see
     `forerun.heads.HEADS`."""
+    optional_head: str | None
+    """The same of one that it can do without."""
     exactness: Exactness
     drawings: frozenset[Drawing]
     """The ways of drawing that it supports; {GREEDY} for deterministic drafters."""

@@ -28,6 +28,7 @@ class BaseDrafter(ABC):
     takes_trees = False
     needs_draft_model = False
     head: str | None = None
+    optional_head: str | None = None
     reads_predictions = False
     acceptance: tuple[tuple[float, ...], ...] | None = None
     shared_layers: int = 0

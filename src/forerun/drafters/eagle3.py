@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
-# Rows that miss more tokens than this run them alone, so that no other row pays for padding.
-LARGEST_SHARED_CATCH_UP = 16
-_CHUNK = 512
-
 
 @dataclass
 class _Run:
@@ -143,16 +139,13 @@ class Eagle3Drafter(HeadDrafter):
 
     def _run_most(self, request: Request, missing: Missing) -> Tensor:
         """Run most of what a row lacks where that is much; the states that are left, one at least."""
-        states = missing.states
-        while len(states) > LARGEST_SHARED_CATCH_UP:
-            count = min(_CHUNK, len(states) - 1)
-            end = len(request) - len(states) + count
-            tokens = request.token_ids[end - count : end]
-            fused = self.module.fuse(states[None, :count])[0]
+
+        def run(states: Tensor, start: int) -> None:
+            tokens = request.token_ids[start + 1 : start + 1 + len(states)]
+            fused = self.module.fuse(states.unsqueeze(0))[0]
             self.module.run([request.row], [fused], [tokens], self.cache)
-            self.features.ran(request, count)
-            states = states[count:]
-        return states
+
+        return self.features.run_most(request, missing, run)
 
     def _extend(self, runs: list[_Run]) -> Tensor:
         """Run the frontiers of trees; logits [N, Vd] after each node, tree after tree."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from forerun.contracts import Cache, CausalLM, DrafterSetup
-from forerun.core import Batch, Draft, Drawing, Plan, Request
+from forerun.core import Batch, Draft, Drawing, ForwardOutput, Plan, Request, Verdict
 from forerun.drafters.base import BaseDrafter
 from forerun.errors import ConfigError
 from forerun.options import Text, options
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from forerun.drafters.exits.exit_adapter import ExitAdapter
+    from forerun.drafters.exits.exit_layer import ExitLayer
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
@@ -66,38 +67,54 @@ class LayerSkipDrafter(BaseDrafter):
         target: the model that drafts for itself; its layers must run apart.
         skip_layers: the layers that drafting leaves out, never the first.
         adapter: what stands between the exit and the target's head; None for the plain head.
+        layer: or a trained decoder layer that reads the exit's states of the whole text.
 
     Raises:
-        ConfigError: for layers that cannot be skipped, or an adapter of another exit.
+        ConfigError: for layers that cannot be skipped, what was trained for another exit, or two of it.
         IncompatibleDraftError: for an adapter that does not fit the target.
         UnsupportedModelError: for a target whose layers cannot run apart.
     """
 
     name = "layer_skip"
     drawings = frozenset(Drawing)
+    optional_head: str | None = "layer_skip"
     options = LayerSkipOptions
 
     def __init__(
-        self, target: CausalLM, skip_layers: Collection[int], adapter: ExitAdapter | None = None
+        self,
+        target: CausalLM,
+        skip_layers: Collection[int],
+        adapter: ExitAdapter | None = None,
+        layer: ExitLayer | None = None,
     ) -> None:
         self.target = target
         shared, *self._rest = drafting_layers(skip_layers, target.num_layers)
         self.shared_layers = shared.stop
         self.vocab_size: int | None = target.vocab_size
-        self.adapter = None if adapter is None else adapter.module(target)
-        if adapter is not None and (self._rest or shared.stop != adapter.exit_layer):
+        trained = [part.exit_layer for part in (adapter, layer) if part is not None]
+        if len(trained) > 1:
             raise ConfigError(
-                f"the exit adapter belongs after layer {adapter.exit_layer} and cannot be used "
+                "an exit_adapter and a head would both read the exit; give one of them."
+            )
+        if trained and (self._rest or [shared.stop] != trained):
+            raise ConfigError(
+                f"the exit adapter belongs after layer {trained[0]} and cannot be used "
                 f"when layers {sorted(skip_layers)} are skipped; give that exit_layer, or no adapter."
             )
+        self.adapter = None if adapter is None else adapter.module(target)
+        self.layer = layer
+        if layer is not None:
+            self.hidden_layers, self.rows = (self.shared_layers,), layer.rows
         # Weak, so that another engine can have the drafter when the first is gone.
         self._attached: weakref.ref[Cache] | None = None
-        _probe(target)
+        check_runs_apart(target)
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> LayerSkipDrafter:
-        skip_layers, adapter = _chosen(setup.read(LayerSkipOptions), setup.target)
-        return cls(setup.target, skip_layers, adapter)
+        layer = _trained_layer(setup)
+        trained_for = None if layer is None else layer.exit_layer
+        skip_layers, adapter = _chosen(setup.read(LayerSkipOptions), setup.target, trained_for)
+        return cls(setup.target, skip_layers, adapter, layer)
 
     def attach(self, cache: Cache) -> None:
         """Receive the cache to draft in, without keeping it alive.
@@ -128,8 +145,11 @@ class LayerSkipDrafter(BaseDrafter):
         running = []
         for request, plan in zip(requests, plans, strict=True):
             room = min(plan.num_tokens, self._cache.capacity - len(request))
+            if room > 0 and self.layer is not None:
+                room = min(room, self.layer.longest(request))
             running.append(start(request, replace(plan, num_tokens=room)))
         growths = running
+        vocabulary = None if self.layer is None else self.layer.vocabulary
         # By row, the shared layers' output for all tokens run.
         states: dict[int, list[Tensor]] = {request.row: [] for request in requests}
         try:
@@ -142,7 +162,7 @@ class LayerSkipDrafter(BaseDrafter):
                 if len(growing) < len(running):
                     running, hidden = [running[index] for index in growing], hidden[growing]
                 if running:
-                    grow(running, self._finish(running, hidden), randomness)
+                    grow(running, self._finish(running, hidden), randomness, vocabulary)
                 running = [g for g in running if len(g.token_ids) == len(states[g.request.row])]
         finally:
             # What the later layers have written while drafting.
@@ -155,6 +175,24 @@ class LayerSkipDrafter(BaseDrafter):
             for growth in growths
         ]
 
+    def observe(
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
+        output: ForwardOutput,
+    ) -> None:
+        if self.layer is not None:
+            self.layer.features.observe(requests, verdicts, output)
+
+    def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
+        if self.layer is not None:
+            self.layer.features.observe_prefill(request, start, output)
+
+    def clear_row(self, row: int) -> None:
+        if self.layer is not None:
+            self.layer.features.clear(row)
+
     @property
     def _cache(self) -> Cache:
         cache = None if self._attached is None else self._attached()
@@ -162,7 +200,10 @@ class LayerSkipDrafter(BaseDrafter):
         return cache
 
     def _finish(self, growths: list[Growth], hidden: Tensor) -> Tensor:
-        """Go on from the shared layers' output [B, 1, hidden_size]; logits [B, V]."""
+        """Go on from the shared layers' output [B, 1, hidden_size]; logits [B, V], or of the tokens that a
+        trained layer drafts from."""
+        if self.layer is not None:
+            return self.layer.logits(growths, hidden)
         logits: Tensor | None = None
         for layers in self._rest:
             hidden, logits = self._run(growths, layers, hidden)
@@ -210,9 +251,24 @@ def zoo_adapter(exit_layer: int) -> Path:
     return zoo_path().parent / "exit_adapter" / f"exit-{exit_layer}.safetensors"
 
 
-def _chosen(own: LayerSkipOptions, target: CausalLM) -> tuple[Collection[int], ExitAdapter | None]:
+def _trained_layer(setup: DrafterSetup) -> ExitLayer | None:
+    """The trained layer that the user named; a head of another kind belongs to another drafter."""
+    if setup.head is None or setup.head.kind not in (None, LayerSkipDrafter.optional_head):
+        return None
+    from forerun.drafters.exits.exit_layer import ExitLayer
+    from forerun.heads.layer_skip import LayerSkipHead
+
+    return ExitLayer(LayerSkipHead.open(setup.target, setup.head), setup.rows, setup.capacity)
+
+
+def _chosen(
+    own: LayerSkipOptions, target: CausalLM, trained_for: int | None
+) -> tuple[Collection[int], ExitAdapter | None]:
     """The layers to skip and the adapter that the options name; by default a quarter of the layers
-    draft, unless an adapter was trained for another exit.
+    draft, unless something was trained for another exit.
+
+    Args:
+        trained_for: the exit of a trained layer, which takes the adapter's place.
 
     Raises:
         CheckpointError: for an adapter that cannot be read.
@@ -223,7 +279,7 @@ def _chosen(own: LayerSkipOptions, target: CausalLM) -> tuple[Collection[int], E
     adapter = None if own.exit_adapter is None else ExitAdapter.load(own.exit_adapter)
     if own.skip_layers is not None:
         return own.skip_layers, adapter
-    exit_layer = own.exit_layer
+    exit_layer = own.exit_layer or trained_for
     if exit_layer is None and adapter is not None:
         exit_layer = adapter.exit_layer
     elif exit_layer is None:
@@ -233,12 +289,13 @@ def _chosen(own: LayerSkipOptions, target: CausalLM) -> tuple[Collection[int], E
             f"the exit is after layer {exit_layer} and {target.name} has {target.num_layers}; give an "
             "exit_layer, or an adapter of an exit, below its last layer, or use another method."
         )
-    if adapter is None and target.name == "zoo" and zoo_adapter(exit_layer).is_file():
+    bare = adapter is None and trained_for is None
+    if bare and target.name == "zoo" and zoo_adapter(exit_layer).is_file():
         adapter = ExitAdapter.load(zoo_adapter(exit_layer))
     return range(exit_layer, target.num_layers), adapter
 
 
-def _probe(target: CausalLM) -> None:
+def check_runs_apart(target: CausalLM) -> None:
     """Run one token through one layer and the head, so that a target that cannot is refused now.
 
     Raises:

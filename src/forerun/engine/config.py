@@ -166,8 +166,13 @@ class SpeculativeConfig:
 
     @property
     def head(self) -> str | None:
-        """The kind of trained head that the method drafts with; see `forerun.heads.HEADS`."""
-        return next((drafter.head for drafter in self.drafters if drafter.head), None)
+        """The kind of trained head that the method drafts with; see `forerun.heads.HEADS`. One that it can
+        do without counts where a model is named that nothing else takes."""
+        kinds = [drafter.head for drafter in self.drafters if drafter.head]
+        free = self.model is not None and not any(d.needs_draft_model for d in self.drafters)
+        if free and not kinds:
+            kinds = [drafter.optional_head for drafter in self.drafters if drafter.optional_head]
+        return kinds[0] if kinds else None
 
     @property
     def draws(self) -> bool:

@@ -59,7 +59,8 @@ class PublishedHead:
             return DSPARK
         if kind is None and {"fc", "layers"} <= stored and "draft_vocab_size" in self.config:
             return EAGLE3
-        if kind is not None and "LlamaForCausalLMEagle" not in self.architectures:
+        known = (EAGLE3, DSPARK, MEDUSA)
+        if kind in known and "LlamaForCausalLMEagle" not in self.architectures:
             return kind
         raise UnsupportedModelError(
             f"{self.name} is not a head that forerun knows (architectures "

@@ -58,6 +58,7 @@ HEADS = {
         frozenset({"eagle", "eagle3"}),
         frozenset({"eagle_config"}),
     ),
+    "layer_skip": HeadKind(re.compile("ExitAdapterModel")),
     "medusa": HeadKind(
         re.compile("Medusa(Model|LMHeadModel|ForCausalLM)|.*ForCausalLMMedusa"),
         keys=frozenset({"medusa_num_heads"}),

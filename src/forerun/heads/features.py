@@ -7,7 +7,7 @@ pays for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +19,9 @@ from forerun.models.running import common_prefix
 
 # States that are kept in memory with one that is needed, rather than copy that one.
 _FEW = 64
+# Rows that miss more tokens than this run them alone, so that no other row pays for padding.
+LARGEST_SHARED_CATCH_UP = 16
+_CHUNK = 512
 
 
 class Trims(Protocol):
@@ -131,6 +134,23 @@ class Features:
             self._cache.trim(request.row, row.held)
         states = row.joined()
         return Missing(row.held, states[start - row.first :])
+
+    def run_most(
+        self, request: Request, missing: Missing, run: Callable[[Tensor, int], object]
+    ) -> Tensor:
+        """Run most of what a row lacks where that is much; the states that are left, one at least.
+
+        Args:
+            missing: what `missing` returned.
+            run: runs states of the row [m, W] in the head, given the position of the first.
+        """
+        states = missing.states
+        while len(states) > LARGEST_SHARED_CATCH_UP:
+            count = min(_CHUNK, len(states) - 1)
+            run(states[:count], len(request) - 1 - len(states))
+            self.ran(request, count)
+            states = states[count:]
+        return states
 
     def ran(self, request: Request, count: int) -> None:
         """Note that the first `count` states of what `missing` returned are in the head's cache."""

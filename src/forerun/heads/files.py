@@ -241,13 +241,18 @@ def open_head(name: str | os.PathLike[str], kind: str, revision: str | None = No
 
 
 def refuse_other_target(
-    name: str, target: CausalLM, *, hidden_size: int, vocab_size: int | None = None
+    name: str,
+    target: CausalLM,
+    *,
+    hidden_size: int,
+    vocab_size: int | None = None,
+    num_layers: int | None = None,
 ) -> None:
     """Refuse a head that was trained for another target than the one that it is to draft for.
 
     Args:
         hidden_size: of the target that it was trained for.
-        vocab_size: of the same, where the head says so.
+        vocab_size, num_layers: of the same, where the head says so.
 
     Raises:
         IncompatibleDraftError: with both numbers.
@@ -255,6 +260,7 @@ def refuse_other_target(
     pairs = (
         ("hidden size", hidden_size, target.hidden_size),
         ("vocabulary", vocab_size, target.vocab_size),
+        ("number of layers", num_layers, target.num_layers),
     )
     for what, ours, theirs in pairs:
         if ours is not None and ours != theirs:

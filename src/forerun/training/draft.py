@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from forerun.training.conversations import ConversationBatch
 from forerun.training.evaluation import Drafts, evaluate
 from forerun.training.loop import Part
 from forerun.training.losses import kl_share, rejection_loss
-from forerun.training.published import DEVIATION, PublishedModule, attend, hang
+from forerun.training.published import DEVIATION, PublishedModule, hang
 from forerun.training.target import Lesson, Teacher
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -63,28 +63,36 @@ class DraftModule(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """What the output head reads after each token of texts [B, S], [B, S, hidden_size]."""
-        model, slots = self.model, torch.arange(token_ids.shape[1], device=token_ids.device)
-        back = slots[:, None] - slots
         hidden = functional.embedding(token_ids, self.get_parameter(EMBEDDING))
-        for layer, window in enumerate(model.shape.windows):
-            seen = (back >= 0) & (back < (window or len(slots)))
-            normed = model.normed(hidden, f"layers.{layer}.input_layernorm")
-            query, key, value = model.heads(normed, "qkv", slots[None], layer)
-            hidden = model.rest(hidden, attend(query, key, value, seen[None, None]), layer)
-        return model.normed(hidden, "norm")
+        return self.model.normed(self.model.over_text(hidden), "norm")
+
+
+class ReadsText(Protocol):
+    """What predicts the next token at every token of a text."""
+
+    @property
+    def output(self) -> Tensor:
+        """The matrix of the output head, [Vd, hidden_size]."""
+
+    def __call__(self, texts: Tensor, /) -> Tensor:
+        """What that reads after each token, [B, S, hidden_size]."""
 
 
 class DraftObjective:
-    """What a draft model learns from conversations: the target's row for every token of the answers.
+    """What a draft model learns from conversations, or an adapter that reads states of the target in place
+    of tokens: the target's row for every token of the answers.
 
     Args:
-        module: the model.
-        teacher: the target, over the whole vocabulary.
+        module: the model or the adapter.
+        teacher: the target, over the draft's vocabulary.
         steps: tokens of the drafts whose acceptance is measured.
+        layer: the target's hidden layer whose states are read; None for token ids.
     """
 
-    def __init__(self, module: DraftModule, teacher: Teacher, *, steps: int) -> None:
-        self.module, self.teacher, self.steps = module, teacher, steps
+    def __init__(
+        self, module: ReadsText, teacher: Teacher, *, steps: int, layer: int | None = None
+    ) -> None:
+        self.module, self.teacher, self.steps, self.layer = module, teacher, steps, layer
 
     def __call__(self, batch: ConversationBatch) -> Part:
         """The loss of a batch: rejections, smoothed by KL the more the less is accepted (λ = exp(-3 α), as
@@ -104,8 +112,9 @@ class DraftObjective:
     def drafts(self, lesson: Lesson) -> Drafts:
         """What it drafts on a batch: one draft after another from the answer's first token on, so that all
         of its tokens are in one."""
-        with torch.autocast(lesson.batch.token_ids.device.type, torch.bfloat16):
-            states = self.module(lesson.batch.token_ids)
+        texts = lesson.batch.token_ids if self.layer is None else lesson.hidden[self.layer]
+        with torch.autocast(texts.device.type, torch.bfloat16):
+            states = self.module(texts)
         # The state of the token before predicts a token.
         wanted = lesson.rows[:, 1:]
         first, size = (wanted >= 0).int().argmax(-1), wanted.shape[1]

@@ -122,6 +122,21 @@ class Eagle3Settings:
 
 
 @options
+class LayerSkipSettings:
+    """Where an adapter behind an early exit stands."""
+
+    exit_layer: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**31,
+        description="How many of the target's first layers draft; left out, a tenth of them.",
+    )
+    steps: int = Field(
+        default=5, ge=1, le=64, description="Tokens of the drafts that are validated."
+    )
+
+
+@options
 class MedusaSettings:
     """The shape of Medusa's heads."""
 
@@ -168,6 +183,7 @@ HEAD_SETTINGS: dict[str, type[Any]] = {
     "draft": DraftSettings,
     "dspark": DSparkSettings,
     "eagle3": Eagle3Settings,
+    "layer_skip": LayerSkipSettings,
     "medusa": MedusaSettings,
 }
 """The settings of each kind of drafter."""

@@ -86,6 +86,17 @@ class PublishedModule(nn.Module):
         gate, up = (self.linear(normed, f"{prefix}.mlp.{name}_proj") for name in ("gate", "up"))
         return hidden + self.linear(self._activation(gate) * up, f"{prefix}.mlp.down_proj")
 
+    def over_text(self, hidden: Tensor) -> Tensor:
+        """All layers over whole texts [B, S, hidden_size], in which each token sees those before it."""
+        slots = torch.arange(hidden.shape[1], device=hidden.device)
+        back = slots[:, None] - slots
+        for layer, window in enumerate(self.shape.windows):
+            seen = (back >= 0) & (back < (window or len(slots)))
+            normed = self.normed(hidden, f"layers.{layer}.input_layernorm")
+            query, key, value = self.heads(normed, "qkv", slots[None], layer)
+            hidden = self.rest(hidden, attend(query, key, value, seen[None, None]), layer)
+        return hidden
+
     def published(self, token_ids: Tensor | None) -> dict[str, Tensor]:
         """The tensors of the head by published name.
 

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from forerun.contracts import CausalLM
+from forerun.drafters.layer_skip import check_runs_apart
 from forerun.errors import TrainingError
 from forerun.heads.dspark import DSparkConfig
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
+from forerun.heads.layer_skip import ARCHITECTURE, LayerSkipConfig
 from forerun.heads.medusa import MedusaConfig
 from forerun.heads.output import borrowed_rows
 from forerun.models.architecture import Architecture, read_architecture
@@ -38,8 +40,10 @@ from forerun.training.head_settings import (
     DraftSettings,
     DSparkSettings,
     Eagle3Settings,
+    LayerSkipSettings,
     MedusaSettings,
 )
+from forerun.training.layer_skip import LayerSkipModule, norm_of
 from forerun.training.loop import Part
 from forerun.training.medusa import MedusaModule, MedusaObjective
 from forerun.training.target import Teacher
@@ -143,6 +147,41 @@ def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Check
     module = Eagle3Module(read, output_rows(target, ids))
     teacher = Teacher(target, read.layers_of(target), ids)
     objective = Eagle3Objective(module, teacher, steps=own.steps, density=own.density)
+    given = None if len(ids) == target.vocab_size else ids
+    return Untrained(
+        module, objective, config, teacher.hidden_layers, lambda: module.published(given)
+    )
+
+
+def layer_skip(
+    target: CausalLM, ids: Tensor, own: LayerSkipSettings, checkpoint: Checkpoint
+) -> Untrained:
+    """An adapter behind an early exit, in forerun's own layout: one decoder layer.
+
+    Raises:
+        TrainingError: for an exit that is not inside the target.
+        UnsupportedModelError: for a target whose layers do not run apart.
+    """
+    check_runs_apart(target)
+    below = own.exit_layer or max(1, round(target.num_layers / 10))
+    if below >= target.num_layers:
+        raise TrainingError(
+            f"the exit is after layer {below} and {target.name} has {target.num_layers}; give an "
+            "exit_layer below its last layer."
+        )
+    config = {
+        **_layers(target, checkpoint),
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "exit_layer": below,
+        "num_target_layers": target.num_layers,
+        "draft_vocab_size": len(ids),
+    }
+    read = LayerSkipConfig.read(config, "the config of a new head")
+    module = LayerSkipModule(read, output_rows(target, ids), norm_of(target))
+    teacher = Teacher(target, (below,), ids)
+    objective = DraftObjective(module, teacher, steps=own.steps, layer=below)
     given = None if len(ids) == target.vocab_size else ids
     return Untrained(
         module, objective, config, teacher.hidden_layers, lambda: module.published(given)
@@ -301,6 +340,7 @@ RECIPES: dict[str, Recipe] = {
     "draft": draft_model,
     "dspark": dspark,
     "eagle3": eagle3,
+    "layer_skip": layer_skip,
     "medusa": medusa,
 }
 """How each kind of drafter is made; a recipe's own name is that of the method that drafts with it."""

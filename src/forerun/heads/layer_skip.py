@@ -1,0 +1,151 @@
+"""An adapter behind an early exit of a target: a decoder layer that reads the exit's states of a text.
+
+Kangaroo (arXiv 2404.18911) has an attention and a norm between the exit and the target's output head. Here
+it is a whole decoder layer, as a head has one, and of the output head the rows of the draft's vocabulary.
+Nothing else of the target is copied or run: its first layers draft, and stay in its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from forerun.contracts import CausalLM
+from forerun.core import Batch
+from forerun.errors import CheckpointError, ConfigError
+from forerun.heads import CONFIG
+from forerun.heads.blocks import BlockCache, layer, layer_shapes, read_layers
+from forerun.heads.files import HeadFiles, refuse_other_target
+from forerun.heads.output import OutputRows, draft_ids
+from forerun.models.architecture import Architecture
+from forerun.models.modules import modules_for
+from forerun.options import check
+from forerun.sampling import DraftVocabulary
+
+ARCHITECTURE = "ExitAdapterModel"
+"""What stands in its config.json; the layout is forerun's own."""
+
+
+@dataclass(frozen=True)
+class LayerSkipConfig:
+    """What an adapter is made of.
+
+    Args:
+        layers: the shape of its decoder layers; its `hidden_size` and `vocab_size` are the target's.
+        exit_layer: of the target's layers, those below the exit.
+        num_target_layers: all of them.
+        draft_vocab_size: tokens that it drafts from.
+    """
+
+    layers: Architecture
+    exit_layer: int
+    num_target_layers: int
+    draft_vocab_size: int
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], where: str) -> LayerSkipConfig:
+        """From the content of a config.json.
+
+        Args:
+            where: it comes from, for messages.
+
+        Raises:
+            CheckpointError: for values that no adapter has.
+            UnsupportedModelError: for layers of another type than Llama's.
+        """
+        if "exit_layer" not in config:
+            raise CheckpointError(
+                f"{where} has no exit_layer: it is not that of an adapter behind an exit; give the directory "
+                "of one, as 'forerun train layer_skip' writes it."
+            )
+        layers = read_layers(config, where)
+        try:
+            total = check("num_target_layers", config.get("num_target_layers"), int, ge=2, le=2**31)
+            below = check("exit_layer", config.get("exit_layer"), int, ge=1, le=total - 1)
+            size = config.get("draft_vocab_size")
+            drafted = check("draft_vocab_size", size, int, ge=1, le=layers.vocab_size)
+        except ConfigError as error:
+            raise CheckpointError(f"{where}: {error}") from None
+        return cls(layers, below, total, drafted)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of its tensors, by name."""
+        hidden = self.layers.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {"norm.weight": (hidden,)}
+        for index in range(self.layers.num_layers):
+            shapes |= layer_shapes(self.layers, f"layers.{index}", hidden)
+            shapes[f"layers.{index}.input_layernorm.weight"] = (hidden,)
+        if self.draft_vocab_size != self.layers.vocab_size:
+            shapes["d2t"] = (self.draft_vocab_size,)
+        return shapes
+
+
+class LayerSkipHead:
+    """An adapter on what its target runs on.
+
+    Args:
+        target: that it was trained for; it lends the rows of its output head.
+        config: of the adapter.
+        tensors: by name, see `LayerSkipConfig.shapes`.
+        name: for messages.
+
+    Raises:
+        CheckpointError: for weights that cannot run.
+    """
+
+    def __init__(
+        self, target: CausalLM, config: LayerSkipConfig, tensors: Mapping[str, Tensor], name: str
+    ) -> None:
+        self.config = config
+        shape, modules = config.layers, modules_for(target)
+        self._layers = [layer(modules, shape, tensors, i) for i in range(shape.num_layers)]
+        ids: Tensor | None = None
+        self.vocabulary: DraftVocabulary | None = None
+        if "d2t" in tensors:
+            # In the target's order, in which uniform numbers pick the same tokens as over all of it.
+            ids = draft_ids(tensors["d2t"], target.vocab_size, name).sort().values
+            self.vocabulary = DraftVocabulary(ids.to(target.device), target.vocab_size)
+        norm = tensors["norm.weight"]
+        self._output = OutputRows(target, modules, ids, None, norm, shape.norm_eps)
+
+    @classmethod
+    def open(cls, target: CausalLM, files: HeadFiles) -> LayerSkipHead:
+        """Read an adapter for a target.
+
+        Raises:
+            CheckpointError: for a broken file.
+            IncompatibleDraftError: for the adapter of another target.
+        """
+        config = LayerSkipConfig.read(files.config, str(files.directory / CONFIG))
+        refuse_other_target(
+            files.name,
+            target,
+            hidden_size=config.layers.hidden_size,
+            vocab_size=config.layers.vocab_size,
+            num_layers=config.num_target_layers,
+        )
+        return cls(target, config, files.pick(config.shapes()), files.name)
+
+    def new_cache(self, rows: int, capacity: int) -> BlockCache:
+        """An empty cache of `rows` rows of `capacity` tokens each."""
+        return BlockCache.of(self._layers, rows, capacity)
+
+    def run(self, rows: Sequence[int], states: Sequence[Tensor], cache: BlockCache) -> Tensor:
+        """Run tokens behind those that some rows of the cache hold; logits [B, draft_vocab_size] after the
+        last of each row.
+
+        Args:
+            states: for each row the exit's hidden states of its tokens, [n, hidden_size].
+            cache: of this adapter.
+        """
+        batch = Batch.after(cache, rows, [[0] * len(own) for own in states])
+        hidden = pad_sequence(list(states), batch_first=True)
+        for run, own in zip(self._layers, cache.layers, strict=True):
+            hidden = run([hidden], batch, own)
+        last = [row[count - 1] for row, count in zip(hidden, batch.counts, strict=True)]
+        return self._output(torch.stack(last))
