@@ -301,7 +301,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--length", type=int, help="tokens along any path, for every method")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--categories", nargs="+", default=CATEGORIES, choices=CATEGORIES)
-    parser.add_argument("--questions", type=Path, help="a file of your own, JSON lines")
+    parser.add_argument(
+        "--questions", nargs="+", type=Path, help="files of your own, JSON lines: a category each"
+    )
     parser.add_argument("--prompts", type=int, default=10, help="of each category")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, help="of all requests; by default they have none")
@@ -313,7 +315,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     if options.questions is not None:
-        questions = {options.questions.stem: read_questions(options.questions)[: options.prompts]}
+        questions = {
+            path.stem: read_questions(path)[: options.prompts] for path in options.questions
+        }
     else:
         questions = {name: load_questions(name, options.prompts) for name in options.categories}
     if unknown := set(options.methods) - set(DRAFTERS.names()):
