@@ -16,9 +16,9 @@ from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.conversations import Conversation, ConversationBatch
 from forerun.training.draft import DraftModule, DraftObjective
-from forerun.training.head_run import HeadRun
+from forerun.training.drafter_run import DrafterRun
 from forerun.training.target import Teacher
-from tests.helpers.head_runs import run_of, save_data, save_target
+from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.tiny_models import VOCAB, tokens
 
 FAMILIES = (
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_data(tmp_path_factory.mktemp("data") / "data.jsonl")
 
 
-def module_of(run: HeadRun) -> DraftModule:
+def module_of(run: DrafterRun) -> DraftModule:
     assert isinstance(run.head.module, DraftModule)
     return run.head.module
 

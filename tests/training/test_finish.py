@@ -11,10 +11,10 @@ from forerun import load
 from forerun.core import Stats
 from forerun.heads.files import HeadFiles
 from forerun.training.conversations import Conversation
+from forerun.training.drafter_settings import FinishSettings
 from forerun.training.finish import RANKS, add_proofs, finish
-from forerun.training.head_settings import FinishSettings
 from forerun.training.real_run import spread_prompts
-from tests.helpers.head_runs import OWN, run_of, save_data, save_target
+from tests.helpers.drafter_runs import OWN, run_of, save_data, save_target
 
 KINDS = ("dspark", "eagle3", "medusa")
 QUIET = FinishSettings(real_run=False)

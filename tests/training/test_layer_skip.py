@@ -12,7 +12,7 @@ from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
 from forerun.training.layer_skip import LayerSkipModule, norm_of
-from tests.helpers.head_runs import run_of, save_data, save_target
+from tests.helpers.drafter_runs import run_of, save_data, save_target
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from forerun.proof.effort import DEFAULT_BATCH, DEFAULT_PROMPT_TOKENS, Effort
 if TYPE_CHECKING:
     from forerun.engine.engine import Engine
     from forerun.progress import Watch
-    from forerun.training.head_run import HeadRun
+    from forerun.training.drafter_run import DrafterRun
 
 # Ways of drawing that are proven; the equality of greedy text is part of each.
 SAMPLINGS: tuple[Mapping[str, float], ...] = (
@@ -25,7 +25,7 @@ SAMPLINGS: tuple[Mapping[str, float], ...] = (
 )
 
 
-def prove_trained(run: HeadRun, num_tokens: int, watch: Watch) -> list[dict[str, Any]]:
+def prove_trained(run: DrafterRun, num_tokens: int, watch: Watch) -> list[dict[str, Any]]:
     """Prove the drafter that a run has written, at each way of drawing, on held-out prompts.
 
     Args:
@@ -56,7 +56,7 @@ def prove_trained(run: HeadRun, num_tokens: int, watch: Watch) -> list[dict[str,
 
 
 def _settings(
-    run: HeadRun, engine: Engine, sampling: Mapping[str, float], effort: Effort, num_prompts: int
+    run: DrafterRun, engine: Engine, sampling: Mapping[str, float], effort: Effort, num_prompts: int
 ) -> dict[str, Any]:
     from forerun.models.sources import SINGLE
 

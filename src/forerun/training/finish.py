@@ -12,9 +12,9 @@ from forerun.training.acceptance import AcceptanceTable
 from forerun.training.calibration import calibrate
 from forerun.training.card import CERTIFICATE, PICTURE, card_of
 from forerun.training.curve import draw, read_curve
+from forerun.training.drafter_run import WORK, DrafterRun
+from forerun.training.drafter_settings import FinishSettings
 from forerun.training.earlier import take_weights
-from forerun.training.head_run import WORK, HeadRun
-from forerun.training.head_settings import FinishSettings
 from forerun.training.real_run import real_runs
 
 # Siblings whose acceptance is measured: trees rarely have more of them.
@@ -22,7 +22,7 @@ RANKS = 8
 NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
-def finish(run: HeadRun, settings: FinishSettings | None = None) -> Mapping[str, Any]:
+def finish(run: DrafterRun, settings: FinishSettings | None = None) -> Mapping[str, Any]:
     """Measure the head that a run has kept, and write the results into its forerun.json and card.
 
     Args:
@@ -53,7 +53,7 @@ def finish(run: HeadRun, settings: FinishSettings | None = None) -> Mapping[str,
 
 
 def add_proofs(
-    run: HeadRun, proofs: Sequence[Mapping[str, Any]], certificate: str
+    run: DrafterRun, proofs: Sequence[Mapping[str, Any]], certificate: str
 ) -> Mapping[str, Any]:
     """Write what was proven of the drafter beside its weights, and into its card.
 
@@ -95,7 +95,7 @@ def _add_table(own: dict[str, Any], report: dict[str, Any], table: AcceptanceTab
 
 
 def _write(
-    run: HeadRun, files: HeadFiles, own: Mapping[str, Any], others: Mapping[str, str] = NO_TEXTS
+    run: DrafterRun, files: HeadFiles, own: Mapping[str, Any], others: Mapping[str, str] = NO_TEXTS
 ) -> None:
     texts = {**others, OWN: json.dumps(own, indent=2) + "\n", CARD: card_of(run.kind, own)}
     title = f"{run.kind} for {own['target']['name']}: acceptance length on held-out text"

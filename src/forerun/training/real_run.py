@@ -16,7 +16,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.params import SamplingParams
 from forerun.training.conversations import Conversation
-from forerun.training.head_run import HeadRun
+from forerun.training.drafter_run import DrafterRun
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RealRun:
     differences: Mapping[str, int] = field(default_factory=dict)
 
 
-def real_runs(run: HeadRun, num_prompts: int, num_tokens: int) -> dict[str, Any]:
+def real_runs(run: DrafterRun, num_prompts: int, num_tokens: int) -> dict[str, Any]:
     """Answer held-out prompts greedily and at the data's temperature; a report.
 
     Args:
@@ -82,7 +82,9 @@ def real_runs(run: HeadRun, num_prompts: int, num_tokens: int) -> dict[str, Any]
     }
 
 
-def open_trained(run: HeadRun, context: int, *, max_batch_size: int = 1, **config: Any) -> Engine:
+def open_trained(
+    run: DrafterRun, context: int, *, max_batch_size: int = 1, **config: Any
+) -> Engine:
     """An engine with the drafter that a run has written, without a monitor.
 
     Args:

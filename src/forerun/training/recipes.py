@@ -34,15 +34,15 @@ from forerun.training.draft import (
     spread,
     tokenizer_files,
 )
-from forerun.training.dspark import DSparkModule, DSparkObjective
-from forerun.training.eagle3 import Eagle3Module, Eagle3Objective
-from forerun.training.head_settings import (
+from forerun.training.drafter_settings import (
     DraftSettings,
     DSparkSettings,
     Eagle3Settings,
     LayerSkipSettings,
     MedusaSettings,
 )
+from forerun.training.dspark import DSparkModule, DSparkObjective
+from forerun.training.eagle3 import Eagle3Module, Eagle3Objective
 from forerun.training.layer_skip import LayerSkipModule, norm_of
 from forerun.training.loop import Part
 from forerun.training.medusa import MedusaModule, MedusaObjective

@@ -32,9 +32,9 @@ from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.testing import check_drafter
 from forerun.trees.growth import grow, start
+from tests.helpers.drafter_runs import save_target
 from tests.helpers.exit_adapters import adapter_for
 from tests.helpers.exit_layers import config_of, head_of, module_of, write
-from tests.helpers.head_runs import save_target
 from tests.helpers.kernel_models import needs_kernels
 from tests.helpers.layered import LayeredToyModel
 from tests.helpers.tiny_models import VOCAB, tiny_config, tiny_model

@@ -21,11 +21,11 @@ from forerun.heads.files import HeadFiles
 from forerun.params import SamplingParams
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
-from forerun.training.head_run import HeadRun, Report
+from forerun.training.drafter_run import DrafterRun, Report
 from forerun.training.loop import Part
 from forerun.training.processes import Processes, join
 from forerun.training.recipes import RECIPES
-from tests.helpers.head_runs import run_of, save_data, save_target
+from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.tiny_models import VOCAB
 
 KINDS = ("draft", "dspark", "eagle3", "layer_skip", "medusa")
@@ -308,7 +308,7 @@ def test_what_belongs_to_another_recipe_is_refused(
     first = targets["llama"]
     run_of("medusa", first, data, tmp_path, tokens=100).run()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    others: list[Callable[[], HeadRun]] = [
+    others: list[Callable[[], DrafterRun]] = [
         lambda: run_of("medusa", first, data, tmp_path, seed=1),
         lambda: run_of("medusa", first, data, tmp_path, own={"heads": 2}),
         lambda: run_of("eagle3", first, data, tmp_path),

@@ -13,7 +13,7 @@ from forerun.cli.train_proof import SAMPLINGS
 from forerun.proof.effort import Effort
 from forerun.proof.proof import Proof
 from tests.helpers.command_line import Cli
-from tests.helpers.head_runs import save_data
+from tests.helpers.drafter_runs import save_data
 
 SMALL = (
     "--tokens",

@@ -179,7 +179,7 @@ class DraftSettings:
     )
 
 
-HEAD_SETTINGS: dict[str, type[Any]] = {
+DRAFTER_SETTINGS: dict[str, type[Any]] = {
     "draft": DraftSettings,
     "dspark": DSparkSettings,
     "eagle3": Eagle3Settings,

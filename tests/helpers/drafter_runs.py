@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from forerun.training.head_run import HeadRun, OnValidated
-from forerun.training.head_settings import HEAD_SETTINGS, settings_of
+from forerun.training.drafter_run import DrafterRun, OnValidated
+from forerun.training.drafter_settings import DRAFTER_SETTINGS, settings_of
 from forerun.training.recipes import RECIPES
 from tests.helpers.tiny_models import LLAMA_LIKE, VOCAB, random_model, tiny_config
 from tests.helpers.toy_chat import toy_tokenizer
@@ -61,7 +61,7 @@ def run_of(
     begin_with: str | None = None,
     own: dict[str, Any] | None = None,
     **settings: Any,
-) -> HeadRun:
+) -> DrafterRun:
     """A run of a few steps, looked at after each of them."""
     values = {
         "tokens": 500,
@@ -73,6 +73,6 @@ def run_of(
     }
     if kind != "draft":
         values = {"draft_vocab_size": 40, **values}
-    shape = HEAD_SETTINGS[kind](**{**OWN[kind], **(own or {})})
+    shape = DRAFTER_SETTINGS[kind](**{**OWN[kind], **(own or {})})
     recipe, read = RECIPES[kind], settings_of(kind)(**values)
-    return HeadRun(recipe, shape, read, model, [data], out, on_validated, begin_with)
+    return DrafterRun(recipe, shape, read, model, [data], out, on_validated, begin_with)

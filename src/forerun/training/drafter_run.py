@@ -27,8 +27,8 @@ from forerun.training.conversations import (
     held_out,
     read_conversations,
 )
+from forerun.training.drafter_settings import DrafterSettings, HeadSettings
 from forerun.training.earlier import broken, ids_of, read_object, take_weights, write_object
-from forerun.training.head_settings import DrafterSettings, HeadSettings
 from forerun.training.loop import Progress, Trainer, TrainingSettings
 from forerun.training.processes import join
 from forerun.training.recipes import Recipe, Untrained, draft_ids
@@ -76,7 +76,7 @@ OnValidated = Callable[[Report, float, float], None]
 """Sees the report after a validation, the last loss, and tokens a second."""
 
 
-class HeadRun:
+class DrafterRun:
     """One training of a head or a draft model, from the files of conversations to its directory.
 
     Args:

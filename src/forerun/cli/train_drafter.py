@@ -18,17 +18,17 @@ from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.train_data import data_of
-from forerun.training.head_settings import HEAD_SETTINGS, FinishSettings, settings_of
+from forerun.training.drafter_settings import DRAFTER_SETTINGS, FinishSettings, settings_of
 
 if TYPE_CHECKING:
     from forerun.progress import Watch
-    from forerun.training.head_run import HeadRun, Report
+    from forerun.training.drafter_run import DrafterRun, Report
 
 _SECTION = "Training"
 DEFECT_FOUND = 1
 
 
-def train_head(kind: str, **values: Any) -> int:
+def train_drafter(kind: str, **values: Any) -> int:
     """Train a drafter and say how much of its drafts is accepted. 1 where a proof found a defect, else 0.
 
     Args:
@@ -36,21 +36,23 @@ def train_head(kind: str, **values: Any) -> int:
         values: of the options.
     """
     quiet_libraries()
+    from forerun.training.drafter_run import DrafterRun
     from forerun.training.finish import finish
-    from forerun.training.head_run import HeadRun
     from forerun.training.recipes import RECIPES
 
     set_threads(values)
     model = values["name"]
     common = settings_of(kind)
     settings = common(**{name: values[name] for name in vars(common())})
-    kinds = HEAD_SETTINGS[kind]
+    kinds = DRAFTER_SETTINGS[kind]
     own = kinds(**{name: values[name] for name in vars(kinds())})
     in_the_end = FinishSettings(**{name: values[name] for name in vars(FinishSettings())})
     out = Path(values["output"] or f"{PurePath(model).name or 'model'}-{kind}")
     data = values["data"] or [data_of(model, values["threads"])]
     with bars() as watch:
-        run = HeadRun(RECIPES[kind], own, settings, model, data, out, _show, values["begin_with"])
+        run = DrafterRun(
+            RECIPES[kind], own, settings, model, data, out, _show, values["begin_with"]
+        )
         report = run.run()
         if not run.processes.first:
             return 0
@@ -67,7 +69,7 @@ def train_head(kind: str, **values: Any) -> int:
     return 0 if all(proof["passed"] for proof in content["proofs"]) else DEFECT_FOUND
 
 
-def _prove(run: HeadRun, num_tokens: int, watch: Watch) -> Mapping[str, Any]:
+def _prove(run: DrafterRun, num_tokens: int, watch: Watch) -> Mapping[str, Any]:
     """The content of forerun.json with what was proven."""
     from forerun.cli.train_proof import prove_trained
     from forerun.proof.certificate import certificate
@@ -147,7 +149,7 @@ def command_for(kind: str) -> Command:
     """The command that trains drafters of a kind."""
 
     def train(**values: Any) -> int:
-        return train_head(kind, **values)
+        return train_drafter(kind, **values)
 
     layout = {
         "draft": "as transformers reads them, the tokenizer",
@@ -196,7 +198,7 @@ def _options(kind: str) -> Sequence[click.Parameter]:
             help="Begin with the weights of this drafter, of the same shape.",
         ),
         *derived(settings_of(kind), _SECTION),
-        *derived(HEAD_SETTINGS[kind], "Draft model" if kind == "draft" else f"Head {kind}"),
+        *derived(DRAFTER_SETTINGS[kind], "Draft model" if kind == "draft" else f"Head {kind}"),
         *derived(FinishSettings, "In the end"),
         threads_option(_SECTION),
         json_option(),
