@@ -1,0 +1,44 @@
+"""The trained heads that come with forerun: they belong to their targets, and change no text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forerun import load
+from forerun.models.zoo import packaged_head
+from forerun.params import SamplingParams
+from tests.helpers.real_model import needs_smollm2
+
+QUESTION = (
+    "Natalia sold clips to 48 of her friends in April, and half as many in May. How many in all?"
+)
+HEADS = [
+    ("zoo", "eagle3"),
+    pytest.param("smollm2", "eagle3", marks=needs_smollm2),
+    pytest.param("smollm2", "dspark", marks=needs_smollm2),
+]
+
+
+@pytest.mark.parametrize(("target", "kind"), HEADS)
+def test_a_packaged_head_drafts_for_its_target(target: str, kind: str) -> None:
+    directory = packaged_head(target, kind)
+    assert directory is not None
+    own = json.loads((directory / "forerun.json").read_text())
+    assert own["target"]["name"] == target
+    config = {"method": kind, "num_speculative_tokens": 3, "monitor": False}
+    engine = load(target, config, max_context=256)
+    plain = load(target, False, max_context=256)
+    prompt = QUESTION if target == "smollm2" else "def is_prime(n):\n"
+    for temperature in (0.0, 0.8):
+        params = SamplingParams(temperature=temperature, seed=3, max_tokens=48, ignore_eos=True)
+        answer = engine.generate(prompt, params)
+        expected = plain.generate(prompt, params)
+        assert answer.token_ids == expected.token_ids
+        assert answer.stats.num_accepted_tokens > 0
+
+
+def test_there_is_no_head_for_other_models() -> None:
+    assert packaged_head("zoo-draft", "eagle3") is None
+    assert packaged_head("./zoo", "eagle3") is None
