@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,8 @@ def check(
     drafter = Checked(made, head, on, atol)
     settings = SpeculativeConfig(num_speculative_tokens=3, monitor=False, **config)
     engine = Engine(on, drafter, settings, max_batch_size=3)
+    # The same texts in every run: rounding grows from step to step, in rare texts beyond any tolerance.
+    engine.use_seeds(count(1).__next__)
     completions = engine.generate(list(prompts), params)
     assert drafter.drafted >= 12
     assert all(len(completion.token_ids) == params.max_tokens for completion in completions)
