@@ -12,7 +12,7 @@ from forerun.options import NoOptions
 
 # What needs torch is imported where it is used: options and help are read without it.
 if TYPE_CHECKING:
-    from forerun.heads.features import Missing, Trims
+    from forerun.heads.features import Features, Missing, Trims
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
@@ -36,6 +36,7 @@ class BaseDrafter(ABC):
     vocab_size: int | None = None
     rows: int | None = None
     options: type[Any] = NoOptions
+    features: Features | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -66,17 +67,23 @@ class BaseDrafter(ABC):
         verdicts: Sequence[Verdict],
         output: ForwardOutput,
     ) -> None:
-        """Nothing to learn."""
+        """What it reads of the target's states; else nothing to learn."""
+        if self.features is not None:
+            self.features.observe(requests, verdicts, output)
 
     def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
-        """Nothing to learn."""
+        """The same of a prompt."""
+        if self.features is not None:
+            self.features.observe_prefill(request, start, output)
 
     def confidence(self, request: Request) -> float:
         """It always has something to propose."""
         return 1.0
 
     def clear_row(self, row: int) -> None:
-        """Nothing is kept by row."""
+        """What it has read of a row."""
+        if self.features is not None:
+            self.features.clear(row)
 
     def release(self, request: Request) -> None:
         """Nothing to forget."""
@@ -116,6 +123,7 @@ class HeadDrafter(BaseDrafter):
 
     drawings = frozenset(Drawing)
     takes_trees = True
+    features: Features
 
     def __init__(
         self,
@@ -167,18 +175,3 @@ class HeadDrafter(BaseDrafter):
         for index, growth in growths.items():
             drafts[index] = growth.finish()
         return drafts
-
-    def observe(
-        self,
-        requests: Sequence[Request],
-        drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict],
-        output: ForwardOutput,
-    ) -> None:
-        self.features.observe(requests, verdicts, output)
-
-    def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
-        self.features.observe_prefill(request, start, output)
-
-    def clear_row(self, row: int) -> None:
-        self.features.clear(row)

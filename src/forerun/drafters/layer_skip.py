@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from forerun.contracts import Cache, CausalLM, DrafterSetup
-from forerun.core import Batch, Draft, Drawing, ForwardOutput, Plan, Request, Verdict
+from forerun.core import Batch, Draft, Drawing, Plan, Request
 from forerun.drafters.base import BaseDrafter
 from forerun.errors import ConfigError
 from forerun.options import Text, options
@@ -105,6 +105,7 @@ class LayerSkipDrafter(BaseDrafter):
         self.layer = layer
         if layer is not None:
             self.hidden_layers, self.rows = (self.shared_layers,), layer.rows
+            self.features = layer.features
         # Weak, so that another engine can have the drafter when the first is gone.
         self._attached: weakref.ref[Cache] | None = None
         check_runs_apart(target)
@@ -174,24 +175,6 @@ class LayerSkipDrafter(BaseDrafter):
             replace(growth.finish(), hidden=torch.cat(states[growth.request.row]))
             for growth in growths
         ]
-
-    def observe(
-        self,
-        requests: Sequence[Request],
-        drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict],
-        output: ForwardOutput,
-    ) -> None:
-        if self.layer is not None:
-            self.layer.features.observe(requests, verdicts, output)
-
-    def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
-        if self.layer is not None:
-            self.layer.features.observe_prefill(request, start, output)
-
-    def clear_row(self, row: int) -> None:
-        if self.layer is not None:
-            self.layer.features.clear(row)
 
     @property
     def _cache(self) -> Cache:
