@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks import intervals
+from forerun.bench import intervals
+from forerun.bench.rows import loops
 from forerun.compare.paired import Comparison, compare
 from forerun.core import Stats
 from forerun.engine.config import SpeculativeConfig
@@ -22,7 +23,7 @@ from forerun.engine.load import load
 from forerun.models.cpu.threads import threads_in_use
 from forerun.models.zoo import zoo_path
 from forerun.params import SamplingParams
-from recipes.heldout import load_prompts, loops
+from recipes.heldout import load_prompts
 
 
 @dataclass(frozen=True)

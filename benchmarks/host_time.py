@@ -4,7 +4,7 @@ python -m benchmarks.host_time
 
 The models run on the kernels and are little more than a head. Their logits follow Zipf's law, the
 draft's with some noise. Their time is subtracted; what is left is planning, drawing, warping,
-verifying and keeping the caches. There is no tokenizer, and the monitor is off: with models that cost
+verifying and keeping the caches. There is no tokenizer, and the length is fixed: with models that cost
 nothing it would stop speculation.
 """
 
@@ -105,7 +105,7 @@ def measure(vocab_size: int, setting: str, drafted: int = 4, rounds: int = 200) 
     model = zipf_model(row + 0.3 * torch.randn(vocab_size, generator=generator), "draft")
     forward = _seconds_of_a_forward(model)
     drafter = DraftModelDrafter(model, 1, _CONTEXT)
-    config = SpeculativeConfig(num_speculative_tokens=drafted, monitor=False)
+    config = SpeculativeConfig(num_speculative_tokens=drafted, policy="fixed")
     engine = Engine(target, drafter, config, max_context=_CONTEXT)
     runs, chains = Timed(target.forward), Timed(model.draft_chains)
     target.forward, model.draft_chains = runs, chains

@@ -4,7 +4,7 @@ python -m benchmarks.large_pair
 
 The weights are random, in the shapes of published models, so that nothing is downloaded. Times are
 those of the real models, acceptance is not: with a tied head, both models repeat themselves. The
-monitor is off.
+length is fixed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from forerun.errors import ConfigError
 from forerun.models.cpu import CpuModel
 from forerun.models.placement import KERNEL_PRECISIONS
 from forerun.params import SamplingParams
+from forerun.policies.base import USUAL_LENGTH
 
 PROMPT_TOKENS = 64
 _WARM_UP_TOKENS = 2
@@ -184,7 +185,7 @@ def _engine(target: CpuModel, draft: CpuModel, request: Request) -> Engine:
     # Room for full drafts in every round.
     context = PROMPT_TOKENS + max(request.tokens, _WARM_UP_TOKENS) + drafted
     drafter = DraftModelDrafter(draft, 1, context, target.vocab_size)
-    config = SpeculativeConfig(num_speculative_tokens=drafted, monitor=False)
+    config = SpeculativeConfig(num_speculative_tokens=drafted, policy="fixed")
     return Engine(target, drafter, config, max_context=context)
 
 
@@ -229,7 +230,7 @@ def _plain(engine: Engine, prompt: list[int], tokens: int) -> tuple[list[int], f
 
 def _speculative(engine: Engine, prompt: list[int], tokens: int) -> list[_Step]:
     """Rounds until `tokens` are emitted; the last may emit more, and all draft in full."""
-    room = tokens + engine.config.num_speculative_tokens
+    room = tokens + (engine.config.num_speculative_tokens or USUAL_LENGTH)
     request_id = engine.add(prompt, _params(room))
     steps: list[_Step] = []
     while sum(len(step.token_ids) for step in steps) < tokens:

@@ -84,7 +84,7 @@ class Ours:
         """Tokens and multiply-adds per second of a prefill, and the instruction's peak just before."""
         peak = self.machine.multiply(self.model.precision)
         seconds = prefill_seconds(self.model, tokens)
-        work = multiply_adds(self.model.shape, tokens, 0, head=False)
+        work = multiply_adds(self.model, tokens, 0, head=False)
         return {"tokens": tokens / seconds, "multiply_adds": work / seconds, "peak": peak}
 
     def rounds(self, drafted: int, context: int, count: int, sampled: bool) -> dict[str, float]:
@@ -121,7 +121,7 @@ class Ours:
             else:
                 assert self.draft is not None
                 drafter = DraftModelDrafter(self.draft, 1, context, self.model.vocab_size)
-                config = SpeculativeConfig(num_speculative_tokens=drafted, monitor=False)
+                config = SpeculativeConfig(num_speculative_tokens=drafted, policy="fixed")
                 self._engines[drafted] = Engine(
                     self.model, drafter, config, max_context=context, prefix_reuse=False
                 )

@@ -113,7 +113,7 @@ def held_out(name: str, count: int | None) -> tuple[list[list[int]], int]:
     if name in ZOO_MODELS:
         prompts = [text.prompt for text in load_prompts(zoo_path().parent / "heldout.jsonl")]
     else:
-        prompts = [q.prompt for category in SETS for q in load_questions(category, EACH)]
+        prompts = [q.turns[0] for category in SETS for q in load_questions(category, EACH)]
     texts = [tokenizer.encode(prompt)[:LONGEST] for prompt in prompts[:count]]
     return texts, sum(len(tokenizer.decode(text[1:]).encode()) for text in texts)
 

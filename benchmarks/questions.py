@@ -1,42 +1,29 @@
-"""Prompts by category: held-out modules, question sets, and prompts whose answers copy from them."""
+"""Prompts by category: held-out modules, question sets, and prompts whose answers copy from them.
+
+python -m benchmarks.questions FOLDER writes them for `forerun bench --prompts FOLDER`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from forerun.errors import ConfigError, UnknownNameError
-from forerun.files import read_text
+from forerun.errors import UnknownNameError
+from forerun.files import write_text
 from forerun.models.zoo import zoo_path
 from forerun.options import check
+from forerun.training.questions import Question, read_questions
 from recipes.heldout import load_prompts
 
 SETS = ("humaneval", "gsm8k", "mt_bench")
 
 
-@dataclass(frozen=True)
-class Question:
-    """One prompt.
-
-    Args:
-        question_id: unique in its category.
-        category: one of CATEGORIES, or the name of a file.
-        prompt: the text to continue.
-        prediction: an expected output, or empty.
-    """
-
-    question_id: str
-    category: str
-    prompt: str
-    prediction: str = ""
-
-
 def load_questions(category: str, count: int) -> list[Question]:
-    """The first `count` prompts of a category, or as many as there are.
+    """The first `count` questions of a category, or as many as there are.
 
     Raises:
         UnknownNameError: for an unknown category.
@@ -47,39 +34,30 @@ def load_questions(category: str, count: int) -> list[Question]:
     return _CATEGORIES[category](category)[: check("count", count, int, ge=1, le=10_000)]
 
 
-def read_questions(path: Path) -> list[Question]:
-    """Prompts from a file of JSON lines: with `prompt`, or with `turns` as in the question sets, of
-    which the first is used.
+def write_questions(folder: Path) -> None:
+    """A file for each category, of one turn a question."""
+    for category in CATEGORIES:
+        lines = [
+            json.dumps(
+                {
+                    "question_id": question.question_id,
+                    "category": category,
+                    "turns": question.turns[:1],
+                    "prediction": question.prediction,
+                }
+            )
+            for question in load_questions(category, 10_000)
+        ]
+        write_text(folder / f"{category}.jsonl", "\n".join(lines) + "\n")
 
-    Raises:
-        ConfigError: for a file that cannot be read, or any other line.
-    """
-    lines = read_text(path, "question file", ConfigError).splitlines()
-    questions = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            questions.append(_question(line, f"line {number} of {path}", path.stem))
-    if not questions:
-        raise ConfigError(f"{path} is empty; give one question per line.")
-    return questions
 
-
-def _question(line: str, where: str, category: str) -> Question:
-    try:
-        content = json.loads(line)
-        prompt = content["turns"][0] if "turns" in content else content["prompt"]
-        prediction = content.get("prediction", "")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        prompt = None
-    if not isinstance(prompt, str) or not prompt or not isinstance(prediction, str):
-        raise ConfigError(f'{where} is not a question; write {{"prompt": "..."}}.')
-    number = str(content.get("question_id", content.get("prompt_id", where)))
-    return Question(number, category, prompt, prediction)
+def _question(module_id: str, category: str, text: str, prediction: str = "") -> Question:
+    return Question((text,), category, category, question_id=module_id, prediction=prediction)
 
 
 def _held_out(category: str) -> list[Question]:
     prompts = load_prompts(zoo_path().parent / "heldout.jsonl")
-    return [Question(prompt.prompt_id, category, prompt.prompt) for prompt in prompts]
+    return [_question(prompt.prompt_id, category, prompt.prompt) for prompt in prompts]
 
 
 def _question_set(category: str) -> list[Question]:
@@ -100,7 +78,7 @@ def _edits(category: str) -> list[Question]:
             edited[at] = edited[at].replace("self", "this").replace("=", " = ").replace("(", "( ")
         head = "".join(lines[:4])
         prompt = f"# before\n{''.join(edited)}\n# after\n{head}"
-        questions.append(Question(module.prompt_id, category, prompt, "".join(edited[4:])))
+        questions.append(_question(module.prompt_id, category, prompt, "".join(edited[4:])))
     return questions
 
 
@@ -118,7 +96,7 @@ def _quotes(category: str) -> list[Question]:
             f'{module.prompt}\n\ndef summary():\n    """Quotes the code above.\n\n{quoted}    > '
         )
         rest = "    > ".join(lines[start + 2 :])
-        questions.append(Question(module.prompt_id, category, prompt, rest))
+        questions.append(_question(module.prompt_id, category, prompt, rest))
     return questions
 
 
@@ -130,3 +108,12 @@ _CATEGORIES: dict[str, Callable[[str], list[Question]]] = {
 }
 CATEGORIES = tuple(_CATEGORIES)
 COPYING = ("edits", "quotes")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    [folder] = sys.argv[1:] if arguments is None else arguments
+    write_questions(Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from benchmarks.questions import Question
 from forerun.core import Stats, Tree
 from forerun.engine.engine import Engine
+from forerun.training.questions import Question
 from forerun.trees.search import TYPICAL_ACCEPTANCE, best_shape
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -104,7 +104,7 @@ def _median_round(study: Study, engine: Engine) -> float:
 
 def _plain_round(study: Study, engine: Engine) -> float:
     assert engine.tokenizer is not None, "loaded by name"
-    prompt = engine.tokenizer.encode(study.questions[0].prompt)[-1024:]
+    prompt = engine.tokenizer.encode(study.questions[0].turns[0])[-1024:]
     stream = engine.stream_plain(list(prompt))
     for _, _ in zip(stream, range(32), strict=False):
         pass

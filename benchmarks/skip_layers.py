@@ -109,7 +109,7 @@ class Bench:
         return Engine(
             plain.target,
             LayerSkipDrafter(plain.target, choice.skip_layers, choice.adapter),
-            SpeculativeConfig(num_speculative_tokens=drafted, monitor=False),
+            SpeculativeConfig(num_speculative_tokens=drafted, policy="fixed"),
             tokenizer=plain.tokenizer,
             eos_token_ids=plain.eos_token_ids,
             max_context=plain.max_context,

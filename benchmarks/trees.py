@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import intervals
-from benchmarks.intervals import Interval
-from benchmarks.questions import CATEGORIES, Question, load_questions, read_questions
+from benchmarks.questions import CATEGORIES, load_questions
 from benchmarks.round_costs import RoundCosts, measure_costs
 from benchmarks.rule_pairs import RulePairs
 from benchmarks.tree_acceptance import AcceptanceCounts, fastest_shape
+from forerun.bench import intervals
+from forerun.bench.intervals import Interval
 from forerun.core import Stats, Tree
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -31,6 +31,7 @@ from forerun.engine.load import load
 from forerun.engine.pairs import choose
 from forerun.files import write_text
 from forerun.params import SamplingParams
+from forerun.training.questions import Question, read_questions
 from forerun.trees.search import TYPICAL_ACCEPTANCE, best_shape
 
 RANKS = 8
@@ -89,7 +90,7 @@ class Study:
     max_tokens: int
 
     def engine(self, **options: Any) -> Engine:
-        config = SpeculativeConfig(method="draft_model", monitor=False, **options)
+        config = SpeculativeConfig(method="draft_model", policy="fixed", **options)
         return load(self.model, choose(config, self.model).config, dtype=self.dtype)
 
     def run(self, engine: Engine, questions: Sequence[Question], temperature: float) -> list[Stats]:
@@ -101,7 +102,7 @@ class Study:
         # A seed in the parameters would select coupled drafts.
         engine.use_seeds(lambda: next(numbers))
         assert engine.tokenizer is not None, "loaded by name"
-        prompts = [engine.tokenizer.encode(question.prompt)[-1024:] for question in questions]
+        prompts = [engine.tokenizer.encode(question.turns[0])[-1024:] for question in questions]
         return [engine.generate([prompt], params)[0].stats for prompt in prompts]
 
     @property

@@ -28,7 +28,7 @@ STREAMS = 8
 def measure(model: str, dtype: str, prompt_tokens: int, warm_up: int = 20) -> dict[str, float]:
     """Times of rounds of `STREAMS` streams, with and without a prompt in prefill."""
     target = build(model, dtype)
-    config = SpeculativeConfig(num_speculative_tokens=4, monitor=False)
+    config = SpeculativeConfig(num_speculative_tokens=4, policy="fixed")
     engine = Engine(
         target, NgramDrafter(1, 3), config, max_batch_size=STREAMS + 1, max_context=8000
     )

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
+from forerun.bench.rows import loops
 from forerun.contracts import CausalLM
 from forerun.core import Batch, Stats
 from forerun.engine.config import SpeculativeConfig
@@ -18,7 +19,7 @@ from forerun.engine.load import load
 from forerun.engine.requests import Completion
 from forerun.models import Checkpoint, load_model
 from forerun.params import SamplingParams
-from recipes.heldout import HeldOutPrompt, loops, parses_but_for_its_end
+from recipes.heldout import HeldOutPrompt, parses_but_for_its_end
 
 WINDOW = 1024
 
@@ -64,7 +65,7 @@ def evaluate_pair(
             "nats_per_token": round(nats, 4),
             "bits_per_byte": round(bits_per_byte(nats, token_ids, tokenizer), 4),
         }
-    config = SpeculativeConfig(model=str(draft), monitor=False, options={"draft_dtype": "fp32"})
+    config = SpeculativeConfig(model=str(draft), policy="fixed", options={"draft_dtype": "fp32"})
     engine = load(str(target), config, dtype="fp32", max_batch_size=8, max_context=2048)
     for name, temperature in (("greedy", 0.0), ("temperature_1", 1.0)):
         params = SamplingParams(temperature=temperature, max_tokens=128)

@@ -62,12 +62,6 @@ def load_prompts(path: Path) -> list[HeldOutPrompt]:
     return [HeldOutPrompt(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
 
 
-def loops(token_ids: Sequence[int]) -> bool:
-    """Whether an output repeats itself: some 4-gram occurs more than 8 times."""
-    grams = zip(token_ids, token_ids[1:], token_ids[2:], token_ids[3:], strict=False)
-    return max(Counter(grams).values(), default=0) > 8
-
-
 def parses_but_for_its_end(source: str) -> bool:
     """Whether `source` is Python once its last statement, which may be unfinished, is cut off.
 

@@ -1,11 +1,13 @@
 """Shared by all tests."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 # One thread a process, subprocesses too: toy models are faster so, and test processes run side by
 # side. The variables are read when the libraries are imported.
-os.environ.update(OMP_NUM_THREADS="1", FORERUN_THREADS="1")
+# What policies measure is kept for this run alone.
+os.environ.update(OMP_NUM_THREADS="1", FORERUN_THREADS="1", FORERUN_CACHE=tempfile.mkdtemp())
 
 import pytest
 import torch
@@ -48,6 +50,8 @@ def tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, tied in {"tiny": False, "tiny-tied": True}.items():
         monkeypatch.setitem(SHAPES, name, Shape("llama", 64, 2, 4, 128, 96, kv_heads=2, tied=tied))
     monkeypatch.setattr("forerun.bench.shapes.MODELS", ("zoo", *SHAPES))
+    # A small cache takes no time to read.
+    monkeypatch.setattr("forerun.bench.machine.last_level_cache", lambda: 1 << 21)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -28,12 +28,13 @@ FILES = {
     "--config": "",
     "--keep-out": '{"question": "What time is it?"}\n',
     "--questions": '{"question": "Which day is it?"}\n',
+    "--prompts": '{"prompt": "Which month is it?"}\n',
     "phrase_file": '["def add(a, b):\\n    return a + b\\n"]',
 }
 CODE = "def add(a, b):\n"
-WRITTEN = ("--certificate", "--html", "--output", "--plot", "--save")
+WRITTEN = ("--certificate", "--html", "--markdown", "--output", "--plot", "--rows", "--save")
 # They run no model, or one that takes minutes: parsed, not run.
-PARSED_ONLY = ("bench", "prove")
+PARSED_ONLY = ("prove", "roofline")
 
 WITH_PYTHON = [page for page in PAGES if blocks_of(page, "python")]
 COMMANDS = [
@@ -217,4 +218,4 @@ def test_what_loops_is_found() -> None:
 
 def test_there_is_something_to_check() -> None:
     assert len(WITH_PYTHON) >= 4
-    assert {words[0] for _, words in OURS} >= {"generate", "info", "prove", "simulate", "bench"}
+    assert {words[0] for _, words in OURS} >= {"generate", "info", "prove", "simulate", "roofline"}

@@ -28,7 +28,7 @@ def prompts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def engine() -> forerun.Engine:
-    config = forerun.SpeculativeConfig(method="draft_model", model="zoo-draft", monitor=False)
+    config = forerun.SpeculativeConfig(method="draft_model", model="zoo-draft", policy="fixed")
     return forerun.load("zoo", config, dtype="fp32", device="cpu", max_batch_size=4)
 
 

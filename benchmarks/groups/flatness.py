@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 from benchmarks.checkpoints import write_checkpoint
-from benchmarks.engines import RemoteEngine
-from benchmarks.groups.report import Figure, Setting, spread
-from forerun.bench.kernels import Row, measure
-from forerun.bench.machine import use_threads
-from forerun.bench.request import Request
+from benchmarks.groups.report import Figure, Setting, local, spread
+from forerun.bench.machine import Machine, use_threads
+from forerun.bench.roofline.measured import Timed, limits_of, time_forwards
+from forerun.bench.roofline.rows import TARGET, Row
+from forerun.bench.shapes import build
 
 GROUP = 2
 SHORT, LONG = 128, 4096
@@ -26,15 +27,12 @@ def run(setting: Setting) -> Iterator[Figure]:
     """Figures of all models, precisions and contexts; fills the curves of the plot."""
     models = ("llama-110m",) if setting.quick else ("llama-110m", "llama-350m")
     use_threads(setting.threads)
-    request = Request(
-        models=models,
-        precisions=tuple(GOALS),
-        tokens=(1, 8, 16),
-        contexts=(SHORT, LONG),
-        rounds=setting.pick(15, 5),
-    )
-    result = measure(request, lambda what: setting.progress(f"2: {what}"))
-    rows = {(row.model, row.precision, row.n, row.context): row for row in result.rows}
+    limits_now, rows = limits_of(Machine()), {}
+    for model, precision in product(models, GOALS):
+        setting.progress(f"2: {model} {precision}")
+        timed = [Timed(TARGET, build(model, precision), (1, 8, 16))]
+        for row in time_forwards(timed, (SHORT, LONG), setting.pick(15, 5), limits_now):
+            rows[row.model, row.precision, row.n, row.context] = row
     for model in models:
         for precision, goals in GOALS.items():
             for n, goal in goals.items():
@@ -52,19 +50,19 @@ def _flat(
     yield Figure(
         GROUP,
         f"{model} {precision}: {n} tokens over 1",
-        short.ratio_to_one,
+        short.rise,
         goal,
         at_most=True,
-        detail=f"{short.milliseconds:.2f} and {single.milliseconds:.2f} ms, "
-        f"best {short.best_milliseconds / single.best_milliseconds:.2f} x",
+        detail=f"{1e3 * short.time:.2f} and {1e3 * single.time:.2f} ms, "
+        f"best {(short.best_seconds or 0) / (single.best_seconds or 1):.2f} x",
     )
     yield Figure(
         GROUP,
         f"{model} {precision}: the same at context {LONG}, more by",
-        long.ratio_to_one - short.ratio_to_one,
+        long.rise - short.rise,
         MORE_AT_LONG,
         at_most=True,
-        detail=f"{long.ratio_to_one:.2f} x, {long.milliseconds:.2f} ms",
+        detail=f"{long.rise:.2f} x, {1e3 * long.time:.2f} ms",
     )
 
 
@@ -73,7 +71,7 @@ def _prefill(setting: Setting, model: str, precision: str) -> Figure:
     shares, peaks, rates = [], [], []
     with (
         setting.ours(model, precision) as ours,
-        RemoteEngine("matrices", threads=setting.threads) as matrices,
+        local("matrices", "benchmarks.matrices:Matrices", threads=setting.threads) as matrices,
     ):
         for turn in range(setting.pick(7, 3) + 1):
             product = matrices.call("matrix_product", precision=precision)

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterator, Mapping
 
 from benchmarks.checkpoints import write_checkpoint
-from benchmarks.engines import RemoteEngine
 from benchmarks.groups.report import Figure, Setting, paired_ratio, spread
+from forerun.bench.peers.process import RemoteEngine
 
 GROUP = 1
 CONTEXT = 128

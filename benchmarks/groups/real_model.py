@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterator
 from time import perf_counter
 
-from benchmarks.engines import RemoteEngine
 from benchmarks.groups.plain import PROMPT, alternate
 from benchmarks.groups.report import Figure, Setting, paired_ratio
+from forerun.bench.peers.process import RemoteEngine
 from forerun.errors import ConfigError
 from forerun.models.zoo import packaged_path
 

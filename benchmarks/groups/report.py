@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import RemoteEngine
+from forerun.bench.peers.process import RemoteEngine
 from forerun.errors import ConfigError
 
 
@@ -53,6 +53,14 @@ class Figure:
         return f"| {self.what} | {_shown(self.value)} {self.unit} | {goal} | {verdict} | {self.detail} |"
 
 
+ROOT = Path(__file__).parents[2]
+
+
+def local(name: str, maker: str, **options: Any) -> RemoteEngine:
+    """An engine of this folder in a process of its own; `maker` is `module:function`."""
+    return RemoteEngine(name, maker=maker, paths=(str(ROOT),), **options)
+
+
 TABLE_HEAD = "| what | measured | goal | reached | |\n| --- | --- | --- | --- | --- |"
 
 
@@ -85,7 +93,7 @@ class Setting:
     def ours(self, model: str, precision: str, draft: str | None = None) -> RemoteEngine:
         """Our own engine."""
         options = {"model": model, "precision": precision, "draft": draft}
-        return RemoteEngine("forerun", threads=self.threads, **options)
+        return local("forerun", "benchmarks.ours:Ours", threads=self.threads, **options)
 
     def peers(
         self, names: Iterable[str], model: str, precision: str, draft: str | None = None
@@ -97,6 +105,7 @@ class Setting:
             try:
                 peers[name] = RemoteEngine(
                     name,
+                    name=name,
                     python=self.peers_python,
                     checkpoint_dir=model,
                     precision=precision,

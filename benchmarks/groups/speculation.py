@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.engines import RemoteEngine
 from benchmarks.groups.report import Figure, Setting, paired_ratio, spread
 from benchmarks.wide_target import DIRECTORY, STEPS, make_wide_target
+from forerun.bench.peers.process import RemoteEngine
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.zoo import zoo_path
 from recipes.heldout import load_prompts

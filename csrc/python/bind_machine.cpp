@@ -20,6 +20,7 @@ namespace nb = nanobind;
 namespace forerun::cpu {
 namespace {
 
+constexpr std::size_t kOwn = std::size_t{1} << 20;
 constexpr double kWakeSeconds = 1e-4;  // that the threads need to be there when the clock starts
 
 // Memory to read in order, all of it in place.
@@ -43,6 +44,9 @@ class Stream {
     const Forward forward(pool);
     for (const double until = machine::seconds() + kWakeSeconds; machine::seconds() < until;) {
     }
+    // A call of the pool takes longer than reading what a thread's own caches hold.
+    if (bytes <= kOwn * static_cast<std::size_t>(pool.size()))
+      return machine::read_again(memory_.data(), bytes, times, pool);
     double total = 0.0;
     for (int i = 0; i < times; ++i) total += machine::read_stream(memory_.data(), bytes, pool);
     return total / times;

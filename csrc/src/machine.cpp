@@ -19,6 +19,7 @@ namespace {
 bool processor_clock = false;
 
 constexpr std::int64_t kPieces = 256;
+constexpr std::int64_t kStep = 256;  // bytes
 constexpr std::int64_t kTurns = 20000;
 constexpr int kChains = 24;
 
@@ -64,6 +65,18 @@ FORERUN_PEAK(peak_int8, "vpdpbusd")
 
 #endif
 
+// Whole steps, in order.
+void read_all(const std::uint8_t* p, const std::uint8_t* end) {
+#if defined(__x86_64__)
+  if (cpu_features().avx512) return read_piece(p, end);
+#endif
+  const auto* words = reinterpret_cast<const std::uint64_t*>(p);
+  std::uint64_t sum = 0;
+  for (; words < reinterpret_cast<const std::uint64_t*>(end); ++words) sum += *words;
+  volatile std::uint64_t sink = sum;
+  (void)sink;
+}
+
 }  // namespace
 
 void pin_threads() {
@@ -97,25 +110,25 @@ double seconds() {
 }
 
 double read_stream(const std::uint8_t* memory, std::size_t bytes, ThreadPool& pool) {
+  const auto piece = static_cast<std::int64_t>(bytes / kPieces / kStep * kStep);
   const double start = seconds();
-#if defined(__x86_64__)
-  if (cpu_features().avx512) {
-    const auto piece = static_cast<std::int64_t>(bytes / kPieces / 256 * 256);
-    pool.for_ranges(kPieces, 1, [&](const Range& r) {
-      read_piece(memory + r.begin * piece, memory + r.end * piece);
-    });
-    return seconds() - start;
-  }
-#endif
   pool.for_ranges(kPieces, 1, [&](const Range& r) {
-    const auto* words = reinterpret_cast<const std::uint64_t*>(memory);
-    const std::int64_t piece = static_cast<std::int64_t>(bytes / 8) / kPieces;
-    std::uint64_t sum = 0;
-    for (std::int64_t i = r.begin * piece; i < r.end * piece; ++i) sum += words[i];
-    volatile std::uint64_t sink = sum;
-    (void)sink;
+    read_all(memory + r.begin * piece, memory + r.end * piece);
   });
   return seconds() - start;
+}
+
+double read_again(const std::uint8_t* memory, std::size_t bytes, int times, ThreadPool& pool) {
+  const std::int64_t threads = pool.size();
+  const auto share = static_cast<std::int64_t>(bytes) / threads / kStep * kStep;
+  const double start = seconds();
+  pool.for_ranges(threads, 1, [&](const Range& r) {
+    for (std::int64_t thread = r.begin; thread < r.end; ++thread) {
+      for (int i = 0; i < times; ++i)
+        read_all(memory + thread * share, memory + (thread + 1) * share);
+    }
+  });
+  return (seconds() - start) / times;
 }
 
 double peak_rate(Precision precision, ThreadPool& pool) {

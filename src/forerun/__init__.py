@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from forerun.engine.requests import Completion, TokenEvent
     from forerun.engine.stream import Stream
     from forerun.errors import ForerunError
+    from forerun.monitor import Monitor
     from forerun.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _HOMES = {
     "FinishReason": "forerun.core",
     "ForerunError": "forerun.errors",
     "Hints": "forerun.core",
+    "Monitor": "forerun.monitor",
     "Origin": "forerun.core",
     "SamplingParams": "forerun.params",
     "SpeculativeConfig": "forerun.engine.config",
@@ -48,6 +50,7 @@ __all__ = [
     "FinishReason",
     "ForerunError",
     "Hints",
+    "Monitor",
     "Origin",
     "SamplingParams",
     "SpeculativeConfig",

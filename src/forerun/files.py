@@ -17,6 +17,8 @@ from forerun.errors import ForerunError
 
 # No text that forerun reads is longer; a device such as /dev/zero never ends.
 MOST_BYTES = 64 * 2**20
+CACHE_VARIABLE = "FORERUN_CACHE"
+"""Names the folder of what is measured once and kept."""
 
 
 @contextmanager

@@ -14,15 +14,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks import worker
 from benchmarks.checkpoints import write_checkpoint
-from benchmarks.engines import RemoteEngine
 from benchmarks.groups import drafting
-from benchmarks.groups.report import Figure, Setting, paired_ratio
+from benchmarks.groups.report import Figure, Setting, local, paired_ratio
 from benchmarks.host_time import Row
 from benchmarks.rounds import alone, measure_rounds
 from benchmarks.wide_target import grow
 from forerun import _native
+from forerun.bench.peers import worker
 from forerun.bench.shapes import build
 from forerun.core import Drawing
 from forerun.errors import ConfigError
@@ -78,14 +77,17 @@ def test_an_engine_in_a_process_of_its_own(tmp_path: Path) -> None:
         assert plain[0] == drafted[0]
         assert drafted[2]["num_drafts"] > 0
     with pytest.raises(ConfigError, match="llama-110m"):
-        RemoteEngine("forerun", model="none", precision="bf16", threads=1)
+        local("forerun", "benchmarks.ours:Ours", model="none", precision="bf16", threads=1)
     assert not setting.peers(["no-such"], directory, "bf16")
     assert "unknown peer" in setting.notes[0]
 
 
+MATRICES = {"maker": "benchmarks.matrices:Matrices", "options": {"threads": 1}}
+
+
 def test_the_worker_answers_line_by_line(tmp_path: Path) -> None:
     requests = [
-        {"call": "load", "arguments": {"kind": "matrices", "options": {"threads": 1}}},
+        {"call": "load", "arguments": MATRICES},
         {"call": "matrix_product", "arguments": {"precision": "int4"}},
     ]
     answers = io.StringIO()

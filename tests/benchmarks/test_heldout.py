@@ -17,7 +17,7 @@ from tests.matrix import DRAFT, TARGET
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     drafter = DraftModelDrafter(DRAFT, 1, DRAFT.max_context)
-    return Engine(TARGET, drafter, SpeculativeConfig(monitor=False))
+    return Engine(TARGET, drafter, SpeculativeConfig(policy="fixed"))
 
 
 def test_rows_count_what_was_compared(engine: Engine) -> None:
@@ -45,7 +45,7 @@ def test_sampling_without_a_seed_is_not_compared(engine: Engine) -> None:
 def test_no_run_drafts_from_the_one_before() -> None:
     """On the same prompt again, what the first run taught would make the others fast."""
     drafter = SuffixDrafter(store_tokens=4000)
-    engine = Engine(TARGET, drafter, SpeculativeConfig(monitor=False, num_speculative_tokens=8))
+    engine = Engine(TARGET, drafter, SpeculativeConfig(policy="fixed", num_speculative_tokens=8))
     comparison = compare(engine, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=40), 3)
     forwards = [pair.speculative.completion.stats.num_target_forwards for pair in comparison.pairs]
     assert len(set(forwards)) == 1

@@ -1,90 +1,156 @@
-"""`forerun bench kernels`: the object of --json, the table, and every refusal."""
+"""`forerun bench`: from prompts to a verdict, its files, and every refusal."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forerun import _native
-from tests.helpers.command_line import Cli
+from forerun.bench.rows import Row
+from forerun.bench.session import Session
+from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
-pytestmark = [
-    pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels"),
-    pytest.mark.zoo,
-]
-SMALL = ("--models", "zoo-draft", "--precisions", "int8", "--rounds", "1", "--threads", "1")
-FEW = (*SMALL, "--tokens", "1,4", "--contexts", "16")
-ROW = {
-    "model",
-    "precision",
-    "n",
-    "context",
-    "bytes",
-    "milliseconds",
-    "best_milliseconds",
-    "gigabytes_per_second",
-    "ratio_to_one",
-    "share_of_bandwidth",
-    "share_of_peak",
-    "from_memory",
-}
-
-
-@pytest.fixture(autouse=True)
-def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command asks for is forgotten afterwards."""
-    monkeypatch.setattr("forerun.models.cpu.threads._asked", [])
-
-
-def test_object(cli: Cli) -> None:
-    result = cli.run("bench", "kernels", *FEW, "--json")
-    assert result.exit_code == 0, result.output
-    assert result.stderr == "forerun: measuring zoo-draft int8\n"
-    content = json.loads(result.stdout)
-    assert set(content) == {
-        "schema_version",
-        "versions",
-        "hardware",
-        "machine",
-        "rows",
-        "prefill",
+QUESTIONS = [
+    {
+        "question_id": number,
+        "category": "ab"[number % 2],
+        "turns": ["def add(a):", "return"][:turns],
     }
-    assert content["hardware"]["threads"] == 1
-    assert content["machine"]["bandwidth_gigabytes_per_second"] > 0
-    assert [(row["n"], row["context"]) for row in content["rows"]] == [(1, 16), (4, 16)]
-    assert all(set(row) == ROW for row in content["rows"])
-    assert content["prefill"][0]["tokens"] == 512
+    for number, turns in enumerate((1, 2, 1))
+]
 
 
-def test_table(cli: Cli) -> None:
-    result = cli.run("bench", "kernels", *FEW)
+@pytest.fixture
+def prompts(write: Write) -> str:
+    return write("mine.jsonl", "".join(json.dumps(line) + "\n" for line in QUESTIONS))
+
+
+@pytest.fixture
+def small(cli: Cli, prompts: str) -> tuple[str, ...]:
+    pair = ("--model", cli.target, "--draft-model", cli.draft, "--methods", "draft_model,suffix")
+    few = (
+        "--lengths",
+        "2",
+        "--temperatures",
+        "0",
+        "--max-tokens",
+        "6",
+        "--ignore-eos",
+        "--minutes",
+        "0",
+    )
+    return ("bench", *pair, *few, "--prompts", prompts)
+
+
+def run_json(cli: Cli, *arguments: str) -> dict[str, Any]:
+    result = cli.run(*arguments, "--json")
     assert result.exit_code == 0, result.output
-    for word in ("streaming reads", "zoo-draft int8", "GB/s", "Prefill of 512 tokens", "cache"):
-        assert word in result.stdout
+    content: dict[str, Any] = json.loads(result.stdout)
+    return content
+
+
+def test_from_prompts_to_a_verdict(cli: Cli, small: tuple[str, ...], tmp_path: Path) -> None:
+    rows, page, text = (str(tmp_path / name) for name in ("rows.jsonl", "page.html", "report.md"))
+    content = run_json(cli, *small, "--rows", rows, "--html", page, "--markdown", text)
+    whole = [cell for cell in content["cells"] if cell["category"] == "all"]
+    assert {cell["setting"] for cell in whole} == {
+        "draft_model draft, 2 tokens",
+        "suffix, 2 tokens",
+    }
+    # Two turns of one question are two prompts.
+    assert all(cell["pairs"] == cell["comparable"] == 4 for cell in whole)
+    assert all(cell["identical"] == 4 for cell in whole)
+    assert content["verdicts"][0]["advice"].startswith("too few prompts to tell")
+    header, *lines = map(json.loads, Path(rows).read_text().splitlines())
+    assert header["model"] == cli.target
+    assert [Row.from_dict(line).error for line in lines] == [None] * 8
+    assert "too few prompts" in Path(page).read_text()
+    assert "**Too few prompts" in Path(text).read_text()
+
+
+def test_turns_follow_plain_answers(cli: Cli, small: tuple[str, ...], tmp_path: Path) -> None:
+    """A later turn holds the plain answer to the one before, and so more tokens."""
+    rows = tmp_path / "rows.jsonl"
+    run_json(cli, *small, "--rows", str(rows))
+    made = [Row.from_dict(json.loads(line)) for line in rows.read_text().splitlines()[1:]]
+    lengths = {row.key.prompts[0]: row.stats.prompt_tokens for row in made if row.stats}
+    assert lengths["1/2"] > lengths["1/1"] == lengths["0"]
+
+
+def test_an_interruption_keeps_what_was_measured(
+    cli: Cli, small: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = str(tmp_path / "rows.jsonl")
+    whole = Session.run
+
+    def interrupted(self: Session) -> Iterator[Row]:
+        for number, row in enumerate(whole(self)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield row
+
+    monkeypatch.setattr(Session, "run", interrupted)
+    result = cli.run(*small, "--rows", rows)
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr
+    assert "T = 0" in result.stdout
+    monkeypatch.undo()
+    before = Path(rows).read_text()
+    content = run_json(cli, *small, "--resume", rows)
+    after = Path(rows).read_text()
+    assert after.startswith(before)
+    assert (len(before.splitlines()), len(after.splitlines())) == (4, 9)
+    assert [cell["pairs"] for cell in content["cells"] if cell["category"] == "all"] == [4, 4]
+    refused(cli.run(*small, "--resume", rows, "--max-tokens", "5"), "sampling", "do not compare")
+    refused(cli.run(*small, "--rows", rows), "--resume")
+
+
+def test_batches_and_trees(cli: Cli, small: tuple[str, ...]) -> None:
+    content = run_json(
+        cli, *small, "--batch-sizes", "1,2", "--trees", "chain,auto", "--tree-nodes", "4"
+    )
+    whole = [cell for cell in content["cells"] if cell["category"] == "all"]
+    assert {(cell["batch_size"], "tree" in cell["setting"]) for cell in whole} == {
+        (batch, tree) for batch in (1, 2) for tree in (False, True)
+    }
+    assert all(cell["identical"] == cell["comparable"] for cell in whole)
+
+
+def test_bad_lines_are_counted(cli: Cli, small: tuple[str, ...], write: Write) -> None:
+    bad = write("bad.jsonl", '{"turns": ["def add"]}\nnonsense\n')
+    refused(cli.run(*small[:-1], bad), "bad.jsonl, line 2", "not JSON")
+    result = cli.run(*small[:-1], bad, "--skip-bad")
+    assert result.exit_code == 0, result.output
+    assert "1 line is no question and left out" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("kernel",), ["benchmark 'kernel'", "'kernels'"]),
-        ((), ["WHAT"]),
-        (("kernels", "--models", "lama-110m"), ["'llama-110m'"]),
-        (("kernels", "--models", ""), ["--models", "not a list of names"]),
-        (("kernels", "--precisions", "int8,int9"), ["'int9'", "'int8'"]),
-        (("kernels", "--tokens", "0"), ["--tokens", "[1, 512]"]),
-        (("kernels", "--tokens", "some"), ["--tokens", "not an integer"]),
-        (("kernels", "--contexts", "-1"), ["--contexts"]),
-        (("kernels", "--rounds", "0"), ["rounds is 0", "[1, 10000]"]),
-        (("kernels", "--modls", "zoo"), ["'--models'"]),
+        (("--methods", "sufix"), ["'sufix'", "'suffix'"]),
+        (("--lengths", "0"), ["--lengths", "[1, 64]"]),
+        (("--lengths", "some"), ["--lengths", "not an integer"]),
+        (("--temperatures", "-1"), ["--temperatures"]),
+        (("--policies", "fast"), ["'fast'", "adaptive"]),
+        (("--trees", "absent.json"), ["absent.json"]),
+        (("--workloads", "json"), ["--prompts", "--workloads"]),
+        (("--rows", "a", "--resume", "b"), ["--rows", "--resume"]),
+        (("--html", "/absent/page.html"), ["--html", "/absent"]),
+        (("--method-option", "x"), ["NAME=VALUE"]),
+        (("--method-option", "prompt_lookup_max=3"), ["prompt_lookup_max"]),
+        (("--max-context", "8"), ["no prompt leaves room"]),
+        (("--prompt", "x"), ["--prompts"]),
     ],
 )
-def test_wrong_use(cli: Cli, options: tuple[str, ...], words: list[str]) -> None:
-    refused(cli.run("bench", *options), *words)
+def test_wrong_use(
+    cli: Cli, small: tuple[str, ...], options: tuple[str, ...], words: list[str]
+) -> None:
+    refused(cli.run(*small, *options), *words)
 
 
-def test_without_the_kernels(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "AVAILABLE", False)
-    monkeypatch.setattr(_native, "REASON", "no compiler")
-    refused(cli.run("bench", "kernels"), "no compiler")
+def test_built_in_workloads_are_named(cli: Cli) -> None:
+    refused(cli.run("bench", "--workloads", "jason"), "'jason'", "'json'")

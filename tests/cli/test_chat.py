@@ -34,7 +34,7 @@ def usual(target: str) -> tuple[str, ...]:
     tokenizer = AutoTokenizer.from_pretrained(target)
     letters = ",".join(str(tokenizer.convert_tokens_to_ids(letter)) for letter in LETTERS)
     limits = ("--max-tokens", "6", "--allowed-token-ids", letters)
-    return ("--temperature", "0", "--no-monitor", *limits)
+    return ("--temperature", "0", "--policy", "fixed", *limits)
 
 
 @pytest.fixture

@@ -17,10 +17,9 @@ from forerun.cli.groups import every_command
 from forerun.cli.main import application
 from forerun.cli.options import Command
 from tests.helpers.command_line import Cli
-from tests.helpers.refusals import refused
 
 PROMPT = ("--prompt", "def add")
-USUAL = ("--temperature", "0", "--json", "--no-monitor")
+USUAL = ("--temperature", "0", "--json", "--policy", "fixed")
 COUNTS = ("--num-draft-tokens", "--draft-max", "--draft", "--spec-draft-n-max", "--gamma")
 
 
@@ -133,7 +132,6 @@ def test_a_prompt_that_is_missing_in_a_terminal() -> None:
 
 
 def test_commands_without_arguments(cli: Cli) -> None:
-    refused(cli.run("bench"), "WHAT", "For example: forerun bench kernels")
     for name in ("info", "simulate"):
         result = cli.run(name)
         assert result.exit_code == 0

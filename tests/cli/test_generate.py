@@ -34,6 +34,8 @@ BASE_KEYS = {
     "stats",
     "origins",
     "finish_reason",
+    "policy",
+    "decisions",
 }
 COMPARE_KEYS = {
     "plain",

@@ -38,7 +38,7 @@ def alone(cli: Cli, *args: str) -> Any:
     """On the target alone, with no draft model named."""
     usual = ["--model", cli.target, "--max-tokens", "24", "--prompt", PROMPT]
     if "--no-speculative" not in args:
-        usual.append("--no-monitor")
+        usual += ("--policy", "fixed")
     return cli.run("generate", *usual, *args)
 
 

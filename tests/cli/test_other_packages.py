@@ -14,7 +14,7 @@ PARROT = ("--method", "parrot", "--temperature", "0", "--prompt", "aaaa", "--max
 
 
 def alone(cli: Cli, *args: str) -> Any:
-    return cli.run("generate", "--model", cli.target, "--no-monitor", "--json", *args)
+    return cli.run("generate", "--model", cli.target, "--policy", "fixed", "--json", *args)
 
 
 def test_the_help_shows_its_options_in_a_section_of_its_own(cli: Cli) -> None:

@@ -12,7 +12,6 @@ from forerun.core import PlainReason, Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
-from forerun.policies.monitor import Monitor
 from forerun.testing import ToyModel, TreeDrafter
 from tests.helpers.command_line import Cli
 
@@ -85,15 +84,6 @@ def test_a_last_token_is_no_reason_for_a_whole_text(one: Engine) -> None:
     assert (
         drafting(of_rounds(nothing_found=59, short=1), one)
         == "nothing: ngram found nothing to propose"
-    )
-
-
-def test_the_monitor_says_what_did_not_pay(one: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Monitor, "break_even", lambda self, size: 0.4)
-    text = drafting(of_rounds(24, paused=32), one)
-    assert text == (
-        "in 24 of 56 rounds; plain: 32 switched off by the monitor "
-        "(25% accepted, a gain only above 40%)"
     )
 
 

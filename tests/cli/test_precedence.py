@@ -47,7 +47,7 @@ def test_file_takes_every_kind_of_value(cli: Cli, write: Write) -> None:
         f"""
         temperature = 0
         ignore_eos = true
-        monitor = false
+        policy = "fixed"
         stop = ["zzzz", "yyyy"]
         logit-bias = ["7=0.0"]
         banned-token-ids = [{ids[1]}]

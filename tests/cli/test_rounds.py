@@ -25,7 +25,7 @@ DRAWN = SamplingParams(temperature=0.9, max_tokens=40)
 
 
 def rounds_of(rule: str, tree: Tree | None, params: SamplingParams = DRAWN) -> list[Round]:
-    config = SpeculativeConfig(monitor=False, rejection_sample_method=rule, tree=tree)
+    config = SpeculativeConfig(policy="fixed", rejection_sample_method=rule, tree=tree)
     one = Engine(TARGET, DraftModelDrafter(DRAFT, 1, 512), config)
     one.use_seeds(lambda: 5)
     rounds: list[Round] = []

@@ -37,8 +37,8 @@ def asked(content: dict[str, Any]) -> tuple[str, str]:
             ("-md", "some/draft", "--draft-revision", "v1", "--num-speculative-tokens", "3"),
         ),
         (
-            {"method": "cascade", "cascade": ["ngram", "suffix"], "monitor": False, "tree": None},
-            ("--method", "cascade", "--cascade", "ngram,suffix", "--no-monitor"),
+            {"method": "cascade", "cascade": ["ngram", "suffix"], "policy": "fixed", "tree": None},
+            ("--method", "cascade", "--cascade", "ngram,suffix", "--policy", "fixed"),
         ),
         ({"method": "NGRAM"}, ("--method", "ngram")),
         ({}, ()),

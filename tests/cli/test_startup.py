@@ -22,7 +22,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     "arguments",
     [
         *(["--help"], ["--version"], ["generate", "--help"], ["info", "--help"], ["gen"]),
-        *(["train"], ["train", "data", "--help"]),
+        *(["train"], ["train", "data", "--help"], ["bench", "--help"]),
     ],
 )
 def test_answers_without_torch(arguments: list[str]) -> None:

@@ -22,7 +22,7 @@ ACCEPTED = "\x1b[4;32m"
 
 @pytest.fixture
 def options(cli: Cli) -> tuple[str, ...]:
-    models = ("--model", cli.target, "--draft-model", cli.draft, "--no-monitor")
+    models = ("--model", cli.target, "--draft-model", cli.draft, "--policy", "fixed")
     return ("generate", *models, "--prompt", "def add", "--temperature", "0", "--max-tokens", "24")
 
 

@@ -26,6 +26,8 @@ SMALL = (
     "64",
 )
 
+DRAFTING = ("--prompt", "def", "--max-tokens", "8", "--json", "--policy", "fixed")
+
 
 def command(cli: Cli, tmp_path: Path, *args: str) -> list[str]:
     data = save_data(tmp_path / "data.jsonl")
@@ -61,7 +63,7 @@ def test_a_draft_model(cli: Cli, tmp_path: Path) -> None:
     trained, whole = (written[name] / 1e6 for name in ("trained_bytes", "weight_bytes"))
     assert f"{whole:.1f} MB, of which {trained:.1f} MB were trained" in result.stdout
     assert 0 < trained < whole
-    prompt = ("generate", "--model", cli.target, "--prompt", "def", "--max-tokens", "8", "--json")
+    prompt = ("generate", "--model", cli.target, *DRAFTING)
     texts = [
         json.loads(cli.run(*prompt, "--temperature", "0", *more).stdout)["text"]
         for more in (("--draft-model", out), ("--method", "ngram"))
@@ -79,7 +81,7 @@ def test_an_adapter_behind_an_exit(cli: Cli, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert f"{out}: a layer_skip head after " in result.stdout
     assert "# A layer_skip head for " in (tmp_path / "adapter" / "README.md").read_text()
-    prompt = ("generate", "--model", cli.target, "--prompt", "def", "--max-tokens", "8", "--json")
+    prompt = ("generate", "--model", cli.target, *DRAFTING)
     made = [
         json.loads(cli.run(*prompt, "--temperature", "0", *more).stdout)
         for more in (

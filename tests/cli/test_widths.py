@@ -13,7 +13,7 @@ TREE = ("--tree", "auto", "--max-tokens", "12")
 COMPARED = ("--compare", "--compare-rounds", "1", "--max-tokens", "12", "--temperature", "0")
 FEW = ("--num-tokens", "400", "--output-tokens", "20", "--equality-prompts", "2")
 needs_kernels = pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels")
-BENCH = ("--models", "zoo-draft", "--precisions", "int8", "--rounds", "1", "--contexts", "16")
+ROOFLINE = ("--draft-model", "zoo-draft", "--rounds", "1", "--contexts", "16")
 
 
 def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
@@ -60,7 +60,8 @@ def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
             "--policy",
             "adaptive",
         ),
-        "bench": ("bench", "kernels", *BENCH, "--threads", "1"),
+        "roofline": ("roofline", "-m", cli.target, *ROOFLINE, "--threads", "1"),
+        "roofline elsewhere": ("roofline", "--hardware", "h100", "-m", "llama-3.1-70b"),
     }[name]
 
 
@@ -83,7 +84,8 @@ def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
         "agreement",
         "hardware",
         "text",
-        pytest.param("bench", marks=[needs_kernels, pytest.mark.zoo, pytest.mark.slow]),
+        "roofline elsewhere",
+        pytest.param("roofline", marks=[needs_kernels, pytest.mark.zoo, pytest.mark.slow]),
     ],
 )
 def test_no_line_is_wider_than_the_terminal(

@@ -15,7 +15,7 @@ def test_every_run_starts_from_empty_caches() -> None:
     """The target's and the draft's: a prompt that one side need not run makes it look faster."""
     draft, ran = Counting(11), []
     drafter = DraftModelDrafter(draft, 2, draft.max_context)
-    engine = Engine(ToyModel(11), drafter, SpeculativeConfig(monitor=False), max_batch_size=2)
+    engine = Engine(ToyModel(11), drafter, SpeculativeConfig(policy="fixed"), max_batch_size=2)
     params = SamplingParams(temperature=0.0, max_tokens=8)
     comparison = compare(engine, [1, 2, 3] * 9, params, 3, begin=lambda *_: ran.append(draft.ran))
     for pair in comparison.pairs:

@@ -124,7 +124,7 @@ def test_members_may_have_lengths_of_their_own() -> None:
 
 def test_all_members_see_and_forget_every_request() -> None:
     members = [Scripted("one", 1, 0.9), Scripted("two", 2, 0.0)]
-    engine = Engine(ToyModel(5), CascadeDrafter(members), SpeculativeConfig(monitor=False))
+    engine = Engine(ToyModel(5), CascadeDrafter(members), SpeculativeConfig(policy="fixed"))
     engine.generate([[1, 2], [3]], SamplingParams(temperature=0.0, max_tokens=6))
     for member in members:
         assert member.observed >= 2

@@ -107,7 +107,7 @@ def check(
 ) -> list[tuple[int, int]]:
     """Generate with a head, every draft compared with the reference's; their lengths, and those planned."""
     drafter = Checked(made, head_of(folder, made, on, layout), on, atol, least)
-    settings = SpeculativeConfig(num_speculative_tokens=3, monitor=False, **config)
+    settings = SpeculativeConfig(num_speculative_tokens=3, policy="fixed", **config)
     completions = Engine(on, drafter, settings, max_batch_size=3).generate(list(prompts), params)
     assert all(len(completion.token_ids) == params.max_tokens for completion in completions)
     assert sum(length for length, _ in drafter.lengths) >= 6
@@ -182,7 +182,7 @@ def test_confidence_is_calibrated_by_position(tmp_path: Path) -> None:
     options = {"least_confidence": 0.5}
     setup = DrafterSetup(on, 1, on.max_context, options, lambda: on, head=HeadFiles.open(folder))
     config = SpeculativeConfig(
-        method="dspark", num_speculative_tokens=3, monitor=False, options=options
+        method="dspark", num_speculative_tokens=3, policy="fixed", options=options
     )
     engine, lengths = Engine(on, DSparkDrafter.build(setup), config), list[tuple[int, int]]()
     engine.watch_rounds(lambda request, draft, _: lengths.append((len(request), len(draft))))
@@ -196,7 +196,7 @@ def test_a_row_goes_on_from_what_it_shares_with_a_prompt(tmp_path: Path) -> None
     """Slots belong to tokens alone, so that those of the shared text are those of a new one."""
     made, on = VARIANTS["plain"], target("torch", "fp64")
     drafter = Checked(made, head_of(tmp_path, made, on), on, 1e-5)
-    engine = Engine(on, drafter, SpeculativeConfig(num_speculative_tokens=3, monitor=False))
+    engine = Engine(on, drafter, SpeculativeConfig(num_speculative_tokens=3, policy="fixed"))
     first = engine.generate([PROMPTS[0]], GREEDY)[0]
     later = [*PROMPTS[0], *first.token_ids[:-3], 8, 1]
     again = engine.generate([later], GREEDY)[0]

@@ -107,7 +107,7 @@ def check(
     """Generate with a head, every draft compared with the reference's."""
     head = head_of(folder, made, on, layout or layout_of(made))
     drafter = Checked(made, head, on, atol)
-    settings = SpeculativeConfig(num_speculative_tokens=3, monitor=False, **config)
+    settings = SpeculativeConfig(num_speculative_tokens=3, policy="fixed", **config)
     engine = Engine(on, drafter, settings, max_batch_size=3)
     # The same texts in every run: rounding grows from step to step, in rare texts beyond any tolerance.
     engine.use_seeds(count(1).__next__)
@@ -148,7 +148,7 @@ def test_a_row_goes_on_from_what_it_shares_with_a_prompt(tmp_path: Path) -> None
     reference where nothing differs there."""
     made, on = VARIANTS["plain"], target("torch", "fp64")
     drafter = Checked(made, head_of(tmp_path, made, on, "vllm"), on, 1e-5)
-    engine = Engine(on, drafter, SpeculativeConfig(num_speculative_tokens=3, monitor=False))
+    engine = Engine(on, drafter, SpeculativeConfig(num_speculative_tokens=3, policy="fixed"))
     first = engine.generate([PROMPTS[0]], GREEDY)[0]
     held = drafter.features._rows[0].held
     later = [*PROMPTS[0], *first.token_ids, 8, 1]

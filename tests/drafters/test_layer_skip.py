@@ -46,7 +46,7 @@ def engine_of(
     rows: int = ROWS,
     **options: Any,
 ) -> forerun.Engine:
-    options = {"num_speculative_tokens": 4, "monitor": False, **options}
+    options = {"num_speculative_tokens": 4, "policy": "fixed", **options}
     config = forerun.SpeculativeConfig(method=None, **options)
     drafter = LayerSkipDrafter(target, skip_layers, adapter)
     return forerun.Engine(target, drafter, config, max_batch_size=rows)
@@ -289,7 +289,7 @@ def test_a_draft_never_leaves_the_cache() -> None:
 )
 @pytest.mark.parametrize("dtype", ["bf16", "int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_the_zoo(dtype: str, options: dict[str, Any]) -> None:
-    config = forerun.SpeculativeConfig(method="layer_skip", monitor=False, options=options)
+    config = forerun.SpeculativeConfig(method="layer_skip", policy="fixed", options=options)
     engine = forerun.load("zoo", config, dtype=dtype, device="cpu", max_batch_size=2)
     assert isinstance(engine.drafter, LayerSkipDrafter)
     has_adapter = (

@@ -94,7 +94,7 @@ def check(
     """Generate with heads, every draft compared with the reference's."""
     files = HeadFiles.open(write(folder, made, layout, form))
     drafter = Checked(made, MedusaHead.open(on, files), on, atol)
-    settings = SpeculativeConfig(num_speculative_tokens=3, monitor=False, **config)
+    settings = SpeculativeConfig(num_speculative_tokens=3, policy="fixed", **config)
     engine = Engine(on, drafter, settings, max_batch_size=3)
     completions = engine.generate(list(prompts), params)
     assert drafter.drafted >= 12
@@ -146,7 +146,7 @@ def test_drafts_are_as_long_as_there_are_heads(tmp_path: Path) -> None:
     files = HeadFiles.open(write(tmp_path, Made(heads=2), "vllm"))
     drafter = MedusaDrafter(MedusaHead.open(on, files), 1, on.num_layers, on.vocab_size)
     lengths: list[int] = []
-    engine = Engine(on, drafter, SpeculativeConfig(num_speculative_tokens=9, monitor=False))
+    engine = Engine(on, drafter, SpeculativeConfig(num_speculative_tokens=9, policy="fixed"))
     engine.watch_rounds(lambda _, draft, __: lengths.append(len(draft)))
     engine.generate([PROMPTS[0]], GREEDY)
     assert max(lengths) == 2
@@ -161,7 +161,7 @@ def test_drawn_trees_have_the_best_shape_for_the_measured_acceptance(tmp_path: P
     engine = Engine(
         on,
         MedusaDrafter.build(setup),
-        SpeculativeConfig(monitor=False, **options),
+        SpeculativeConfig(policy="fixed", **options),
         max_batch_size=1,
     )
     drafts: list[Draft] = []
@@ -179,7 +179,7 @@ def test_int8_drafts_nearly_what_the_reference_does(tmp_path: Path) -> None:
     text = PROMPTS[2]
     expected = Reference(made, on).rows([*text, 0])
     drafter = MedusaDrafter(head, 1, on.num_layers, on.vocab_size)
-    engine = Engine(on, drafter, SpeculativeConfig(monitor=False))
+    engine = Engine(on, drafter, SpeculativeConfig(policy="fixed"))
     engine.generate([text], SamplingParams(max_tokens=1))
     [[state]] = [row.states for row in drafter.features._rows[:1]]
     rows = head.run(state, made.heads)[0]
@@ -193,7 +193,7 @@ def test_typical_acceptance_is_marked_and_takes_its_trees(tmp_path: Path) -> Non
         tree="auto",
         rejection_sample_method="typical",
         draft_sample_method="greedy",
-        monitor=False,
+        policy="fixed",
     )
     drafter = MedusaDrafter(MedusaHead.open(on, files), 1, on.num_layers, on.vocab_size)
     engine = Engine(on, drafter, config)

@@ -96,7 +96,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("tree", [None, "auto"], ids=["chain", "tree"])
 def test_speculation_changes_nothing(saved: dict[str, str], tree: str | None, rows: int) -> None:
-    config = Config(model=saved["draft"], tree=tree, monitor=False)
+    config = Config(model=saved["draft"], tree=tree, policy="fixed")
     engine = forerun.load(saved["target"], config, device="cpu", max_batch_size=rows)
     assert isinstance(engine.target, CpuModel)
     accepted = drafted = 0

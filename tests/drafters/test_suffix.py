@@ -282,7 +282,7 @@ def test_a_corpus_that_is_none(
 
 def test_nothing_is_kept_of_requests_that_do_not_speculate() -> None:
     drafter = SuffixDrafter(100)
-    engine = Engine(ToyModel(7), drafter, SpeculativeConfig(monitor=False))
+    engine = Engine(ToyModel(7), drafter, SpeculativeConfig(policy="fixed"))
     params = SamplingParams(temperature=0.0, max_tokens=9)
     engine.generate([[1, 2]], params, speculative=False)
     assert list(engine.stream_plain([1, 2], params))

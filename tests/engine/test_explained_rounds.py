@@ -18,7 +18,7 @@ SHAPE = Tree.branching((3, 2, 1))
 
 
 def make(rule: str, tree: Tree | None) -> Engine:
-    config = SpeculativeConfig(monitor=False, rejection_sample_method=rule, tree=tree)
+    config = SpeculativeConfig(policy="fixed", rejection_sample_method=rule, tree=tree)
     one = Engine(TARGET, DraftModelDrafter(DRAFT, 3, 512), config, max_batch_size=3)
     seeds = iter(range(1000))
     one.use_seeds(lambda: next(seeds))

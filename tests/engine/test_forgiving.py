@@ -153,7 +153,7 @@ def test_a_drafter_goes_by_name_or_is_made_already(saved: Path) -> None:
 
 def test_a_policy_goes_by_name_or_is_made_already(saved: Path) -> None:
     assert forerun.load(saved, policy="adaptive").config.policy == "adaptive"
-    made = make_policy("fixed", 2, False)
+    made = make_policy("fixed", 2)
     assert isinstance(made, FixedPolicy)
     one = forerun.load(saved, drafter="ngram", policy=made)
     assert one.policy is made

@@ -45,7 +45,7 @@ def test_speculation_equals_plain_decoding_in_float64(
         DraftModelDrafter(target, 4, target.max_context),
         TreeDrafter(ToyModel(VOCAB), (3, 2)),
     ):
-        config = SpeculativeConfig(num_speculative_tokens=3, monitor=False)
+        config = SpeculativeConfig(num_speculative_tokens=3, policy="fixed")
         engine = Engine(target, drafter, config, max_batch_size=4)
         assert [one.token_ids for one in engine.generate(PROMPTS, params)] == expected
 

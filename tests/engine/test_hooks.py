@@ -46,7 +46,7 @@ def test_a_hook_that_fails_off_the_path_of_a_seed_fails_nothing(tree: str | None
             if text != expected[: len(text)]:  # noqa: B023
                 raise ValueError("off the path")
 
-        config = SpeculativeConfig(num_speculative_tokens=3, tree=tree, monitor=False)
+        config = SpeculativeConfig(num_speculative_tokens=3, tree=tree, policy="fixed")
         one = Engine(TARGET, DraftModelDrafter(DRAFT, 1, DRAFT.max_context), config)
         completion = one.generate([[1, 2]], replace(params, mask=mask))[0]
         assert (1, 2, *completion.token_ids) == expected
@@ -64,7 +64,7 @@ def test_what_was_accepted_before_a_hook_fails_is_kept(drafter: str) -> None:
         for params in (GREEDY, SamplingParams(seed=4, max_tokens=20)):
             failing = replace(params, mask=mask)
             make = NgramDrafter() if drafter == "ngram" else DraftModelDrafter(DRAFT, 1, 512)
-            one = Engine(TARGET, make, SpeculativeConfig(monitor=False), tokenizer=Letters())
+            one = Engine(TARGET, make, SpeculativeConfig(policy="fixed"), tokenizer=Letters())
             number = one.add([1, 2, 1], failing)
             while one.has_work:
                 one.step()

@@ -62,7 +62,7 @@ def make(drafter: str) -> Engine:
     return Engine(
         TARGET,
         DraftModelDrafter(DRAFT, 2, DRAFT.max_context) if drafter == "model" else SuffixDrafter(50),
-        SpeculativeConfig(num_speculative_tokens=3, monitor=False),
+        SpeculativeConfig(num_speculative_tokens=3, policy="fixed"),
         tokenizer=Letters(),
         max_batch_size=2,
     )

@@ -39,7 +39,7 @@ def make(
         "token_recycling": lambda: TokenRecyclingDrafter(target.vocab_size),
         "layer_skip": lambda: LayerSkipDrafter(target, (1,)),
     }
-    config = forerun.SpeculativeConfig(num_speculative_tokens=4, tree=tree, monitor=False)
+    config = forerun.SpeculativeConfig(num_speculative_tokens=4, tree=tree, policy="fixed")
     return forerun.Engine(target, drafters[drafter](), config, max_batch_size=rows)
 
 
@@ -96,7 +96,7 @@ def test_the_targets_own_layers_change_nothing(name: str, precision: str, rows: 
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
 def test_the_zoo_too(precision: str, method: str, rows: int) -> None:
     draft = "zoo-draft" if method == "draft_model" else None
-    config = forerun.SpeculativeConfig(method=method, model=draft, monitor=False)
+    config = forerun.SpeculativeConfig(method=method, model=draft, policy="fixed")
     engine = forerun.load("zoo", config, dtype=precision, device="cpu", max_batch_size=rows)
     assert isinstance(engine.target, CpuModel)
     prompts = [

@@ -26,7 +26,7 @@ def make_engine(case: DrafterCase, rule: str) -> Engine:
         num_speculative_tokens=3,
         rejection_sample_method=rule,
         draft_sample_method=case.draft_sample_method,
-        monitor=False,
+        policy="fixed",
         **case.config,
     )
     return Engine(TARGET, case.make(), config, max_batch_size=ROWS)

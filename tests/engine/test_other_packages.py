@@ -30,7 +30,7 @@ def test_its_options_are_sorted_checked_and_read() -> None:
     setup = DrafterSetup(ToyModel(5), 1, 64, config.options, load_draft_model)
     drafter = DRAFTERS.find("parrot").build(setup)
     assert drafter.own.volume == 11
-    engine = Engine(ToyModel(5), drafter, replace(config, monitor=False))
+    engine = Engine(ToyModel(5), drafter, replace(config, policy="fixed"))
     params = SamplingParams(temperature=0.0, max_tokens=8)
     [completion] = engine.generate([[1, 2]], params)
     assert list(completion.token_ids) == [
@@ -85,4 +85,4 @@ def test_a_policy_whose_options_are_no_class_is_refused(monkeypatch: pytest.Monk
 
 def test_its_policy_is_made_like_any_other() -> None:
     assert SpeculativeConfig(policy="sleepy").policy == "sleepy"
-    assert make_policy("sleepy", 3, monitored=False).name == "sleepy"
+    assert make_policy("sleepy", 3).name == "sleepy"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from forerun.core import PlainReason, Stats
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
-from forerun.policies.monitor import MIN_ROUNDS, PAUSE, PLAIN_ROUNDS
 from forerun.testing import ToyModel, TreeDrafter
 from tests.helpers.engines import GREEDY, engine
 from tests.matrix import TARGET
@@ -42,17 +39,13 @@ def test_nothing_to_look_up() -> None:
     assert found == {PlainReason.NOTHING_FOUND: 1, PlainReason.SHORT: 1}
 
 
-def test_the_monitor_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_do_not_pay() -> None:
     hopeless = ToyModel(TARGET.vocab_size, seed=99)
     drafter = TreeDrafter(hopeless, (1, 1, 1, 1))
     one = Engine(TARGET, drafter, SpeculativeConfig(num_speculative_tokens=4))
-    monkeypatch.setattr("forerun.policies.monitor._RoundTimes.break_even", lambda self: 0.9)
-    params = SamplingParams(temperature=0.0, max_tokens=MIN_ROUNDS + PAUSE)
-    stats = one.generate([[1, 2, 3]], params)[0].stats
-    found = reasons(stats)
-    assert stats.num_drafts == MIN_ROUNDS
-    assert found[PlainReason.TIMED] == PLAIN_ROUNDS
-    assert found[PlainReason.PAUSED] > 0
+    params = SamplingParams(temperature=0.0, max_tokens=60)
+    found = reasons(one.generate([[1, 2, 3]], params)[0].stats)
+    assert found[PlainReason.PAUSED] > 30
 
 
 def test_totals_add_up_by_reason() -> None:

@@ -64,7 +64,7 @@ def test_a_ragged_batch_equals_single_plain_runs(
         stream = alone.stream_plain(prompt, params)
         expected.append(tuple(event.token_id for event in stream))
     for name, drafter in drafters(target, load("gpt2")).items():
-        config = SpeculativeConfig(num_speculative_tokens=3, monitor=False)
+        config = SpeculativeConfig(num_speculative_tokens=3, policy="fixed")
         engine = Engine(target, drafter, config, max_batch_size=ROWS)
         completions = engine.generate(PROMPTS, params)
         assert [one.token_ids for one in completions] == expected, name

@@ -46,7 +46,7 @@ def test_rounds_add_up_to_the_output(case: DrafterCase, params: SamplingParams) 
     config = SpeculativeConfig(
         num_speculative_tokens=3,
         draft_sample_method=case.draft_sample_method,
-        monitor=False,
+        policy="fixed",
         **case.config,
     )
     made = Engine(TARGET, case.make(), config, max_batch_size=ROWS)

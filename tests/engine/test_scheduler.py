@@ -79,7 +79,7 @@ def test_a_second_turn_runs_its_own_tokens_alone_in_the_draft_model(
     target, draft = ToyModel(11), Counting(11)
     model = DraftModelDrafter(draft, 1, draft.max_context)
     drafter = CascadeDrafter([NgramDrafter(), model], 1.0) if cascade else model
-    config = SpeculativeConfig(num_speculative_tokens=3, monitor=False)
+    config = SpeculativeConfig(num_speculative_tokens=3, policy="fixed")
     one = Engine(target, drafter, config, prefix_reuse=reuse)
     first = one.generate([[1, 2, 3, 4]], GREEDY)[0]
     assert draft.ran == 4 + len(first.token_ids) - 2
@@ -137,7 +137,7 @@ def test_reuse_is_a_fresh_prefill_bit_for_bit(precision: str) -> None:
 
     def engine(reuse: bool) -> Engine:
         drafter = DraftModelDrafter(draft, 2, draft.max_context)
-        config = SpeculativeConfig(num_speculative_tokens=3, monitor=False)
+        config = SpeculativeConfig(num_speculative_tokens=3, policy="fixed")
         return Engine(target, drafter, config, max_batch_size=2, prefix_reuse=reuse)
 
     one, text, reused = engine(True), [1, 2, 3, 4, 5], 0
@@ -247,7 +247,7 @@ def test_a_round_on_the_kernels_verifies_in_one_call(
         monkeypatch.setattr(native, name, lambda *_: pytest.fail("not in one call"))
     target, draft = model("llama", "bf16"), model("llama", "int8", seed=3)
     drafter = DraftModelDrafter(draft, 4, draft.max_context)
-    one = Engine(target, drafter, SpeculativeConfig(monitor=False), max_batch_size=4)
+    one = Engine(target, drafter, SpeculativeConfig(policy="fixed"), max_batch_size=4)
     rounds: list[int] = []
     one.watch_rounds(lambda request, *_: rounds.append(request.request_id))
     one.generate([[1, 2], [3], [4, 5, 6], [7]], SamplingParams(max_tokens=9, **sampler))

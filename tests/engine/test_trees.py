@@ -27,7 +27,7 @@ SHAPE = Tree.branching((3, 2, 1))
 
 
 def make(**options: object) -> Engine:
-    config = SpeculativeConfig(monitor=False, **options)  # type: ignore[arg-type]
+    config = SpeculativeConfig(policy="fixed", **options)  # type: ignore[arg-type]
     return Engine(TARGET, DraftModelDrafter(DRAFT, 3, 512), config, max_batch_size=3)
 
 

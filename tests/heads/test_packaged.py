@@ -27,7 +27,7 @@ def test_a_packaged_head_drafts_for_its_target(target: str, kind: str) -> None:
     assert directory is not None
     own = json.loads((directory / "forerun.json").read_text())
     assert own["target"]["name"] == target
-    config = {"method": kind, "num_speculative_tokens": 3, "monitor": False}
+    config = {"method": kind, "num_speculative_tokens": 3, "policy": "fixed"}
     engine = load(target, config, max_context=256)
     plain = load(target, False, max_context=256)
     prompt = QUESTION if target == "smollm2" else "def is_prime(n):\n"

@@ -23,7 +23,7 @@ class Cli:
 
     def generate(self, *args: str, **settings: Any) -> Result:
         """With target and draft named, and a limit."""
-        pair = ("--model", self.target, "--draft-model", self.draft, "--no-monitor")
+        pair = ("--model", self.target, "--draft-model", self.draft, "--policy", "fixed")
         return self.run("generate", *pair, "--max-tokens", "24", *args, **settings)
 
     def json(self, *args: str, **settings: Any) -> dict[str, Any]:

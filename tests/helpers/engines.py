@@ -27,7 +27,7 @@ def engine(rows: int = ROWS, length: int = 3, **options: object) -> Engine:
     return Engine(
         TARGET,
         DraftModelDrafter(DRAFT, rows, DRAFT.max_context),
-        SpeculativeConfig(num_speculative_tokens=length),
+        SpeculativeConfig(num_speculative_tokens=length, policy="fixed"),
         max_batch_size=rows,
         tokenizer=Letters(),
         **options,  # type: ignore[arg-type]

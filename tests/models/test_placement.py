@@ -11,11 +11,11 @@ import torch
 from forerun import _native
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.models import Checkpoint, CpuModel, Placement, RunConfig, describe, load_model
+from forerun.models.caches import last_level_cache
 from forerun.models.placement import (
     KERNEL_PRECISIONS,
     PRECISIONS,
     draft_precision,
-    last_level_cache,
     resolve,
 )
 from tests.helpers.backends import needs_kernels

@@ -37,7 +37,7 @@ def statistics(
     randomness: Randomness | None = None,
 ) -> Statistics:
     config = SpeculativeConfig(
-        num_speculative_tokens=3, rejection_sample_method=rule, monitor=False
+        num_speculative_tokens=3, rejection_sample_method=rule, policy="fixed"
     )
     engine = Engine(TARGET, drafter, config, max_batch_size=ROWS, randomness=randomness)
     if verifier is not None:

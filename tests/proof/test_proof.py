@@ -32,7 +32,7 @@ SAMPLED = SamplingParams(temperature=0.9)
 
 
 def engine_of(target: ToyModel = TARGET, rule: str = "auto", **options: Any) -> Engine:
-    config = SpeculativeConfig(rejection_sample_method=rule, monitor=False, **options)
+    config = SpeculativeConfig(rejection_sample_method=rule, policy="fixed", **options)
     drafter = DraftModelDrafter(DRAFT, ROWS, 64)
     return Engine(target, drafter, config, max_batch_size=ROWS)
 

@@ -10,7 +10,6 @@ from recipes.corpus import Module
 from recipes.heldout import (
     cut_prompts,
     load_prompts,
-    loops,
     parses_but_for_its_end,
     save_prompts,
 )
@@ -26,12 +25,6 @@ def test_prompts_begin_at_definitions_and_spread_over_modules(tmp_path: Path) ->
     assert prompts == cut_prompts([Module("a.py", text), Module("b.py", text)], 6)
     save_prompts(tmp_path / "prompts.jsonl", prompts)
     assert load_prompts(tmp_path / "prompts.jsonl") == prompts
-
-
-def test_loops_are_4_grams_that_come_more_than_8_times() -> None:
-    assert not loops([])
-    assert not loops([1, 2, 3, 4] * 8)
-    assert loops([1, 2, 3, 4] * 9)
 
 
 @pytest.mark.parametrize(

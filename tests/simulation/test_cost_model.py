@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
+from forerun.core import CostTable
 from forerun.errors import ConfigError
 from forerun.simulation.cost_model import MeasuredCosts, RooflineCosts, RoundCosts
 from forerun.simulation.devices import DEVICES, PRECISIONS, Device
@@ -206,7 +207,7 @@ def test_measured_costs_stand_in_for_a_roofline() -> None:
         assert RoundCosts(table, table).speedup(0.7, length, 64, 1024) == pytest.approx(
             RoundCosts(exact, exact).speedup(0.7, length, 64, 1024)
         )
-    alone = MeasuredCosts([(1, 1, 0, 0.5)])
+    alone = MeasuredCosts(CostTable.from_rows([(1, 1, 0, 0.5)]))
     assert alone.seconds(1, 1, 0) == 0.5
 
 
@@ -234,11 +235,11 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: RoundCosts(roofline()).best(0.5, lengths=np.arange(0)), "no lengths"),
     (lambda: RoundCosts(roofline()).losing_batches(0.5, most=0), "most is 0"),
     (lambda: MeasuredCosts([(1, 1, 0, 0.0)]), "above zero"),
-    (lambda: MeasuredCosts([(0, 1, 0, 1.0)]), "measured num_tokens is (0,)"),
-    (lambda: MeasuredCosts([(1, 1, 0, True)]), "seconds is (True,)"),
+    (lambda: MeasuredCosts([(0, 1, 0, 1.0)]), "measured num_tokens is 0"),
+    (lambda: MeasuredCosts([(1, 1, 0, True)]), "seconds is True"),
     (lambda: MeasuredCosts([]), "no measurements"),
     (lambda: MeasuredCosts([(1, 1, 0, 1.0)] * 2), "(1, 1, 0) is given twice"),
-    (lambda: MeasuredCosts([(1, 1, 0, 1.0), (2, 2, 0, 1.0)]), "(1, 2, 0) is missing"),
+    (lambda: MeasuredCosts([(1, 1, 0, 1.0), (2, 2, 0, 1.0)]), "(2, 1, 0) is missing"),
     (lambda: measured(lambda *_: 1.0).seconds(10, 1, 0), "measured in [1, 9]"),
 ]
 

@@ -70,7 +70,7 @@ def test_any_model_gets_a_drafter(
     assert all(1 <= length <= 4 for length in report.lengths.values())
     engine = load(
         targets[family],
-        {"model": str(tmp_path / "head"), "num_speculative_tokens": 3, "monitor": False},
+        {"model": str(tmp_path / "head"), "num_speculative_tokens": 3, "policy": "fixed"},
         dtype="fp32",
     )
     assert engine.drafter is not None

@@ -85,7 +85,7 @@ def test_a_real_run_is_that_of_the_engine(target: str, data: str, tmp_path: Path
     prompts = spread_prompts(run.held, 3)
     engine = load(
         target,
-        {"model": str(tmp_path), "num_speculative_tokens": 3, "monitor": False},
+        {"model": str(tmp_path), "num_speculative_tokens": 3, "policy": "fixed"},
         max_context=64,
     )
     answers = [engine.generate(prompt, temperature=0, max_tokens=8) for prompt in prompts]

@@ -111,7 +111,7 @@ def test_typical_acceptance_takes_no_drawn_trees() -> None:
 def test_traversal_takes_what_a_drafter_draws_in_the_engine() -> None:
     taken: set[str] = set()
     for drafter in (TreeDrafter(DRAFT), DraftModelDrafter(DRAFT, 1, 512)):
-        config = SpeculativeConfig(rejection_sample_method="traversal", monitor=False)
+        config = SpeculativeConfig(rejection_sample_method="traversal", policy="fixed")
         engine = Engine(TARGET, drafter, config)
         engine.generate([[1, 2, 3]], SamplingParams(max_tokens=20))
         taken |= engine.rules.keys()
@@ -124,7 +124,7 @@ def test_traversal_takes_what_a_drafter_draws_in_the_engine() -> None:
 @pytest.mark.parametrize("rule", ["typical", "token"])
 def test_greedy_requests_are_plain_decoding_under_typical_too(drafter: object, rule: str) -> None:
     config = SpeculativeConfig(
-        rejection_sample_method=rule, draft_sample_method="greedy", monitor=False
+        rejection_sample_method=rule, draft_sample_method="greedy", policy="fixed"
     )
     engine = Engine(TARGET, drafter, config)  # type: ignore[arg-type]
     params = SamplingParams(temperature=0.0, max_tokens=30)

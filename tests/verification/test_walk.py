@@ -77,7 +77,7 @@ def test_a_test_passes_just_below_its_probability_and_not_at_it(decide: object) 
 
 def engine_counts(drafter: object, rule: str, params: SamplingParams, runs: int) -> np.ndarray:
     config = SpeculativeConfig(
-        num_speculative_tokens=3, rejection_sample_method=rule, monitor=False
+        num_speculative_tokens=3, rejection_sample_method=rule, policy="fixed"
     )
     engine = Engine(TARGET, drafter, config, max_batch_size=8)  # type: ignore[arg-type]
     counts = np.zeros((VOCAB,) * LENGTH)

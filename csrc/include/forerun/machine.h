@@ -22,6 +22,10 @@ void pin_threads();
 // Seconds for all threads to read `bytes` once, in order.
 double read_stream(const std::uint8_t* memory, std::size_t bytes, ThreadPool& pool);
 
+// The same of a working set that stays in the threads' own caches: each thread has a share of its
+// own, and reads it `times` times. Seconds for one of them.
+double read_again(const std::uint8_t* memory, std::size_t bytes, int times, ThreadPool& pool);
+
 // Multiply-adds per second of the precision's instruction (int4 uses int8's) with all operands in
 // registers, on all threads; 0 where the processor lacks it.
 double peak_rate(Precision precision, ThreadPool& pool);

@@ -1,1 +1,1 @@
-"""`forerun bench`: measurements on the user's machine."""
+"""Measurements on the user's machine."""

@@ -1,11 +1,14 @@
-"""Times of forwards of a model on the kernels: as the engine calls them, with logits of all tokens."""
+"""Times of forwards of a model, as the engine calls them, with logits of all tokens."""
 
 from __future__ import annotations
 
 import statistics
 from time import perf_counter
 
+import torch
+
 from forerun import _native
+from forerun.contracts import CausalLM
 from forerun.core import Batch
 from forerun.models.cpu import CpuModel
 from forerun.models.running import PREFILL_CHUNK, prefill
@@ -13,6 +16,7 @@ from forerun.models.running import PREFILL_CHUNK, prefill
 SAMPLE_SECONDS = 0.01
 """A sample repeats shorter forwards for about this long."""
 _MOST_REPEATS = 20
+_FEWEST_PAIRS = 3
 
 
 class Forwards:
@@ -24,17 +28,21 @@ class Forwards:
         longest: tokens of a forward at most.
     """
 
-    def __init__(self, model: CpuModel, context: int, longest: int) -> None:
+    def __init__(self, model: CausalLM, context: int, longest: int) -> None:
         self.model, self.context = model, context
         self.cache = model.new_cache(1, context + longest)
-        _native.kernels.fill_cache(self.cache.native, 0, context)
+        if isinstance(model, CpuModel):
+            _native.kernels.fill_cache(self.cache.native, 0, context)  # type: ignore[attr-defined]
+        else:
+            prefill(model, self.cache, 0, _tokens(model, context))
         self._repeats: dict[int, int] = {}
 
     def once(self, n: int) -> float:
         """Seconds of one forward of `n` tokens."""
-        token_ids = [token % self.model.vocab_size for token in range(1, n + 1)]
+        token_ids = _tokens(self.model, n)
         started = perf_counter()
         self.model.forward(Batch.after(self.cache, [0], [token_ids]), self.cache)
+        _finish(self.model)
         seconds = perf_counter() - started
         self.cache.trim(0, self.context)
         return seconds
@@ -46,11 +54,30 @@ class Forwards:
             self._repeats[n] = max(1, min(_MOST_REPEATS, int(SAMPLE_SECONDS / first)))
         return statistics.median(self.once(n) for _ in range(self._repeats[n]))
 
+    def pairs(self, n: int) -> list[tuple[float, float]]:
+        """Seconds of forwards of one token and of `n`, several pairs in a row, after a first one."""
+        first = self.once(1) + self.once(n)
+        repeats = max(_FEWEST_PAIRS, min(_MOST_REPEATS, int(SAMPLE_SECONDS / first)))
+        return [(self.once(1), self.once(n)) for _ in range(repeats)]
 
-def prefill_seconds(model: CpuModel, tokens: int = PREFILL_CHUNK) -> float:
+
+def prefill_seconds(model: CausalLM, tokens: int = PREFILL_CHUNK) -> float:
     """Seconds of the keys and values of a prompt, without logits."""
     cache = model.new_cache(1, tokens)
-    ids = [token % model.vocab_size for token in range(tokens)]
+    ids = _tokens(model, tokens)
     started = perf_counter()
     prefill(model, cache, 0, ids)
+    _finish(model)
     return perf_counter() - started
+
+
+def _tokens(model: CausalLM, count: int) -> list[int]:
+    return [token % model.vocab_size for token in range(1, count + 1)]
+
+
+def _finish(model: CausalLM) -> None:
+    """Wait for a device that works on its own."""
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    elif model.device.type == "mps":
+        torch.mps.synchronize()

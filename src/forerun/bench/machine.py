@@ -8,11 +8,18 @@ from typing import Any
 
 from forerun import _native
 from forerun.errors import ConfigError
+from forerun.models.caches import data_caches, last_level_cache
 from forerun.models.cpu import set_num_threads, shared_pool
-from forerun.models.placement import STORED, last_level_cache
+from forerun.models.placement import DTYPES
 
 TIMES_THE_CACHE = 4
 """A stream of this many times the last-level cache comes from memory."""
+# Of a thread: small enough for any first-level cache.
+_SMALLEST = 2**14
+# A measurement reads this much in all, in passes.
+_ENOUGH = 2**26
+_MOST_PASSES = 2000
+MEMORY = "memory"
 
 
 def use_threads(threads: int | None) -> int:
@@ -31,6 +38,14 @@ def use_threads(threads: int | None) -> int:
     return int(shared_pool().threads)
 
 
+def instruction(precision: str) -> str:
+    """The precision whose instruction multiplies numbers of this one: int8's serves all quantized
+    weights, fp32's all floats but bf16."""
+    if precision == "bf16":
+        return precision
+    return "fp32" if precision in DTYPES else "int8"
+
+
 @dataclass
 class Machine:
     """Reads and multiply-adds with the threads that models run on.
@@ -41,7 +56,7 @@ class Machine:
         rates: multiply-adds a second of each measurement, by precision.
     """
 
-    cache: int = field(default_factory=last_level_cache)
+    cache: int = field(default_factory=lambda: last_level_cache())
     bandwidths: list[float] = field(default_factory=list)
     rates: dict[str, list[float]] = field(default_factory=dict)
 
@@ -64,17 +79,29 @@ class Machine:
         """Bytes per second of reading `count` bytes repeatedly: those that fit stay in the cache."""
         if count >= self.stream_bytes:
             return self.read()
-        times = max(2, min(20, self.stream_bytes // count))
+        passes = max(_ENOUGH // count, min(20, self.stream_bytes // count))
+        times = max(2, min(_MOST_PASSES, passes))
         self._stream.read(self._pool, count, 1)
         return count / float(self._stream.read(self._pool, count, times))
 
+    def sizes(self) -> list[int]:
+        """Working sets to read, from what the nearest cache holds to the whole stream, doubling."""
+        first = _SMALLEST * int(self._pool.threads)
+        steps = range((self.stream_bytes // first).bit_length())
+        return [first << step for step in steps]
+
+    def sources(self) -> dict[str, int]:
+        """Where working sets lie, the nearest first, each with the largest that this machine's
+        threads hold there."""
+        levels = {f"L{c.level}": c.of_threads(int(self._pool.threads)) for c in data_caches()}
+        return {**levels, MEMORY: self.stream_bytes}
+
     def multiply(self, precision: str) -> float | None:
         """Multiply-adds a second of the precision's instruction; None if the processor lacks it."""
-        # Quantized weights of any kind take the same instruction.
-        precision = "int8" if precision == STORED else precision
-        rate = float(_native.kernels.peak_rate(self._pool, precision))
+        name = instruction(precision)
+        rate = float(_native.kernels.peak_rate(self._pool, name))
         if rate:
-            self.rates.setdefault(precision, []).append(rate)
+            self.rates.setdefault(name, []).append(rate)
         return rate or None
 
     def as_dict(self) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from forerun.errors import ConfigError, UnknownNameError
 from forerun.models.architecture import Architecture, read_architecture
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel
+from forerun.models.hub import Location
 from forerun.models.layouts import layout_of
 from forerun.models.placement import STORED
+from forerun.models.stored import StoredDirectory
 from forerun.models.zoo import PACKAGED, is_packaged
 
 MAX_CONTEXT = 8192
@@ -107,6 +109,36 @@ class RandomSource:
         return numbers[offset : offset + count].view(-1, shape[1])
 
 
+class StoredShape(StoredDirectory):
+    """A shape with random weights, as if it were stored."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Path(name))
+        self._shape = SHAPES[name]
+
+    def config(self) -> Any:
+        return self._shape.config()
+
+    def architecture(self, config: Any) -> Architecture:
+        return read_architecture(config)
+
+    def source(self, config: Any) -> RandomSource:
+        return RandomSource(read_architecture(config))
+
+
+def open_model(name: str, revision: str | None = None) -> Checkpoint:
+    """A model of MODELS, a checkpoint's directory, a GGUF file or a hub id.
+
+    Raises:
+        UnknownNameError: for a name that is none of these.
+        CheckpointError: for a checkpoint that cannot be read, or where the zoo is missing.
+    """
+    if name in SHAPES:
+        stored = StoredShape(name)
+        return Checkpoint(name, Location(Path(name)), stored, stored.config())
+    return Checkpoint.open(name, revision)
+
+
 def build(name: str, precision: str) -> CpuModel:
     """A model of MODELS, a checkpoint's directory or a GGUF file, on the kernels.
 
@@ -117,10 +149,7 @@ def build(name: str, precision: str) -> CpuModel:
     """
     if name not in SHAPES and not is_packaged(name) and not Path(name).exists():
         raise UnknownNameError("model", name, MODELS)
-    checkpoint = None if name in SHAPES else Checkpoint.open(name)
-    if precision == STORED and not (checkpoint and checkpoint.stored.quantized):
+    checkpoint = open_model(name)
+    if precision == STORED and not checkpoint.stored.quantized:
         raise ConfigError(f"{name} is not quantized; give a precision other than {STORED!r}.")
-    if checkpoint is not None:
-        return CpuModel(checkpoint.architecture, checkpoint.source(), precision, name)
-    shape = read_architecture(SHAPES[name].config())
-    return CpuModel(shape, RandomSource(shape), precision, name)
+    return CpuModel(checkpoint.architecture, checkpoint.source(), precision, name)

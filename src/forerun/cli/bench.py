@@ -1,142 +1,150 @@
-"""`forerun bench`: the speed of the compiled kernels, beside the machine's own limits."""
+"""`forerun bench`: which drafter pays for one's own model and prompts, and how much."""
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.bench.request import LONGEST, MOST_CONTEXT, Request
-from forerun.cli.bars import bars
-from forerun.cli.config import config_option
-from forerun.cli.derived import derived
-from forerun.cli.flags import json_option, threads_option
-from forerun.cli.lists import Wholes, list_option
-from forerun.cli.machine import made_with, print_json
-from forerun.cli.options import Command
-from forerun.cli.param_types import Name
+from forerun.bench.peers import PEERS
+from forerun.bench.settings import Axes, Crossed, cross, likely_methods
+from forerun.bench.workloads import built_in, in_turns, read_workload
+from forerun.cli.asked import open_checkpoint, sampling_params, set_threads
+from forerun.cli.bench_flags import bench_options
+from forerun.cli.derived import OWN_SECTIONS
+from forerun.cli.options import Command, given, warn
+from forerun.cli.param_types import type_of
 from forerun.cli.quiet import quiet_libraries
-from forerun.errors import UnknownNameError
+from forerun.cli.target_file import check_writable, write_file
+from forerun.errors import ConfigError, PromptError, UnknownNameError
 from forerun.options import schema_of
 
-SUITES = ("kernels",)
+if TYPE_CHECKING:
+    from forerun.cli.bench_run import BenchRun
+    from forerun.training.questions import Question
+
+DEFECT_FOUND = 1
 
 
-def bench(what: str, **values: Any) -> None:
-    """Measure forwards on this machine's CPU.
+@click.pass_context
+def bench(ctx: click.Context, /, **values: Any) -> int:
+    """Find out which drafter pays for a model and prompts, in turns with plain decoding.
 
-    WHAT is kernels: whole forwards of 1 to 64 tokens with all their logits, and the prefill of a
-    prompt, by model and precision, on forerun's compiled kernels. The machine's own streaming
-    reads and multiply-adds are measured in turns with them.
-
-    Models are zoo, zoo-draft, smollm2, and random weights in the shapes draft-15m, llama-110m, llama-350m,
-    qwen3-0.6b and qwen3-4b.
+    Without options it measures the likely drafters for SmolLM2 on built-in prompts, for five minutes.
+    The verdict in words comes first, then a table: every figure is the median over prompts of the ratio
+    to plain decoding of the same prompt just before, with its 95 % interval.
     """
-    if what not in SUITES:
-        raise UnknownNameError("benchmark", what, SUITES)
-    content = _measure(values)
-    if values["json"]:
-        print_json(content)
-    else:
-        _print(content)
-
-
-def _measure(values: dict[str, Any]) -> dict[str, Any]:
-    """All results, as the object of `--json`."""
+    _check(ctx, values)
+    questions = _questions(values)
+    params = sampling_params({**values, "temperature": values["temperatures"][0]})
     quiet_libraries()
-    import torch
+    crossed = _crossed(ctx, values)
+    set_threads(values)
+    checkpoint = open_checkpoint(values)
+    from forerun.cli.bench_run import measuring
 
-    from forerun.bench.kernels import measure
-    from forerun.bench.machine import use_threads
-
-    request = Request(**{name: values[name] for name in schema_of(Request)})
-    use_threads(values["threads"])
-    with bars():
-        return {**made_with(torch.device("cpu")), **measure(request, _announce).as_dict()}
-
-
-def _announce(what: str) -> None:
-    click.echo(f"forerun: measuring {what}", err=True)
+    with measuring(values, checkpoint, crossed, questions, params) as run:
+        try:
+            run.run()
+        except KeyboardInterrupt:
+            run.notes.append("interrupted: these are the pairs that were measured until then")
+            _finish(values, run)
+            raise
+        return _finish(values, run)
 
 
-def _print(content: dict[str, Any]) -> None:
-    from rich.console import Console
+def _check(ctx: click.Context, values: Mapping[str, Any]) -> None:
+    for name, other in (("prompts", "workloads"), ("rows", "resume")):
+        if values[name] and given(ctx, other) and values[other] is not None:
+            raise ConfigError(f"--{name} and --{other} exclude each other; leave one out.")
+    for engine in values["against"] or ():
+        if engine not in PEERS:
+            raise UnknownNameError("engine", engine, PEERS)
+    for name in ("html", "markdown", "rows", "resume"):
+        if values[name] is not None:
+            check_writable(f"--{name}", values[name])
 
-    console = Console(highlight=False)
-    machine, hardware = content["machine"], content["hardware"]
-    rates = ", ".join(
-        f"{name} {rate / 1e9:.0f}" for name, rate in machine["multiply_adds_per_second"].items()
+
+def _questions(values: Mapping[str, Any]) -> list[Question]:
+    """The workload.
+
+    Raises:
+        PromptError: where there is none, or a line is no question.
+    """
+    if not values["prompts"]:
+        return in_turns(built_in(values["workloads"]), values["limit"])
+    bad: list[PromptError] = []
+    on_bad = bad.append if values["skip_bad"] else None
+    questions = read_workload(values["prompts"], on_bad, by_file=values["by_file"])
+    if bad:
+        lines = "1 line is" if len(bad) == 1 else f"{len(bad)} lines are"
+        warn(f"{lines} no question and left out: {bad[0]}")
+    return in_turns(questions, values["limit"])
+
+
+def _crossed(ctx: click.Context, values: Mapping[str, Any]) -> Crossed:
+    target = values["model"]
+    axes = Axes(
+        methods=values["methods"] or likely_methods(target, values["draft_model"]),
+        lengths=values["lengths"],
+        trees=values["trees"],
+        nodes=values["tree_nodes"],
+        policies=values["policies"],
+        models=values["draft_model"],
+        common={name: values[name] for name in ("rejection_sample_method", "draft_sample_method")},
+        options=_method_options(ctx, values),
     )
-    console.print(
-        f"{hardware['cpu']}, {hardware['threads']} threads, last-level cache "
-        f"{machine['last_level_cache_bytes'] / 2**20:.0f} MiB\n"
-        f"streaming reads {machine['bandwidth_gigabytes_per_second']:.1f} GB/s "
-        f"(best {machine['best_bandwidth_gigabytes_per_second']:.1f}); "
-        f"10^9 multiply-adds/s: {rates or 'not measured on this processor'}"
-    )
-    prefills = {(row["model"], row["precision"]): row for row in content["prefill"]}
-    for key, rows in groupby(content["rows"], lambda row: (row["model"], row["precision"])):
-        _print_model(console, list(rows), prefills[key])
+    return cross(axes, target)
 
 
-def _print_model(console: Any, rows: list[dict[str, Any]], prefill: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"{rows[0]['model']} {rows[0]['precision']}", title_justify="left")
-    for name in ("context", "tokens", "ms", "best", "GB/s", "of reads", "of peak", "to 1 token"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            str(row["context"]),
-            str(row["n"]),
-            f"{row['milliseconds']:.3f}",
-            f"{row['best_milliseconds']:.3f}",
-            f"{row['gigabytes_per_second']:.1f}",
-            f"{row['share_of_bandwidth']:.0%}",
-            _share(row["share_of_peak"]),
-            f"{row['ratio_to_one']:.2f}",
-        )
-    source = "come from memory" if rows[0]["from_memory"] else "stay in the cache in part"
-    table.caption = (
-        f"Its weights {source}. Prefill of {prefill['tokens']} tokens: "
-        f"{prefill['tokens_per_second']:.0f} tokens/s, {_share(prefill['share_of_peak'])} of peak."
-    )
-    table.caption_justify = "left"
-    console.print(table)
+def _method_options(ctx: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--method-option` gives, by name."""
+    schemas = {n: schema for kind in OWN_SECTIONS.values() for n, schema in schema_of(kind).items()}
+    parameter = next(param for param in ctx.command.params if param.name == "method_option")
+    options: dict[str, Any] = {}
+    for text in values["method_option"]:
+        key, equals, value = text.partition("=")
+        name = key.strip().replace("-", "_")
+        if not equals or name in options:
+            problem = "gives an option twice" if equals else "is not NAME=VALUE"
+            raise ConfigError(f"--method-option {text!r} {problem}; give it once, as NAME=VALUE.")
+        options[name] = value
+        if name in schemas:
+            options[name] = type_of(name, schemas[name]).convert(value, parameter, ctx)
+    return options
 
 
-def _share(share: float | None) -> str:
-    return "–" if share is None else f"{share:.0%}"
+def _finish(values: Mapping[str, Any], run: BenchRun) -> int:
+    """Show the report and write its files."""
+    report = run.report(values["model"])
+    if not report.cells:
+        why = "; ".join(report.remarks) or "no prompt was run"
+        raise ConfigError(f"nothing was measured: {why}.")
+    if values["json"]:
+        from forerun.cli.machine import made_with, print_json
 
+        print_json({**made_with(run.session.plain.target.device), **report.as_dict()})
+    else:
+        from forerun.cli.bench_view import show
 
-def _options() -> list[click.Parameter]:
-    section = "What to measure (lists: 1,2,4; integers also 1-8 and 4k)"
-    lists = {"tokens": Wholes(1, LONGEST), "contexts": Wholes(0, MOST_CONTEXT)}
-    declared = schema_of(Request)
-    return [
-        click.Argument(["what"], type=Name(SUITES), metavar="WHAT"),
-        *derived(Request, section, without=lists),
-        *(
-            list_option(
-                name,
-                section,
-                kind,
-                ",".join(map(str, declared[name]["default"])),
-                declared[name]["description"],
-            )
-            for name, kind in lists.items()
-        ),
-        threads_option(section),
-        json_option(),
-        config_option(),
-    ]
+        show(report)
+    if values["markdown"] is not None:
+        from forerun.bench.tables import markdown
+
+        write_file("report", values["markdown"], markdown(report))
+    if values["html"] is not None:
+        from forerun.bench.page import page
+
+        write_file("page", values["html"], page(report))
+    return DEFECT_FOUND if report.defects else 0
 
 
 command = Command(
     "bench",
-    params=_options(),
+    params=bench_options(),
     callback=bench,
     help=bench.__doc__,
-    example="forerun bench kernels",
+    example="forerun bench --model smollm2 --prompts mine.jsonl",
+    assumed="measuring the likely drafters on built-in prompts",
 )

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from forerun import __version__
+from forerun.processor import cpu_name
 
 if TYPE_CHECKING:
     import torch
@@ -65,15 +65,3 @@ def hardware(device: torch.device) -> dict[str, Any]:
 def host() -> dict[str, Any]:
     """The machine alone, for commands that run no model."""
     return {"cpu": cpu_name(), "cores": os.cpu_count()}
-
-
-def cpu_name() -> str:
-    """The processor's name, as far as the system knows it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass  # Not Linux.
-    return platform.processor() or platform.machine()

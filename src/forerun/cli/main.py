@@ -17,7 +17,7 @@ from forerun.cli.groups import LazyGroup
 from forerun.errors import ForerunError
 
 COMMANDS = {
-    "bench": ("forerun.cli.bench", "What the CPU kernels reach on this machine."),
+    "bench": ("forerun.cli.bench", "Which drafter pays for your model and prompts, and how much."),
     "chat": ("forerun.cli.chat", "Talk with a model; each turn runs only its new tokens."),
     "check": (
         "forerun.cli.check",
@@ -27,8 +27,10 @@ COMMANDS = {
     "generate": ("forerun.cli.generate", "Answer or complete a prompt: the model's own text."),
     "info": ("forerun.cli.info", "What a model is, what it needs and what would draft for it."),
     "prove": ("forerun.cli.prove", "Prove that speculation leaves the distribution as it is."),
+    "roofline": ("forerun.cli.roofline", "What bounds a model's forwards on this machine."),
     "simulate": ("forerun.cli.simulate", "What speculation would gain, without running a model."),
     "train": ("forerun.cli.train", "Train drafters for a model, from the model's own answers."),
+    "tune": ("forerun.cli.tune", "Which drafter and length to use for a model and your prompts."),
 }
 
 WRONG_USE = 2

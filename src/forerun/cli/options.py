@@ -19,6 +19,7 @@ from forerun.cli.completion import completion
 from forerun.cli.foreign import LONG_WITH_ONE_DASH, advice, in_words, own_flag
 from forerun.cli.param_types import Whole
 from forerun.errors import ConfigError
+from forerun.files import CACHE_VARIABLE
 
 # Short flags; `-md` is llama.cpp's.
 SHORT = {"draft_model": "-md", "max_tokens": "-n", "model": "-m", "prompt": "-p"}
@@ -116,7 +117,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         known = {str(option.envvar) for option in self.params if option.envvar}
         for name in sorted(os.environ):
-            if name.startswith("FORERUN_") and name not in known:
+            if name.startswith("FORERUN_") and name not in (*known, CACHE_VARIABLE):
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
                 if near:
                     warn(f"{name} is not used; did you mean {near[0]}?")

@@ -12,7 +12,6 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.options import changes
 from forerun.params import SamplingParams
-from forerun.policies.monitor import Monitor
 
 _BAR_WIDTH = 20
 # Why all of a run, or so many of its rounds, drafted nothing.
@@ -23,8 +22,8 @@ _REASONS = {
         "{method} found nothing to propose",
         "where {method} found nothing",
     ),
-    PlainReason.TIMED: ("the monitor timed plain rounds", "timed by the monitor"),
-    PlainReason.PAUSED: ("the monitor switched it off", "switched off by the monitor"),
+    PlainReason.TIMED: ("the policy timed plain rounds", "to time such rounds"),
+    PlainReason.PAUSED: ("no draft was expected to pay", "where no draft was expected to pay"),
     PlainReason.POLICY: ("the policy planned none", "as the policy planned"),
 }
 # Parameters that say when a request ends and what is reported, not how tokens are drawn.
@@ -59,6 +58,9 @@ def summary(outcome: Outcome) -> Panel:
         f"(decoding alone {_number(stats.tokens_per_second, 1)})",
     )
     table.add_row("drafted", drafting(stats, outcome.engine))
+    policy = outcome.engine.policy
+    if policy is not None and (decided := policy.in_words()) is not None:
+        table.add_row(f"policy {policy.name}", decided)
     table.add_row("tokens per target forward", _number(stats.tokens_per_target_forward))
     if stats.num_drafts:
         _add_acceptance(table, stats, trees=_drafts_trees(outcome.engine))
@@ -108,16 +110,7 @@ def drafting(stats: Stats, engine: Engine) -> str:
     else:
         words = [f"{count} {_REASONS[reason][1]}" for reason, count in reasons.items()]
         text = f"in {stats.num_drafts} of {rounds} rounds; plain: {', '.join(words)}"
-    if PlainReason.PAUSED in reasons:
-        text += _what_did_not_pay(stats, engine)
     return text.format(method=engine.config.method)
-
-
-def _what_did_not_pay(stats: Stats, engine: Engine) -> str:
-    pays = engine.policy.break_even(1) if isinstance(engine.policy, Monitor) else None
-    if pays is None or stats.acceptance_rate is None:
-        return ""
-    return f" ({stats.acceptance_rate:.0%} accepted, a gain only above {pays:.0%})"
 
 
 def _drafter(config: SpeculativeConfig) -> str:

@@ -25,7 +25,7 @@ def prove_options() -> list[click.Parameter]:
         *_proof_options(),
         *model_options(dtype="fp32"),
         *derived(EngineSettings, "Model", without=SIZES_AND_ENDINGS),
-        *speculation_options({"monitor": False}),
+        *speculation_options({"policy": "fixed"}),
         *derived(SamplingParams, "Sampling", without=(*OF_ENDINGS, "seed")),
         json_option(),
         config_option(),

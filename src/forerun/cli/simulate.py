@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from forerun.cli.machine import print_json
 from forerun.cli.options import Command, flag_of, given, stronger
+from forerun.cli.plot import check_plot, draw_plot
 from forerun.cli.simulate_flags import simulate_options
 from forerun.cli.simulate_modes import Mode, find_mode, refuse_without
-from forerun.cli.target_file import check_writable
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,31 +28,10 @@ def simulate(ctx: click.Context, /, **values: Any) -> None:
     ratios. Numbers go to standard output, what their marks mean to standard error. No model is run.
     """
     mode = find_mode(ctx, values)
-    if values["plot"] is not None:
-        _check_plot(values["plot"])
+    check_plot(values["plot"])
     result = RUN[mode](ctx, values)
-    if values["plot"] is not None:
-        from forerun.simulation.plot import draw
-
-        draw(values["plot"], result.charts)
-        click.echo(f"forerun: drawn to {values['plot']}", err=True)
+    draw_plot(values["plot"], result.charts)
     _print(mode, values["json"], result)
-
-
-def _check_plot(file: str) -> None:
-    """Check that a chart can be drawn and written, before anything is computed.
-
-    Raises:
-        ConfigError: without matplotlib, or for a file of another kind or that cannot be written.
-    """
-    from forerun.simulation.plot import FORMATS, format_of
-
-    if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib; run: pip install 'forerun[plot]'.")
-    if format_of(file) not in FORMATS:
-        kinds = ", ".join(f".{kind}" for kind in FORMATS)
-        raise ConfigError(f"--plot is {file}; give a file name that ends in one of {kinds}.")
-    check_writable("--plot", file)
 
 
 def _print(mode: Mode, as_json: bool, result: Result) -> None:

@@ -12,6 +12,7 @@ from forerun.cli.config import config_option
 from forerun.cli.lists import Numbers, Wholes, list_option
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName, Name
+from forerun.cli.plot import plot_option
 from forerun.options import check
 from forerun.simulation.devices import DEVICES, PRECISIONS
 from forerun.simulation.shapes import SHAPES
@@ -108,17 +109,19 @@ _TABLES: dict[str, tuple[tuple[str, Any, Any, str], ...]] = {
 
 def simulate_options() -> list[click.Parameter]:
     """All options of `forerun simulate`, in the order of its help."""
-    options: list[click.Parameter] = [
+    return [
+        *(option for section in _TABLES for option in section_options(section)),
+        Option("json", "Other", is_flag=True, help="Print one JSON object instead."),
+        plot_option(),
+        config_option(),
+    ]
+
+
+def section_options(section: str) -> list[Option]:
+    """The options under a heading of the help, such as `Hardware`."""
+    return [
         list_option(name, section, kind, default, text)
         if isinstance(kind, Numbers)
         else Option(name, section, type=kind, default=default, help=text)
-        for section, rows in _TABLES.items()
-        for name, kind, default, text in rows
-    ]
-    chart = "Draw it too; needs forerun[plot]."
-    return [
-        *options,
-        Option("json", "Other", is_flag=True, help="Print one JSON object instead."),
-        Option("plot", "Other", type=FileName(), metavar="FILE.png", help=chart),
-        config_option(),
+        for name, kind, default, text in _TABLES[section]
     ]

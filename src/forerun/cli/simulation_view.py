@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,14 +18,24 @@ from forerun.simulation.report import MEANINGS, Cell, Mark, Result, Table
 if TYPE_CHECKING:
     from rich.table import Table as Grid
 
-STYLES = {Mark.NONE: "", Mark.BEST: "bold green", Mark.SLOWER: "red", Mark.NO_ROOM: "yellow"}
+STYLES = {
+    Mark.NONE: "",
+    Mark.BEST: "bold green",
+    Mark.FREE: "green",
+    Mark.SLOWER: "red",
+    Mark.NO_ROOM: "yellow",
+}
 
 
-def report(mode: str, result: Result) -> dict[str, Any]:
-    """The object of `--json`."""
+def report(mode: str, result: Result, header: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The object of `--json`.
+
+    Args:
+        header: of a command that runs models; None for that of one that runs none.
+    """
     import numpy as np
 
-    return {
+    usual = {
         "schema_version": SCHEMA_VERSION,
         "versions": {
             "forerun": __version__,
@@ -31,15 +43,21 @@ def report(mode: str, result: Result) -> dict[str, Any]:
             "python": platform.python_version(),
         },
         "hardware": host(),
+    }
+    return {
+        **(usual if header is None else header),
         "mode": mode,
         "settings": dict(result.settings),
+        **({"answers": list(result.answers)} if result.answers else {}),
         **result.facts,
         "rows": [dict(row) for row in result.rows],
     }
 
 
 def show(result: Result) -> None:
-    """Write the tables to standard output, and the meaning of their marks to standard error."""
+    """Write answers and tables to standard output, and the meaning of marks to standard error."""
+    if result.answers:
+        click.echo("\n".join(map(_wrapped, result.answers)) + "\n")
     if sys.stdout.isatty():
         _show_in_terminal(result.tables)
     else:
@@ -53,6 +71,12 @@ def show(result: Result) -> None:
         click.echo(", ".join(legend), err=True)
     for note in result.notes:
         click.echo(f"forerun: {note}", err=True)
+
+
+def _wrapped(sentence: str) -> str:
+    if not sys.stdout.isatty():
+        return sentence
+    return textwrap.fill(sentence, shutil.get_terminal_size().columns)
 
 
 def _show_in_terminal(tables: Sequence[Table]) -> None:

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from forerun.contracts.models import Cache, CausalLM
-from forerun.core import Draft, Drawing, Exactness, ForwardOutput, Plan, Request, Verdict
+from forerun.core import (
+    Draft,
+    Drawing,
+    Exactness,
+    ForwardOutput,
+    Plan,
+    Request,
+    RoundTimes,
+    Verdict,
+)
 from forerun.options import pick
 
 if TYPE_CHECKING:
@@ -78,6 +87,10 @@ class Drafter(Protocol):
     """The vocabulary that it proposes from; None for ids taken from the text itself."""
     rows: int | None
     """Requests that it can serve at once; None for any number."""
+    members: tuple[Drafter, ...]
+    """The drafters among which a plan may choose, by their places; empty where it drafts alone."""
+    looks_up: bool
+    """Whether its tokens are looked up, at hardly any cost, rather than made by a model."""
     options: type[Any]
     """Its own options, a class made by `forerun.options.options`; `NoOptions` if it has none."""
 
@@ -98,6 +111,10 @@ class Drafter(Protocol):
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
         """One draft a request, of at most the planned number of tokens along any path."""
+
+    def pending(self, request: Request) -> int:
+        """Tokens of a request, about, that it would have to run before it drafts: those of a prompt
+        that it has not seen, say."""
 
     def confidence(self, request: Request) -> float:
         """The share of its next draft that it expects to be accepted, in [0, 1], estimated from the
@@ -156,6 +173,9 @@ class Policy(Protocol):
 
     name: str
 
+    def attach(self, target: CausalLM, drafter: Drafter, rows: int) -> None:
+        """Receive what it plans for; the engine calls it once, when it is built."""
+
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         """One plan a request for the coming round."""
 
@@ -164,9 +184,15 @@ class Policy(Protocol):
         requests: Sequence[Request],
         drafts: Sequence[Draft],
         verdicts: Sequence[Verdict],
-        seconds: float,
+        times: RoundTimes,
     ) -> None:
-        """Learn from the round's outcome and the seconds that it took, drafting included."""
+        """Learn from the round's outcome and the seconds that it took."""
 
     def release(self, request: Request) -> None:
         """Forget a request that has ended."""
+
+    def report(self) -> dict[str, Any] | None:
+        """What it has decided and what came of it, ready for JSON; None where it decides nothing."""
+
+    def in_words(self) -> str | None:
+        """The same as one line."""

@@ -1,6 +1,7 @@
 """The words of the system: trees, drafts, plans, verdicts, requests, batches, statistics."""
 
 from forerun.core.batch import Batch, ForwardOutput, LogitsFor
+from forerun.core.costs import CostTable
 from forerun.core.draft import (
     NO_DRAFT,
     NO_PLAN,
@@ -14,7 +15,7 @@ from forerun.core.draft import (
     Verdict,
 )
 from forerun.core.request import NO_HINTS, FinishReason, Hints, Request
-from forerun.core.stats import Stats
+from forerun.core.stats import RoundTimes, Stats
 from forerun.core.tree import MOST_NODES, NO_TREE, Tree
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "NO_PLAN",
     "NO_TREE",
     "Batch",
+    "CostTable",
     "Draft",
     "Drawing",
     "Exactness",
@@ -35,6 +37,7 @@ __all__ = [
     "PlainReason",
     "Plan",
     "Request",
+    "RoundTimes",
     "SparseProbs",
     "Stats",
     "Tree",

@@ -48,9 +48,9 @@ class PlainReason(enum.StrEnum):
     NOTHING_FOUND = "nothing_found"
     """The drafter had nothing to propose."""
     TIMED = "timed"
-    """The monitor timed a plain round, to compare drafting rounds with it."""
+    """The policy timed a plain round, to compare drafting rounds with it."""
     PAUSED = "paused"
-    """The monitor found that drafts were not worth their time."""
+    """The policy expects that drafts are not worth their time."""
     POLICY = "policy"
     """The policy planned no draft."""
 
@@ -67,6 +67,7 @@ class Plan:
         num_nodes: the budget of a tree whose shape is left to the drafter, which takes the nodes
             that it finds most probable. Without a shape and a budget the draft is a chain.
         reason: why there is no draft, where `num_tokens` is zero.
+        member: which of the drafter's `members` drafts; None leaves it to the drafter.
     """
 
     num_tokens: int
@@ -74,6 +75,7 @@ class Plan:
     tree: Tree | None = None
     num_nodes: int | None = None
     reason: PlainReason = PlainReason.POLICY
+    member: int | None = None
 
     @property
     def is_chain(self) -> bool:

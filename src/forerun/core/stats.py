@@ -10,6 +10,20 @@ from typing import Any
 from forerun.core.draft import Draft, PlainReason, Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Seconds of one round by stage: drafting with all that belongs to it, the target's forward, and
+    the rest: verification, bookkeeping, learning."""
+
+    draft: float
+    target: float
+    verify: float
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.target + self.verify
+
+
 @dataclass
 class Stats:
     """Counters of one request or of many.
@@ -54,18 +68,29 @@ class Stats:
         Args:
             reason: why the draft is empty, where it is.
         """
-        emitted = len(verdict.token_ids)
+        emitted, accepted = len(verdict.token_ids), verdict.num_accepted
+        self.count_tokens(len(draft), accepted, emitted, draft.tree.depth, reason)
+
+    def count_tokens(
+        self,
+        drafted: int,
+        accepted: int,
+        emitted: int,
+        depth: int,
+        reason: PlainReason = PlainReason.NOTHING_FOUND,
+    ) -> None:
+        """Add one round by its numbers of tokens; `depth` is that of the draft."""
         self.num_emitted_tokens += emitted
-        if not len(draft):
+        if not drafted:
             self.count_plain(reason)
             return
         self.num_drafts += 1
-        self.num_draft_tokens += len(draft)
+        self.num_draft_tokens += drafted
         self.num_emitted_in_drafts += emitted
-        self.num_accepted_tokens += verdict.num_accepted
-        missing = draft.tree.depth - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens += accepted
+        missing = depth - len(self.num_accepted_tokens_per_pos)
         self.num_accepted_tokens_per_pos += [0] * max(0, missing)
-        for position in range(verdict.num_accepted):
+        for position in range(accepted):
             self.num_accepted_tokens_per_pos[position] += 1
 
     def count_plain(self, reason: PlainReason) -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from forerun.contracts import Cache, DrafterSetup
+from forerun.contracts import Cache, Drafter, DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Request, Verdict
 from forerun.options import NoOptions
 
@@ -35,6 +35,8 @@ class BaseDrafter(ABC):
     hidden_layers: tuple[int, ...] = ()
     vocab_size: int | None = None
     rows: int | None = None
+    members: tuple[Drafter, ...] = ()
+    looks_up = False
     options: type[Any] = NoOptions
     features: Features | None = None
 
@@ -76,6 +78,10 @@ class BaseDrafter(ABC):
         if self.features is not None:
             self.features.observe_prefill(request, start, output)
 
+    def pending(self, request: Request) -> int:
+        """What its head has not read of a request; else nothing to run."""
+        return 0 if self.features is None else self.features.pending(request)
+
     def confidence(self, request: Request) -> float:
         """It always has something to propose."""
         return 1.0
@@ -93,6 +99,7 @@ class LookupDrafter(BaseDrafter):
     """Looks its tokens up, for each request by itself, as chains and as trees."""
 
     takes_trees = True
+    looks_up = True
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness

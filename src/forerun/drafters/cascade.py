@@ -157,7 +157,7 @@ class CascadeDrafter(BaseDrafter):
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
         choices = [
-            self._choice(request) if plan.num_tokens else None
+            self._choice(request, plan) if plan.num_tokens else None
             for request, plan in zip(requests, plans, strict=True)
         ]
         for number, member in enumerate(self.members):
@@ -193,6 +193,9 @@ class CascadeDrafter(BaseDrafter):
             if member.hidden_layers:
                 member.observe_prefill(request, start, output)
 
+    def pending(self, request: Request) -> int:
+        return max(member.pending(request) for member in self.members)
+
     def confidence(self, request: Request) -> float:
         return max(member.confidence(request) for member in self.members)
 
@@ -204,7 +207,9 @@ class CascadeDrafter(BaseDrafter):
         for member in self.members:
             member.release(request)
 
-    def _choice(self, request: Request) -> int:
+    def _choice(self, request: Request, plan: Plan) -> int:
+        if plan.member is not None:
+            return plan.member
         for number, member in enumerate(self.members[:-1]):
             if member.confidence(request) >= self.least:
                 return number

@@ -120,6 +120,9 @@ class DraftModelDrafter(BaseDrafter):
             drafts[index] = draft
         return drafts
 
+    def pending(self, request: Request) -> int:
+        return self.cache.pending(request.row, request.token_ids)
+
     def clear_row(self, row: int) -> None:
         self.cache.clear(row)
 

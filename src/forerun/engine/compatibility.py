@@ -14,6 +14,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError, IncompatibleDraftError, UnknownNameError, shown
 from forerun.options import options
 from forerun.params import TokenId
+from forerun.policies.base import USUAL_LENGTH
 
 # More rows than any machine has memory for.
 MOST_ROWS = 2**16
@@ -167,8 +168,21 @@ def check_depth(tree: Tree | str | None, config: SpeculativeConfig) -> None:
     Raises:
         ConfigError: with both numbers.
     """
-    if isinstance(tree, Tree) and tree.depth > config.num_speculative_tokens:
+    longest = config.num_speculative_tokens
+    if longest is None and config.policy != "auto":
+        longest = USUAL_LENGTH
+    if isinstance(tree, Tree) and longest is not None and tree.depth > longest:
         raise ConfigError(
             f"the tree is {tree.depth} deep and num_speculative_tokens is "
-            f"{config.num_speculative_tokens}; raise that to {tree.depth}, or cut the tree."
+            f"{longest}; raise that to {tree.depth}, or cut the tree."
         )
+
+
+def check_hook(see: object) -> None:
+    """Refuse what cannot be called.
+
+    Raises:
+        ConfigError: for anything but a function or None.
+    """
+    if see is not None and not callable(see):
+        raise ConfigError(f"see is {shown(see)}; it must be a function or None.")

@@ -64,8 +64,10 @@ class SpeculativeConfig:
         default=None, description="The draft model or trained head, a directory or a hub id."
     )
     revision: Text | None = Field(default=None, description="Its revision on the hub.")
-    num_speculative_tokens: int = Field(
-        default=4, ge=1, le=64, description="Tokens to draft a round, along any path."
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        default=None,
+        description="Tokens to draft a round, along any path: at most, under policy auto, which decides "
+        "by itself; 4 under the others if left out.",
     )
     tree: Annotated[
         str | Tree | None,
@@ -86,10 +88,9 @@ class SpeculativeConfig:
         "the most likely one, auto leaves it to the rule.",
     )
     policy: Annotated[str, known("policy", POLICIES.names)] = Field(
-        default="fixed", description="How the length of drafts changes: fixed or adaptive."
-    )
-    monitor: bool = Field(
-        default=True, description="Stop drafting where it does not pay, and probe again later."
+        default="auto",
+        description="How far to draft, if at all: auto decides each round by measured costs and acceptance; "
+        "fixed or adaptive.",
     )
     options: Annotated[Mapping[str, Any], BeforeValidator(_by_name)] = Field(
         default_factory=dict,
@@ -146,8 +147,8 @@ class SpeculativeConfig:
         return {**common, **self.options, **{name: part[name] for part in own for name in part}}
 
     def make_policy(self) -> Policy:
-        """The policy, watched by a monitor unless that is switched off."""
-        return make_policy(self.policy, self.num_speculative_tokens, self.monitor, self.options)
+        """The policy that is named."""
+        return make_policy(self.policy, self.num_speculative_tokens, self.options)
 
     def read(self, kind: type[T]) -> T:
         """The options of a class that a method or a policy declares."""

@@ -13,6 +13,7 @@ from forerun.engine.compatibility import (
     EngineSettings,
     check_depth,
     check_engine,
+    check_hook,
     check_part,
     refuse_unknown,
 )
@@ -20,7 +21,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Params
 from forerun.engine.prompts import Prompt, repeated, split
 from forerun.engine.requests import Completion, Running, TokenEvent
-from forerun.engine.round import OnExplained, OnRound, Parts
+from forerun.engine.round import OnExplained, OnRound, OnTimed, Parts
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sealed import Sealed
 from forerun.engine.stream import Stream, first_started, follow, follow_plain, run_all
@@ -93,7 +94,6 @@ class Engine(Sealed):
         self.policy = None if drafter is None else policy or self.config.make_policy()
         tree = resolve_tree(self.config.tree)
         check_depth(tree, self.config)
-        # A chain never reaches past the context.
         trees = drafter is not None and (drafter.draws_trees or tree is not None)
         capacity = self.max_context + (MOST_NODES if trees else 0)
         self._parts = Parts(
@@ -107,7 +107,7 @@ class Engine(Sealed):
             self.rules,
         )
         if drafter is not None:
-            drafter.attach(self._parts.cache)
+            self._parts.attach(self.max_batch_size)
         self._scheduler = Scheduler(self._parts, self.max_batch_size, settings.prefix_reuse)
         defaults = changes(SamplingParams.from_dict(sampling_defaults or {}))
         self._intake = Intake(target, tokenizer, self.eos_token_ids, self.max_context, defaults)
@@ -323,7 +323,7 @@ class Engine(Sealed):
         Raises:
             ConfigError: for a hook that is not a function.
         """
-        _check_hook(see)
+        check_hook(see)
         self._parts.on_round = see
 
     def explain_rounds(self, see: OnExplained | None) -> None:
@@ -334,8 +334,13 @@ class Engine(Sealed):
         Raises:
             ConfigError: for a hook that is not a function.
         """
-        _check_hook(see)
+        check_hook(see)
         self._parts.on_explained = see
+
+    def watch_times(self, see: OnTimed | None) -> None:
+        """Show `see` (a function or None) every round when it is over, with its seconds by stage."""
+        check_hook(see)
+        self._parts.on_timed = see
 
     @contextmanager
     def idle_cache(self) -> Iterator[Cache]:
@@ -391,8 +396,3 @@ class Engine(Sealed):
         complete = self._intake.params_of(params, sampling)
         with self._scheduler.alone():
             return self._intake.take(prompt, complete, speculative, hints)
-
-
-def _check_hook(see: object) -> None:
-    if see is not None and not callable(see):
-        raise ConfigError(f"see is {shown(see)}; it must be a function or None.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -26,6 +26,7 @@ from forerun.core import (
     PlainReason,
     Plan,
     Request,
+    RoundTimes,
     Tree,
     Verdict,
 )
@@ -47,6 +48,33 @@ OnExplained = Callable[[Request, Draft, Verdict, Explanation | None], None]
 """The same with the tests that led to the verdict; None for a rule that is not forerun's own."""
 
 
+@dataclass(frozen=True)
+class TimedRound:
+    """A round that is over.
+
+    Args:
+        requests, plans, drafts, verdicts: of the batch, in its order.
+        times: of the whole batch.
+    """
+
+    requests: Sequence[Request]
+    plans: Sequence[Plan]
+    drafts: Sequence[Draft]
+    verdicts: Sequence[Verdict]
+    times: RoundTimes
+
+    @property
+    def reasons(self) -> list[PlainReason]:
+        """For each request why it did not draft, where it did not."""
+        return [
+            PlainReason.NOTHING_FOUND if plan.num_tokens else plan.reason for plan in self.plans
+        ]
+
+
+OnTimed = Callable[[TimedRound], None]
+"""Sees a round once it is over and counted."""
+
+
 @dataclass
 class Parts:
     """What a round works with.
@@ -59,7 +87,7 @@ class Parts:
         drafter, policy: None decode plainly.
         tree: that of the config, read from its file.
         rules: in use by name; one that is put here is used in place of the table's.
-        on_round, on_explained: watch.
+        on_round, on_explained, on_timed: watch.
     """
 
     target: CausalLM
@@ -72,6 +100,14 @@ class Parts:
     rules: dict[str, Verifier] = field(default_factory=dict)
     on_round: OnRound | None = None
     on_explained: OnExplained | None = None
+    on_timed: OnTimed | None = None
+
+    def attach(self, rows: int) -> None:
+        """Show drafter and policy what they work for, of so many requests at once."""
+        assert self.drafter is not None
+        assert self.policy is not None
+        self.drafter.attach(self.cache)
+        self.policy.attach(self.target, self.drafter, rows)
 
     @property
     def exactness(self) -> Exactness:
@@ -115,10 +151,13 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
         if parts.drafter is not None:
             parts.drafter.observe(requests, drafts, verdicts, output)
     finally:
-        ended = perf_counter()
-        _count(batch, plans, drafts, verdicts, (drafted - started, ran - drafted, ended - ran))
+        times = RoundTimes(drafted - started, ran - drafted, perf_counter() - ran)
+        done = TimedRound(requests, plans, drafts, verdicts, times)
+        _count(batch, done)
     if parts.policy is not None:
-        parts.policy.observe(requests, drafts, verdicts, ended - started)
+        parts.policy.observe(requests, drafts, verdicts, times)
+    if parts.on_timed is not None:
+        parts.on_timed(done)
 
 
 def settle(cache: Cache, running: Running) -> None:
@@ -150,7 +189,8 @@ def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
             continue
         drawing = _drawing(parts, parts.drafter, running.request)
         nodes, acceptance = parts.config.num_tree_nodes, parts.drafter.acceptance
-        plans.append(plan_tree(parts.tree, nodes, most, drawing, acceptance))
+        made = plan_tree(parts.tree, nodes, most, drawing, acceptance)
+        plans.append(made if plan.member is None else replace(made, member=plan.member))
     return plans
 
 
@@ -274,21 +314,14 @@ def _logprobs(rows: TargetRows, index: int, verdict: Verdict) -> list[TokenLogpr
     return token_logprobs(values, verdict.token_ids, params.logprobs)
 
 
-def _count(
-    batch: Sequence[Running],
-    plans: list[Plan],
-    drafts: list[Draft],
-    verdicts: list[Verdict],
-    seconds: tuple[float, float, float],
-) -> None:
+def _count(batch: Sequence[Running], done: TimedRound) -> None:
     """Count the round; each request carries its share of the seconds by stage."""
-    drafting, target, verify = (stage / len(batch) for stage in seconds)
-    for running, plan, draft, verdict in zip(batch, plans, drafts, verdicts, strict=True):
+    share = 1.0 / len(batch)
+    for index, (running, reason) in enumerate(zip(batch, done.reasons, strict=True)):
         stats = running.stats
-        if verdict.token_ids:
-            reason = PlainReason.NOTHING_FOUND if plan.num_tokens else plan.reason
-            stats.count(draft, verdict, reason)
-        stats.draft_seconds += drafting
-        stats.target_seconds += target
-        stats.verify_seconds += verify
-        stats.seconds += drafting + target + verify
+        if done.verdicts[index].token_ids:
+            stats.count(done.drafts[index], done.verdicts[index], reason)
+        stats.draft_seconds += share * done.times.draft
+        stats.target_seconds += share * done.times.target
+        stats.verify_seconds += share * done.times.verify
+        stats.seconds += share * done.times.total

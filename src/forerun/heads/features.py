@@ -135,6 +135,11 @@ class Features:
         states = row.joined()
         return Missing(row.held, states[start - row.first :])
 
+    def pending(self, request: Request) -> int:
+        """States of a request, about, that the head has not run."""
+        row = self._rows[request.row]
+        return max(row.end - row.base - row.held, 0) if self._cache is not None else 0
+
     def run_most(
         self, request: Request, missing: Missing, run: Callable[[Tensor, int], object]
     ) -> Tensor:

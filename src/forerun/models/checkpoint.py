@@ -24,6 +24,7 @@ from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
 from forerun.models.layouts import layout_of
 from forerun.models.memory import ModelSummary, describe, kernel_bytes, stored_bytes
+from forerun.models.once import once
 from forerun.models.placement import STORED, Placement, RunConfig, draft_precision, resolve
 from forerun.models.sources import (
     CodedSource,
@@ -210,6 +211,9 @@ class Checkpoint:
             UnsupportedModelError: for an architecture that cannot be run speculatively.
             MemoryLimitError: when the weights do not fit into memory.
         """
+        return once((self.location, run), lambda: self._load(run))
+
+    def _load(self, run: RunConfig) -> CausalLM:
         if self.native:
             self._refuse_quantized()
         complete = self.with_weights()

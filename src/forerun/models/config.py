@@ -52,8 +52,11 @@ _ROPE_NUMBERS = (
 )
 
 
-def read_config(directory: Path) -> Any:
+def read_config(place: Path) -> Any:
     """The config of a checkpoint, as transformers reads it, with values that a model can have.
+
+    Args:
+        place: its directory, or the file.
 
     Raises:
         CheckpointError: when it is missing, not JSON, or wrong.
@@ -62,7 +65,7 @@ def read_config(directory: Path) -> Any:
     """
     from transformers import AutoConfig
 
-    path = directory / CONFIG
+    path = place if place.is_file() else place / CONFIG
     content = read_object(path)
     kind = content.get("model_type")
     if not isinstance(kind, str):
@@ -72,12 +75,12 @@ def read_config(directory: Path) -> Any:
         if isinstance(content.get("text_config"), dict):
             _check_numbers(content["text_config"].get)
     try:
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
         # Configs of transformers check themselves and raise whatever their checks raise.
         if "does not recognize this architecture" in str(error):
             raise UnsupportedModelError(
-                f"transformers does not know the model type {kind!r} of {directory}; "
+                f"transformers does not know the model type {kind!r} of {place}; "
                 "update transformers."
             ) from error
         raise CheckpointError(f"{path} is wrong ({one_line(error)}); download it again.") from error

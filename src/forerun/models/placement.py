@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -11,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from forerun import _native
 from forerun.errors import ConfigError, UnknownNameError
+from forerun.models.caches import last_level_cache
 from forerun.options import known, options
 
 DTYPES = {
@@ -191,14 +191,3 @@ def draft_precision(int8_bytes: float) -> str:
     int8 stay in half of the last-level cache, which the target's weights stream through; else int4,
     the least to read."""
     return "int8" if int8_bytes <= last_level_cache() / 2 else "int4"
-
-
-def last_level_cache() -> int:
-    """Bytes of the processor's largest cache; 16 MiB where the system does not say."""
-    units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    sizes = [16 * 2**20]
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text(encoding="ascii").strip()
-        if text[-1:] in units and text[:-1].isdecimal():
-            sizes.append(int(text[:-1]) * units[text[-1]])
-    return max(sizes[1:] or sizes)

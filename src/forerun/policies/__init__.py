@@ -12,25 +12,24 @@ from typing import Any
 from forerun.contracts import Policy
 from forerun.options import pick
 from forerun.policies.adaptive import AdaptivePolicy
+from forerun.policies.cost_aware import CostAwarePolicy
 from forerun.policies.fixed import FixedPolicy
-from forerun.policies.monitor import Monitor
 from forerun.registry import Registry
 
 POLICIES = Registry(
     "policy",
     "forerun.policies",
-    {"fixed": FixedPolicy, "adaptive": AdaptivePolicy},
+    {"auto": CostAwarePolicy, "fixed": FixedPolicy, "adaptive": AdaptivePolicy},
     with_options=True,
 )
 
 
 def make_policy(
     name: str,
-    num_speculative_tokens: int,
-    monitored: bool = True,
+    num_speculative_tokens: int | None,
     values: Mapping[str, Any] = MappingProxyType({}),
 ) -> Policy:
-    """The policy called `name`, watched by a monitor unless that is switched off.
+    """The policy called `name`.
 
     Args:
         values: options by name, its own among others.
@@ -41,4 +40,4 @@ def make_policy(
     """
     kind = POLICIES.find(name)
     policy: Policy = kind(num_speculative_tokens, pick(kind.options, values))
-    return Monitor(policy) if monitored else policy
+    return policy

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from forerun.core import Draft, Plan, Request, Verdict
+from forerun.core import Draft, Plan, Request, RoundTimes, Verdict
 from forerun.errors import ConfigError
+from forerun.policies.base import USUAL_LENGTH, BasePolicy
 from forerun.theory.adaptive import AdaptiveLength, AdaptiveLimits
 
 
-class AdaptivePolicy:
+class AdaptivePolicy(BasePolicy):
     """Grow and shrink each request's length by `theory.adaptive.AdaptiveLength`.
 
     Args:
-        num_speculative_tokens: the length that a request starts with.
+        num_speculative_tokens: the length that a request starts with; None is `USUAL_LENGTH`.
         limits: the rule's.
 
     Raises:
@@ -24,9 +25,13 @@ class AdaptivePolicy:
     name = "adaptive"
     options = AdaptiveLimits
 
-    def __init__(self, num_speculative_tokens: int, limits: AdaptiveLimits | None = None) -> None:
+    def __init__(
+        self, num_speculative_tokens: int | None = None, limits: AdaptiveLimits | None = None
+    ) -> None:
         limits = limits or AdaptiveLimits()
         shortest, longest = limits.shortest_draft, limits.longest_draft
+        if num_speculative_tokens is None:
+            num_speculative_tokens = min(max(USUAL_LENGTH, shortest), longest)
         if not shortest <= num_speculative_tokens <= longest:
             raise ConfigError(
                 f"num_speculative_tokens is {num_speculative_tokens}; under policy 'adaptive' "
@@ -44,7 +49,7 @@ class AdaptivePolicy:
         requests: Sequence[Request],
         drafts: Sequence[Draft],
         verdicts: Sequence[Verdict],
-        seconds: float,
+        times: RoundTimes,
     ) -> None:
         for request, draft, verdict in zip(requests, drafts, verdicts, strict=True):
             if len(draft):

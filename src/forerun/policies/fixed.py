@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forerun.core import Draft, Plan, Request, Verdict
+from forerun.core import Plan, Request
 from forerun.options import NoOptions
+from forerun.policies.base import USUAL_LENGTH, BasePolicy
 
 
-class FixedPolicy:
-    """Draft `num_speculative_tokens` in every round."""
+class FixedPolicy(BasePolicy):
+    """Draft `num_speculative_tokens` in every round.
+
+    Args:
+        num_speculative_tokens: the length; None is `USUAL_LENGTH`.
+    """
 
     name = "fixed"
-    options = NoOptions
 
-    def __init__(self, num_speculative_tokens: int, options: NoOptions | None = None) -> None:
-        self.num_speculative_tokens = num_speculative_tokens
+    def __init__(
+        self, num_speculative_tokens: int | None = None, options: NoOptions | None = None
+    ) -> None:
+        self.num_speculative_tokens = num_speculative_tokens or USUAL_LENGTH
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         return [Plan(self.num_speculative_tokens) for _ in requests]
-
-    def observe(
-        self,
-        requests: Sequence[Request],
-        drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict],
-        seconds: float,
-    ) -> None:
-        """A fixed length learns nothing."""
-
-    def release(self, request: Request) -> None:
-        """There is nothing to forget."""

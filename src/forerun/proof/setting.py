@@ -25,7 +25,7 @@ class Setting:
         num_tokens: emitted tokens to test, at least.
         output_tokens: length of every output.
         level: probability of a false alarm over all tests of a look together.
-        seed: of everything: equal settings give equal results, except for the monitor, which
+        seed: of everything: equal settings give equal results, except under policy auto, which
             depends on measured times.
         hints: of each prompt; empty for no hints.
     """

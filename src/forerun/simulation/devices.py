@@ -94,6 +94,17 @@ class Device:
         return self.peak(precision) / self.bandwidth
 
 
+def precision_named(name: str) -> Precision:
+    """A known precision.
+
+    Raises:
+        UnknownNameError: listing the known ones.
+    """
+    if name not in PRECISIONS:
+        raise UnknownNameError("precision", name, PRECISIONS)
+    return PRECISIONS[name]
+
+
 def find_device(name: str) -> Device:
     """A known device.
 
@@ -104,6 +115,23 @@ def find_device(name: str) -> Device:
     if key not in DEVICES:
         raise UnknownNameError("hardware", name.strip(), DEVICES)
     return DEVICES[key]
+
+
+def device_called(name: str) -> Device:
+    """A known device by the name that its driver gives it, such as `NVIDIA H100 80GB HBM3`.
+
+    Raises:
+        ConfigError: for one that is not known.
+    """
+    words = "-".join(name.lower().replace("-", " ").split())
+    # The longest, because an L40S is no L4.
+    for known in sorted(DEVICES, key=len, reverse=True):
+        if f"-{known}-" in f"-{words}-":
+            return DEVICES[known]
+    raise ConfigError(
+        f"the limits of {name} are not known; give them with --bandwidth and --flops, "
+        "which measures nothing."
+    )
 
 
 def _device(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.simulation.cost_model import RooflineCosts, RoundCosts
 from forerun.simulation.devices import GB, TFLOPS, Device, find_device
-from forerun.simulation.shapes import SHAPES, find_shape
+from forerun.simulation.shapes import SHAPES, ModelShape, find_shape
 
 # Batches up to at least this size are searched for those where speculation loses.
 REQUESTS = 1024
@@ -69,15 +69,18 @@ class Setup:
         return None if capacity is None else self.memory_bytes(batch_size, context) <= capacity
 
 
-def set_up(request: Request) -> Setup:
+def set_up(request: Request, find: Callable[[str], ModelShape] = find_shape) -> Setup:
     """Costs of target and draft.
+
+    Args:
+        find: from a model's name to its dimensions.
 
     Raises:
         As `plan`.
     """
     device = find_hardware(request)
     target = RooflineCosts(
-        find_shape(request.target),
+        find(request.target),
         device,
         "bf16" if request.dtype == "auto" else request.dtype,
         None if request.cache_dtype == "auto" else request.cache_dtype,
@@ -88,7 +91,7 @@ def set_up(request: Request) -> Setup:
     if request.draft.lower() == "none":
         return Setup(target, None, RoundCosts(target, request.cost_ratio or 0.0))
     precision = target.precision if request.draft_dtype == "auto" else request.draft_dtype
-    draft = replace(target, shape=find_shape(request.draft), precision=precision)
+    draft = replace(target, shape=find(request.draft), precision=precision)
     return Setup(target, draft, RoundCosts(target, draft))
 
 

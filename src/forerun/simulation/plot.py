@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ConfigError
 from forerun.files import atomic_path, reason
-from forerun.simulation.report import Curves, HeatMap, Line
+from forerun.simulation.plot_roof import draw_roof
+from forerun.simulation.report import Chart, Curves, HeatMap, Line, Roof
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg", "pdf")
 _COLUMNS = 3
 _WIDTH, _HEIGHT, _LEGEND, _DPI = 4.4, 3.4, 2.6, 150
+_ROOF = (8.6, 5.9)
 # Colours alone would say nothing in print, or to those who see them alike.
 _STYLES = ("-", "--", "-.", ":")
 
 
-def draw(file: str, charts: Sequence[Curves | HeatMap]) -> None:
+def draw(file: str, charts: Sequence[Chart]) -> None:
     """Draw the charts into a file, which is replaced as a whole or not at all.
 
     Raises:
@@ -35,13 +37,15 @@ def draw(file: str, charts: Sequence[Curves | HeatMap]) -> None:
         raise ConfigError(f"{file} cannot be written: {reason(error)}.") from error
 
 
-def figure_of(charts: Sequence[Curves | HeatMap]) -> Figure:
+def figure_of(charts: Sequence[Chart]) -> Figure:
     """The charts below each other, with their legends beside them."""
     from matplotlib.figure import Figure
 
     grids = [_grid(chart) for chart in charts]
     width = _WIDTH * max(columns for _, columns in grids) + _LEGEND
-    rows = [rows for rows, _ in grids]
+    rows: list[float] = [rows for rows, _ in grids]
+    if any(isinstance(chart, Roof) for chart in charts):
+        width, rows = max(width, _ROOF[0]), [_ROOF[1] / _HEIGHT] * len(rows)
     figure = Figure(figsize=(width, _HEIGHT * sum(rows)), layout="constrained")
     parts = figure.subfigures(len(charts), 1, height_ratios=rows, squeeze=False)[:, 0]
     for part, chart, grid in zip(parts, charts, grids, strict=True):
@@ -49,12 +53,14 @@ def figure_of(charts: Sequence[Curves | HeatMap]) -> Figure:
         axes = part.subplots(*grid, sharex=True, sharey=True, squeeze=False)
         if isinstance(chart, Curves):
             _draw_curves(axes, chart)
+        elif isinstance(chart, Roof):
+            draw_roof(axes[0, 0], chart)
         else:
             _draw_map(part, axes[0, 0], chart)
     return figure
 
 
-def _grid(chart: Curves | HeatMap) -> tuple[int, int]:
+def _grid(chart: Chart) -> tuple[int, int]:
     """Rows and columns of panels."""
     panels = len(chart.panels) if isinstance(chart, Curves) else 1
     columns = min(math.ceil(math.sqrt(panels)), _COLUMNS)

@@ -13,12 +13,14 @@ class Mark(StrEnum):
 
     NONE = ""
     BEST = "*"
+    FREE = "="
     SLOWER = "-"
     NO_ROOM = "!"
 
 
 MEANINGS = {
     Mark.BEST: "best length",
+    Mark.FREE: "as good as free to check",
     Mark.SLOWER: "no faster than plain decoding",
     Mark.NO_ROOM: "does not fit into the memory",
 }
@@ -93,6 +95,41 @@ class HeatMap:
     values: Sequence[Sequence[float]]
 
 
+class Dots(NamedTuple):
+    """Forwards on the plane of a roofline.
+
+    Args:
+        x: FLOP a byte.
+        y: FLOP a second.
+        labels: beside the points; empty ones are left out.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    labels: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Roof:
+    """Arithmetic intensity against performance, both logarithmic, under the limits of a machine.
+
+    Args:
+        slopes: bytes a second, by name.
+        ceilings: FLOP a second, by name.
+        ridge: where memory traffic and arithmetic take equally long, FLOP a byte and FLOP a second.
+        dots: by name.
+    """
+
+    title: str
+    slopes: Mapping[str, float]
+    ceilings: Mapping[str, float]
+    ridge: tuple[float, float]
+    dots: Mapping[str, Dots]
+
+
+Chart = Curves | HeatMap | Roof
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of a command.
@@ -102,15 +139,17 @@ class Result:
         rows: one flat object per setting.
         tables, charts: the same for people.
         facts: what applies to all rows.
-        notes: sentences for people.
+        notes: sentences for people, beside the result.
+        answers: sentences for people that are the result.
     """
 
     settings: Mapping[str, Any]
     rows: Sequence[Row]
     tables: Sequence[Table]
-    charts: Sequence[Curves | HeatMap]
+    charts: Sequence[Chart]
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    answers: Sequence[str] = ()
 
 
 def settings_of(request: Any) -> dict[str, Any]:

@@ -38,6 +38,95 @@ class Work:
         return np.asarray(self.flops / self.bytes_moved)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What bounds each part of a forward: its memory traffic or its arithmetic.
+
+    Args:
+        bandwidth: bytes a second.
+        peak: FLOP a second.
+    """
+
+    bandwidth: float
+    peak: float
+
+    @property
+    def ridge_point(self) -> float:
+        """FLOP a byte above which arithmetic takes longer than memory traffic."""
+        return self.peak / self.bandwidth
+
+    def seconds(self, *parts: Work) -> Floats:
+        """Of parts of a forward, one after another."""
+        times = [
+            np.maximum(part.bytes_moved / self.bandwidth, part.flops / self.peak) for part in parts
+        ]
+        return np.asarray(sum(times))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the forwards of a model read and compute.
+
+    Args:
+        shape: of the model.
+        bytes_per_weight, bytes_per_cached: in memory, of weights and of keys and values.
+    """
+
+    shape: ModelShape
+    bytes_per_weight: float
+    bytes_per_cached: float
+
+    def work(
+        self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike
+    ) -> tuple[Work, Work]:
+        """Work of the layers with weights, and of the attention over the cache, as arrays.
+
+        Args:
+            num_tokens, batch_size: integers of at least 1; arrays broadcast.
+            context: tokens of each request in the cache, an integer.
+
+        Raises:
+            ConfigError: for other numbers.
+        """
+        tokens, batch, cached = together(
+            lengths("num_tokens", num_tokens, shortest=1),
+            lengths("batch_size", batch_size, shortest=1),
+            lengths("context", context),
+        )
+        rows = tokens * batch.astype(np.float64)
+        layers = Work(
+            self.bytes_per_weight * self._parameters_read(rows),
+            2.0 * self.shape.active_parameters * rows,
+        )
+        attention = Work(
+            self.cache_bytes(batch, cached), self.shape.attention_flops * rows * cached
+        )
+        return layers, attention
+
+    def alone(self, num_tokens: int, context: int) -> tuple[Work, Work]:
+        """The same of a single request, whose new tokens see each other too."""
+        return self.work(num_tokens, 1, context + (num_tokens + 1) // 2)
+
+    def cache_bytes(self, batch_size: ArrayLike, context: ArrayLike) -> Floats:
+        """Bytes of the keys and values of `batch_size` requests."""
+        values = self.shape.cache_values_per_token * np.asarray(batch_size, float)
+        return np.asarray(values * np.asarray(context, float) * self.bytes_per_cached)
+
+    def _parameters_read(self, rows: Floats) -> Floats:
+        """Parameters that a forward of `rows` tokens reads: shared ones once, experts if a token is
+        routed to them.
+
+        With tokens routed independently and evenly, an expert is missed by all of them with
+        probability (1 - k/E)^rows. Neighbours in a text agree more, so this is an upper bound.
+        """
+        shape = self.shape
+        if not shape.num_experts:
+            return np.full_like(rows, float(shape.shared_parameters))
+        missed = (1.0 - shape.experts_per_token / shape.num_experts) ** rows
+        hit = shape.num_experts * (1.0 - missed)
+        return shape.shared_parameters + shape.num_layers * shape.expert_parameters * hit
+
+
 @options
 class RooflineCosts:
     """Seconds of a forward of a model on a device, at the limits that the maker publishes.
@@ -86,26 +175,27 @@ class RooflineCosts:
             ConfigError: for other numbers.
         """
         work = self.work(num_tokens, batch_size, context)
-        return np.asarray(self.overhead + sum(self._seconds_of(part) for part in work))
+        return np.asarray(self.overhead + self.limits.seconds(*work))
 
     def work(
         self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike
     ) -> tuple[Work, Work]:
-        """Work of the layers with weights, and of the attention over the cache."""
-        tokens, batch, cached = together(
-            lengths("num_tokens", num_tokens, shortest=1),
-            lengths("batch_size", batch_size, shortest=1),
-            lengths("context", context),
-        )
-        rows = tokens * batch.astype(np.float64)
-        layers = Work(
-            self._weights.bytes_per_value * self._parameters_read(rows),
-            2.0 * self.shape.active_parameters * rows,
-        )
-        attention = Work(
-            self.cache_bytes(batch, cached), self.shape.attention_flops * rows * cached
-        )
-        return layers, attention
+        """As `Traffic.work`."""
+        return self.traffic.work(num_tokens, batch_size, context)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What its forwards read and compute."""
+        usual = "fp32" if self.precision == "fp32" else "fp16"
+        cached = PRECISIONS[self.cache_precision or usual]
+        return Traffic(self.shape, self._weights.bytes_per_value, cached.bytes_per_value)
+
+    @property
+    def limits(self) -> Limits:
+        """Of all devices together."""
+        alone = self.num_devices == 1
+        share = 1.0 if alone else self.num_devices * self.parallel_efficiency
+        return Limits(share * self.device.bandwidth, share * self.device.peak(self._weights))
 
     @property
     def weight_bytes(self) -> float:
@@ -114,8 +204,7 @@ class RooflineCosts:
 
     def cache_bytes(self, batch_size: ArrayLike, context: ArrayLike) -> Floats:
         """Bytes of the keys and values of `batch_size` requests."""
-        values = self.shape.cache_values_per_token * np.asarray(batch_size, float)
-        return np.asarray(values * np.asarray(context, float) * self._cache.bytes_per_value)
+        return self.traffic.cache_bytes(batch_size, context)
 
     @property
     def capacity(self) -> float | None:
@@ -125,35 +214,8 @@ class RooflineCosts:
     @property
     def ridge_point(self) -> float:
         """FLOP a byte above which arithmetic takes longer than memory traffic."""
-        return self.device.ridge_point(self._weights)
+        return self.limits.ridge_point
 
     @property
     def _weights(self) -> Precision:
         return PRECISIONS[self.precision]
-
-    @property
-    def _cache(self) -> Precision:
-        usual = "fp32" if self.precision == "fp32" else "fp16"
-        return PRECISIONS[self.cache_precision or usual]
-
-    def _parameters_read(self, rows: Floats) -> Floats:
-        """Parameters that a forward of `rows` tokens reads: shared ones once, experts if a token is
-        routed to them.
-
-        With tokens routed independently and evenly, an expert is missed by all of them with
-        probability (1 - k/E)^rows. Neighbours in a text agree more, so this is an upper bound.
-        """
-        shape = self.shape
-        if not shape.num_experts:
-            return np.full_like(rows, float(shape.shared_parameters))
-        missed = (1.0 - shape.experts_per_token / shape.num_experts) ** rows
-        hit = shape.num_experts * (1.0 - missed)
-        return shape.shared_parameters + shape.num_layers * shape.expert_parameters * hit
-
-    def _seconds_of(self, part: Work) -> Floats:
-        alone = self.num_devices == 1
-        share = 1.0 if alone else self.num_devices * self.parallel_efficiency
-        return np.maximum(
-            part.bytes_moved / (share * self.device.bandwidth),
-            part.flops / (share * self.device.peak(self._weights)),
-        )

@@ -29,7 +29,7 @@ _Count = Annotated[int, Field(ge=0, le=10**9)]
 
 @options
 class ModelShape:
-    """A decoder with gated feed-forward layers and grouped-query attention.
+    """A decoder with grouped-query attention.
 
     Raises:
         ConfigError: for sizes out of range, or that contradict each other.
@@ -50,6 +50,9 @@ class ModelShape:
         default=0, description="Of every feed-forward layer; 0 for a dense model."
     )
     experts_per_token: _Count = Field(default=0, description="That a token is routed to.")
+    gated: bool = Field(
+        default=True, description="Whether a feed-forward layer has three matrices, not two."
+    )
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -102,7 +105,7 @@ class ModelShape:
 
     @property
     def _feed_forward(self) -> int:
-        return 3 * self.hidden_size * self.intermediate_size
+        return (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
 
 
 def of_size(parameters: float, name: str | None = None) -> ModelShape:

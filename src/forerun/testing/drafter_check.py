@@ -247,7 +247,7 @@ def _check_in_engine(
         ):
             keys: list[Key] = []
             config = SpeculativeConfig(
-                num_speculative_tokens=num_tokens, rejection_sample_method=rule, monitor=False
+                num_speculative_tokens=num_tokens, rejection_sample_method=rule, policy="fixed"
             )
             if tree is not None:
                 config = replace(config, tree=tree, num_tree_nodes=len(_SHAPE))

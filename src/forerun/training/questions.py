@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -29,24 +29,34 @@ class Question:
         category: as the file names it, else the name of the file.
         source: the name of the file without its endings.
         system: a message before all turns; None leaves that to the chat template.
+        question_id: as the file names it, else the number of its line.
+        prediction: an expected answer, where the file holds one.
     """
 
     turns: tuple[str, ...]
     category: str
     source: str
     system: str | None = None
+    question_id: str = field(default="", compare=False)
+    prediction: str = field(default="", compare=False)
 
     @property
     def text(self) -> str:
         return "\n".join(self.turns)
 
 
-def read_questions(path: str | os.PathLike[str]) -> list[Question]:
+def read_questions(
+    path: str | os.PathLike[str], on_bad: Callable[[PromptError], None] | None = None
+) -> list[Question]:
     """The questions of a UTF-8 file, unpacked where its name ends in `.gz`.
 
     In `.jsonl` every line is an object with `turns`, `messages`, `prompt`, `question` or `text`, and
-    perhaps a `category`, or a text alone. What an assistant says in `messages` is left out: a model
-    answers by itself. In any other file every line is a question.
+    perhaps a `category`, a `question_id` (or `task_id`) and a `prediction`, or a text alone. What an
+    assistant says in `messages` is left out: a model answers by itself. In any other file every line is
+    a question.
+
+    Args:
+        on_bad: is told of lines that are no questions, which are then left out.
 
     Raises:
         PromptError: naming the file, the line and what is wrong with it; also for no questions.
@@ -56,11 +66,22 @@ def read_questions(path: str | os.PathLike[str]) -> list[Question]:
     lines = text.removeprefix("\ufeff").split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if os.fspath(path).removesuffix(".gz").endswith(".jsonl"):
-        places = ((line, f"{printable(path)}, line {number}") for number, line in numbered)
-        read = [_of_json(line, where, source) for line, where in places]
-        questions = [question for question in read if question is not None]
+        questions = []
+        for number, line in numbered:
+            try:
+                read = _of_json(line, f"{printable(path)}, line {number}", source)
+            except PromptError as error:
+                if on_bad is None:
+                    raise
+                on_bad(error)
+                continue
+            if read is not None:
+                questions.append(replace(read, question_id=read.question_id or str(number)))
     else:
-        questions = [Question((line.strip(),), source, source) for _, line in numbered]
+        questions = [
+            Question((line.strip(),), source, source, question_id=str(number))
+            for number, line in numbered
+        ]
     if not questions:
         raise PromptError(f"question file {printable(path)} is empty; give at least one question.")
     return questions
@@ -82,13 +103,21 @@ def _of_json(line: str, where: str, source: str) -> Question | None:
         return None
     category = content.get("category")
     category = category if isinstance(category, str) and category else source
+    number = content.get("question_id", content.get("task_id", content.get("prompt_id", "")))
+    prediction = content.get("prediction") or ""
+    if not isinstance(prediction, str):
+        raise PromptError(f"{where} holds a prediction that is no text; leave it out.")
+    named = str(number)
     if "messages" in content:
-        return _of_messages(content["messages"], where, category, source)
+        read = _of_messages(content["messages"], where, category, source)
+        return replace(read, question_id=named, prediction=prediction)
     turns = content.get("turns", next((content[key] for key in _KEYS if key in content), None))
     turns = [turns] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
         raise PromptError(f"{where} holds no question; {_keys()}.")
-    return Question(tuple(turns), category, source)
+    if not all(turn.strip() for turn in turns):
+        raise PromptError(f"{where} holds an empty turn; leave it out.")
+    return Question(tuple(turns), category, source, None, named, prediction)
 
 
 def _of_messages(content: Any, where: str, category: str, source: str) -> Question:

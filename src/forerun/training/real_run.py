@@ -85,7 +85,7 @@ def real_runs(run: DrafterRun, num_prompts: int, num_tokens: int) -> dict[str, A
 def open_trained(
     run: DrafterRun, context: int, *, max_batch_size: int = 1, **config: Any
 ) -> Engine:
-    """An engine with the drafter that a run has written, without a monitor.
+    """An engine with the drafter that a run has written, under a fixed length.
 
     Args:
         run: that has ended.
@@ -95,7 +95,7 @@ def open_trained(
     """
     return load(
         run.checkpoint,
-        SpeculativeConfig(method=run.kind, model=str(run.out), monitor=False, **config),
+        SpeculativeConfig(method=run.kind, model=str(run.out), policy="fixed", **config),
         max_batch_size=max_batch_size,
         max_context=min(context, run.checkpoint.summary.max_context),
     )

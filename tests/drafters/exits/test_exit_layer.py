@@ -109,7 +109,7 @@ def check(
     atol: float = 1e-5,
 ) -> None:
     drafter = Checked(on, ids, exit_layer, atol, folder)
-    config = SpeculativeConfig(num_speculative_tokens=3, monitor=False)
+    config = SpeculativeConfig(num_speculative_tokens=3, policy="fixed")
     engine = Engine(on, drafter, config, max_batch_size=3)
     completions = engine.generate(list(prompts), params)
     assert drafter.drafted >= 12
@@ -140,7 +140,7 @@ def test_output_is_plain_decodings(dtype: str) -> None:
     on = target("kernels", dtype)
     layer = ExitLayer(head_of(on, torch.arange(VOCAB)), 3, on.max_context)
     alone = LayerSkipDrafter(on, range(1, on.num_layers), layer=layer)
-    config = SpeculativeConfig(num_speculative_tokens=4, monitor=False)
+    config = SpeculativeConfig(num_speculative_tokens=4, policy="fixed")
     for drafter in (alone, CascadeDrafter([NgramDrafter(1, 3), alone])):
         engine = Engine(on, drafter, config, max_batch_size=3)
         for params in (GREEDY, SEEDED):
@@ -256,7 +256,7 @@ def test_one_adapter_reads_an_exit(tmp_path: Path, stored: str) -> None:
 def test_a_cascade_takes_it_beside_methods_without_a_model(tmp_path: Path, stored: str) -> None:
     folder = write(tmp_path, target("torch", "fp64"), FEW)
     members = {"method": "cascade", "cascade": ("ngram", "layer_skip"), "model": str(folder)}
-    engine = load(stored, {**members, "monitor": False}, dtype="fp32")
+    engine = load(stored, {**members, "policy": "fixed"}, dtype="fp32")
     assert isinstance(engine.drafter, CascadeDrafter)
     member = engine.drafter.members[1]
     assert isinstance(member, LayerSkipDrafter)

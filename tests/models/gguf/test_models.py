@@ -174,7 +174,8 @@ def test_types_may_be_mixed_also_in_one_product(tmp_path: Path) -> None:
 def test_speculation_changes_nothing(kind: Any, tied: bool, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, kind=kind, tied=tied)
-    engine = forerun.load(str(path), forerun.SpeculativeConfig(method="prediction"))
+    config = forerun.SpeculativeConfig(method="prediction", policy="fixed")
+    engine = forerun.load(str(path), config)
     usual = forerun.SamplingParams(max_tokens=40, ignore_eos=True)
     for params in (replace(usual, temperature=0.0), replace(usual, seed=5)):
         plain = [event.token_id for event in engine.stream_plain(TEXT, params)]

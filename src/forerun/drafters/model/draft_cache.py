@@ -65,6 +65,11 @@ class DraftCache:
         self.cache: Cache = model.new_cache(rows, self.capacity + tree_slots)
         self._rows = [_Row([]) for _ in range(rows)]
 
+    def pending(self, row: int, token_ids: list[int]) -> int:
+        """Tokens of a text, about, that a row lacks: by its first token and the numbers alone."""
+        held = self._rows[row].token_ids
+        return len(token_ids) - (len(held) if held[:1] == token_ids[:1] else 0)
+
     def missing(self, row: int, token_ids: list[int]) -> list[int]:
         """Cut a row back to what it shares with a text; the tokens that it lacks, the last one at
         least and few enough to be run beside those of other rows.

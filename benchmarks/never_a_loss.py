@@ -1,0 +1,176 @@
+"""What forerun does at its defaults where speculation should lose, beside plain decoding.
+
+python -m benchmarks.never_a_loss --models smollm2 zoo --pairs 6
+
+Each cell is one hostile kind of work, in alternation: an engine as `forerun.load` makes it, with the
+drafter named, and one without a drafter; both keep the prompts' caches, and both have run the work once
+before. A number is plain seconds over speculative ones, the median of pairs: 1 is no loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+from benchmarks.checkpoints import untrained_like
+from benchmarks.questions import load_questions
+from forerun.engine.chat import ChatTemplate
+from forerun.engine.engine import Engine
+from forerun.engine.load import load
+from forerun.files import write_text
+from forerun.params import SamplingParams
+
+LONG = 3900
+"""Tokens of a long prompt, where the model's context holds them."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of work.
+
+    Args:
+        name: of it.
+        prompts: token ids; all of a batch at once, batch after batch.
+        temperature, max_tokens, batch_size: of its requests.
+        untrained: whether the draft model has random weights; otherwise it is what `load` picks.
+    """
+
+    name: str
+    prompts: list[list[int]]
+    temperature: float = 0.0
+    max_tokens: int = 64
+    batch_size: int = 1
+    untrained: bool = False
+
+
+def cells(engine: Engine, batches: Sequence[int]) -> Iterator[Cell]:
+    """All cells for a model."""
+    texts = {name: _prompts(engine, name) for name in ("mt_bench", "humaneval", "quotes")}
+    usual = texts["mt_bench"][:4]
+    yield Cell("random tokens", _random(engine, 4, 200))
+    yield Cell("random tokens, T = 1.5", _random(engine, 4, 200), temperature=1.5)
+    yield Cell("questions, T = 1.5", usual, temperature=1.5)
+    yield Cell("8 tokens", texts["mt_bench"][:12], max_tokens=8)
+    yield Cell("8 tokens, T = 1", texts["mt_bench"][:12], temperature=1.0, max_tokens=8)
+    yield Cell("8 tokens, untrained draft", texts["mt_bench"][:12], max_tokens=8, untrained=True)
+    yield Cell("untrained draft", usual, untrained=True)
+    yield Cell("untrained draft, T = 1", usual, temperature=1.0, untrained=True)
+    length = min(LONG, engine.max_context - 80)
+    yield Cell(f"a context of {length}", _long(usual, length))
+    yield Cell(f"a context of {length}, T = 1", _long(usual, length), temperature=1.0)
+    turns = [text for pair in zip(texts["quotes"], usual, strict=False) for text in pair]
+    yield Cell("the text switches every 100 tokens", turns[:6], max_tokens=100)
+    for size in batches:
+        prompts = [texts["mt_bench"][place % 12] for place in range(size)]
+        for temperature in (0.0, 1.0):
+            name = f"batch {size}, T = {temperature:g}"
+            yield Cell(name, prompts, temperature, 48, size)
+
+
+def measure(cell: Cell, engines: tuple[Engine, Engine], pairs: int) -> list[float]:
+    """The ratios of paired runs, after one of each."""
+    plain, speculative = engines
+    for engine in engines:
+        _seconds(engine, cell)
+    ratios = []
+    for number in range(pairs):
+        first, second = (plain, speculative) if number % 2 else (speculative, plain)
+        times = {first: _seconds(first, cell), second: _seconds(second, cell)}
+        ratios.append(times[plain] / times[speculative])
+    return ratios
+
+
+def _seconds(engine: Engine, cell: Cell) -> float:
+    params = SamplingParams(
+        temperature=cell.temperature, max_tokens=cell.max_tokens, ignore_eos=True, seed=7
+    )
+    started = perf_counter()
+    for start in range(0, len(cell.prompts), cell.batch_size):
+        engine.generate(cell.prompts[start : start + cell.batch_size], params)
+    return perf_counter() - started
+
+
+def _prompts(engine: Engine, category: str) -> list[list[int]]:
+    """Questions of a category in tokens."""
+    assert engine.tokenizer is not None, "loaded by name"
+    template = ChatTemplate.of(engine.tokenizer)
+    found = []
+    for question in load_questions(category, 12):
+        if template is None:
+            found.append(list(engine.tokenizer.encode(question.turns[0]))[-400:])
+        else:
+            found.append(list(template.encode([{"role": "user", "content": question.turns[0]}])))
+    return found
+
+
+def _random(engine: Engine, count: int, length: int) -> list[list[int]]:
+    source = random.Random(0)
+    return [
+        [source.randrange(engine.target.vocab_size) for _ in range(length)] for _ in range(count)
+    ]
+
+
+def _long(prompts: list[list[int]], length: int) -> list[list[int]]:
+    joined = [token for prompt in prompts for token in prompt]
+    return [(joined * (length // len(joined) + 1))[:length]]
+
+
+def run(model: str, batches: Sequence[int], pairs: int, only: str) -> Iterator[dict[str, Any]]:
+    """The rows of a model."""
+    first = load(model, False)
+    with TemporaryDirectory() as folder:
+        untrained = untrained_like(first, Path(folder))
+        for cell in cells(first, batches):
+            if only not in cell.name:
+                continue
+            speculative: dict[str, object] = {"model": str(untrained)} if cell.untrained else {}
+            size = cell.batch_size
+            engines = (
+                load(model, False, max_batch_size=size),
+                load(model, speculative, max_batch_size=size),
+            )
+            ratios = measure(cell, engines, pairs)
+            assert engines[1].policy is not None
+            row = {
+                "model": model,
+                "cell": cell.name,
+                "ratio": statistics.median(ratios),
+                "least": min(ratios),
+                "most": max(ratios),
+                "decisions": engines[1].policy.in_words(),
+            }
+            yield row
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.never_a_loss", description=__doc__)
+    parser.add_argument("--models", nargs="+", default=["smollm2", "zoo"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 32])
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--only", default="", help="cells with this in their name")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    rows = []
+    print("| model | work | plain / speculative (range) | decided |\n| --- | --- | --- | --- |")
+    for model in options.models:
+        for row in run(model, options.batches, options.pairs, options.only):
+            rows.append(row)
+            print(
+                f"| {row['model']} | {row['cell']} | {row['ratio']:.3f} "
+                f"({row['least']:.2f}–{row['most']:.2f}) | {row['decisions']} |",
+                flush=True,
+            )
+    if options.json is not None:
+        write_text(options.json, json.dumps(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()

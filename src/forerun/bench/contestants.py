@@ -1,0 +1,131 @@
+"""Who is measured beside plain decoding: an engine with a setting, or another engine's process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from forerun.bench.peers.process import RemoteEngine
+from forerun.bench.rows import Side, side_of
+from forerun.bench.runs import Prompt, Timed, predicted, run_drafting
+from forerun.bench.settings import Setting
+from forerun.compare.attribution import first_difference
+from forerun.compare.paired import deterministic
+from forerun.core import Stats
+from forerun.engine.engine import Engine
+from forerun.params import SamplingParams
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of a contestant.
+
+    Args:
+        side: what it took.
+        disturbed: why its times do not count, if they do not.
+        stats: its counters, where it has some.
+        identical: outputs that are plain decoding's; None where they need not be.
+        differences: why others are not, where that was found out.
+    """
+
+    side: Side
+    disturbed: str | None = None
+    stats: Stats | None = None
+    identical: int | None = None
+    differences: tuple[str, ...] = ()
+
+
+class Contestant(Protocol):
+    """Somebody to measure."""
+
+    @property
+    def name(self) -> str:
+        """Unique among them."""
+
+    def takes(self, params: SamplingParams, batch: int) -> bool:
+        """Whether it can run so many requests at once with such a sampler."""
+
+    def warm_up(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        """Run a few tokens."""
+
+    def measure(self, prompts: Sequence[Prompt], params: SamplingParams, plain: Timed) -> Measured:
+        """Run prompts at once; `plain` is plain decoding of the same."""
+
+
+@dataclass
+class Drafting:
+    """An engine that drafts as a setting says."""
+
+    setting: Setting
+    engine: Engine
+
+    @property
+    def name(self) -> str:
+        return self.setting.name
+
+    def takes(self, params: SamplingParams, batch: int) -> bool:
+        return batch <= self.engine.max_batch_size
+
+    def warm_up(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        run_drafting(self.engine, prompts, replace(params, max_tokens=WARM_UP_TOKENS))
+
+    def measure(self, prompts: Sequence[Prompt], params: SamplingParams, plain: Timed) -> Measured:
+        drafter = self.engine.drafter
+        if drafter is not None and drafter.reads_predictions:
+            prompts = [
+                prompt if prompt.prediction else predicted(self.engine, prompt, params)
+                for prompt in prompts
+            ]
+        run = run_drafting(self.engine, prompts, params)
+        measured = Measured(side_of(run), run.disturbed, run.stats)
+        if not deterministic(params, self.engine.config):
+            return measured
+        differences = []
+        for prompt, ours, theirs in zip(prompts, run.completions, plain.completions, strict=True):
+            found = first_difference(
+                self.engine.target,
+                self.engine.tokenizer,
+                prompt.token_ids,
+                ours.token_ids,
+                theirs.token_ids,
+                params,
+            )
+            differences += [] if found is None else [found.explanation]
+        same = len(prompts) - len(differences)
+        return replace(measured, identical=same, differences=tuple(differences))
+
+
+@dataclass
+class Elsewhere:
+    """A peer, plain or with drafts of some length: greedy, one request at a time.
+
+    It emits as many tokens as plain decoding here did, whatever they are.
+    """
+
+    name: str
+    peer: RemoteEngine
+    length: int
+
+    def takes(self, params: SamplingParams, batch: int) -> bool:
+        return batch == 1 and params.greedy
+
+    def warm_up(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        self._generate(prompts[0], WARM_UP_TOKENS)
+
+    def measure(self, prompts: Sequence[Prompt], params: SamplingParams, plain: Timed) -> Measured:
+        [completion] = plain.completions
+        tokens, seconds = self._generate(prompts[0], len(completion.token_ids))
+        side = Side(len(tokens), seconds, None, (), (), {})
+        return Measured(side, identical=int(tokens == list(completion.token_ids)))
+
+    def _generate(self, prompt: Prompt, count: int) -> tuple[list[int], float]:
+        answer = self.peer.call(
+            "generate",
+            prompt_ids=list(prompt.token_ids),
+            num_tokens=count,
+            num_speculative_tokens=self.length,
+        )
+        return answer[0], answer[1]

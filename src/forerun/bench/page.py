@@ -1,0 +1,263 @@
+"""A report as one page with charts, which loads nothing: readable in the dark and on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from itertools import accumulate
+
+from forerun.bench.charts import Bar, Curve, Span, bars, curves, spans
+from forerun.bench.report import Report
+from forerun.bench.rows import Row, Side
+from forerun.bench.settings import method_of
+from forerun.bench.summary import ALL, Cell, burst_sizes, gaps, rate, stages
+from forerun.bench.tables import Table, tables
+from forerun.bench.verdict import Verdict, shown
+
+# Methods that charts show, each at its best setting.
+_METHODS = 6
+_STAGES = ("prefill", "draft", "target", "verify", "host")
+_BURSTS = ("1 token", "2", "3", "4", "5 to 8", "more")
+_EDGES = (1, 2, 3, 4, 8)
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>forerun bench: {title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def page(report: Report) -> str:
+    """The whole page."""
+    style = (resources.files("forerun.bench") / "page.css").read_text("utf-8")
+    parts = [f"<h1>forerun bench <span>{escape(report.model)}</span></h1>", _verdict(report)]
+    for verdict in report.verdicts:
+        parts.append(_place(report, verdict))
+    parts.append(_how(report))
+    return _PAGE.format(title=escape(report.model), style=style, body="\n".join(parts))
+
+
+def _verdict(report: Report) -> str:
+    blocks = [f'<p class="defect">{escape(text)}.</p>' for text in report.defects]
+    for verdict in report.verdicts:
+        details = "".join(f"<li>{escape(text)}</li>" for text in verdict.details)
+        blocks.append(
+            f'<p class="where">{escape(verdict.where)}</p><p class="advice">{escape(verdict.advice)}</p>'
+            f"<ul>{details}</ul>"
+        )
+    blocks += [f"<p>{escape(text)}.</p>" for text in report.beside_peers]
+    return f'<section class="verdict">{"".join(blocks)}</section>'
+
+
+def _place(report: Report, verdict: Verdict) -> str:
+    """Everything about one temperature and batch size."""
+    here = (verdict.temperature, verdict.batch)
+    cells = [cell for cell in report.cells if (cell.temperature, cell.batch) == here]
+    whole = sorted((cell for cell in cells if cell.category == ALL), key=lambda c: -c.speedup.value)
+    chosen = _chosen([cell for cell in whole if cell.by_row])
+    figures = [
+        _figure(
+            "Speed-up over plain decoding",
+            "Median over prompts of the ratio of tokens a second, with its 95 % interval. Right of the "
+            "line is faster.",
+            spans("speed-up by setting", list(map(_span, whole)), "times plain decoding", 1.0),
+        ),
+        _by_category(cells, whole),
+    ]
+    if chosen:
+        figures += [_acceptance(chosen), _stage_shares(chosen), _over_time(chosen)]
+        figures += [_bursts(chosen), _pauses(chosen)]
+    return f"<h2>{escape(verdict.where.capitalize())}</h2>\n" + "\n".join(filter(None, figures))
+
+
+def _chosen(whole: Sequence[Cell]) -> list[Cell]:
+    """The best setting of each method."""
+    best: dict[str, Cell] = {}
+    for cell in whole:
+        best.setdefault(method_of(cell.setting), cell)
+    return list(best.values())[:_METHODS]
+
+
+def _span(cell: Cell) -> Span:
+    kind = "win" if cell.speedup.low > 1 else "lose" if cell.speedup.high < 1 else "even"
+    interval = cell.speedup
+    return Span(cell.setting, interval.low, interval.value, interval.high, shown(interval), kind)
+
+
+def _by_category(cells: Sequence[Cell], whole: Sequence[Cell]) -> str:
+    categories = list(dict.fromkeys(cell.category for cell in cells if cell.category != ALL))
+    if not categories:
+        return ""
+    parts = {(cell.setting, cell.category): cell for cell in cells}
+    lines = []
+    for cell in whole:
+        every = [parts.get((cell.setting, name)) for name in (*categories, ALL)]
+        lines.append(f"<tr><th>{escape(cell.setting)}</th>{''.join(map(_heat, every))}</tr>")
+    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in (*categories, ALL))
+    table = f'<table class="heat"><tr><th></th>{head}</tr>{"".join(lines)}</table>'
+    text = (
+        "The same by category. Bold: surely faster; in brackets: surely slower than plain decoding."
+    )
+    return _figure("Speed-up by category", text, table)
+
+
+def _heat(cell: Cell | None) -> str:
+    if cell is None:
+        return "<td>–</td>"
+    value, text = cell.speedup.value, f"{cell.speedup.value:.2f}"
+    if len(cell.rows) > 1:
+        text = f"<b>{text}</b>" if cell.speedup.low > 1 else text
+        text = f"({text})" if cell.speedup.high < 1 else text
+    strength = min(70, round(120 * abs(value - 1)))
+    kind = "win" if value >= 1 else "lose"
+    return f'<td class="{kind}" style="--strength:{strength}%">{text}</td>'
+
+
+def _acceptance(chosen: Sequence[Cell]) -> str:
+    lines = [
+        Curve(
+            cell.setting, [(at + 1, share) for at, share in enumerate(cell.acceptance_by_position)]
+        )
+        for cell in chosen
+        if cell.acceptance_by_position
+    ]
+    if not lines:
+        return ""
+    text = "Share of drafting rounds in which at least so many drafted tokens were accepted."
+    chart = curves(
+        "acceptance by position", lines, "position in the draft", "accepted", percent=True
+    )
+    return _figure("Acceptance by position", text, chart)
+
+
+def _stage_shares(chosen: Sequence[Cell]) -> str:
+    plain = stages([side for cell in chosen for side in cell.plain])
+    rows = [("plain decoding", plain), *((cell.setting, stages(cell.sides)) for cell in chosen)]
+    made = [
+        Bar(
+            name,
+            [parts.get(stage, 0.0) for stage in _STAGES],
+            f"{sum(parts.values()):.2f} ms a token",
+        )
+        for name, parts in rows
+    ]
+    text = (
+        "Milliseconds for each token that was emitted: running the prompt, drafting, the model's forwards, "
+        "verifying, and the rest of the host's work."
+    )
+    return _figure("Where the time goes", text, bars("stages", made, _STAGES, "ms a token"))
+
+
+def _over_time(chosen: Sequence[Cell]) -> str:
+    """One prompt: that on which the best setting gained what it usually gains."""
+    best = chosen[0]
+    usual = min(best.rows, key=lambda row: abs(row.speedup - best.speedup.value))
+    lines, place = [], (usual.key.category, usual.key.prompts)
+    for cell in chosen[:4]:
+        row = next((r for r in cell.rows if (r.key.category, r.key.prompts) == place), None)
+        if row is not None and row.side is not None:
+            lines.append(Curve(cell.setting, _arrivals(row.side, row)))
+    assert usual.plain is not None
+    lines.append(Curve("plain decoding", _arrivals(usual.plain, usual), plain=True))
+    text = (
+        f"One request ({usual.key.category}, {usual.key.prompts[0]}), on which {best.setting} gained what it "
+        "usually gains. Steps are rounds: several tokens come at once."
+    )
+    return _figure("Tokens over time", text, curves("tokens", lines, "seconds", "tokens"))
+
+
+def _arrivals(side: Side, row: Row) -> list[tuple[float, float]]:
+    """The steps of the first request of a row."""
+    requests = len(row.key.prompts)
+    bursts = side.bursts if requests == 1 else side.bursts[: len(side.bursts) // requests]
+    pauses = side.gaps[: max(0, len(bursts) - 1)]
+    times = list(
+        accumulate(pauses, lambda now, pause: now + pause / 1e3, initial=side.first or 0.0)
+    )
+    points: list[tuple[float, float]] = [(0.0, 0.0)]
+    for time, total in zip(times, accumulate(bursts), strict=False):
+        points += [(time, points[-1][1]), (time, float(total))]
+    return points
+
+
+def _bursts(chosen: Sequence[Cell]) -> str:
+    rows = []
+    for cell in chosen:
+        counts = [0.0] * len(_BURSTS)
+        sizes = burst_sizes(cell.sides)
+        for size, times in sizes.items():
+            counts[sum(size > edge for edge in _EDGES)] += size * times
+        total = sum(counts) or 1.0
+        mean = total / (sizes.total() or 1)
+        rows.append(
+            Bar(cell.setting, [100 * count / total for count in counts], f"{mean:.2f} on average")
+        )
+    text = "How tokens arrive in a stream: shares of all tokens by how many came at once."
+    return _figure("Burst sizes", text, bars("bursts", rows, _BURSTS, "% of tokens"))
+
+
+def _pauses(chosen: Sequence[Cell]) -> str:
+    plain = gaps([side for cell in chosen for side in cell.plain])
+    every = [("plain decoding", plain), *((cell.setting, gaps(cell.sides)) for cell in chosen)]
+    rows = [
+        Span(
+            name,
+            at["p50"],
+            at["p90"],
+            at["p99"],
+            f"{at['p50']:.1f} / {at['p90']:.1f} / {at['p99']:.1f}",
+            "even",
+        )
+        for name, at in every
+        if at
+    ]
+    if not rows:
+        return ""
+    text = (
+        "Between two arrivals of tokens in a stream: from the median to the 99th percentile, the mark "
+        "at the 90th."
+    )
+    return _figure("Inter-token latency", text, spans("inter-token latency", rows, "ms"))
+
+
+def _how(report: Report) -> str:
+    items = [f"<li>{escape(text)}</li>" for text in report.remarks]
+    items += [
+        f"<li><b>{escape(name)}</b> {escape(text)}</li>" for name, text in report.facts.items()
+    ]
+    for name, facts in report.peers.items():
+        text = ", ".join(f"{key} {value}" for key, value in facts.items())
+        items.append(f"<li><b>{escape(name)}</b> {escape(text)}</li>")
+    rates = {rate(cell.plain) for cell in report.whole}
+    made = "".join(map(_table, tables(report)))
+    return (
+        f"<h2>All figures</h2>{made}<h2>How it was measured</h2><p>Every run of a setting follows a run of "
+        "plain decoding of the same prompt, which it is compared with; caches are emptied between runs. "
+        f"Plain decoding makes {min(rates):.0f} to {max(rates):.0f} tokens a second here.</p>"
+        f"<ul>{''.join(items)}</ul><pre>{escape(report.command)}</pre>"
+    )
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.header)
+    lines = "".join(
+        f"<tr><th>{escape(row[0])}</th>{''.join(f'<td>{escape(text)}</td>' for text in row[1:])}</tr>"
+        for row in table.rows
+    )
+    return f"<h3>{escape(table.title)}</h3><div class='wide'><table><tr>{head}</tr>{lines}</table></div>"
+
+
+def _figure(title: str, text: str, content: str) -> str:
+    return f"<figure><h3>{escape(title)}</h3><p>{escape(text)}</p><div class='wide'>{content}</div></figure>"

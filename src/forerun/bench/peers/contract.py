@@ -1,0 +1,125 @@
+"""The contract of peers, their options, and helpers to load and convert for them."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ConfigError, PromptError
+
+PRECISIONS = ("fp32", "bf16", "int8", "int4", "stored")
+MAX_CONTEXT = 2048
+"""Tokens that a peer keeps keys and values for, or fewer if the model's context is shorter."""
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """Options of a peer.
+
+    Args:
+        checkpoint_dir: of the target, as transformers saves it; or a GGUF file.
+        precision: of the weights, one of PRECISIONS; the peer's `settings` name its own format.
+            `stored` is that of a GGUF file, and only that; transformers makes bf16 of it.
+        threads: that it computes with.
+        draft_dir: of the draft model, in the same precision; without one a peer drafts by its own prompt
+            lookup.
+        cache_dir: where converted models are kept between runs.
+    """
+
+    checkpoint_dir: Path
+    precision: str
+    threads: int
+    draft_dir: Path | None
+    cache_dir: Path
+
+
+@dataclass
+class Peer(ABC):
+    """Another engine with a model, which decodes greedily and times itself.
+
+    Attributes:
+        name: as in the table of peers.
+        version: of its package.
+        settings: for reports: precision, threads, cache, attention, batch.
+    """
+
+    name: str
+    version: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @abstractmethod
+    def forward_seconds(self, n: int, context: int) -> float:
+        """Seconds of one forward over `n` new tokens with the logits of all, [n, V].
+
+        Args:
+            n: at least 1.
+            context: tokens in the cache before the forward; the cache holds them again afterwards.
+
+        The first call for an `n` also plans memory and kernels: call once before measuring.
+        """
+
+    @abstractmethod
+    def generate(
+        self, prompt_ids: Sequence[int], num_tokens: int, num_speculative_tokens: int = 0
+    ) -> tuple[list[int], float]:
+        """The greedy continuation of exactly `num_tokens` tokens; end tokens do not end it.
+
+        Args:
+            prompt_ids: at least 2 tokens; earlier calls leave nothing in the cache.
+            num_tokens: at least 1.
+            num_speculative_tokens: drafted a round; 0 decodes plainly.
+
+        Returns:
+            The new tokens, and the seconds from the prompt to the last of them.
+
+        Raises:
+            PromptError: when prompt and output exceed the context.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the models; the peer cannot be used afterwards."""
+
+    def check_request(self, prompt_ids: Sequence[int], num_tokens: int) -> None:
+        """Refuse invalid requests; see `generate` for the errors."""
+        total, room = len(prompt_ids) + num_tokens, self.settings["max_context"]
+        if len(prompt_ids) < 2 or num_tokens < 1 or total > room:
+            raise PromptError(
+                f"{len(prompt_ids)} prompt tokens and {num_tokens} new ones; {self.name} needs at "
+                f"least 2 and 1, and at most {room} together."
+            )
+
+
+def import_package(module: str) -> Any:
+    """A package of the extra `peers`.
+
+    Raises:
+        ConfigError: when it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        raise ConfigError(
+            f"this peer needs the package {module}; run: pip install 'forerun[peers]'."
+        ) from None
+
+
+def converted(cache_dir: Path, checkpoint_dir: Path, suffix: str) -> Path:
+    """The path of a converted checkpoint: its name has a hash of the weights."""
+    files = [*sorted(checkpoint_dir.glob("*.safetensors")), checkpoint_dir / "config.json"]
+    hashes = "".join(content_hash(file) for file in files)
+    digest = hashlib.sha256(hashes.encode()).hexdigest()
+    return cache_dir / f"{checkpoint_dir.name}-{digest[:12]}-{suffix}"
+
+
+def content_hash(path: Path) -> str:
+    """The SHA-256 of a file's bytes, as 64 hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

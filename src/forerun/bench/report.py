@@ -1,0 +1,134 @@
+"""The report of a session: its figures, the verdict, and all that a reader must know beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from forerun.bench.rows import Row
+from forerun.bench.summary import ALL, Cell, rate, summarize
+from forerun.bench.verdict import Verdict, defects, times, verdicts
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured.
+
+    Args:
+        model: the target, as the user named it.
+        command: that makes the report again.
+        facts: of machine, model, workload and sampler, in words, by what they are of.
+        rows: of all contestants.
+        exactness: of each setting; of peers nothing is known.
+        peers: names of contestants that are not forerun's, with versions and settings.
+        notes: what was left out, and why.
+    """
+
+    model: str
+    command: str
+    facts: Mapping[str, str]
+    rows: Sequence[Row]
+    exactness: Mapping[str, str] = field(default_factory=dict)
+    peers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """The figures."""
+        return summarize(self.rows)
+
+    @cached_property
+    def whole(self) -> list[Cell]:
+        """Those over all categories."""
+        return [cell for cell in self.cells if cell.category == ALL]
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """One for each temperature and batch size."""
+        return verdicts(self.cells, tuple(self.peers))
+
+    @cached_property
+    def defects(self) -> list[str]:
+        """Outputs that are wrong."""
+        return defects(self.cells)
+
+    @cached_property
+    def paragraphs(self) -> list[tuple[str, Sequence[str]]]:
+        """The verdict and all that bears on it, most important first: sentences, with details of each."""
+        several = len(self.verdicts) > 1
+        advice = [
+            (f"{verdict.where}: {verdict.advice}" if several else verdict.advice, verdict.details)
+            for verdict in self.verdicts
+        ]
+        return [
+            *((text, ()) for text in self.defects),
+            *advice,
+            *((t, ()) for t in self.beside_peers),
+        ]
+
+    @cached_property
+    def remarks(self) -> list[str]:
+        """Failures, approximations and whatever else was left out."""
+        remarks = []
+        for cell in self.whole:
+            if cell.failed:
+                where = f"{cell.setting} at temperature {cell.temperature:g}"
+                remarks.append(f"{len(cell.failed)} gaps: {where} ({_first_error(cell.failed)})")
+        measured = {cell.setting for cell in self.whole}
+        lost: dict[str, list[Row]] = {}
+        for row in self.rows:
+            if row.error is not None and row.key.setting not in measured:
+                lost.setdefault(row.key.setting, []).append(row)
+        for setting, rows in lost.items():
+            remarks.append(f"{setting} was never measured ({_first_error(rows)})")
+        for setting, level in self.exactness.items():
+            if level == "approximate":
+                remarks.append(f"{setting} is approximate: its output is not the target's")
+        return [*remarks, *self.notes]
+
+    @property
+    def beside_peers(self) -> list[str]:
+        """How many times as fast as each peer forerun is, plainly and each at its best."""
+        best: dict[str, list[float]] = {}
+        ours = [
+            cell
+            for cell in self.whole
+            if cell.setting not in self.peers and cell.temperature == 0 and cell.batch == 1
+        ]
+        for cell in self.whole:
+            if cell.setting in self.peers:
+                name = str(self.peers[cell.setting]["name"])
+                best.setdefault(name, []).append(cell.speedup.value)
+        top = max([1.0, *(cell.speedup.value for cell in ours)])
+        return [
+            f"beside {name} at its best, forerun decodes {times(1 / max(values))} as fast plainly, and "
+            f"{times(top / max(values))} at its own best"
+            for name, values in best.items()
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "model": self.model,
+            "command": self.command,
+            "facts": dict(self.facts),
+            "verdicts": [
+                {**vars(verdict), "details": list(verdict.details)} for verdict in self.verdicts
+            ],
+            "sentences": ["; ".join([text, *details]) for text, details in self.paragraphs],
+            "remarks": self.remarks,
+            "exactness": dict(self.exactness),
+            "peers": {name: dict(facts) for name, facts in self.peers.items()},
+            "cells": [cell.as_dict() for cell in self.cells],
+        }
+
+
+def plain_rate(cells: Sequence[Cell]) -> float:
+    """Tokens a second of plain decoding over all pairs of some cells."""
+    return rate([side for cell in cells for side in cell.plain])
+
+
+def _first_error(rows: Sequence[Row]) -> str:
+    return next(row.error for row in rows if row.error is not None)

@@ -1,0 +1,219 @@
+"""The result of `forerun roofline` for people: answers in words, tables, and the plot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from forerun.bench.roofline.result import InCache, Roofline
+from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Row
+from forerun.files import size_text
+from forerun.simulation.devices import GB
+from forerun.simulation.report import Cell, Dots, Mark, Result, Roof, Table, long_table
+
+_LABELLED = (2, 4, 8, 16, 32, 64)
+_TOLD = (4, 8, 16, 64)
+
+
+def report_of(roofline: Roofline, settings: dict[str, object]) -> Result:
+    """The result of the command.
+
+    Args:
+        settings: all options, for `--json`.
+    """
+    return Result(
+        settings=settings,
+        rows=[asdict(row) for row in roofline.rows],
+        tables=list(_tables(roofline)),
+        charts=[roof(roofline)],
+        facts=roofline.as_facts(),
+        notes=roofline.notes,
+        answers=list(_answers(roofline)),
+    )
+
+
+def _answers(roofline: Roofline) -> Iterator[str]:
+    first = roofline.rows[0]
+    ridge = roofline.limits.ridge_point
+    side = "below" if first.bound == "memory" else "above"
+    yield (
+        f"Decoding {first.model} ({first.precision}) on {roofline.hardware} computes "
+        f"{_short(first.intensity)} FLOP a byte, {side} the ridge at {_short(ridge)}: {first.bound} "
+        f"bounds it. A token {_takes(roofline)} {_time(first.time)}{_of_limits(first)}."
+    )
+    yield _free(roofline)
+    drafts = roofline.of(DRAFT)
+    if roofline.in_cache is not None:
+        yield _in_cache(roofline, roofline.in_cache)
+    elif drafts:
+        draft = next(iter(drafts.values()))[0]
+        yield (
+            f"A token of the draft {draft.model} {_takes(roofline)} {_time(draft.time)}, "
+            f"{_short(draft.time / first.time)} of a plain one."
+        )
+    elif roofline.room is not None:
+        yield (
+            f"A draft that reads up to {size_text(roofline.room)} a token stays in the last-level cache "
+            "while the target's weights pass through it."
+        )
+
+
+def _takes(roofline: Roofline) -> str:
+    return "takes" if roofline.mode == "measured" else "would take"
+
+
+def _of_limits(row: Row) -> str:
+    if row.seconds is None:
+        return ""
+    reads = f"reading its {size_text(row.bytes)} at {_rate(row.bandwidth)}"
+    what = reads if row.bound == "memory" else "its arithmetic at the instruction's peak"
+    return f"; {what} takes {_time(row.predicted_seconds)}"
+
+
+def _free(roofline: Roofline) -> str:
+    """Up to how many tokens checking is free, by context."""
+    targets = roofline.of(TARGET)
+    context, rows = next(iter(targets.items()))
+    said: dict[str, list[str]] = {}
+    for fact in roofline.free:
+        said.setdefault(_up_to(fact["tokens"]), []).append(str(fact["context"]))
+    texts = [f"{text} at a context of {' and '.join(where)}" for text, where in said.items()]
+    text = (
+        f"Checking is as good as free (at most {FREE:g} x one token's time) {' and '.join(texts)}"
+    )
+    if roofline.mode == "measured":
+        text += f"; by the roofline {_up_to(roofline.free[0]['predicted_tokens'])}"
+    else:
+        most = roofline.facts["free_tokens_of_all_requests"]
+        text += f"; of all requests together up to {most}, attention left out"
+    dear = [row for row in rows if row.n in _TOLD and row.rise > FREE]
+    if dear:
+        costs = ", ".join(f"{row.n} tokens cost {row.rise:.1f} x" for row in dear)
+        text += f". At {context}, {costs}"
+    return text + "."
+
+
+def _up_to(tokens: int) -> str:
+    return "for no second token" if tokens == 1 else f"up to {tokens} tokens"
+
+
+def _in_cache(roofline: Roofline, cache: InCache) -> str:
+    name = next(iter(roofline.of(DRAFT).values()))[0].model
+    plain = roofline.rows[0].time
+    if cache.stays:
+        fits = "fits into half of the last-level cache and stays there while the target runs"
+    elif cache.bytes <= cache.cache_bytes:
+        fits = "fits into the last-level cache, but not beside what the target reads"
+    else:
+        fits = "does not fit into the last-level cache"
+    return (
+        f"The draft {name} reads {size_text(cache.bytes)} a token and {fits} "
+        f"({size_text(cache.cache_bytes)}). "
+        f"Its token takes {_time(cache.cached_seconds)} from there ({_rate(cache.cached_bandwidth)}), "
+        f"{_time(cache.memory_seconds)} from memory ({_rate(cache.memory_bandwidth)}) and "
+        f"{_time(cache.in_round_seconds)} right after the target has run: "
+        f"{_short(cache.in_round_seconds / plain)} of a plain token."
+    )
+
+
+def _tables(roofline: Roofline) -> Iterator[Table]:
+    columns: dict[str, Callable[[Mapping[str, Any]], Cell | str]] = {
+        "forward": lambda row: _forward(row["role"], row["n"]),
+        "FLOP/byte": lambda row: _short(row["intensity"]),
+        "bound by": lambda row: str(row["bound"]),
+        "roofline ms": lambda row: f"{1e3 * row['predicted_seconds']:.3f}",
+    }
+    if roofline.mode == "measured":
+        columns |= {
+            "measured ms": lambda row: f"{1e3 * row['seconds']:.3f}",
+            "of reads": lambda row: f"{row['share_of_bandwidth']:.0%}",
+            "of peak": lambda row: f"{row['share_of_peak']:.0%}",
+            "roofline x": lambda row: f"{row['predicted_ratio']:.2f}",
+        }
+    times = "ratio" if roofline.mode == "measured" else "predicted_ratio"
+    free = {fact["context"]: fact["tokens"] for fact in roofline.free}
+
+    def rise(row: Mapping[str, Any]) -> Cell:
+        held = row["role"] == TARGET and 1 < row["n"] <= free[row["context"]]
+        return Cell(f"{row[times]:.2f}", Mark.FREE if held else Mark.NONE)
+
+    columns["x one token"] = rise
+    for context in free:
+        rows = [asdict(row) for row in roofline.rows if row.context == context]
+        yield long_table(f"Forwards at a context of {context}", columns, rows, ("role",))
+    if roofline.mode == "measured" and "reads" in roofline.facts:
+        yield _reads_table(roofline)
+
+
+def _reads_table(roofline: Roofline) -> Table:
+    caches: dict[str, int] = roofline.facts["caches"]
+
+    def place(count: float) -> str:
+        return next((name for name, most in caches.items() if count <= most), "memory")
+
+    rows = roofline.facts["reads"]
+    columns = {
+        "working set": lambda row: size_text(row["bytes"]),
+        "fits into": lambda row: place(row["bytes"]),
+        "GB/s": lambda row: f"{row['bytes_per_second'] / GB:.1f}",
+    }
+    rates = ", ".join(f"{name} {peak / GB:.0f}" for name, peak in roofline.peaks.items())
+    return long_table(f"Reads of this machine; arithmetic in GFLOP/s: {rates}", columns, rows)
+
+
+def roof(roofline: Roofline) -> Roof:
+    """Decoding, checking and drafting at the smallest context, under the machine's limits."""
+    least = min(row.context for row in roofline.rows)
+    rows = [row for row in roofline.rows if row.context == least]
+    free = roofline.free[0]["tokens"]
+    targets = [row for row in rows if row.role == TARGET]
+    dots = {
+        "decode": [row for row in targets if row.n == 1],
+        f"verify n tokens, at most {FREE:g} x": [row for row in targets if 1 < row.n <= free],
+        f"verify n tokens, more than {FREE:g} x": [row for row in targets if row.n > free],
+        "draft": [row for row in rows if row.role == DRAFT],
+    }
+    shown = {name: _dots(roofline, found) for name, found in dots.items()}
+    if roofline.prefill is not None:
+        prefill = roofline.prefill
+        label = f"prefill {prefill.tokens}"
+        shown[label] = Dots([prefill.intensity], [prefill.flops_per_second], [""])
+    first = roofline.rows[0]
+    return Roof(
+        title=f"{first.model} ({first.precision}) on {roofline.hardware}",
+        slopes=dict(reversed(list(roofline.reads.items()))),
+        ceilings={_used_by(roofline, name): peak for name, peak in roofline.peaks.items()},
+        ridge=(roofline.limits.ridge_point, roofline.limits.peak),
+        dots=shown,
+    )
+
+
+def _used_by(roofline: Roofline, name: str) -> str:
+    """A ceiling, and whose it is where there are two."""
+    roles = {row.role for row in roofline.rows if row.peak == roofline.peaks[name]}
+    return name if len(roofline.peaks) == 1 else f"{name} ({' and '.join(sorted(roles))})"
+
+
+def _dots(roofline: Roofline, rows: Sequence[Row]) -> Dots:
+    labels = [str(row.n) if row.n in _LABELLED else "" for row in rows]
+    rates = [row.flops / roofline.seconds(row) for row in rows]
+    return Dots([row.intensity for row in rows], rates, labels)
+
+
+def _forward(role: str, n: int) -> str:
+    if role == DRAFT:
+        return "draft"
+    return "decode" if n == 1 else f"verify {n}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _rate(bandwidth: float) -> str:
+    return f"{bandwidth / GB:.3g} GB/s"

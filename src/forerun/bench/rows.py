@@ -1,0 +1,173 @@
+"""Rows: what was measured of a setting and a group of prompts, beside plain decoding of the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from itertools import pairwise
+from typing import Any
+
+from forerun.bench.runs import Prompt, Timed
+from forerun.bench.serving_keys import serving_keys
+from forerun.core import Stats
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Key:
+    """Which measurement a row is.
+
+    Args:
+        setting: by name.
+        temperature: of the sampler.
+        batch: requests at once.
+        category: of the prompts.
+        prompts: their ids, in order.
+    """
+
+    setting: str
+    temperature: float
+    batch: int
+    category: str
+    prompts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a pair.
+
+    Args:
+        tokens: of all requests.
+        seconds: until the last token, prefill and drafting included.
+        first: seconds to the first token, the median over the requests; None where it is unknown.
+        gaps: milliseconds between arrivals of tokens, of all requests one after the other.
+        bursts: tokens of each arrival, of all requests.
+        stages: seconds by stage; host is what is in none of the others.
+    """
+
+    tokens: int
+    seconds: float
+    first: float | None
+    gaps: tuple[float, ...]
+    bursts: tuple[int, ...]
+    stages: dict[str, float]
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Row:
+    """A pair of runs.
+
+    Args:
+        key: which.
+        digest: of the prompts' token ids.
+        side, plain: the setting, and plain decoding just before it.
+        stats: counters of the setting.
+        loops: outputs of plain decoding that repeat themselves.
+        identical: outputs equal to plain decoding's; None where sampling makes that meaningless.
+        differences: why others differ: `numerics` or `defect`.
+        error: why there is nothing else, where there is not.
+    """
+
+    key: Key
+    digest: str
+    side: Side | None = None
+    plain: Side | None = None
+    stats: Stats | None = None
+    loops: int = 0
+    identical: int | None = None
+    differences: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def speedup(self) -> float:
+        """Ratio of tokens a second: outputs may differ in length."""
+        assert self.side is not None
+        assert self.plain is not None
+        return self.side.rate / self.plain.rate
+
+    def as_json(self) -> str:
+        """One line."""
+        content: dict[str, Any] = {name: value for name, value in asdict(self).items() if value}
+        content["identical"] = self.identical
+        if self.stats is not None:
+            content |= {"stats": asdict(self.stats), **serving_keys(self.stats)}
+        return json.dumps(content, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Row:
+        """What `as_json` has written.
+
+        Raises:
+            KeyError, TypeError, ValueError: for anything else.
+        """
+        names = {field.name for field in fields(cls)}
+        values = {name: value for name, value in content.items() if name in names}
+        key = values["key"]
+        values["key"] = Key(**{**key, "prompts": tuple(map(str, key["prompts"]))})
+        for name in ("side", "plain"):
+            if values.get(name) is not None:
+                values[name] = _side(values[name])
+        if values.get("stats") is not None:
+            values["stats"] = Stats(**values["stats"])
+        values["differences"] = tuple(values.get("differences", ()))
+        row = cls(**values)
+        if (row.side is None) == (row.error is None) or (row.side is None) != (row.plain is None):
+            raise ValueError("a row holds two sides or an error")
+        return row
+
+
+def digest_of(prompts: Sequence[Prompt]) -> str:
+    """A short name for the token ids of prompts."""
+    text = json.dumps([prompt.token_ids for prompt in prompts])
+    return sha256(text.encode()).hexdigest()[:12]
+
+
+def side_of(run: Timed) -> Side:
+    """One side from its run."""
+    stats = run.stats
+    stages = {
+        "prefill": stats.prefill_seconds,
+        "draft": stats.draft_seconds,
+        "target": stats.target_seconds,
+        "verify": stats.verify_seconds,
+    }
+    if not stats.target_seconds:
+        # The plain loop counts no stages of its rounds.
+        stages["target"] = stats.seconds
+    stages["host"] = max(0.0, run.seconds - sum(stages.values()))
+    firsts = sorted(arrivals[0] for arrivals in run.arrivals if arrivals)
+    return Side(
+        tokens=run.tokens,
+        seconds=run.seconds,
+        first=firsts[len(firsts) // 2] if firsts else None,
+        gaps=tuple(
+            round(1e3 * (later - sooner), 3)
+            for arrivals in run.arrivals
+            for sooner, later in pairwise(arrivals)
+        ),
+        bursts=tuple(size for sizes in run.bursts for size in sizes),
+        stages={name: round(seconds, 7) for name, seconds in stages.items()},
+    )
+
+
+def loops(token_ids: Sequence[int]) -> bool:
+    """Whether an output repeats itself: some 4-gram occurs more than 8 times."""
+    grams = zip(token_ids, token_ids[1:], token_ids[2:], token_ids[3:], strict=False)
+    return max(Counter(grams).values(), default=0) > 8
+
+
+def _side(content: dict[str, Any]) -> Side:
+    side = Side(**{**content, "gaps": tuple(content["gaps"]), "bursts": tuple(content["bursts"])})
+    if not (side.tokens > 0 and 0 < side.seconds < math.inf):
+        raise ValueError("a side without tokens or time")
+    return side

@@ -1,0 +1,161 @@
+"""Runs: requests decoded side by side, with the seconds at which their tokens came."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from forerun.core import Hints, Stats
+from forerun.engine.engine import Engine
+from forerun.engine.requests import Completion
+from forerun.params import SamplingParams
+
+# A pause in a stream this long, in seconds and in usual pauses of the same run, is none of its own: the
+# process was stopped, the machine slept, or its clock jumped.
+LONGEST_PAUSE, LONGER_THAN_USUAL = 1.0, 100.0
+_NAMES = itertools.count()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request of a workload.
+
+    Args:
+        prompt_id: unique in its category.
+        category: of the workload.
+        token_ids: as the model gets them.
+        prediction: an expected output, for drafters that read one.
+    """
+
+    prompt_id: str
+    category: str
+    token_ids: tuple[int, ...]
+    prediction: str = ""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A run of some requests at once.
+
+    Args:
+        completions: in the order of the prompts.
+        arrivals: of each request, the seconds since the start at which tokens came.
+        bursts: of each request, how many tokens came at each of these.
+        seconds: until the last token of all.
+    """
+
+    completions: tuple[Completion, ...]
+    arrivals: tuple[tuple[float, ...], ...]
+    bursts: tuple[tuple[int, ...], ...]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were emitted, by their ids."""
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of all requests."""
+        return Stats.total(completion.stats for completion in self.completions)
+
+    @property
+    def disturbed(self) -> str | None:
+        """What shows that these times are not those of the work; None where nothing does."""
+        pauses = [
+            later - sooner
+            for arrivals in self.arrivals
+            for sooner, later in itertools.pairwise(arrivals)
+        ]
+        if self.seconds <= 0 or any(pause < 0 for pause in pauses):
+            return "the clock went backwards"
+        if not pauses:
+            return None
+        usual = sorted(pauses)[len(pauses) // 2]
+        if max(pauses) > max(LONGEST_PAUSE, LONGER_THAN_USUAL * usual):
+            return f"a pause of {max(pauses):.1f} s between two tokens"
+        return None
+
+
+def run_drafting(
+    engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, speculative: bool = True
+) -> Timed:
+    """Decode prompts at once from empty caches, in rounds.
+
+    Each request has a namespace of its own: what a drafter remembers of another run would help this one.
+    """
+    _forget(engine)
+    arrivals: dict[int, list[float]] = {}
+    bursts: dict[int, list[int]] = {}
+    started = perf_counter()
+    numbers = [
+        engine.add(
+            prompt.token_ids,
+            params,
+            speculative=speculative,
+            hints=Hints(prompt.prediction, f"bench {next(_NAMES)}"),
+        )
+        for prompt in prompts
+    ]
+    try:
+        while engine.has_work:
+            events = engine.step()
+            now = perf_counter() - started
+            for event in events:
+                own = arrivals.setdefault(event.request_id, [])
+                sizes = bursts.setdefault(event.request_id, [])
+                if own and own[-1] == now:
+                    sizes[-1] += 1
+                else:
+                    own.append(now)
+                    sizes.append(1)
+        seconds = perf_counter() - started
+    except BaseException:
+        for number in numbers:
+            engine.cancel(number)
+        raise
+    completions = tuple(engine.completion(number) for number in numbers)
+    for completion in completions:
+        if completion.error is not None:
+            raise completion.error
+    return Timed(
+        completions,
+        tuple(tuple(arrivals.get(number, ())) for number in numbers),
+        tuple(tuple(bursts.get(number, ())) for number in numbers),
+        seconds,
+    )
+
+
+def run_plain(engine: Engine, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
+    """Decode prompts without any drafter: one by the plain loop, several at once in rounds."""
+    if len(prompts) > 1:
+        return run_drafting(engine, prompts, params, speculative=False)
+    _forget(engine)
+    arrivals = []
+    started = perf_counter()
+    stream = engine.stream_plain(prompts[0].token_ids, params)
+    for _ in stream:
+        arrivals.append(perf_counter() - started)
+    seconds = perf_counter() - started
+    return Timed((stream.completion,), (tuple(arrivals),), ((1,) * len(arrivals),), seconds)
+
+
+def nearly(text: str) -> str:
+    """A text with one line in ten changed: what an expected output may look like."""
+    lines = text.splitlines(keepends=True)
+    return "".join(f"# {line}" if number % 10 == 9 else line for number, line in enumerate(lines))
+
+
+def predicted(engine: Engine, prompt: Prompt, params: SamplingParams) -> Prompt:
+    """A prompt with a prediction: plain greedy decoding's own output with one line in ten changed."""
+    greedy = replace(params, temperature=0.0, seed=None)
+    return replace(
+        prompt, prediction=nearly(run_plain(engine, [prompt], greedy).completions[0].text)
+    )
+
+
+def _forget(engine: Engine) -> None:
+    with engine.idle_cache():
+        pass  # It is emptied, the drafter's too.

@@ -1,0 +1,188 @@
+"""A session: all contestants in turns with plain decoding, prompt by prompt, until time or prompts end."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+from forerun.bench.contestants import WARM_UP_TOKENS, Contestant
+from forerun.bench.rows import Key, Row, digest_of, loops, side_of
+from forerun.bench.runs import Prompt, Timed, run_plain
+from forerun.engine.engine import Engine
+from forerun.params import SamplingParams
+from forerun.progress import report
+
+# Times that a pair is measured whose times do not count; then it is a gap.
+TRIES = 3
+# Failures of a contestant one after the other, after which it is not asked again.
+FAILURES = 2
+
+
+@dataclass(frozen=True)
+class Group:
+    """Prompts of a category that are decoded at once."""
+
+    prompts: tuple[Prompt, ...]
+
+    def key(self, setting: str, temperature: float) -> Key:
+        ids = tuple(prompt.prompt_id for prompt in self.prompts)
+        return Key(setting, temperature, len(ids), self.prompts[0].category, ids)
+
+
+def grouped(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[list[Group]]:
+    """For each prompt the groups that begin with it: of each size those after it in its category, from
+    its first prompts again where there are no more."""
+    categories: dict[str, list[Prompt]] = defaultdict(list)
+    for prompt in prompts:
+        categories[prompt.category].append(prompt)
+    places: Counter[str] = Counter()
+    groups = []
+    for prompt in prompts:
+        own, place = categories[prompt.category], places[prompt.category]
+        places[prompt.category] += 1
+        groups.append(
+            [
+                Group(tuple(own[(place + i) % len(own)] for i in range(size)))
+                for size in batches
+                if place % size == 0
+            ]
+        )
+    return [group for group in groups if group]
+
+
+@dataclass
+class Session:
+    """What is measured, and what of it is done.
+
+    Args:
+        plain: decodes plainly, with as many rows as the largest batch.
+        contestants: in any order.
+        prompts: in the order in which they are measured.
+        params: but for the temperature.
+        temperatures, batches: to cross.
+        minutes: after which no further prompt is begun; 0 for no limit.
+        done: rows of an earlier session; failures are measured again.
+        notes: what a reader of the rows must know.
+    """
+
+    plain: Engine
+    contestants: Sequence[Contestant]
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    temperatures: Sequence[float] = (0.0,)
+    batches: Sequence[int] = (1,)
+    minutes: float = 0.0
+    done: Mapping[Key, Row] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> Iterator[Row]:
+        """The rows that are missing, as they are measured."""
+        groups = grouped(self.prompts, self.batches)
+        tasks = [(group, t) for begin in groups for group in begin for t in self.temperatures]
+        total = sum(len(self._missing(group, t)) for group, t in tasks)
+        self._failures: Counter[str] = Counter()
+        self._warm: set[tuple[str, int]] = set()
+        measured, turn, started = 0, 0, monotonic()
+        for number, begin in enumerate(groups):
+            if number and self.minutes and monotonic() - started > 60 * self.minutes:
+                self.notes.append(
+                    f"the time was over after {number} of {len(groups)} prompts; --minutes 0 measures all"
+                )
+                return
+            for group, temperature in ((group, t) for group in begin for t in self.temperatures):
+                missing = self._missing(group, temperature)
+                turn += 1
+                # Nobody is always the first after the pause between two groups.
+                shift = turn % max(1, len(missing))
+                for contestant in (*missing[shift:], *missing[:shift]):
+                    yield self._row(contestant, group, temperature)
+                    measured += 1
+                    self._tell(measured, total, monotonic() - started)
+
+    def usable(self) -> list[Row]:
+        """The rows of an earlier session that this one does not measure again."""
+        wanted = {
+            group.key(contestant.name, temperature): digest_of(group.prompts)
+            for begin in grouped(self.prompts, self.batches)
+            for group in begin
+            for contestant in self.contestants
+            for temperature in self.temperatures
+        }
+        return [
+            row
+            for key, row in self.done.items()
+            if row.error is None and wanted.get(key) == row.digest
+        ]
+
+    def _missing(self, group: Group, temperature: float) -> list[Contestant]:
+        """Who takes part and has no row."""
+        params = self._params(temperature)
+        return [
+            contestant
+            for contestant in self.contestants
+            if contestant.takes(params, len(group.prompts))
+            and not self._has(group, contestant.name, temperature)
+        ]
+
+    def _has(self, group: Group, name: str, temperature: float) -> bool:
+        row = self.done.get(group.key(name, temperature))
+        return row is not None and row.error is None and row.digest == digest_of(group.prompts)
+
+    def _params(self, temperature: float) -> SamplingParams:
+        return replace(self.params, temperature=temperature)
+
+    def _tell(self, measured: int, total: int, seconds: float) -> None:
+        share = measured / total
+        if self.minutes:
+            share = max(share, seconds / (60 * self.minutes))
+        # No round of the work is timed while a bar is drawn.
+        report("measuring", min(999, int(1000 * share)) if measured < total else 1000, 1000)
+
+    def _row(self, contestant: Contestant, group: Group, temperature: float) -> Row:
+        key, digest = group.key(contestant.name, temperature), digest_of(group.prompts)
+        if self._failures[contestant.name] >= FAILURES:
+            return Row(key, digest, error="not tried again after its failures")
+        try:
+            row = self._measured(contestant, group, key, digest)
+        except Exception as error:
+            self._failures[contestant.name] += 1
+            return Row(key, digest, error=" ".join(f"{type(error).__name__}: {error}".split()))
+        self._failures[contestant.name] = 0
+        return row
+
+    def _measured(self, contestant: Contestant, group: Group, key: Key, digest: str) -> Row:
+        params = self._params(key.temperature)
+        self._warm_up(contestant, group, params)
+        why: str | None = None
+        for _ in range(TRIES):
+            plain = run_plain(self.plain, group.prompts, params)
+            other = contestant.measure(group.prompts, params, plain)
+            why = plain.disturbed or other.disturbed
+            if not why and plain.tokens and other.side.tokens and other.side.seconds > 0:
+                return Row(
+                    key,
+                    digest,
+                    side=other.side,
+                    plain=side_of(plain),
+                    stats=other.stats,
+                    loops=_looping(plain),
+                    identical=other.identical,
+                    differences=other.differences,
+                )
+        return Row(key, digest, error=f"its times do not count: {why or 'no time passed'}")
+
+    def _warm_up(self, contestant: Contestant, group: Group, params: SamplingParams) -> None:
+        short = replace(params, max_tokens=WARM_UP_TOKENS)
+        batch = len(group.prompts)
+        if ("", batch) not in self._warm:
+            run_plain(self.plain, group.prompts, short)
+            self._warm.add(("", batch))
+        if (contestant.name, batch) not in self._warm:
+            contestant.warm_up(group.prompts, short)
+            self._warm.add((contestant.name, batch))
+
+
+def _looping(run: Timed) -> int:
+    return sum(loops(completion.token_ids) for completion in run.completions)

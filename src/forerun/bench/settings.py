@@ -1,0 +1,228 @@
+"""Ways to speculate that are measured beside each other: methods, lengths, trees and policies, crossed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import PurePath
+from typing import Any
+
+from forerun.core import Drawing
+from forerun.drafters import DRAFTERS, drafters_of
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.pairs import choose, default_method
+from forerun.errors import ConfigError, UnknownNameError
+from forerun.heads import kind_at
+from forerun.policies import POLICIES
+from forerun.policies.base import USUAL_LENGTH
+
+FIXED = "fixed"
+DEFAULT = "default"
+"""The name of what forerun does where nothing is said."""
+CHAIN = "chain"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way to speculate, by the name that reports give it.
+
+    Args:
+        method: the drafter, or DEFAULT.
+        config: for an engine.
+        tree: CHAIN, the size of automatic trees, or a file's name.
+        model: how the draft model or head is called, where one was named.
+    """
+
+    method: str
+    config: SpeculativeConfig
+    tree: str = CHAIN
+    model: str = ""
+
+    @property
+    def name(self) -> str:
+        """`suffix, 6 tokens`; unique among the settings of a run."""
+        if self.method == DEFAULT:
+            return DEFAULT
+        config = self.config
+        method = f"{self.method} {self.model}" if self.model else self.method
+        length = config.num_speculative_tokens
+        parts = [method if length is None else f"{method}, {_tokens(length)}"]
+        if self.tree != CHAIN:
+            parts.append(f"tree {self.tree}")
+        if config.policy != FIXED:
+            parts.append(config.policy)
+        return ", ".join(parts)
+
+
+def method_of(name: str) -> str:
+    """The method, and its model where one was named, in the name of a setting."""
+    return name.partition(", ")[0]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What is crossed.
+
+    Args:
+        methods: by name, DEFAULT among them.
+        lengths: tokens to draft a round; not under the default policy, which decides by itself.
+        trees: CHAIN, `auto` or files.
+        nodes: of automatic trees at most.
+        policies: by name.
+        models: draft models and heads; each method takes those that it can.
+        common: other fields of `SpeculativeConfig`, for all.
+        options: of methods and policies by name; each takes those that it reads.
+    """
+
+    methods: Sequence[str]
+    lengths: Sequence[int] = (USUAL_LENGTH,)
+    trees: Sequence[str] = (CHAIN,)
+    nodes: Sequence[int] = (SpeculativeConfig.num_tree_nodes,)
+    policies: Sequence[str] = (FIXED,)
+    models: Sequence[str] = ()
+    common: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """All combinations that can be run, and a sentence on each kind that cannot."""
+
+    settings: tuple[Setting, ...]
+    notes: tuple[str, ...]
+
+
+def likely_methods(target: str, models: Sequence[str]) -> tuple[str, ...]:
+    """What to measure where no method is named: what needs nothing, and what the models are for.
+
+    Args:
+        target: as the user named it.
+        models: draft models and heads that are named.
+    """
+    from forerun.models.zoo import packaged_head  # Here, because models load torch.
+
+    methods = [DEFAULT, "suffix", "ngram"]
+    methods += [default_method(model, target) for model in models]
+    if not models:
+        methods += [kind for kind in ("eagle3",) if packaged_head(target, kind) is not None]
+        methods += ["draft_model"] if default_method(None, target) == "draft_model" else []
+    return tuple(dict.fromkeys(methods))
+
+
+def cross(axes: Axes, target: str) -> Crossed:
+    """Settings for a target, and what was left out.
+
+    Raises:
+        UnknownNameError: for an unknown method or policy, or an option that none of them has.
+        ConfigError: for a value out of range, and for a method without the model that it needs.
+    """
+    _check_names(axes)
+    settings: dict[str, Setting] = {}
+    notes: dict[str, None] = {}
+    for method in axes.methods:
+        if method == DEFAULT:
+            made: Iterable[Setting] = [Setting(DEFAULT, choose(SpeculativeConfig(), target).config)]
+        else:
+            made = _of_method(axes, method, target, notes)
+        settings |= {setting.name: setting for setting in made}
+    return Crossed(tuple(settings.values()), tuple(notes))
+
+
+def _of_method(axes: Axes, method: str, target: str, notes: dict[str, None]) -> Iterable[Setting]:
+    takes_trees = DRAFTERS.find(method).takes_trees
+    own = drafters_of(method, _options_for(axes, method, axes.policies[0]))
+    common = dict(axes.common)
+    if not any(Drawing.SAMPLED in drafter.drawings for drafter in own):
+        common.pop("draft_sample_method", None)
+    for model in _models_for(axes, method):
+        for tree, nodes in _trees(axes):
+            if tree != CHAIN and not takes_trees:
+                notes[f"{method} drafts chains only: its trees are left out"] = None
+                continue
+            for policy in axes.policies:
+                # What decides by itself is measured as it is.
+                for length in (None,) if policy == SpeculativeConfig.policy else axes.lengths:
+                    values = {
+                        **common,
+                        "method": method,
+                        "model": model,
+                        "num_speculative_tokens": length,
+                        "policy": policy,
+                        "options": _options_for(axes, method, policy),
+                    }
+                    if tree != CHAIN:
+                        values["tree"] = tree
+                    if tree == "auto":
+                        values["num_tree_nodes"] = nodes
+                    shown = f"of {nodes}" if tree == "auto" else PurePath(tree).name
+                    config = choose(SpeculativeConfig(**values), target).config
+                    yield Setting(method, config, shown, _shown(axes, model))
+
+
+def _shown(axes: Axes, model: str | None) -> str:
+    """The last part of a model's name where that tells it from the others."""
+    if model is None:
+        return ""
+    name = PurePath(model).name
+    return name if [PurePath(other).name for other in axes.models].count(name) == 1 else model
+
+
+def _trees(axes: Axes) -> Iterable[tuple[str, int]]:
+    for tree in axes.trees:
+        for nodes in axes.nodes if tree == "auto" else axes.nodes[:1]:
+            yield tree, nodes
+
+
+def _models_for(axes: Axes, method: str) -> Sequence[str | None]:
+    """The models of the axes that a method drafts with; None for none, or the known one."""
+    own = drafters_of(method, _options_for(axes, method, axes.policies[0]))
+    heads = {kind for drafter in own for kind in (drafter.head, drafter.optional_head) if kind}
+    if any(drafter.needs_draft_model for drafter in own):
+        models = [model for model in axes.models if kind_at(model) is None]
+    else:
+        models = [model for model in axes.models if heads and kind_at(model) in heads]
+    return models or [None]
+
+
+def _options_for(axes: Axes, method: str, policy: str) -> dict[str, Any]:
+    """The options that a method, its members and a policy read."""
+    own = {f.name for f in fields(DRAFTERS.find(method).options)}
+    mine = {name: value for name, value in axes.options.items() if name in own}
+    kinds = [drafter.options for drafter in drafters_of(method, mine)]
+    read = {f.name for kind in (*kinds, POLICIES.find(policy).options) for f in fields(kind)}
+    return {name: value for name, value in axes.options.items() if name in read}
+
+
+def _check_names(axes: Axes) -> None:
+    for method in axes.methods:
+        if method != DEFAULT and method not in DRAFTERS.names():
+            raise UnknownNameError("method", method, (*DRAFTERS.names(), DEFAULT))
+    kinds = [DRAFTERS.find(method).options for method in axes.methods if method != DEFAULT]
+    kinds += [POLICIES.find(policy).options for policy in axes.policies]
+    known = {f.name for kind in kinds for f in fields(kind)}
+    members = [
+        drafter.options
+        for method in axes.methods
+        if method != DEFAULT
+        for drafter in drafters_of(method, _options_for(axes, method, axes.policies[0]))
+    ]
+    known |= {f.name for kind in members for f in fields(kind)}
+    for name in axes.options:
+        if name not in known:
+            raise UnknownNameError("option of these methods and policies", name, known)
+    unread = [
+        model
+        for model in axes.models
+        if not any(
+            model in _models_for(axes, method) for method in axes.methods if method != DEFAULT
+        )
+    ]
+    if unread:
+        raise ConfigError(
+            f"no method of this run drafts with {unread[0]}; add --methods "
+            f"{kind_at(unread[0]) or 'draft_model'}, or leave it out."
+        )
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token" if count == 1 else f"{count} tokens"

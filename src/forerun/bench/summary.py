@@ -1,0 +1,229 @@
+"""From rows to figures: for each setting, temperature and batch, over all categories and each alone."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from forerun.bench import intervals
+from forerun.bench.intervals import Interval
+from forerun.bench.rows import Row, Side
+from forerun.bench.serving_keys import serving_keys
+from forerun.core import Stats
+
+ALL = "all"
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A setting at one temperature and batch size, over the prompts of one category or of all.
+
+    Args:
+        setting, temperature, batch, category: which.
+        rows: measured ones.
+        failed: those without figures.
+    """
+
+    setting: str
+    temperature: float
+    batch: int
+    category: str
+    rows: tuple[Row, ...]
+    failed: tuple[Row, ...]
+
+    @cached_property
+    def speedup(self) -> Interval:
+        """Median over the pairs of the ratio of tokens a second, prefill included."""
+        return intervals.median([row.speedup for row in self.rows])
+
+    @cached_property
+    def speedup_without_loops(self) -> Interval | None:
+        """The same over prompts whose output does not repeat itself."""
+        straight = [row.speedup for row in self.rows if not row.loops]
+        return intervals.median(straight) if straight else None
+
+    @cached_property
+    def share_that_loops(self) -> float:
+        """Of plain decoding's outputs."""
+        return sum(row.loops for row in self.rows) / self.requests
+
+    @property
+    def requests(self) -> int:
+        """Requests of all pairs."""
+        return sum(len(row.key.prompts) for row in self.rows)
+
+    @cached_property
+    def sides(self) -> list[Side]:
+        """What the setting took."""
+        return [row.side for row in self.rows if row.side is not None]
+
+    @cached_property
+    def plain(self) -> list[Side]:
+        """What plain decoding took."""
+        return [row.plain for row in self.rows if row.plain is not None]
+
+    @cached_property
+    def by_row(self) -> list[Stats]:
+        """Counters of each pair; none for peers."""
+        return [row.stats for row in self.rows if row.stats is not None]
+
+    @cached_property
+    def stats(self) -> Stats:
+        """Counters of all of them."""
+        return Stats.total(self.by_row)
+
+    @cached_property
+    def tokens_per_forward(self) -> Interval | None:
+        """Over all rounds; 1 for plain decoding."""
+        return intervals.ratio(
+            [stats.num_emitted_tokens for stats in self.by_row],
+            [stats.num_target_forwards for stats in self.by_row],
+        )
+
+    @cached_property
+    def acceptance_length(self) -> Interval | None:
+        """The same over the rounds that drafted."""
+        return intervals.ratio(
+            [stats.num_emitted_in_drafts for stats in self.by_row],
+            [stats.num_drafts for stats in self.by_row],
+        )
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of drafting rounds that accepted at least 1, 2, … tokens."""
+        drafts = self.stats.num_drafts
+        return [count / drafts for count in self.stats.num_accepted_tokens_per_pos]
+
+    @property
+    def identical(self) -> tuple[int, int] | None:
+        """Outputs that are plain decoding's, and how many had to be; None where none had."""
+        comparable = [row for row in self.rows if row.identical is not None]
+        same = sum(row.identical or 0 for row in comparable)
+        return (same, sum(len(row.key.prompts) for row in comparable)) if comparable else None
+
+    @property
+    def differences(self) -> Counter[str]:
+        """Why others are not, where that was found out."""
+        return Counter(why for row in self.rows for why in row.differences)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        without = self.speedup_without_loops
+        return {
+            "setting": self.setting,
+            "temperature": self.temperature,
+            "batch_size": self.batch,
+            "category": self.category,
+            "pairs": len(self.rows),
+            "failed": len(self.failed),
+            "speedup": vars(self.speedup),
+            "speedup_without_loops": without and vars(without),
+            "share_that_loops": self.share_that_loops,
+            "tokens_per_second": rate(self.sides),
+            "plain_tokens_per_second": rate(self.plain),
+            "first_token_ms": first(self.sides),
+            "plain_first_token_ms": first(self.plain),
+            "inter_token_ms": gaps(self.sides),
+            "plain_inter_token_ms": gaps(self.plain),
+            "burst_sizes": {str(size): n for size, n in sorted(burst_sizes(self.sides).items())},
+            "stage_ms_per_token": stages(self.sides),
+            "plain_stage_ms_per_token": stages(self.plain),
+            "tokens_per_target_forward": _of(self.tokens_per_forward),
+            "mean_acceptance_length": _of(self.acceptance_length),
+            "identical": self.identical and self.identical[0],
+            "comparable": self.identical and self.identical[1],
+            "differences": dict(self.differences),
+            **(serving_keys(self.stats) if self.by_row else {}),
+        }
+
+
+def summarize(rows: Iterable[Row]) -> list[Cell]:
+    """All cells that hold a figure, in the order of the rows; categories follow their whole."""
+    groups: dict[tuple[str, float, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.key.setting, row.key.temperature, row.key.batch].append(row)
+    cells = []
+    for (setting, temperature, batch), own in groups.items():
+        categories = list(dict.fromkeys(row.key.category for row in own))
+        for category in (ALL, *(categories if len(categories) > 1 else ())):
+            part = [row for row in own if category in (ALL, row.key.category)]
+            measured = tuple(row for row in part if row.error is None)
+            failed = tuple(row for row in part if row.error is not None)
+            if measured:
+                cells.append(Cell(setting, temperature, batch, category, measured, failed))
+    return cells
+
+
+def rate(sides: Sequence[Side]) -> float:
+    """Tokens a second, prefill included."""
+    return sum(side.tokens for side in sides) / sum(side.seconds for side in sides)
+
+
+def first(sides: Sequence[Side]) -> float | None:
+    """Milliseconds to the first token, the median."""
+    known = [1e3 * side.first for side in sides if side.first is not None]
+    return float(np.median(known)) if known else None
+
+
+def gaps(sides: Sequence[Side]) -> dict[str, float]:
+    """Percentiles of the milliseconds between arrivals of tokens in a stream."""
+    every = [gap for side in sides for gap in side.gaps]
+    if not every:
+        return {}
+    values = np.percentile(every, PERCENTILES)
+    return {f"p{at}": float(value) for at, value in zip(PERCENTILES, values, strict=True)}
+
+
+def burst_sizes(sides: Sequence[Side]) -> Counter[int]:
+    """How often so many tokens came at once."""
+    return Counter(size for side in sides for size in side.bursts)
+
+
+def stages(sides: Sequence[Side]) -> dict[str, float]:
+    """Milliseconds a token by stage."""
+    tokens = sum(side.tokens for side in sides)
+    names = dict.fromkeys(name for side in sides for name in side.stages)
+    return {
+        name: 1e3 * sum(side.stages.get(name, 0.0) for side in sides) / tokens for name in names
+    }
+
+
+def ahead(left: Cell, right: Cell) -> Interval | None:
+    """How many times as fast the left is as the right, on the prompts that both have; None for fewer
+    than two."""
+    theirs = {_place(row): row.speedup for row in right.rows}
+    ratios = [row.speedup / theirs[_place(row)] for row in left.rows if _place(row) in theirs]
+    return intervals.median(ratios) if len(ratios) > 1 else None
+
+
+def picked_fairly(cells: Sequence[Cell]) -> Interval | None:
+    """The speed-up of picking the best on one half of the prompts and measuring it on the other, both
+    ways round: the best of many looks better than it is on the prompts that it was picked by."""
+    places = list(dict.fromkeys(_place(row) for cell in cells for row in cell.rows))
+    halves = [set(places[::2]), set(places[1::2])]
+    speedups: list[float] = []
+    for seen, other in (halves, halves[::-1]):
+        tried = [(cell, own) for cell in cells if (own := _speedups(cell, seen))]
+        if not tried:
+            return None
+        best = max(tried, key=lambda entry: float(np.median(entry[1])))[0]
+        speedups += _speedups(best, other)
+    return intervals.median(speedups) if speedups else None
+
+
+def _place(row: Row) -> tuple[str, ...]:
+    return (row.key.category, *row.key.prompts)
+
+
+def _speedups(cell: Cell, places: set[tuple[str, ...]]) -> list[float]:
+    return [row.speedup for row in cell.rows if _place(row) in places]
+
+
+def _of(interval: Interval | None) -> dict[str, float] | None:
+    return None if interval is None else dict(vars(interval))

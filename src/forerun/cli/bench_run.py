@@ -1,0 +1,189 @@
+"""What `forerun bench` runs: engines, prompts and the session, and the facts that its report states."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from forerun.bench.engines import Workshop
+from forerun.bench.opponents import Invitation, Opponents, files_of, invited
+from forerun.bench.prompts import Prepared
+from forerun.bench.report import Report
+from forerun.bench.rows import Row
+from forerun.bench.rows_file import RowsFile
+from forerun.bench.session import Session
+from forerun.bench.settings import DEFAULT, Crossed
+from forerun.cli.bars import bars
+from forerun.cli.machine import hardware, versions
+from forerun.cli.options import warn
+from forerun.cli.panel import sampling
+from forerun.engine.engine import Engine
+from forerun.models import Checkpoint
+from forerun.models.cpu.threads import threads_in_use
+from forerun.models.once import loading_once
+from forerun.models.placement import Placement
+from forerun.params import SamplingParams
+from forerun.training.questions import Question
+
+
+@dataclass
+class BenchRun:
+    """A session, its rows so far, and what the report says beside them.
+
+    Args:
+        session: to be run.
+        rows: of an earlier session, and those that come.
+        file: that they are added to.
+        facts, exactness, peers, notes: as the report has them.
+    """
+
+    session: Session
+    rows: list[Row]
+    file: RowsFile | None
+    facts: Mapping[str, str]
+    exactness: Mapping[str, str]
+    peers: Mapping[str, Mapping[str, Any]]
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Measure all that is missing; an interruption leaves the rows until then."""
+        with bars():
+            for row in self.session.run():
+                self.rows.append(row)
+                self._save(row)
+
+    def _save(self, row: Row) -> None:
+        if self.file is None or self.file.append(row) or self.file.problem in self.notes:
+            return
+        warn(self.file.problem)
+        self.notes.append(self.file.problem)
+
+    def report(self, model: str) -> Report:
+        """The report of the rows so far."""
+        return Report(
+            model=model,
+            command=shlex.join(["forerun", *sys.argv[1:]]),
+            facts=self.facts,
+            rows=self.rows,
+            exactness=self.exactness,
+            peers=self.peers,
+            notes=[*self.notes, *self.session.notes],
+        )
+
+
+@contextmanager
+def measuring(
+    values: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    crossed: Crossed,
+    questions: Sequence[Question],
+    params: SamplingParams,
+) -> Iterator[BenchRun]:
+    """A session that is ready to run.
+
+    Args:
+        values: of the options.
+    """
+    placement = {name: values[name] for name in ("dtype", "device", "backend")}
+    workshop = Workshop(checkpoint, placement, values["max_context"])
+    batch = max(values["batch_sizes"])
+    with loading_once(), bars():
+        prepared = workshop.prepare(
+            questions,
+            params,
+            raw=values["raw"],
+            system=values["system"],
+            variables=dict(values["template_var"]) or None,
+        )
+        plain = workshop.plain(prepared, params, batch)
+        contestants = workshop.drafting(crossed.settings, prepared, params, batch)
+    facts = _facts(values, plain, prepared, params) | _default_fact(crossed)
+    file = _rows_file(values, facts)
+    exactness = {entry.name: str(entry.engine.exactness) for entry in contestants}
+    with _opponents(values, workshop, crossed, prepared) as opponents:
+        session = Session(
+            plain,
+            [*contestants, *opponents.contestants],
+            prepared.prompts,
+            params,
+            values["temperatures"],
+            values["batch_sizes"],
+            values["minutes"],
+            {} if file is None else {row.key: row for row in file.rows},
+        )
+        notes = [*crossed.notes, *_left_out(prepared.too_long), *opponents.notes]
+        rows = session.usable()
+        yield BenchRun(session, rows, file, facts, exactness, opponents.facts, notes)
+
+
+@contextmanager
+def _opponents(
+    values: Mapping[str, Any], workshop: Workshop, crossed: Crossed, prepared: Prepared
+) -> Iterator[Opponents]:
+    """The engines of `--against`; none without."""
+    if not values["against"]:
+        yield Opponents()
+        return
+    checkpoint = workshop.checkpoint
+    models = [s.config.model for s in crossed.settings if s.config.method == "draft_model"]
+    drafts = [files_of(Checkpoint.open(model)) for model in models if model is not None]
+    invitation = Invitation(
+        names=values["against"],
+        checkpoint=checkpoint,
+        precision=checkpoint.run_config(Placement(**workshop.placement)).precision,
+        threads=threads_in_use(),
+        cache=Path(values["peers_cache"] or Path.home() / ".cache" / "forerun" / "peers"),
+        draft=drafts[0] if drafts else None,
+        python=values["peers_python"],
+    )
+    with ExitStack() as stack:
+        with bars():
+            opponents = stack.enter_context(invited(invitation, prepared.prompts))
+        yield opponents
+
+
+def _default_fact(crossed: Crossed) -> dict[str, str]:
+    """What the setting called default stands for."""
+    shown = {
+        setting.name: replace(setting, method=str(setting.config.method)).name
+        for setting in crossed.settings
+        if setting.method == DEFAULT
+    }
+    return {name: f"is {text}" for name, text in shown.items()}
+
+
+def _left_out(count: int) -> list[str]:
+    turns = "1 turn leaves" if count == 1 else f"{count} turns leave"
+    return [f"{turns} no room for an answer in the context, and are left out"] if count else []
+
+
+def _rows_file(values: Mapping[str, Any], facts: Mapping[str, str]) -> RowsFile | None:
+    name = values["resume"] or values["rows"]
+    if name is None:
+        return None
+    compared = {key: facts[key] for key in ("engine", "machine", "sampling")}
+    header = {"model": values["model"], **compared}
+    return RowsFile(Path(name), header, resume=values["resume"] is not None)
+
+
+def _facts(
+    values: Mapping[str, Any], plain: Engine, prepared: Prepared, params: SamplingParams
+) -> dict[str, str]:
+    machine = hardware(plain.target.device)
+    made = ", ".join(f"{name} {version}" for name, version in versions().items())
+    options = sampling(replace(params, temperature=1.0), ()).removeprefix("temperature 1")
+    ends = ", end of text ignored" if params.ignore_eos else ""
+    categories = ", ".join(dict.fromkeys(prompt.category for prompt in prepared.prompts))
+    length = sum(len(prompt.token_ids) for prompt in prepared.prompts) / len(prepared.prompts)
+    template = "the chat template" if prepared.template else "no template"
+    return {
+        "engine": f"{made}, backend {values['backend']}, dtype {values['dtype']}",
+        "machine": f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, {machine['device']}",
+        "sampling": f"at most {params.max_tokens} tokens{options}{ends}",
+        "workload": f"{len(prepared.prompts)} prompts of {length:.0f} tokens by {template}: {categories}",
+    }

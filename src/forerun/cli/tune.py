@@ -1,0 +1,233 @@
+"""`forerun tune`: which drafter and length to use for a model and prompts of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.asked import open_checkpoint, set_threads
+from forerun.cli.bars import bars
+from forerun.cli.config import config_option
+from forerun.cli.derived import derived
+from forerun.cli.flags import json_option, model_options, system_option
+from forerun.cli.machine import print_json
+from forerun.cli.options import Command, Option
+from forerun.cli.param_types import FileName
+from forerun.cli.quiet import quiet_libraries
+from forerun.cli.target_file import check_writable, write_file
+from forerun.options import schema_of
+from forerun.tuning.request import TuneSettings
+
+if TYPE_CHECKING:
+    from forerun.models import Checkpoint
+    from forerun.tuning.prediction import Prediction
+    from forerun.tuning.records import Records
+    from forerun.tuning.tune import Tuning
+
+_SECTION = "Tuning (lists: 1,4,16)"
+
+
+def tune(**values: Any) -> None:
+    """Find out which drafter and length to use for a model and your own prompts.
+
+    Every candidate drafts at every position of some answers; from what would have been accepted, and
+    from the times of rounds, the gain of every length is computed without running it. The best few are
+    run beside plain decoding. Standard output is a table and a verdict in words; --output writes a file
+    that every command takes with --config.
+    """
+    settings = TuneSettings(**{name: values[name] for name in schema_of(TuneSettings)})
+    for name in ("output", "records"):
+        if values[name] is not None:
+            check_writable(f"--{name}", values[name])
+    quiet_libraries()
+    set_threads(values)
+    checkpoint = open_checkpoint(values)
+    try:
+        with bars():
+            records, tuning = _run(values, settings, checkpoint)
+    except KeyboardInterrupt:
+        if values["records"] is not None:
+            click.echo(
+                f"forerun: what was measured is in {values['records']}; the same command goes on from there",
+                err=True,
+            )
+        raise
+    _write_config(values, settings, tuning)
+    if values["json"]:
+        print_json(_content(settings, tuning, records))
+    else:
+        _print(settings, tuning, records)
+
+
+def _run(
+    values: dict[str, Any], settings: TuneSettings, checkpoint: Checkpoint
+) -> tuple[Records, Tuning]:
+    from forerun.cli.machine import hardware, versions
+    from forerun.params import SamplingParams
+    from forerun.tuning.records import Records
+    from forerun.tuning.sample import Sample
+    from forerun.tuning.tune import default_candidates, tune, variants
+    from forerun.tuning.workbench import Candidate, Workbench
+
+    sample = Sample.read(values["prompts"], settings.num_prompts, values["system"])
+    placement = {name: values[name] for name in ("dtype", "device", "backend", "max_context")}
+    chosen = ("temperature", "seed", "max_tokens")
+    params = SamplingParams(**{name: getattr(settings, name) for name in chosen})
+    made_with = {
+        "model": values["model"],
+        **placement,
+        **{name: getattr(settings, name) for name in (*chosen, "longest", "batch_sizes")},
+        "versions": versions()["forerun"],
+        "hardware": hardware(_device(values, checkpoint)),
+    }
+    made_with["batch_sizes"] = list(settings.batch_sizes)
+    file = values["records"]
+    records = Records(made_with) if file is None else Records.open(file, made_with)
+
+    def load(candidate: Candidate, rows: int) -> Workbench:
+        return Workbench.load(checkpoint, candidate, max_batch_size=rows, **placement)
+
+    candidates = default_candidates(
+        values["model"], settings.longest, settings.methods, settings.draft_model
+    )
+    tuning = tune(
+        load,
+        lambda bench: sample.encode(bench.engine, settings.max_tokens),
+        variants(candidates, settings.draft_dtypes, settings.trees),
+        params,
+        records,
+        batch_sizes=settings.batch_sizes,
+        confirm=settings.confirm,
+        seconds=settings.seconds,
+        must_fit=bool(settings.methods),
+    )
+    return records, tuning
+
+
+def _device(values: dict[str, Any], checkpoint: Checkpoint) -> Any:
+    from forerun.models.placement import Placement
+
+    placement = Placement(*(values[name] for name in ("dtype", "device", "backend")))
+    return checkpoint.run_config(placement).device
+
+
+def _write_config(values: dict[str, Any], settings: TuneSettings, tuning: Tuning) -> None:
+    from forerun.tuning.words import as_toml, config_values, verdict
+
+    if values["output"] is not None:
+        size = settings.batch_sizes[0]
+        content = config_values(tuning, size, values["model"])
+        write_file("config", values["output"], as_toml(content, verdict(tuning, (size,))[:1]))
+
+
+def _content(settings: TuneSettings, tuning: Tuning, records: Records) -> dict[str, Any]:
+    from forerun.cli.machine import SCHEMA_VERSION, versions
+    from forerun.tuning.words import config_values, verdict
+
+    model = records.made_with["model"]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "versions": versions(),
+        "hardware": records.made_with["hardware"],
+        "model": model,
+        "settings": asdict(settings),
+        "verdict": verdict(tuning, settings.batch_sizes),
+        "advice": _advice(settings, tuning, records),
+        "config": {str(size): config_values(tuning, size, model) for size in settings.batch_sizes},
+        "rows": [{**asdict(one), "error": one.error} for one in tuning.predictions],
+        "refused": tuning.refused,
+    }
+
+
+def _print(settings: TuneSettings, tuning: Tuning, records: Records) -> None:
+    from forerun.cli.simulation_view import show
+    from forerun.simulation.report import Result, long_table
+    from forerun.tuning.words import verdict
+
+    tables = []
+    for size in settings.batch_sizes:
+        rows = [asdict(one) | {"one": one} for one in tuning.predictions if one.batch_size == size]
+        title = (
+            f"Speed-up over plain decoding, batch {size}: predicted, and confirmed by running it"
+        )
+        tables.append(long_table(title, _columns(), rows))
+    show(Result({}, [], tables, []))
+    for line in [*verdict(tuning, settings.batch_sizes), *_advice(settings, tuning, records)]:
+        click.echo(line)
+
+
+def _advice(settings: TuneSettings, tuning: Tuning, records: Records) -> list[str]:
+    """Why the best setting of each batch size gains or loses."""
+    from forerun.tuning.advice import advice_on
+
+    found = [advice_on(records, tuning.best(size)) for size in settings.batch_sizes]
+    return [finding.text for one in found if one is not None for finding in one.findings]
+
+
+def _columns() -> dict[str, Any]:
+    from forerun.simulation.report import Cell, Mark
+
+    def gain(row: Any) -> Cell:
+        one: Prediction = row["one"]
+        return Cell(f"{one.speedup:.2f}", Mark.SLOWER if one.speedup < 1.0 else Mark.NONE)
+
+    def or_dash(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    return {
+        "method": lambda row: row["candidate"],
+        "tokens": lambda row: str(row["num_tokens"]),
+        "predicted": gain,
+        "confirmed": lambda row: or_dash(row["confirmed"], ".2f"),
+        "error": lambda row: or_dash(row["one"].error, "+.0%"),
+        "tokens a forward": lambda row: f"{row['tokens_per_forward']:.2f}",
+        "acceptance": lambda row: or_dash(row["acceptance_rate"], ".2f"),
+        "drafting": lambda row: f"{row['draft_share']:.0%}",
+        "loses on": lambda row: ", ".join(row["one"].loses_on) or "–",
+    }
+
+
+def _options() -> list[click.Parameter]:
+    return [
+        Option(
+            "prompts",
+            "Prompts",
+            type=FileName(),
+            metavar="FILE",
+            multiple=True,
+            help="A sample of your prompts: one a line, or JSON lines with turns, messages, prompt, question "
+            "or text, also as .gz; or a folder of such files. Repeatable. Left out, small built-in ones.",
+        ),
+        system_option(),
+        *derived(TuneSettings, _SECTION),
+        Option(
+            "records",
+            _SECTION,
+            type=FileName(),
+            metavar="FILE",
+            help="Keep what is measured there, and go on from what is there already.",
+        ),
+        Option(
+            "output",
+            _SECTION,
+            type=FileName(),
+            metavar="FILE",
+            help="Write the best setting there, as TOML for --config.",
+        ),
+        *model_options(
+            context="Tokens of prompt and output at most; the model's context up to 4096."
+        ),
+        json_option(),
+        config_option(),
+    ]
+
+
+command = Command(
+    "tune",
+    params=_options(),
+    callback=tune,
+    help=tune.__doc__,
+    example="forerun tune --model smollm2 --prompts mine.txt --output tuned.toml",
+)

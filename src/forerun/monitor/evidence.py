@@ -1,0 +1,123 @@
+"""Whether speculation pays, with the confidence that a decision needs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from forerun.monitor.snapshot import Round
+from forerun.theory.rules_of_thumb import ACCEPTANCE, rule_for
+
+# Rounds that drafted, and plain tokens of each request, before anything is decided.
+LEAST_ROUNDS, LEAST_PLAIN_TOKENS = 30, 8
+# Standard errors between a mean and the bound that decides. A bound that is asked for again every round
+# needs to be far: one in a thousand, and not one in twenty.
+WIDTH = 3.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether to stop speculating, and why; true where it should stop."""
+
+    disable: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.disable
+
+
+class Estimate(NamedTuple):
+    """A ratio of sums, and its variance."""
+
+    value: float
+    variance: float
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> Estimate | None:
+        """Sum of the first / sum of the second; None where the second sum to zero."""
+        over, count = sum(second for _, second in pairs), len(pairs)
+        if not over:
+            return None
+        value = sum(first for first, _ in pairs) / over
+        squares = sum((first - value * second) ** 2 for first, second in pairs)
+        return cls(value, count * squares / max(1, count - 1) / over**2)
+
+
+def plain_estimates(samples: Mapping[int, Iterable[tuple[float, int]]]) -> dict[int, Estimate]:
+    """Seconds of a plain token by the requests in a round, where enough tokens were timed.
+
+    Args:
+        samples: (seconds, tokens of all requests) by the requests in a round.
+    """
+    made = {}
+    for size, pairs in samples.items():
+        known = list(pairs)
+        estimate = Estimate.of(known)
+        enough = sum(tokens for _, tokens in known) >= LEAST_PLAIN_TOKENS * size
+        if enough and estimate is not None and estimate.value > 0.0:
+            made[size] = estimate
+    return made
+
+
+def decide(
+    rounds: Iterable[Round], plain: Mapping[int, Estimate], break_even: float | None
+) -> Decision:
+    """Whether these rounds say, beyond chance, that speculation loses."""
+    drafting = [done for done in rounds if done.drafted]
+    if len(drafting) < LEAST_ROUNDS:
+        count = f"{len(drafting)} of the newest rounds drafted"
+        return Decision(False, f"{count}; {LEAST_ROUNDS} are asked for before a decision.")
+    if break_even is None:
+        comparable = [done for done in drafting if done.seconds and len(done.rows) in plain]
+        if len(comparable) >= LEAST_ROUNDS:
+            return _by_time(comparable, plain)
+    return _by_acceptance(drafting, break_even)
+
+
+def _by_time(rounds: Sequence[Round], plain: Mapping[int, Estimate]) -> Decision:
+    """Whether the rounds took longer than plain decoding of their tokens.
+
+    The sum of what each round saved is compared, and no mean of ratios: a single round of an hour then
+    widens the bound by more than it moves the sum, and decides nothing.
+    """
+    saved, tokens = [], defaultdict[int, int](int)
+    for done in rounds:
+        size = len(done.rows)
+        tokens[size] += done.emitted
+        saved.append(done.emitted * plain[size].value - (done.seconds or 0.0))
+    total, count = sum(saved), len(saved)
+    variance = count * sum((one - total / count) ** 2 for one in saved) / (count - 1)
+    variance += sum(number**2 * plain[size].variance for size, number in tokens.items())
+    margin = WIDTH * math.sqrt(variance)
+    spent = sum(done.seconds or 0.0 for done in rounds)
+    speed, most = 1.0 + total / spent, 1.0 + (total + margin) / spent
+    measured = f"{speed:.2f} x plain decoding over {count} timed rounds"
+    if total + margin < 0.0:
+        return Decision(True, f"slower: {measured}, at most {most:.2f} x allowing for chance.")
+    if total - margin > 0.0:
+        return Decision(False, f"faster: {measured}.")
+    return Decision(False, f"undecided: {measured}, and up to {most:.2f} x allowing for chance.")
+
+
+def _by_acceptance(rounds: Sequence[Round], break_even: float | None) -> Decision:
+    """Whether too few of the tested tokens are accepted."""
+    estimate = Estimate.of([(done.accepted, done.tested) for done in rounds])
+    if estimate is None:
+        return Decision(False, "undecided: no drafted token was tested.")
+    # Without a break-even of its own: below the first rule's end drafts hurt, by rule of thumb.
+    limit = ACCEPTANCE[0].high if break_even is None else break_even
+    margin = WIDTH * math.sqrt(estimate.variance)
+    low, high = max(0.0, estimate.value - margin), min(1.0, estimate.value + margin)
+    text = (
+        f"{estimate.value:.2f} of the tested tokens accepted over {len(rounds)} rounds "
+        f"({low:.2f} to {high:.2f} allowing for chance), break-even {limit:.2f}"
+    )
+    if break_even is None:
+        words = rule_for(ACCEPTANCE, estimate.value).words
+        text += f"; by rule of thumb: {words}. Time plain rounds to know"
+    if high < limit:
+        return Decision(True, f"slower: {text}.")
+    return Decision(False, f"{'no sign of a loss' if low >= limit else 'undecided'}: {text}.")

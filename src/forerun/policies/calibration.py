@@ -1,0 +1,78 @@
+"""Times of a target's forwards, in a second or two: by new tokens and batch size, after a short text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+
+from forerun.contracts import Cache, CausalLM
+from forerun.core import Batch, CostTable
+from forerun.core.costs import Row
+
+logger = logging.getLogger(__name__)
+
+SECONDS = 1.5
+"""About as long as it takes; what cannot be timed in that follows from what was."""
+TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17)
+BATCHED_TOKENS = (1, 2, 3, 5, 9, 17)
+CONTEXT, PASSES = 16, 5
+
+
+def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> CostTable:
+    """Time forwards of a target.
+
+    Args:
+        target: with any weights.
+        rows: requests at once at most; half of that and one are timed too.
+        seconds: to spend, about.
+    """
+    started = perf_counter()
+    times = _timed(target, 1, TOKENS, seconds / (1 if rows == 1 else 2))
+    table = CostTable.from_rows((n, 1, 0, value) for n, value in times.items())
+    measured: list[Row] = [(n, 1, 0, table.seconds(n)) for n in TOKENS]
+    sizes = sorted({size for size in (2, 4, rows // 2, rows) if 1 < size <= rows})
+    for place, size in enumerate(sizes):
+        left = (seconds - (perf_counter() - started)) / (len(sizes) - place)
+        times = _timed(target, size, BATCHED_TOKENS, left) if left > 0 else {}
+        if times:
+            part = CostTable.from_rows((n, size, 0, value) for n, value in times.items())
+            measured += [(n, size, 0, part.seconds(n, size)) for n in TOKENS]
+        else:
+            # As many tokens of one request cost about the same.
+            measured += [(n, size, 0, table.seconds(n * size)) for n in TOKENS]
+    logger.info("timed %s in %.1f s", target.name, perf_counter() - started)
+    return CostTable.from_rows(measured)
+
+
+def _timed(target: CausalLM, size: int, tokens: Sequence[int], seconds: float) -> dict[int, float]:
+    """Medians by new tokens of each of `size` requests: two numbers at least, all in turns while there
+    is time, so that a slow moment meets all of them."""
+    cache = target.new_cache(size, CONTEXT + max(tokens))
+    text = [1 + place % (target.vocab_size - 1) for place in range(CONTEXT)]
+    _run(target, cache, [text] * size)
+    times: dict[int, list[float]] = {}
+    started = perf_counter()
+    for turn in range(1 + PASSES):
+        # The first pass warms up; the widest spread first, in case there is time for no more.
+        for n in sorted(tokens, key=lambda count: (count not in (tokens[0], tokens[3]), count)):
+            if len(times) >= 2 and perf_counter() - started > seconds * (turn + 1) / PASSES:
+                break
+            spent = _run(target, cache, [text[:1] * n] * size)
+            for row in range(size):
+                cache.trim(row, CONTEXT)
+            if turn == 0:
+                times.setdefault(n, [])
+            if turn > 0 or spent > seconds / 4:
+                times[n].append(spent)
+    return {n: median(values) for n, values in times.items() if values}
+
+
+def _run(target: CausalLM, cache: Cache, token_ids: Sequence[Sequence[int]]) -> float:
+    started = perf_counter()
+    output = target.forward(Batch.after(cache, list(range(len(token_ids))), token_ids), cache)
+    assert output.logits is not None
+    # Devices that run ahead of the program are waited for.
+    output.logits[:, -1, 0].tolist()
+    return perf_counter() - started

@@ -1,0 +1,214 @@
+"""What the next round would cost: a table of forwards, corrected by the rounds that are seen."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+from forerun.core import CostTable
+
+ASSUMED = CostTable.from_rows(
+    (n, b, 0, 1.0 + 0.04 * (n * b - 1)) for n in (1, 2, 16) for b in (1, 2, 64)
+)
+"""Before anything was measured: in forwards of one token. That of later rounds says how long one is."""
+# How quickly what is seen corrects what was thought: the speed of the machine by plain rounds and by
+# others, and what drafted tokens add. Of one round no more is believed than a factor of MOST.
+PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST = 0.2, 0.1, 0.05, 2.0
+FLATTEST, STEEPEST = 0.3, 50.0
+# Drafting rounds that it takes to know how costs rise where they were only assumed.
+TRUSTED = 8
+# Rounds by which old times of drafts weigh half, and those that what is assumed of them counts as.
+DRAFT_MEMORY, DRAFT_PRIOR = 0.95, 0.5
+# A draft that takes longer than this times what was expected was interrupted by something else.
+OUTLIER = 4.0
+# What a drafted token costs in plain rounds before one was timed: of a model and looked up.
+MODEL_TOKEN, LOOKUP = 0.25, 0.01
+# A token of a prompt, in drafted ones, before such a prompt was timed; and how many are timed as one.
+PREFILL, MUCH = 0.1, 32
+
+
+class DraftTimes:
+    """Seconds of drafts of one drafter at one batch size: a line through those that were timed.
+
+    Args:
+        token_seconds, fixed_seconds: what is assumed at first.
+    """
+
+    def __init__(self, token_seconds: float, fixed_seconds: float) -> None:
+        self.fixed, self.per_token, self.timed = fixed_seconds, token_seconds, 0
+        # Of weights, tokens, seconds, tokens² and tokens · seconds: drafts of one and of four tokens.
+        one, four = fixed_seconds + token_seconds, fixed_seconds + 4 * token_seconds
+        sums = (2.0, 5.0, one + four, 17.0, one + 4 * four)
+        self._sums = [DRAFT_PRIOR * value for value in sums]
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Take in a draft, as deep as this."""
+        if not self.timed and self(tokens) > 0.0:
+            # What was assumed says how times rise, the first draft how long one is.
+            scale = seconds / self(tokens)
+            self._sums[2], self._sums[4] = scale * self._sums[2], scale * self._sums[4]
+        self.timed += 1
+        weight, x, y, xx, xy = self._sums
+        weight, x, y = (
+            DRAFT_MEMORY * weight + 1.0,
+            DRAFT_MEMORY * x + tokens,
+            DRAFT_MEMORY * y + seconds,
+        )
+        xx, xy = DRAFT_MEMORY * xx + tokens * tokens, DRAFT_MEMORY * xy + tokens * seconds
+        self._sums = [weight, x, y, xx, xy]
+        spread = weight * xx - x * x
+        slope = (
+            (weight * xy - x * y) / spread if spread > 1e-3 * weight * weight else self.per_token
+        )
+        self.per_token = min(max(slope, 0.0), y / x)
+        self.fixed = max((y - self.per_token * x) / weight, 0.0)
+
+    @property
+    def first(self) -> float:
+        """Of the first token."""
+        return self.fixed + self.per_token
+
+    def __call__(self, tokens: float) -> float:
+        return self.fixed + self.per_token * tokens
+
+
+class Curve:
+    """Seconds of a round but for its draft, at one batch size, by the tokens drafted in it.
+
+    The table says how they rise, what is seen how steeply: with a long text, say, or where verification
+    takes its time too.
+
+    Args:
+        table: of forwards.
+        batch_size: requests.
+        most: tokens drafted a request at most.
+        trust: rounds that the table counts as.
+    """
+
+    def __init__(self, table: CostTable, batch_size: int, most: int, trust: int) -> None:
+        base = [
+            table.seconds(1.0 + extra / batch_size, batch_size)
+            for extra in range(batch_size * most + 1)
+        ]
+        # More tokens never cost less, whatever noise there was.
+        self.batch_size, self.plain, self.slope = batch_size, base[0], 1.0
+        self.seen = trust
+        self.rises = [value - base[0] for value in accumulate(base, max)]
+
+    def at(self, extra: float) -> float:
+        """With so many drafted tokens in all, in the table's seconds."""
+        return self.plain + self.slope * self.rise(extra)
+
+    def correct(self, extra: int, seconds: float) -> None:
+        """Note that a round with so many drafted tokens took these of the table's seconds."""
+        rise = self.rise(extra)
+        if rise > 0.0:
+            self.seen += 1
+            step = SLOPE_STEP * min(rise / self.plain, 1.0)
+            if self.seen <= TRUSTED:
+                step = 1.0 / self.seen
+            self.slope += step * ((seconds - self.plain) / rise - self.slope)
+            self.slope = min(max(self.slope, FLATTEST), STEEPEST)
+
+    def rise(self, extra: float) -> float:
+        """What drafted tokens add, by the table; beyond its last one as between the last two."""
+        rises = self.rises
+        place = min(int(extra), len(rises) - 2)
+        return rises[place] + (extra - place) * (rises[place + 1] - rises[place])
+
+
+class LiveCosts:
+    """Seconds of rounds by their drafts.
+
+    Args:
+        table: of forwards of the target.
+        most: tokens drafted a request at most.
+    """
+
+    def __init__(self, table: CostTable | None = None, most: int = 16) -> None:
+        self.table, self._most = table or ASSUMED, most
+        self.speed, self.is_known = 1.0, table is not None
+        self._curves: dict[int, Curve] = {}
+        self._drafts: dict[tuple[str, int], DraftTimes] = {}
+        self._prefill: dict[str, float] = {}
+
+    def curve(self, batch_size: int) -> Curve:
+        """The curve of a batch size; times `speed` it is in seconds."""
+        if batch_size not in self._curves:
+            trust = 0 if self.table is ASSUMED else TRUSTED + 1
+            self._curves[batch_size] = Curve(self.table, batch_size, self._most, trust)
+        return self._curves[batch_size]
+
+    def plain_seconds(self, batch_size: int) -> float:
+        """Of a round without drafts."""
+        return self.curve(batch_size).plain * self.speed
+
+    def draft(self, name: str, looks_up: bool, batch_size: int) -> DraftTimes:
+        """The times of a drafter's drafts."""
+        key = (name, batch_size)
+        if key not in self._drafts:
+            plain = self.plain_seconds(1)
+            token, fixed = (0.0, LOOKUP) if looks_up else (MODEL_TOKEN, 0.0)
+            timed = [(b, self._drafts[name, b]) for n, b in self._drafts if n == name]
+            if timed:
+                # As for the nearest batch size; a model's tokens are read once for all of it.
+                _, nearest = min(timed, key=lambda entry: abs(entry[0] - batch_size))
+                token, fixed, plain = nearest.per_token, nearest.fixed, 1.0
+            self._drafts[key] = DraftTimes(token * plain, fixed * plain)
+        return self._drafts[key]
+
+    def prefill_seconds(self, name: str, pending: int) -> float:
+        """Of what a model or head has to run before it drafts."""
+        if pending < 2:
+            return 0.0
+        token = self._prefill.get(name, PREFILL * self.draft(name, False, 1).per_token)
+        return pending * token
+
+    def observe(self, batch_size: int, extra: int, seconds: float) -> None:
+        """Learn from a round with so many drafted tokens, and its seconds without the draft."""
+        curve = self.curve(batch_size)
+        expected = curve.at(extra) * self.speed
+        if seconds <= 0.0:
+            return
+        if not self.is_known:
+            self.speed, self.is_known = self.speed * seconds / expected, True
+            return
+        if extra and curve.seen < TRUSTED:
+            curve.correct(extra, seconds / self.speed)
+            return
+        ratio = min(max(seconds / expected, 1.0 / MOST), MOST)
+        if extra:
+            curve.correct(extra, ratio * expected / self.speed)
+        self.speed *= ratio ** (SPEED_STEP if extra else PLAIN_STEP)
+
+    def observe_draft(
+        self, name: str, looks_up: bool, batch_size: int, depth: int, pending: int, seconds: float
+    ) -> tuple[float, float]:
+        """Learn from a draft, `depth` deep, before which so many tokens had to be run; the seconds of the
+        draft and of what came before, but no more than a multiple of what was expected."""
+        times = self.draft(name, looks_up, batch_size)
+        expected = times(depth)
+        if pending <= MUCH or looks_up:
+            seconds = min(seconds, OUTLIER * max(expected, LOOKUP * self.plain_seconds(batch_size)))
+            times.observe(depth, seconds)
+            return seconds, 0.0
+        before = min(max(seconds - expected, 0.0), OUTLIER * self.prefill_seconds(name, pending))
+        known = self._prefill.get(name)
+        share = before / pending
+        self._prefill[name] = share if known is None else 0.5 * (known + share)
+        return expected, before
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was learned of drafts, ready for JSON."""
+        return {
+            name: [times.per_token, times.fixed, self._prefill.get(name)]
+            for (name, batch_size), times in self._drafts.items()
+            if batch_size == 1 and times.timed
+        }
+
+    def restore(self, values: Any) -> None:
+        """Begin with what `as_dict` has given."""
+        for name, (token, fixed, prefill) in dict(values).items():
+            self._drafts[str(name), 1] = DraftTimes(float(token), float(fixed))
+            if prefill is not None:
+                self._prefill[str(name)] = float(prefill)

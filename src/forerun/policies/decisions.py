@@ -1,0 +1,73 @@
+"""What a policy has decided, how often, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Outcome:
+    """What came of one choice.
+
+    Args:
+        rounds: requests' rounds in which it was made.
+        emitted: tokens.
+        seconds: that these rounds took, by the costs that the policy knows.
+        saved_seconds: what plain rounds would have taken for the same tokens, less that; below zero, a loss.
+    """
+
+    rounds: int = 0
+    emitted: float = 0.0
+    seconds: float = 0.0
+    saved_seconds: float = 0.0
+
+
+class Decisions:
+    """Outcomes by drafter and planned length; plain rounds are those of no drafter and length 0."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[tuple[str, int], Outcome] = {}
+
+    def count(
+        self, drafter: str, length: int, requests: int, emitted: float, seconds: float, plain: float
+    ) -> None:
+        """Add a request's share of a round.
+
+        Args:
+            requests: among which the round's tokens and seconds are shared out.
+            emitted: tokens of all of them.
+            seconds: of the round.
+            plain: seconds of a plain one for as many requests.
+        """
+        outcome = self._outcomes.get((drafter, length))
+        if outcome is None:
+            outcome = self._outcomes[drafter, length] = Outcome()
+        outcome.rounds += 1
+        outcome.emitted += emitted / requests
+        outcome.seconds += seconds / requests
+        outcome.saved_seconds += (emitted / requests * plain - seconds) / requests
+
+    @property
+    def saved_seconds(self) -> float:
+        """Of all rounds together."""
+        return sum(outcome.saved_seconds for outcome in self._outcomes.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON: by drafter and length, `plain` or `suffix 4`."""
+        return {
+            f"{drafter} {length}" if drafter else "plain": vars(outcome)
+            for (drafter, length), outcome in sorted(self._outcomes.items())
+        }
+
+    def in_words(self) -> str:
+        """One line: each choice with its rounds, and what all of them saved or cost."""
+        if not self._outcomes:
+            return "nothing was decided"
+        rounds = sum(outcome.rounds for outcome in self._outcomes.values())
+        by_drafter: dict[str, int] = {}
+        for (drafter, _), outcome in self._outcomes.items():
+            by_drafter[drafter or "plain"] = by_drafter.get(drafter or "plain", 0) + outcome.rounds
+        shares = ", ".join(f"{name} {count / rounds:.0%}" for name, count in by_drafter.items())
+        saved = self.saved_seconds
+        return f"{rounds} rounds ({shares}): {abs(saved):.3g} s {'saved' if saved >= 0 else 'lost'}"

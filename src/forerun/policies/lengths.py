@@ -1,0 +1,103 @@
+"""The lengths of drafts that make most of a round's time, over all of its requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from forerun.core import Request
+from forerun.policies.costs import Curve, DraftTimes
+
+if TYPE_CHECKING:
+    from forerun.policies.texts import Member
+
+# What drafts must promise, over what their time is worth: less is within the noise.
+LEAST_GAIN, LEAST_RATIO = 0.02, 1.1
+
+
+@dataclass(slots=True)
+class Offer:
+    """What a member could draft for a request.
+
+    Args:
+        member: that drafts.
+        survival: probability that the first 1, 2, … tokens are all accepted, as far as it matters.
+        level: of its confidence.
+        times: of its drafts.
+        pending: tokens that it would have to run before.
+        seconds: the share of that which this round has to bear.
+    """
+
+    member: Member
+    survival: list[float]
+    level: int
+    times: DraftTimes
+    pending: int = 0
+    seconds: float = 0.0
+
+    def hopeful(self, request: Request) -> Offer:
+        """The same with as much accepted as what was seen allows."""
+        hopes = self.member.acceptance.optimistic(
+            request.request_id, request.hints.namespace, self.level, len(self.survival) + 4
+        )
+        return replace(self, survival=hopes)
+
+
+class Lengths(NamedTuple):
+    """Lengths by offer, and what they add to a plain round: tokens and seconds expected."""
+
+    lengths: list[int]
+    tokens: float
+    seconds: float
+
+
+def best_lengths(
+    offers: Sequence[Offer], rate: float, curve: Curve, speed: float, most_seconds: float = math.inf
+) -> Lengths | None:
+    """The lengths for some offers, one a request, that are worth most; None where plain decoding is.
+
+    Tokens are added by falling probability that they stand, and time with them; of all these sets the
+    best is taken. A set is worth its tokens, less those that come in its time otherwise.
+
+    Args:
+        rate: tokens a second that come otherwise.
+        curve: of rounds of this batch.
+        speed: seconds of one of the curve's.
+        most_seconds: that may be added to a plain round: they are lost if nothing is accepted.
+    """
+    entries = [
+        (-probability, level, index)
+        for index, offer in enumerate(offers)
+        for level, probability in enumerate(offer.survival)
+    ]
+    if len(offers) > 1:
+        entries.sort()
+    rises, last, price = curve.rises, len(curve.rises) - 1, speed * curve.slope
+    depths: dict[Member, int] = {}
+    best, chosen, tokens, drafting, extra = LEAST_GAIN * curve.batch_size, 0, 0.0, 0.0, 0.0
+    at_best = (0.0, 0.0)
+    for place, (negative, level, index) in enumerate(entries, 1):
+        offer = offers[index]
+        member = offer.member
+        tokens -= negative
+        extra += member.width
+        if level == 0:
+            drafting += offer.seconds
+        if level == depths.get(member, 0):
+            depths[member] = level + 1
+            drafting += offer.times.per_token if level else offer.times.first
+        spot = int(extra + 0.5)
+        seconds = drafting + price * (rises[spot] if spot < last else curve.rise(extra))
+        if seconds > most_seconds:
+            break
+        value = tokens - rate * seconds
+        if value > best:
+            best, chosen, at_best = value, place, (tokens, seconds)
+    if not chosen or at_best[0] < LEAST_RATIO * rate * at_best[1]:
+        return None
+    lengths = [0] * len(offers)
+    for _, _, index in entries[:chosen]:
+        lengths[index] += 1
+    return Lengths(lengths, *at_best)

@@ -1,0 +1,313 @@
+"""Whether speculation pays for given costs, in words: computed, with the rules of thumb beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from operator import mul
+
+import numpy as np
+
+from forerun.errors import ConfigError
+from forerun.options import check, plain
+from forerun.theory import formulas
+from forerun.theory.rules_of_thumb import ACCEPTANCE, COST_RATIO, SIZE_RATIO, Rule, rule_for
+
+LONGEST = 16
+# A speed-up nearer to 1 than this is called no difference.
+HARDLY = 0.02
+_COST = {"ge": 1e-9, "le": 1e9}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know about a pair of models.
+
+    Args:
+        about: what it is about: `speed-up`, `acceptance`, `cost ratio`, `size ratio`, `checking`, `batch`
+            or `change`.
+        text: what was computed, and what the rule of thumb says of it.
+        agrees: whether the rule of thumb holds for these costs; None where there is none.
+    """
+
+    about: str
+    text: str
+    agrees: bool | None = None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the formulas expect.
+
+    Args:
+        length: tokens to draft a round; 0 where no length gains.
+        speedup: expected at the best length, even where that loses.
+        findings: why, the verdict first.
+    """
+
+    length: int
+    speedup: float
+    findings: tuple[Finding, ...]
+
+    @property
+    def gains(self) -> bool:
+        """Whether drafting is expected to be faster than plain decoding."""
+        return self.length > 0
+
+    def __str__(self) -> str:
+        return "\n".join(finding.text for finding in self.findings)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Rounds of one length: tokens a round, and its costs in plain target forwards."""
+
+    length: int
+    tokens: float
+    drafting: float
+    checking: float
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens / (self.drafting + self.checking)
+
+
+@dataclass(frozen=True)
+class _Checking:
+    """What checking a draft costs: always the same, or by the tokens of a forward."""
+
+    points: tuple[tuple[int, float], ...]
+    fixed: float = 1.0
+
+    def cost(self, length: int, batch: int) -> float:
+        """In plain forwards of the batch."""
+        if not self.points:
+            return self.fixed
+        return self._forward(batch * (length + 1)) / self._forward(batch)
+
+    def _forward(self, tokens: int) -> float:
+        for (n0, t0), (n1, t1) in pairwise(self.points):
+            if tokens <= n1:
+                return t0 + (t1 - t0) * (tokens - n0) / (n1 - n0)
+        # Noise may have measured a fall at the end; more tokens cost no less.
+        return t1 + max(0.0, (t1 - t0) / (n1 - n0)) * (tokens - n1)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """What is known of a drafter and a target; `acceptance` is that of a tested token by position."""
+
+    acceptance: tuple[float, ...]
+    cost_ratio: float
+    checking: _Checking
+    batch: int
+
+    @cached_property
+    def survival(self) -> list[float]:
+        """The probability that at least k + 1 drafted tokens are accepted."""
+        return list(accumulate(self.acceptance, mul))
+
+    def cases(self, cost_ratio: float, batch: int) -> list[_Case]:
+        """Rounds of each length."""
+        survival = self.survival
+        return [
+            _Case(n, 1.0 + sum(survival[:n]), cost_ratio * n, self.checking.cost(n, batch))
+            for n in range(1, len(survival) + 1)
+        ]
+
+    def best(self, *, cost_ratio: float | None = None, batch: int | None = None) -> _Case:
+        """The length with the highest speed-up, the shortest among equals."""
+        ratio = self.cost_ratio if cost_ratio is None else cost_ratio
+        cases = self.cases(ratio, self.batch if batch is None else batch)
+        return max(cases, key=lambda case: case.speedup)
+
+    def overall(self, length: int) -> float:
+        """Accepted / tested tokens of drafts of a length."""
+        accepted = self.survival[:length]
+        return sum(accepted) / (1.0 + sum(accepted[:-1]))
+
+    @property
+    def dearest_gain(self) -> float:
+        """The cost ratio below which some length gains; negative where checking alone costs more."""
+        cases = self.cases(0.0, self.batch)
+        return max((case.tokens - case.checking) / case.length for case in cases)
+
+    @property
+    def least_acceptance(self) -> float | None:
+        """The acceptance, alike at all positions, above which some length gains."""
+        cases = self.cases(self.cost_ratio, self.batch)
+        shares = formulas.break_even_acceptance(
+            [case.length for case in cases],
+            self.cost_ratio,
+            verification_cost=[case.checking for case in cases],
+        )
+        reached = [share for share in np.asarray(shares).tolist() if not math.isnan(share)]
+        return min(reached, default=None)
+
+
+def advise(
+    acceptance: float | Sequence[float],
+    cost_ratio: float,
+    *,
+    size_ratio: float | None = None,
+    verification_cost: float | Mapping[int, float] = 1.0,
+    batch: int = 1,
+    longest: int = LONGEST,
+) -> Advice:
+    """What to expect of speculation, and where the rules of thumb are wrong about it.
+
+    Args:
+        acceptance: the share of *tested* tokens that is accepted (alpha), or one for each position
+            [n]; drafts of at most n tokens are then considered.
+        cost_ratio: time of a draft forward / that of a plain target forward, both of the batch.
+        size_ratio: parameters of the target / those of the draft model.
+        verification_cost: of checking any draft, in plain forwards; or t(n)/t(1) of a target forward by
+            its tokens n, as measured for some of them: between them it is interpolated, beyond them it goes
+            on with the last slope.
+        batch: requests that are decoded at once; it matters where costs by n are given.
+        longest: tokens that may be drafted.
+
+    Raises:
+        ConfigError: for a share outside [0, 1], costs that are negative or no numbers, or a batch or
+            length below 1.
+    """
+    most: int = check("longest", longest, int, ge=1, le=1 << 10)
+    given = plain(acceptance)
+    if given == ():
+        raise ConfigError("acceptance is empty; give a share, or one for each position.")
+    measured = given if isinstance(given, tuple) else ()
+    shares = [check("acceptance", n, float, ge=0.0, le=1.0) for n in measured or (given,)]
+    pair = _Pair(
+        tuple(shares[:most] if measured else shares * most),
+        check("cost_ratio", cost_ratio, float, ge=0.0, le=1e9),
+        _checking(verification_cost),
+        check("batch", batch, int, ge=1),
+    )
+    best = pair.best()
+    findings = [
+        _verdict(best, len(measured)),
+        _on_acceptance(pair, best),
+        _on_cost_ratio(pair, best),
+    ]
+    if size_ratio is not None:
+        size: float = check("size_ratio", size_ratio, float, **_COST)
+        findings.append(_on_size_ratio(pair, best, size))
+    findings += [*_on_checking(best), *_on_batch(pair, best), *_on_change(pair, best)]
+    return Advice(best.length if best.speedup > 1.0 else 0, best.speedup, tuple(findings))
+
+
+def _checking(costs: float | Mapping[int, float]) -> _Checking:
+    given = plain(costs)
+    if not isinstance(given, dict):
+        return _Checking((), check("verification_cost", given, float, **_COST))
+    numbers = [check("a number of tokens", n, int, ge=1) for n in given]
+    times = [check("a verification cost", cost, float, **_COST) for cost in given.values()]
+    points = {1: 1.0, **dict(zip(numbers, times, strict=True))}
+    if len(points) < 2:
+        raise ConfigError("verification_cost says nothing; give t(n)/t(1) for an n above 1.")
+    return _Checking(tuple(sorted(points.items())))
+
+
+def _verdict(best: _Case, measured: int) -> Finding:
+    """What to expect; `measured` positions have an acceptance of their own."""
+    whole = f"{best.drafting + best.checking:.2f} plain forwards"
+    cost = f"{best.tokens:.2f} tokens a round, which costs {whole}"
+    at = f"{best.speedup:.2f} x at best, drafting {_tokens(best.length)}"
+    if best.speedup > 1.0 + HARDLY:
+        end = " No longer drafts were measured." if best.length == measured else ""
+        return Finding("speed-up", f"Gains {at}: {cost}.{end}")
+    if best.speedup > 1.0:
+        return Finding("speed-up", f"Hardly better than plain decoding, {at}: {cost}.")
+    return Finding("speed-up", f"Loses at every length, {at}: {cost}. Decode plainly.")
+
+
+def _on_acceptance(pair: _Pair, best: _Case) -> Finding:
+    share = pair.overall(best.length)
+    rule = rule_for(ACCEPTANCE, share)
+    holds = rule.allows(best.speedup)
+    text = f"Acceptance {share:.2f}: by rule of thumb {rule.words}. "
+    if holds:
+        text += f"For these costs that is right: {best.speedup:.2f} x."
+    else:
+        more = rule.most is not None and best.speedup > rule.most
+        text += (
+            f"For these costs it is {'more' if more else 'less'}, {best.speedup:.2f} x: of a round's "
+            f"{best.tokens:.2f} tokens, drafting takes the time of {best.drafting:.2f} and checking that "
+            f"of {best.checking:.2f}."
+        )
+    return Finding("acceptance", text, holds)
+
+
+def _on_cost_ratio(pair: _Pair, best: _Case) -> Finding:
+    rule, limit = rule_for(COST_RATIO, pair.cost_ratio), pair.dearest_gain
+    text = f"Cost ratio {pair.cost_ratio:.2f}: {rule.words}. "
+    if limit > 0.0:
+        text += f"With this acceptance and this cost of checking, drafts gain below {limit:.2f}."
+    else:
+        text += "Checking alone costs more than it yields; no draft is cheap enough."
+    return Finding("cost ratio", text + _wrong(rule, best), rule.allows(best.speedup))
+
+
+def _on_size_ratio(pair: _Pair, best: _Case, size: float) -> Finding:
+    rule = rule_for(SIZE_RATIO, size)
+    text = f"Size ratio {size:.1f}: {rule.words}. By its size a draft forward would cost {1 / size:.3f}; "
+    if pair.cost_ratio > 1.5 / size:
+        text += (
+            f"it costs {pair.cost_ratio * size:.1f} times that, for overhead, precision or caches."
+        )
+    elif pair.cost_ratio < 0.67 / size:
+        text += "it costs less, for a narrower precision or because it stays in the cache."
+    else:
+        text += "it does."
+    return Finding("size ratio", text + _wrong(rule, best), rule.allows(best.speedup))
+
+
+def _wrong(rule: Rule, best: _Case) -> str:
+    if rule.allows(best.speedup) is not False:
+        return ""
+    return f" The rule of thumb is wrong here: {best.speedup:.2f} x."
+
+
+def _on_checking(best: _Case) -> Iterator[Finding]:
+    if best.checking > 1.0 + HARDLY:
+        free = best.tokens / (best.drafting + 1.0)
+        text = (
+            f"Checking {_tokens(best.length)} costs {best.checking:.2f} plain forwards and not 1; "
+            f"were it free, the same drafts would give {free:.2f} x."
+        )
+        yield Finding("checking", text)
+
+
+def _on_batch(pair: _Pair, best: _Case) -> Iterator[Finding]:
+    if pair.batch == 1:
+        return
+    alone = pair.best(batch=1)
+    text = f"Batch {pair.batch}: {best.speedup:.2f} x, where one request alone has {alone.speedup:.2f} x."
+    if alone == best:
+        text = f"Batch {pair.batch}: the costs are taken as measured at that batch."
+    yield Finding("batch", text)
+
+
+def _on_change(pair: _Pair, best: _Case) -> Iterator[Finding]:
+    """What would have to be different for a gain."""
+    if best.speedup > 1.0:
+        return
+    needed, limit = pair.least_acceptance, pair.dearest_gain
+    ways = []
+    if needed is not None and needed < 1.0:
+        ways.append(f"an acceptance above {needed:.2f}")
+    if limit > 0.0:
+        free = pair.best(cost_ratio=0.0)
+        ways.append(
+            f"a cost ratio below {limit:.2f}; a free draft, such as looking up, accepted as "
+        )
+        ways[-1] += f"often would give {free.speedup:.2f} x"
+    text = "It would gain from " + ", or from ".join(ways) + "."
+    yield Finding("change", text if ways else "Neither a better nor a cheaper draft would help.")
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"

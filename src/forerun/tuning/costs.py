@@ -1,0 +1,264 @@
+"""What rounds cost, fitted to timed ones: by stage, drafted tokens, batch size and context."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from forerun.core import CostTable
+from forerun.errors import ConfigError
+from forerun.tuning.records import Output, Round, Timing
+
+# Seconds that no stage takes less than: tables hold no zeros.
+_LEAST = 1e-9
+# Rounds of a number of nodes, below which they are told from others by interpolation alone.
+_FEW = 3
+# Residuals beyond so many times their median are other work on the machine.
+_OUTLIER, _PASSES = 4.0, 3
+
+Sample = tuple[float, float, float]
+"""Tokens verified, context, seconds."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of a round, by stage."""
+
+    draft: float
+    target: float
+    verify: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.target + self.verify + self.host
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Seconds of rounds with one candidate, and of plain decoding beside them.
+
+    Tables are by verified tokens, one more than drafted.
+
+    Args:
+        draft: of rounds that were to draft; a plain round drafts in no time.
+        target, verify: of all rounds.
+        plain: of a plain round of the baseline, by batch size and context.
+        host: of the rest of a round, by batch size.
+        first_draft: seconds for each token of the context, once for each request that drafts.
+        prefill: seconds a token of a prompt, and a token and token before it.
+        plain_prefill: of the baseline, as a share of those.
+    """
+
+    draft: CostTable
+    target: CostTable
+    verify: CostTable
+    plain: CostTable
+    host: CostTable
+    first_draft: float
+    prefill: tuple[float, float]
+    plain_prefill: float
+
+    def prompt(self, num_tokens: int) -> float:
+        """Seconds of the prefill of a prompt."""
+        return self.prefill[0] * num_tokens + self.prefill[1] * num_tokens**2
+
+    def plain_prompt(self, num_tokens: int) -> float:
+        """The same without a drafter."""
+        return self.plain_prefill * self.prompt(num_tokens)
+
+    def drafting(self, nodes: float, batch_size: int, context: float) -> float:
+        """Seconds of drafting so many tokens for each of so many requests."""
+        return self.draft.seconds(nodes + 1, batch_size, context)
+
+    def verifying(self, nodes: float, batch_size: int, context: float) -> Seconds:
+        """Seconds of a round with such drafts, without drafting them."""
+        at = (nodes + 1, batch_size, context)
+        host = self.host.seconds(1, batch_size)
+        return Seconds(0.0, self.target.seconds(*at), self.verify.seconds(*at), host)
+
+    def round(self, nodes: float, drafted: bool, batch_size: int, context: float) -> Seconds:
+        """Seconds of a round; `drafted` is whether drafting was asked for."""
+        rest = self.verifying(nodes, batch_size, context)
+        return replace(rest, draft=self.drafting(nodes, batch_size, context) if drafted else 0.0)
+
+    def scaled(self, factor: float) -> RoundCosts:
+        """As on a machine that is slower by a factor."""
+        return RoundCosts(
+            draft=_scaled(self.draft, factor),
+            target=_scaled(self.target, factor),
+            verify=_scaled(self.verify, factor),
+            plain=_scaled(self.plain, factor),
+            host=_scaled(self.host, factor),
+            first_draft=self.first_draft * factor,
+            prefill=(self.prefill[0] * factor, self.prefill[1] * factor),
+            plain_prefill=self.plain_prefill,
+        )
+
+
+def fit_costs(timings: Sequence[Timing], outputs: Sequence[Output] = ()) -> RoundCosts:
+    """The costs of a candidate, from its timings at any batch sizes and its recorded outputs.
+
+    Raises:
+        ConfigError: for no timed rounds.
+    """
+    if not any(timing.rounds and timing.plain for timing in timings):
+        raise ConfigError(
+            "no rounds were timed; time a prompt with at least a few tokens of output."
+        )
+    by_batch: dict[int, list[Timing]] = {}
+    for timing in timings:
+        by_batch.setdefault(timing.batch_size, []).append(timing)
+    grid = _Grid.of(timings)
+    plain = {
+        b: [(1.0, context, seconds) for t in group for context, seconds in t.plain]
+        for b, group in by_batch.items()
+    }
+    plain_table = replace(grid, tokens=(1,)).table(plain)
+    rounds = {
+        b: [_at_usual_speed(one, plain_table) for t in group for one in t.rounds]
+        for b, group in by_batch.items()
+    }
+    draft = grid.table({b: _samples(group, "draft") for b, group in rounds.items()})
+    host = {b: statistics.median(one.host for one in group) for b, group in rounds.items()}
+    single = by_batch[min(by_batch)]
+    return RoundCosts(
+        draft=draft,
+        target=grid.table({b: _samples(group, "target") for b, group in rounds.items()}),
+        verify=grid.table({b: _samples(group, "verify") for b, group in rounds.items()}),
+        plain=plain_table,
+        host=CostTable.from_rows((1, b, 0, max(value, _LEAST)) for b, value in host.items()),
+        first_draft=_first_draft(draft, single),
+        prefill=_prefill(single, outputs),
+        plain_prefill=statistics.median(
+            (timing.plain_prefill or 1.0) / (timing.prefill or 1.0) for timing in single
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The points of the tables."""
+
+    tokens: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, timings: Sequence[Timing]) -> _Grid:
+        nodes = [one.nodes for timing in timings for one in timing.rounds]
+        contexts = [one.context for timing in timings for one in timing.rounds]
+        most = int(max(nodes, default=0)) + 1
+        tokens = {1, most, *(n for n in (2, 3, 4, 5, 6, 7, 9, 13, 17, 25, 33, 65) if n < most)}
+        ends = {int(min(contexts)), int(max(contexts)) + 1}
+        return cls(tuple(sorted(tokens)), tuple(sorted(ends)))
+
+    def table(self, samples: dict[int, list[Sample]]) -> CostTable:
+        """A table of samples by batch size; without any, one of next to nothing."""
+        rows = []
+        for batch_size, group in samples.items():
+            fit = _Fit.to(group)
+            rows += [
+                (n, batch_size, context, max(fit.seconds(n, context), _LEAST))
+                for n in self.tokens
+                for context in self.contexts
+            ]
+        return CostTable.from_rows(rows)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Seconds that are linear between knots of tokens, and rise with the context."""
+
+    knots: tuple[float, ...] = (1.0,)
+    base: tuple[float, ...] = (0.0,)
+    per_context: float = 0.0
+    per_context_and_token: float = 0.0
+
+    def seconds(self, tokens: float, context: float) -> float:
+        rising = self.per_context + self.per_context_and_token * tokens
+        return float(np.interp(tokens, self.knots, self.base)) + rising * context
+
+    @classmethod
+    def to(cls, samples: Sequence[Sample]) -> _Fit:
+        """Nonnegative least squares of relative errors, without what other work has slowed down."""
+        kept = np.array([sample for sample in samples if sample[2] > 0])
+        if not len(kept):
+            return cls()
+        knots = _knots(kept[:, 0])
+        for _ in range(_PASSES):
+            parts = _parts(kept, knots)
+            solved, _norm = nnls(parts / kept[:, 2:], np.ones(len(kept)))
+            errors = np.abs(parts @ solved / kept[:, 2] - 1.0)
+            fine = errors <= _OUTLIER * max(float(np.median(errors)), 1e-3)
+            if fine.all() or fine.sum() < len(knots) + 2:
+                break
+            kept = kept[fine]
+        base = tuple(float(value) for value in solved[:-2])
+        return cls(knots, base, float(solved[-2]), float(solved[-1]))
+
+
+def _knots(tokens: NDArray[np.float64]) -> tuple[float, ...]:
+    """The numbers of tokens that were seen often enough, and the ends."""
+    values, counts = np.unique(tokens, return_counts=True)
+    often = {float(v) for v, count in zip(values, counts, strict=True) if count >= _FEW}
+    if len(often) > 16:  # A tree whose size varies.
+        often = {float(v) for v in np.quantile(tokens, np.linspace(0, 1, 6))}
+    return tuple(sorted(often or {float(np.median(tokens))}))
+
+
+def _parts(samples: NDArray[np.float64], knots: tuple[float, ...]) -> NDArray[np.float64]:
+    """What each parameter counts in each sample."""
+    tokens, contexts = samples[:, 0], samples[:, 1]
+    hats = [np.interp(tokens, knots, row) for row in np.eye(len(knots))]
+    return np.stack([*hats, contexts, contexts * tokens], axis=1)
+
+
+def _at_usual_speed(one: Round, plain: CostTable) -> Round:
+    """A round as it would have been, had plain rounds taken their usual time beside it."""
+    if not one.beside:
+        return one
+    factor = plain.seconds(1, one.batch_size, one.context) / one.beside
+    stages = {name: factor * getattr(one, name) for name in ("draft", "target", "verify", "host")}
+    return replace(one, **stages)
+
+
+def _samples(rounds: Sequence[Round], stage: str) -> list[Sample]:
+    """Of a stage; drafting only where it was asked for and no prompt went through the drafter."""
+    return [
+        (one.nodes + 1.0, one.context, getattr(one, stage))
+        for one in rounds
+        if stage != "draft" or (one.drafted and not one.first)
+    ]
+
+
+def _first_draft(draft: CostTable, timings: Sequence[Timing]) -> float:
+    """Seconds a token that first drafts take longer than others; the median."""
+    longer = [
+        (one.draft - draft.seconds(one.nodes + 1, one.batch_size, one.context))
+        / (one.context * one.batch_size)
+        for timing in timings
+        for one in timing.rounds
+        if one.first
+    ]
+    return max(statistics.median(longer), 0.0) if longer else 0.0
+
+
+def _prefill(timings: Sequence[Timing], outputs: Sequence[Output]) -> tuple[float, float]:
+    """Seconds a token of a prompt, and a token and token before it."""
+    samples = [(timing.prompt_tokens, timing.prefill) for timing in timings]
+    samples += [(len(output.prompt_ids), output.prefill_seconds) for output in outputs]
+    kept = np.array([sample for sample in samples if sample[1] > 0])
+    if not len(kept):
+        return 0.0, 0.0
+    parts = np.stack([kept[:, 0], kept[:, 0] ** 2], axis=1) / kept[:, 1:]
+    per_token, per_pair = nnls(parts, np.ones(len(kept)))[0]
+    return float(per_token), float(per_pair)
+
+
+def _scaled(table: CostTable, factor: float) -> CostTable:
+    return CostTable.from_rows((n, b, c, seconds * factor) for n, b, c, seconds in table.rows)

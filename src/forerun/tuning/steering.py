@@ -1,0 +1,193 @@
+"""What a recording engine is steered by: a policy whose lengths are set from outside, a rule that keeps
+one token of each verdict, a drafter that is steered likewise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any
+
+from forerun.contracts import Drafter, Verifier
+from forerun.core import Draft, ForwardOutput, Plan, Request, RoundTimes, SparseProbs, Verdict
+from forerun.policies.base import BasePolicy
+from forerun.randomness import Randomness
+from forerun.verification import TargetRows
+from forerun.verification.decision import Decision, DecisionRule
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What a rule made of one draft, before its verdict was cut."""
+
+    nodes: int
+    depth: int
+    accepted: int
+    token_probs: tuple[float, ...]
+    survival: tuple[float, ...]
+
+
+class SetLength(BasePolicy):
+    """Plans the length that it is told, or lengths in turns.
+
+    Attributes:
+        lengths: in turns; all requests of a round have the same one.
+        planned: tokens planned in the last round.
+        batch_size, context: requests of the last round, and their mean tokens before it.
+        nodes: drafted in it, the mean over its requests.
+        asks: whose confidence is noted before each round, if anyone's.
+        confidences: of the last round.
+    """
+
+    name = "set_length"
+
+    def __init__(self, lengths: Sequence[int] = (4,)) -> None:
+        self.lengths: Sequence[int] = lengths
+        self.planned = self.batch_size = 0
+        self.context = self.nodes = 0.0
+        self.asks: Drafter | None = None
+        self.confidences: list[float] = []
+        self._turn = 0
+
+    def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        self.planned = self.lengths[self._turn % len(self.lengths)]
+        self._turn += 1
+        self.batch_size = len(requests)
+        self.context = sum(map(len, requests)) / len(requests)
+        if self.asks is not None:
+            self.confidences = [self.asks.confidence(request) for request in requests]
+        return [Plan(self.planned)] * len(requests)
+
+    def observe(
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
+        times: RoundTimes,
+    ) -> None:
+        self.nodes = sum(map(len, drafts)) / len(drafts)
+
+
+@dataclass
+class FirstToken:
+    """A rule that lets another decide, notes what it would accept, and emits the first token alone.
+
+    The distribution of that token is the target's, as the whole verdict's is: for greedy requests and
+    requests with a seed it is plain decoding's own token.
+    """
+
+    rule: Verifier
+    notes: list[Noted] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name, self.exactness = self.rule.name, self.rule.exactness
+
+    def verify(
+        self,
+        drafts: Sequence[Draft],
+        rows: TargetRows,
+        requests: Sequence[Request],
+        randomness: Randomness,
+    ) -> list[Verdict]:
+        verdicts = self.rule.verify(drafts, rows, requests, randomness)
+        for index, (draft, verdict) in enumerate(zip(drafts, verdicts, strict=True)):
+            self.notes.append(
+                Noted(
+                    len(draft),
+                    draft.tree.depth,
+                    verdict.num_accepted,
+                    largest_probs(draft),
+                    self._survival(draft, rows, index),
+                )
+            )
+        return [verdict.truncate(1) for verdict in verdicts]
+
+    def _survival(self, draft: Draft, rows: TargetRows, index: int) -> tuple[float, ...]:
+        greedy = rows.requests[index].params.greedy
+        if greedy or not len(draft) or not isinstance(self.rule, DecisionRule):
+            return ()
+        probs, failed = rows.unchecked(index)
+        if failed.any():
+            return ()
+        return survival(self.rule.decide(draft, probs), draft)
+
+
+def largest_probs(draft: Draft) -> tuple[float, ...]:
+    """The largest probability in the row that each token was drawn from; none for point masses."""
+    if draft.probs is None:
+        return ()
+    values = draft.probs.values if isinstance(draft.probs, SparseProbs) else draft.probs
+    return tuple(values.amax(-1).tolist())
+
+
+def survival(decision: Decision, draft: Draft) -> tuple[float, ...]:
+    """The probability that at least 1, 2, … tokens of a draft are accepted."""
+    accept = decision.accept.tolist()
+    mass, ends = {decision.start: 1.0}, [0.0] * (draft.tree.depth + 1)
+    while mass:
+        at, share = mass.popitem()
+        if at < 0:
+            node = ~at - 1
+            ends[draft.tree.depths[node] + 1 if node >= 0 else 0] += share
+            continue
+        for way, chance in ((decision.on_accept, accept[at]), (decision.on_reject, 1 - accept[at])):
+            mass[way[at]] = mass.get(way[at], 0.0) + share * chance
+    return tuple(sum(ends[count:]) for count in range(1, len(ends)))
+
+
+class Steered:
+    """A drafter of point masses that is steered while it is recorded and timed.
+
+    Args:
+        drafter: that drafts.
+
+    Attributes:
+        fills: fill its short drafts up to the planned length, so that every length is timed.
+        accepted: tokens that would be accepted of its last draft; where given, it only observes the
+            rounds that it would have had with drafts of the longest length: some drafters learn from
+            rejected tokens, too.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.fills = drafter, False
+        self.accepted: Callable[[], int] | None = None
+        self._skips = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
+
+    def propose(
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        drafts = self.drafter.propose(requests, plans, randomness)
+        if not self.fills:
+            return drafts
+        rounds = zip(requests, plans, drafts, strict=True)
+        return [_filled(*one) for one in rounds]
+
+    def observe(
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
+        output: ForwardOutput,
+    ) -> None:
+        if self.accepted is None:
+            self._skips = 0
+        elif self._skips:
+            self._skips -= 1
+            return
+        else:
+            self._skips = self.accepted()
+        self.drafter.observe(requests, drafts, verdicts, output)
+
+
+def _filled(request: Request, plan: Plan, draft: Draft) -> Draft:
+    if not plan.is_chain or len(draft) >= plan.num_tokens:
+        return draft
+    usable = [token for token in request.token_ids if token not in request.stop_token_ids]
+    if not usable or (draft.token_ids and draft.token_ids[-1] in request.stop_token_ids):
+        return draft
+    filler = cycle(usable[-plan.num_tokens :])
+    more = [next(filler) for _ in range(plan.num_tokens - len(draft))]
+    return Draft.chain([*draft.token_ids, *more])

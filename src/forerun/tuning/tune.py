@@ -1,0 +1,235 @@
+"""Record every candidate on a sample of prompts, predict what each setting gains, run the best ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+from forerun.drafters import DRAFTERS
+from forerun.engine.pairs import KNOWN_DRAFTS, default_method
+from forerun.errors import ConfigError, ForerunError
+from forerun.heads import HEADS
+from forerun.models.zoo import packaged_head
+from forerun.params import SamplingParams
+from forerun.progress import report
+from forerun.tuning.prediction import Prediction, predict, with_confirmed
+from forerun.tuning.records import Records
+from forerun.tuning.workbench import Candidate, Prompt, Workbench
+
+# Prompts that rounds are timed on, and how often each at most.
+TIMED_PROMPTS, MOST_TURNS = 6, 200
+# Settings of one candidate among those that are confirmed.
+MOST_OF_ONE = 2
+LOOKUPS = ("ngram", "suffix", "token_recycling")
+
+Load = Callable[[Candidate, int], Workbench]
+"""Loads a candidate for batches of a size."""
+Encode = Callable[[Workbench], Sequence[Prompt]]
+"""The sample as the model's tokens."""
+
+
+@dataclass
+class Tuning:
+    """What was found.
+
+    Args:
+        predictions: all of them, the best first; some with what was confirmed.
+        refused: candidates that do not fit, with the reason.
+        candidates: by name.
+    """
+
+    predictions: list[Prediction] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+
+    @property
+    def confirmed(self) -> list[Prediction]:
+        """The settings that were run, the best first."""
+        found = [one for one in self.predictions if one.confirmed is not None]
+        return sorted(found, key=lambda one: -(one.confirmed or 0.0))
+
+    def best(self, batch_size: int) -> Prediction:
+        """The best setting of a batch size: of those that were run, if any were."""
+        found = [one for one in self.predictions if one.batch_size == batch_size]
+        run = [one for one in found if one.confirmed is not None]
+        return max(run or found, key=lambda one: one.best_known)
+
+
+def default_candidates(
+    model: str, longest: int, methods: Sequence[str] = (), draft_model: str | None = None
+) -> list[Candidate]:
+    """The drafters that fit a model: lookups, its known draft model, the heads that come with it.
+
+    Args:
+        model: as the user named it.
+        longest: tokens of a draft at most.
+        methods: those to try instead.
+        draft_model: the draft model or head, for the methods that take one.
+    """
+    if methods:
+        taking = {"draft_model", "cascade", *HEADS}
+        return [Candidate(m, draft_model if m in taking else None, longest) for m in methods]
+    found = [Candidate(method, None, longest) for method in LOOKUPS]
+    if draft_model is not None:
+        return [*found, Candidate(default_method(draft_model, model), draft_model, longest)]
+    if model.rstrip("/") in KNOWN_DRAFTS:
+        found.append(Candidate("draft_model", None, longest))
+    heads = [kind for kind in HEADS if packaged_head(model, kind) is not None]
+    return found + [Candidate(kind, None, longest) for kind in sorted(heads)]
+
+
+def variants(
+    candidates: Sequence[Candidate], draft_dtypes: Sequence[str], trees: Sequence[int]
+) -> list[Candidate]:
+    """The candidates, those with a draft model in several precisions, and those that can with trees."""
+    found: list[Candidate] = []
+    for one in candidates:
+        by_dtype = [one]
+        if draft_dtypes and DRAFTERS.find(one.method).needs_draft_model:
+            by_dtype = [replace(one, options=(("draft_dtype", dtype),)) for dtype in draft_dtypes]
+        found += by_dtype
+        if DRAFTERS.find(one.method).takes_trees:
+            found += [replace(v, tree_nodes=nodes) for v in by_dtype for nodes in trees]
+    return found
+
+
+def tune(
+    load: Load,
+    encode: Encode,
+    candidates: Sequence[Candidate],
+    params: SamplingParams,
+    records: Records,
+    *,
+    batch_sizes: Sequence[int] = (1,),
+    confirm: int = 3,
+    seconds: float = 6.0,
+    must_fit: bool = False,
+) -> Tuning:
+    """Record, predict, confirm. What `records` holds already is not measured again.
+
+    Args:
+        load, encode: the model and the sample.
+        candidates: to try.
+        params: of all requests.
+        records: grows.
+        batch_sizes: to predict for.
+        confirm: settings to run, the best predicted of each batch size.
+        seconds: of timing a candidate at a batch size, and of confirming a setting.
+        must_fit: whether a candidate that does not fit is an error.
+
+    Raises:
+        ForerunError: where no candidate fits.
+    """
+    tuning = Tuning()
+    for number, candidate in enumerate(candidates):
+        report("recording", number, len(candidates))
+        try:
+            bench = load(candidate, max(batch_sizes))
+        except ForerunError as error:
+            if must_fit:
+                raise
+            tuning.refused[candidate.name] = str(error)
+            continue
+        prompts = encode(bench)
+        measure(bench, prompts, params, records, batch_sizes, seconds)
+        tuning.candidates[candidate.name] = candidate
+    report("recording", len(candidates), len(candidates))
+    if not tuning.candidates:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in tuning.refused.items())
+        raise ConfigError(f"no candidate fits ({reasons})")
+    made = list(tuning.candidates.values())
+    predictions = predict(records, made, batch_sizes)
+    chosen = [one for size in batch_sizes for one in best_few(predictions, size, confirm)]
+    for number, one in enumerate(chosen):
+        report("confirming", number, len(chosen))
+        if with_confirmed(one, records).confirmed is None:
+            bench = load(tuning.candidates[one.candidate], one.batch_size)
+            run_setting(bench, encode(bench), params, records, one, seconds)
+    report("confirming", len(chosen), len(chosen))
+    found = [with_confirmed(one, records) for one in predictions]
+    tuning.predictions = sorted(found, key=lambda one: -one.speedup)
+    return tuning
+
+
+def measure(
+    bench: Workbench,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    records: Records,
+    batch_sizes: Sequence[int],
+    seconds: float,
+) -> None:
+    """Record a candidate on all prompts and time its rounds on some, where that was not done."""
+    name = bench.candidate.name
+    missing = [p for p in prompts if (name, p.prompt_id) not in records.outputs]
+    if missing:
+        bench.warm_up(missing[0], params)
+    for number, prompt in enumerate(missing):
+        report(name, number, len(missing))
+        records.add(bench.record(prompt, params))
+    report(name, len(missing), len(missing))
+    step = max(1, len(prompts) // TIMED_PROMPTS)
+    for batch_size in batch_sizes:
+        done = [key for key in records.timings if key[0] == name and key[2] == batch_size]
+        if not done:
+            if not missing:
+                bench.warm_up(prompts[0], params)
+            _time(bench, prompts[::step][:TIMED_PROMPTS], params, records, batch_size, seconds)
+
+
+def _time(
+    bench: Workbench,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    records: Records,
+    batch_size: int,
+    seconds: float,
+) -> None:
+    """Time the prompts in turns, for so many seconds, each once at least."""
+    started, found = perf_counter(), []
+    for turn in range(MOST_TURNS):
+        for prompt in prompts:
+            found.append(bench.time(prompt, params, batch_size, turn))
+        spent = perf_counter() - started
+        report(f"{bench.candidate.name}, times", min(int(spent), int(seconds)), int(seconds) + 1)
+        if spent >= seconds:
+            break
+    # At once: half of them would be taken for all of them.
+    records.add(*found)
+
+
+def run_setting(
+    bench: Workbench,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    records: Records,
+    setting: Prediction,
+    seconds: float,
+) -> None:
+    """Run a setting beside plain decoding on all prompts, again as long as there is time."""
+    size = setting.batch_size
+    groups: list[Any] = [prompts[at : at + size] for at in range(0, len(prompts), size)]
+    bench.warm_up(prompts[0], params)
+    started, found = perf_counter(), []
+    for turn in range(MOST_TURNS):
+        for group in groups:
+            found.append(bench.pair(group, params, setting.num_tokens, turn))
+        if perf_counter() - started >= seconds:
+            break
+    records.add(*found)
+
+
+def best_few(predictions: Sequence[Prediction], batch_size: int, count: int) -> list[Prediction]:
+    """The best predicted settings of a batch size, no more than two of the same candidate unless there
+    are no others."""
+    ranked = sorted(
+        (one for one in predictions if one.batch_size == batch_size), key=lambda one: -one.speedup
+    )
+    chosen: list[Prediction] = []
+    for one in ranked:
+        if sum(other.candidate == one.candidate for other in chosen) < MOST_OF_ONE:
+            chosen.append(one)
+    chosen += [one for one in ranked if one not in chosen]
+    return chosen[:count]

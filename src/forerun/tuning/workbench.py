@@ -1,0 +1,404 @@
+"""A candidate in an engine of its own: records its drafts, times its rounds, runs it in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from statistics import median
+from time import perf_counter
+from typing import Any, cast
+
+from forerun.contracts import Drafter, Policy
+from forerun.core import Drawing, Hints
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.engine.load import load
+from forerun.params import SamplingParams
+from forerun.tuning.records import Confirmed, Output, Round, Timing
+from forerun.tuning.steering import FirstToken, Noted, SetLength, Steered
+from forerun.verification import RULES, make_rule
+
+# Lengths that are timed in turns, as far as a candidate drafts; 0 is a plain round.
+LENGTHS = (4, 1, 0, 8, 2, 6, 3, 12, 5, 16, 24, 32, 64)
+# Rounds of each side that run in turn.
+CHUNK = 12
+# Of a prompt, to time prefill with, and how often.
+PREFILL_TOKENS, PREFILL_RUNS = 256, 3
+_NAMESPACES = count()
+Stages = tuple[float, float, float, float]
+"""Seconds of prefill, drafting, the target and verification."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A drafter that may be used.
+
+    Args:
+        method: its name.
+        model: the draft model or head; None for the known one, or none.
+        longest: tokens that are drafted along any path at most.
+        tree_nodes: of an automatic tree; None drafts chains.
+        options: of the method, by name.
+    """
+
+    method: str
+    model: str | None = None
+    longest: int = 8
+    tree_nodes: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Unique among candidates."""
+        own = [f"{name}={value}" for name, value in self.options]
+        tree = [] if self.tree_nodes is None else [f"tree of {self.tree_nodes}"]
+        model = [] if self.model is None else [str(self.model)]
+        extra = ", ".join([*model, *own, *tree])
+        return f"{self.method} ({extra})" if extra else self.method
+
+    @property
+    def config(self) -> SpeculativeConfig:
+        """For an engine."""
+        config = SpeculativeConfig(
+            method=self.method,
+            model=self.model,
+            num_speculative_tokens=self.longest,
+            policy="fixed",
+            options=dict(self.options),
+        )
+        if self.tree_nodes is None:
+            return config
+        return replace(config, tree="auto", num_tree_nodes=self.tree_nodes)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Those that it can be replayed at: a tree is not the beginning of a deeper one."""
+        if self.tree_nodes is not None:
+            return (self.longest,)
+        return tuple(sorted(n for n in {*LENGTHS, self.longest} if 0 < n <= self.longest))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of the sample, as token ids."""
+
+    prompt_id: str
+    category: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Seconds and tokens of a step of an engine, and the round if all requests took part."""
+
+    seconds: float
+    tokens: int
+    round: Round | None
+
+
+class Workbench:
+    """An engine whose policy is told its lengths.
+
+    Args:
+        engine: with a drafter.
+        policy: the engine's.
+        candidate: what drafts.
+    """
+
+    def __init__(self, engine: Engine, policy: SetLength, candidate: Candidate) -> None:
+        self.engine, self.policy, self.candidate = engine, policy, candidate
+        assert engine.drafter is not None, "a candidate drafts"
+        self.drafter: Drafter = engine.drafter
+        self._steered: Steered | None = None
+        if _is_lookup(self.drafter) and candidate.tree_nodes is None:
+            # Lookups often find little: the lengths between are timed all the same.
+            self._steered = Steered(self.drafter)
+            self.drafter = cast(Drafter, self._steered)
+            self.engine = _like(engine, self.drafter, policy)
+        self.plain = _like(engine)
+        """Decodes plainly: the same target with a cache of its own."""
+
+    @classmethod
+    def load(cls, model: Any, candidate: Candidate, **options: Any) -> Workbench:
+        """Load a model with a candidate.
+
+        Raises:
+            ForerunError: as `forerun.load` does.
+        """
+        policy = SetLength()
+        config = candidate.config
+        return cls(load(model, config, policy=policy, **options), policy, candidate)
+
+    def record(self, prompt: Prompt, params: SamplingParams) -> Output:
+        """One output, with what would be accepted at each of its positions."""
+        noted: list[Noted] = []
+        confidences: list[float] = []
+        seconds: list[tuple[float, float, float]] = []
+        self.policy.lengths, self.policy.asks = (self.candidate.longest,), self.drafter
+        with self._one_token_a_round() as rules:
+            [number] = self._add(self.engine, [prompt], params)
+            if self._steered is not None:
+                self._steered.accepted = lambda: _last(rules).accepted
+            before = _stages(self.engine)
+            while self.engine.has_work:
+                self.engine.step()
+                after = _stages(self.engine)
+                _, *stages = _differences(before, after)
+                noted.append(_last(rules))
+                for rule in rules:
+                    rule.notes.clear()
+                confidences += self.policy.confidences
+                seconds.append((stages[0], stages[1], stages[2]))
+                before = after
+            completion = self.engine.completion(number)
+        self.policy.asks = None
+        if self._steered is not None:
+            self._steered.accepted = None
+        if completion.error is not None:
+            raise completion.error
+        return Output(
+            candidate=self.candidate.name,
+            prompt_id=prompt.prompt_id,
+            category=prompt.category,
+            prompt_ids=prompt.token_ids,
+            token_ids=completion.token_ids,
+            max_tokens=params.max_tokens or 0,
+            nodes=tuple(note.nodes for note in noted),
+            depths=tuple(note.depth for note in noted),
+            accepted=tuple(note.accepted for note in noted),
+            confidences=tuple(confidences),
+            token_probs=_if_any([note.token_probs for note in noted]),
+            survival=_if_any([note.survival for note in noted]),
+            seconds=tuple(seconds),
+            prefill_seconds=completion.stats.prefill_seconds,
+        )
+
+    def time(
+        self, prompt: Prompt, params: SamplingParams, batch_size: int = 1, turn: int = 0
+    ) -> Timing:
+        """The rounds of one prompt with lengths in turns, beside plain ones."""
+        longest = self.candidate.longest
+        turns = tuple(n for n in LENGTHS if n <= longest)
+        self.policy.lengths = turns if self.candidate.tree_nodes is None else (longest, 0)
+        if self._steered is not None:
+            self._steered.fills = True
+        rounds: list[Round] = []
+        plain: list[tuple[float, float]] = []
+        beside = 0.0
+        for ours, theirs in self._in_turns([prompt] * batch_size, params):
+            now = [step.round for step in theirs if step.round is not None]
+            plain += [(one.context, one.target) for one in now]
+            beside = median(one.target for one in now) if now else beside
+            rounds += [replace(s.round, beside=beside) for s in ours if s.round is not None]
+        if self._steered is not None:
+            self._steered.fills = False
+        prefill, plain_prefill = self._time_prefill(prompt, params)
+        return Timing(
+            candidate=self.candidate.name,
+            prompt_id=prompt.prompt_id,
+            batch_size=batch_size,
+            prompt_tokens=min(len(prompt.token_ids), PREFILL_TOKENS),
+            rounds=tuple(rounds),
+            plain=tuple(plain),
+            prefill=prefill,
+            plain_prefill=plain_prefill,
+            turn=turn,
+        )
+
+    def pair(
+        self, prompts: Sequence[Prompt], params: SamplingParams, num_tokens: int, turn: int = 0
+    ) -> Confirmed:
+        """Some prompts side by side at a fixed length, and plainly, a few rounds of each in turns."""
+        self.policy.lengths = (num_tokens,)
+        seconds, tokens = [0.0, 0.0], [0, 0]
+        for steps in self._in_turns(prompts, params):
+            for side in (0, 1):
+                seconds[side] += sum(step.seconds for step in steps[side])
+                tokens[side] += sum(step.tokens for step in steps[side])
+        categories = {prompt.category for prompt in prompts}
+        return Confirmed(
+            candidate=self.candidate.name,
+            num_tokens=num_tokens,
+            batch_size=len(prompts),
+            prompt_id=prompts[0].prompt_id,
+            category=categories.pop() if len(categories) == 1 else "",
+            turn=turn,
+            seconds=seconds[0],
+            tokens=tokens[0],
+            plain_seconds=seconds[1],
+            plain_tokens=tokens[1],
+        )
+
+    def warm_up(self, prompt: Prompt, params: SamplingParams) -> None:
+        """A short pair that is not counted."""
+        self.pair([prompt], replace(params, max_tokens=16), self.candidate.longest)
+
+    def _in_turns(
+        self, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> Iterator[tuple[list[_Step], list[_Step]]]:
+        """A few rounds of both sides in turns: what slows the machine down for a while slows both."""
+        ours = self._speculative(prompts, params)
+        theirs = self._plain(prompts, params)
+        while True:
+            steps = list(islice(ours, CHUNK)), list(islice(theirs, CHUNK))
+            if not steps[0] and not steps[1]:
+                return
+            yield steps
+
+    def _speculative(self, prompts: Sequence[Prompt], params: SamplingParams) -> Iterator[_Step]:
+        numbers = self._add(self.engine, prompts, params)
+        policy, first = self.policy, True
+        while self.engine.has_work:
+            before, started = _stages(self.engine), perf_counter()
+            events = self.engine.step()
+            spent = perf_counter() - started
+            prefill, draft, target, verify = _differences(before, _stages(self.engine))
+            drafted = policy.planned > 0
+            one = None
+            if policy.batch_size == len(prompts):
+                one = Round(
+                    policy.batch_size,
+                    policy.nodes,
+                    drafted,
+                    first and drafted,
+                    policy.context,
+                    draft,
+                    target,
+                    verify,
+                    max(spent - prefill - draft - target - verify, 0.0),
+                )
+            first = first and not drafted
+            yield _Step(spent, len(events), one)
+        _finish(self.engine, numbers)
+
+    def _plain(self, prompts: Sequence[Prompt], params: SamplingParams) -> Iterator[_Step]:
+        """By the plain loop or, of a batch, in rounds without drafts; all of a round is the target's."""
+        engine, context = self.plain, sum(len(p.token_ids) for p in prompts) / len(prompts)
+        if len(prompts) == 1:
+            _empty(engine)
+            stream = engine.stream_plain(prompts[0].token_ids, params)
+            started = perf_counter()
+            for at, _ in enumerate(stream):
+                spent = perf_counter() - started
+                seconds = spent - (0.0 if at else stream.completion.stats.prefill_seconds)
+                yield _Step(spent, 1, _plain_round(1, context + at, seconds))
+                started = perf_counter()
+            return
+        numbers = self._add(engine, prompts, params)
+        for at in count():
+            before, started = engine.stats.prefill_seconds, perf_counter()
+            events = engine.step()
+            spent = perf_counter() - started
+            seconds = spent - (engine.stats.prefill_seconds - before)
+            whole = len(events) == len(prompts)
+            one = _plain_round(len(prompts), context + at, seconds) if whole else None
+            yield _Step(spent, len(events), one)
+            if not engine.has_work:
+                break
+        _finish(engine, numbers)
+
+    def _time_prefill(self, prompt: Prompt, params: SamplingParams) -> tuple[float, float]:
+        """The least seconds of both sides for the beginning of a prompt."""
+        short = replace(prompt, token_ids=prompt.token_ids[:PREFILL_TOKENS])
+        one = replace(params, max_tokens=1)
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for _ in range(PREFILL_RUNS):
+            for side, engine in zip(seconds, (self.engine, self.plain), strict=True):
+                before = engine.stats.prefill_seconds
+                numbers = self._add(engine, [short], one)
+                while engine.has_work:
+                    engine.step()
+                side.append(engine.stats.prefill_seconds - before)
+                _finish(engine, numbers)
+        return min(seconds[0]), min(seconds[1])
+
+    def _add(self, engine: Engine, prompts: Sequence[Prompt], params: SamplingParams) -> list[int]:
+        _empty(engine)
+        return [
+            engine.add(prompt.token_ids, _own(params, index), hints=_fresh_hints())
+            for index, prompt in enumerate(prompts)
+        ]
+
+    @contextmanager
+    def _one_token_a_round(self) -> Iterator[list[FirstToken]]:
+        rules = {name: FirstToken(make_rule(name)) for name in RULES.names()}
+        self.engine.rules.update(rules)
+        try:
+            yield list(rules.values())
+        finally:
+            for name in rules:
+                del self.engine.rules[name]
+
+
+def _like(engine: Engine, drafter: Drafter | None = None, policy: Policy | None = None) -> Engine:
+    """Another engine of the same target."""
+    return Engine(
+        engine.target,
+        drafter,
+        engine.config if drafter is not None else None,
+        policy=policy,
+        tokenizer=engine.tokenizer,
+        eos_token_ids=engine.eos_token_ids,
+        max_batch_size=engine.max_batch_size,
+        max_context=engine.max_context,
+        sampling_defaults=engine.sampling_defaults,
+    )
+
+
+def _is_lookup(drafter: Any) -> bool:
+    """Whether a drafter takes its tokens from a text: such drafts may be filled up with any others."""
+    return drafter.drawings == {Drawing.GREEDY} and not (
+        drafter.needs_draft_model or drafter.head or drafter.hidden_layers or drafter.shared_layers
+    )
+
+
+def _empty(engine: Engine) -> None:
+    """Caches, the drafter's too: what an earlier run has left would spare this one its prefill."""
+    with engine.idle_cache():
+        pass
+
+
+def _finish(engine: Engine, numbers: Sequence[int]) -> None:
+    """Take the results out.
+
+    Raises:
+        Exception: that ended a request.
+    """
+    for number in numbers:
+        error = engine.completion(number).error
+        if error is not None:
+            raise error
+
+
+def _plain_round(batch_size: int, context: float, seconds: float) -> Round:
+    return Round(batch_size, 0.0, False, False, context, 0.0, seconds, 0.0, 0.0)
+
+
+def _stages(engine: Engine) -> Stages:
+    stats = engine.stats
+    return stats.prefill_seconds, stats.draft_seconds, stats.target_seconds, stats.verify_seconds
+
+
+def _differences(before: Stages, after: Stages) -> Stages:
+    return after[0] - before[0], after[1] - before[1], after[2] - before[2], after[3] - before[3]
+
+
+def _last(rules: Sequence[FirstToken]) -> Noted:
+    """What the rule of this round noted; of a round that failed, nothing."""
+    return next((rule.notes[-1] for rule in rules if rule.notes), Noted(0, 0, 0, (), ()))
+
+
+def _own(params: SamplingParams, index: int) -> SamplingParams:
+    """Requests side by side differ in their seeds, where they have any."""
+    return params if params.seed is None else replace(params, seed=params.seed + index)
+
+
+def _fresh_hints() -> Hints:
+    """A namespace that no run has used: a drafter remembers nothing of the last run."""
+    return Hints(namespace=f"tune {next(_NAMESPACES)}")
+
+
+def _if_any(values: Sequence[tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:
+    return tuple(values) if any(values) else ()

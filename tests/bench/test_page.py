@@ -1,0 +1,99 @@
+"""The page and the tables: whole, self-contained, and true to the rows."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+from forerun.bench.page import page
+from forerun.bench.report import Report
+from forerun.bench.rows import Row
+from forerun.bench.tables import markdown, tables
+from tests.helpers.bench_rows import failed_row, made_row
+
+NAME = 'draft_model <x>&"y", 3 tokens'
+
+
+def report(rows: list[Row]) -> Report:
+    return Report("a <b> model", "forerun bench -m 'a <b>'", {"machine": "c & d"}, rows)
+
+
+def full() -> list[Row]:
+    rows = [
+        made_row(name, n, value, category=category, temperature=t, batch=batch)
+        for name, value in ((NAME, 1.4), ("suffix, 6 tokens", 0.9), ("default", 1.1))
+        for category in ("code", "qa")
+        for n in range(6)
+        for t in (0.0, 1.0)
+        for batch in (1, 2)
+    ]
+    return [*rows, failed_row("suffix, 6 tokens", 77, "it <broke>")]
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+        if (
+            tag not in ("meta", "line", "circle", "rect", "polyline")
+            or not self.get_starttag_text()
+        ) or (tag in ("rect",) and not (self.get_starttag_text() or "").endswith("/>")):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_loads_nothing() -> None:
+    text = page(report(full()))
+    tags = _Tags()
+    tags.feed(text)
+    assert tags.open == []
+    names = {name for name, _ in tags.attributes}
+    assert not names & {"src", "href", "srcset", "onload"}
+    assert "<script" not in text
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "http" not in text
+    assert "<b>" not in text.replace("<b>", "", text.count("<b>") - 1) or "a <b> model" not in text
+    for chart in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        root = ElementTree.fromstring(chart)
+        width, height = map(float, root.attrib["viewBox"].split()[2:])
+        for node in root.iter():
+            for key in ("x", "x1", "x2", "cx"):
+                assert -1 <= float(node.attrib.get(key, 0)) <= width
+            for key in ("y", "y1", "y2", "cy"):
+                assert -1 <= float(node.attrib.get(key, 0)) <= height
+    assert text.count("<svg") == 4 * 6
+
+
+def test_the_page_says_the_verdict_first() -> None:
+    made = report(full())
+    text = page(made)
+    assert text.index("use draft_model") < text.index("<svg")
+    assert "it &lt;broke&gt;" in text
+
+
+def test_a_page_of_little() -> None:
+    for rows in ([made_row("a, 3 tokens", 1, 1.0)], full()[:1]):
+        assert "too few prompts" in page(report(rows))
+
+
+def test_tables_hold_every_setting() -> None:
+    made = report(full())
+    for table in tables(made):
+        assert {row[0] for row in table.rows} == {NAME, "suffix, 6 tokens", "default"}
+        assert all(len(row) == len(table.header) for row in table.rows)
+    text = markdown(made)
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+    assert widths == {10, 4}
+    assert "1.40 x (1.40–1.40)" in text
+    assert "gaps: suffix, 6 tokens" in text

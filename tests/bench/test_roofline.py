@@ -1,0 +1,378 @@
+"""The roofline counts, places and pairs correctly, whatever the times."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import GPT2Config, MambaConfig, MixtralConfig
+
+from forerun import _native
+from forerun.bench import shapes
+from forerun.bench.forwards import Forwards
+from forerun.bench.machine import Machine
+from forerun.bench.roofline.local import Models, measure
+from forerun.bench.roofline.measured import Timed, limits_of, time_forwards
+from forerun.bench.roofline.predicted import predict, shape_named
+from forerun.bench.roofline.report import report_of, roof
+from forerun.bench.roofline.request import Request
+from forerun.bench.roofline.result import Roofline
+from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Row, Subject, Turn, free_tokens
+from forerun.bench.shapes import SHAPES, RandomSource, build
+from forerun.bench.traffic import (
+    forward_bytes,
+    multiply_adds,
+    shape_of,
+    traffic_of,
+    weight_bytes,
+)
+from forerun.core import CostTable
+from forerun.errors import CheckpointError, ConfigError, UnknownNameError
+from forerun.models.architecture import read_architecture
+from forerun.models.placement import Placement
+from forerun.simulation import hardware
+from forerun.simulation.devices import DEVICES, device_called
+from forerun.simulation.plot import figure_of
+from forerun.simulation.roofline import Limits, RooflineCosts, Traffic
+from forerun.simulation.shapes import SHAPES as PUBLISHED
+from tests.helpers.forwards import run
+from tests.helpers.gguf_files import write_model
+
+pytestmark = [
+    pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels"),
+    pytest.mark.usefixtures("tiny_shapes"),
+]
+LIMITS = Limits(bandwidth=1e9, peak=1e11)
+SMALL = Request("tiny", draft_model="tiny-tied", tokens=(4,), contexts=(16, 64), rounds=2)
+
+
+def test_bytes_of_a_forward() -> None:
+    """All numbers by hand: every size is a multiple of the kernels' blocks."""
+    layer = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128
+    parameters = 2 * layer + 96 * 64
+    for name in ("tiny", "tiny-tied"):
+        bf16, int8 = build(name, "bf16"), build(name, "int8")
+        assert traffic_of(bf16).shape.active_parameters == parameters
+        assert weight_bytes(bf16) == 2 * parameters
+        # One scale of two bytes for each 64 columns; 64 columns fill half of a line of scales.
+        assert parameters * (1 + 2 / 64) <= weight_bytes(int8) <= parameters * (1 + 4 / 64)
+        cache = 2 * 2 * 2 * 16 * 2
+        # The mean of what three tokens see behind ten others.
+        assert forward_bytes(bf16, 3, 10) == pytest.approx(2 * parameters + 12 * cache)
+    assert weight_bytes(build("tiny", "fp32")) == 4 * parameters
+    untied, tied = build("tiny", "bf16"), build("tiny-tied", "bf16")
+    assert untied.weight_bytes - tied.weight_bytes == 2 * 96 * 64
+
+
+def test_multiply_adds_of_a_forward() -> None:
+    model = build("tiny", "bf16")
+    matrices = traffic_of(model).shape.active_parameters
+    # Three tokens behind three others see 4, 5 and 6; keys and values are multiplied once each.
+    attention = 2 * 2 * 4 * 16 * (4 + 5 + 6)
+    assert multiply_adds(model, 3, 3) == 3 * matrices + attention
+    assert multiply_adds(model, 3, 3, head=False) == 3 * (matrices - 96 * 64) + attention
+
+
+def test_shapes_are_those_of_configs() -> None:
+    gpt2 = shape_of(GPT2Config(), "gpt2")
+    assert gpt2.parameters == pytest.approx(124.4e6, rel=0.01)
+    mixtral = shape_of(MixtralConfig(num_key_value_heads=8), "mixtral-8x7b")
+    assert replace(mixtral, name="mixtral-8x7b") == PUBLISHED["mixtral-8x7b"]
+    with pytest.raises(CheckpointError, match=r"mamba.*num_attention_heads"):
+        shape_of(MambaConfig(), "mamba")
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("draft-15m", 15.2), ("llama-110m", 134.1), ("llama-350m", 373.9), ("qwen3-0.6b", 596.0)],
+)
+def test_shapes_have_their_size(name: str, millions: float) -> None:
+    source = RandomSource(read_architecture(SHAPES[name].config()))
+    sizes = [math.prod(shape) for shape in source.shapes.values()]
+    assert sum(sizes) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_random_weights_are_the_same_in_parts() -> None:
+    source = RandomSource(read_architecture(SHAPES["llama-110m"].config()))
+    for key in ("model.norm.weight", "lm_head.weight"):
+        whole = source.read(key)
+        assert tuple(whole.shape) == source.shapes[key]
+        for start, stop in ((0, 1), (5, 700), (len(whole) - 3, len(whole))):
+            assert torch.equal(source.slice(key, 0, start, stop), whole[start:stop])
+    assert torch.equal(
+        source.slice("lm_head.weight", 1, 3, 9), source.read("lm_head.weight")[:, 3:9]
+    )
+
+
+@given(st.sampled_from(sorted(PUBLISHED)), st.floats(0.5, 4.0), st.integers(0, 65536))
+def test_predicted_rows_obey_the_roof(name: str, width: float, context: int) -> None:
+    """Decoding computes two FLOP for each weight that it reads, times rise with tokens, no forward is
+    above the roof, and memory bounds what is below the ridge."""
+    subject = Subject(TARGET, name, "bf16", Traffic(PUBLISHED[name], width, 2.0))
+    rows = [subject.row(n, context, LIMITS) for n in (1, 2, 8, 64, 512)]
+    layers, _ = subject.traffic.alone(1, context)
+    assert layers.intensity == pytest.approx(2 / width)
+    times = [row.predicted_seconds for row in rows]
+    assert times == sorted(times)
+    ratios = [row.predicted_ratio for row in rows]
+    assert ratios == pytest.approx([time / times[0] for time in times])
+    for row in rows:
+        roofed = min(LIMITS.peak, row.intensity * LIMITS.bandwidth)
+        assert row.flops / row.predicted_seconds <= roofed * (1 + 1e-9)
+        assert (row.bound == "memory") == (row.intensity < LIMITS.ridge_point)
+    assert LIMITS.ridge_point == LIMITS.peak / LIMITS.bandwidth
+
+
+def test_a_row_pairs_times_turn_by_turn() -> None:
+    """A turn at half the speed counts like any other."""
+    subject = Subject(TARGET, "tiny", "bf16", traffic_of(build("tiny", "bf16")))
+    turns = [
+        Turn({1: 1.0 * slow, 4: 1.5 * slow}, {4: 1.5}, Limits(1e9 / slow, 1e11 / slow))
+        for slow in (1, 2, 2)
+    ]
+    row = subject.row(4, 16, LIMITS, turns)
+    assert (row.seconds, row.best_seconds, row.ratio) == (3.0, 1.5, 1.5)
+    assert row.share_of_bandwidth == pytest.approx(row.bytes / 1.5 / 1e9)
+    assert row.share_of_peak == pytest.approx(row.flops / 1.5 / 1e11)
+    assert (row.time, row.rise) == (3.0, 1.5)
+    unmeasured = subject.row(4, 16, LIMITS)
+    assert (unmeasured.seconds, unmeasured.ratio) == (None, None)
+    assert unmeasured.time == unmeasured.predicted_seconds
+
+
+@pytest.mark.parametrize(
+    ("ratios", "most"),
+    [
+        ({1: 1.0, 2: 1.02, 4: 1.19, 8: 1.3}, 4),
+        ({1: 1.0, 2: 1.21, 4: 1.05, 8: 1.3}, 1),
+        ({1: 1.0, 2: 1.0, 8: FREE}, 8),
+    ],
+)
+def test_checking_is_free_until_it_is_not(ratios: dict[int, float], most: int) -> None:
+    subject = Subject(TARGET, "tiny", "bf16", traffic_of(build("tiny", "bf16")))
+    rows = [replace(subject.row(n, 16, LIMITS), ratio=ratio) for n, ratio in ratios.items()]
+    assert free_tokens(rows) == most
+
+
+def measured(**changes: Any) -> Roofline:
+    request = replace(SMALL, **changes)
+    return measure(request, Models.load(request, Placement(), threads=1))
+
+
+def test_measured_rows() -> None:
+    roofline = measured()
+    keys = [(row.role, row.context, row.n) for row in roofline.rows]
+    assert keys == [
+        *((TARGET, context, n) for context in (16, 64) for n in (1, 4)),
+        *((DRAFT, context, 1) for context in (16, 64)),
+    ]
+    for row in roofline.rows:
+        assert row.seconds is not None
+        assert row.best_seconds is not None
+        assert 0 < row.best_seconds <= row.seconds
+        assert row.n > 1 or row.ratio == 1
+        assert row.from_memory is False
+        assert row.predicted_seconds > 0
+    assert {row.precision for row in roofline.rows} == {"bf16", "int8"}
+    sizes = [read["bytes"] for read in roofline.facts["reads"]]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] <= roofline.facts["stream_bytes"] < 2 * sizes[-1]
+    assert list(roofline.reads)[-1] == "memory"
+    assert roofline.facts["stream_bytes"] >= 4 * roofline.facts["last_level_cache_bytes"]
+    assert roofline.in_cache is not None
+    assert roofline.in_cache.stays
+    assert roofline.prefill is not None
+    assert roofline.prefill.tokens == 512
+
+
+def test_the_result_is_json_and_its_costs_a_table() -> None:
+    result = report_of(measured(), {})
+    content = json.loads(json.dumps({**result.facts, "rows": result.rows}, allow_nan=False))
+    assert set(content["rows"][0]) == set(Row.__dataclass_fields__)
+    table = CostTable.from_rows(tuple(row) for row in content["costs"]["target"])
+    assert (table.num_tokens, table.batch_sizes, table.contexts) == ((1, 4), (1,), (16, 64))
+    one, four = content["rows"][2:4]
+    assert table.seconds(4, 1, 64) == one["seconds"] * four["ratio"]
+    limits = content["limits"]
+    assert limits["ridge_point"] == pytest.approx(
+        limits["peak_flops"] / limits["bandwidth_bytes_per_second"]
+    )
+
+
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
+def test_every_backend_is_timed(backend: str, tmp_path: Path) -> None:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    config = GPTNeoXConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        vocab_size=96, max_position_embeddings=256,
+    )  # fmt: skip
+    GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "neox")
+    models = ["tiny"] if backend == "kernels" else ["tiny", str(tmp_path / "neox")]
+    for name in models:
+        request = replace(SMALL, model=name, draft_model=None, contexts=(16,))
+        loaded = Models.load(request, Placement("fp32", "cpu", backend), threads=1)
+        roofline = measure(request, loaded)
+        shape = traffic_of(loaded.target).shape
+        values = shape.shared_parameters + 17 * shape.cache_values_per_token
+        assert roofline.rows[0].bytes == pytest.approx(4 * values)
+        assert roofline.in_cache is None
+
+
+def test_without_the_instruction_the_peak_is_what_a_prefill_reaches() -> None:
+    model, machine = build("tiny", "bf16"), Machine()
+    machine.multiply = lambda precision: None  # type: ignore[method-assign]
+    rows = time_forwards([Timed(TARGET, model, (1, 4))], (16,), 1, limits_of(machine))
+    assert 0 < rows[0].peak < math.inf
+
+
+def plan(**changes: Any) -> hardware.Request:
+    usual: dict[str, Any] = {
+        **dict.fromkeys(("bandwidth", "flops", "memory", "cost_ratio")),
+        "hardware": "h100",
+        "num_devices": 1,
+        "parallel_efficiency": 0.8,
+        "overhead": 0.0,
+        **dict.fromkeys(("target", "draft"), ""),
+        **dict.fromkeys(("dtype", "draft_dtype", "cache_dtype"), "auto"),
+        **dict.fromkeys(("acceptance", "lengths", "batch", "context"), (1,)),
+    }
+    return hardware.Request(**usual | changes)
+
+
+def test_hardware_that_is_not_at_hand() -> None:
+    """The rows are those of the cost model that `forerun simulate` plans with."""
+    request = Request("llama-3.1-8b", draft_model="1b", contexts=(2048, 1024))
+    roofline = predict(request, plan())
+    costs = RooflineCosts(PUBLISHED["llama-3.1-8b"], DEVICES["h100"])
+    for row in roofline.of(TARGET)[1024]:
+        expected = costs.seconds(row.n, 1, 1024 + (row.n + 1) // 2)
+        assert row.predicted_seconds == pytest.approx(float(expected))
+        assert row.seconds is None
+    assert roofline.limits.ridge_point == pytest.approx(989.4 / 3.35)
+    most = roofline.facts["free_tokens_of_all_requests"]
+    assert costs.seconds(most, 1, 0) <= FREE * costs.seconds(1, 1, 0)
+    assert costs.seconds(most + 1, 1, 0) > FREE * costs.seconds(1, 1, 0)
+    assert len(roofline.of(DRAFT)[1024]) == 1
+    assert not roofline.notes
+    large = predict(Request("llama-3.1-70b", contexts=(1024,)), plan())
+    assert "--num-devices" in large.notes[0]
+
+
+def test_models_by_their_config_alone(tmp_path: Path) -> None:
+    config = SHAPES["tiny"].config()
+    config.save_pretrained(tmp_path)
+    expected = traffic_of(build("tiny", "bf16")).shape
+    for name in (tmp_path, tmp_path / "config.json"):
+        assert replace(shape_named(str(name)), name="tiny") == expected
+    assert shape_named("70B").parameters == pytest.approx(70e9, rel=0.01)
+    with pytest.raises(UnknownNameError, match=r"'llama-3.1-8'.*llama-3.1-8b"):
+        shape_named("llama-3.1-8")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        shape_named(str(tmp_path / "none.json"))
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"broken\.json"):
+        shape_named(str(tmp_path / "broken.json"))
+
+
+def test_devices_by_the_names_of_their_drivers() -> None:
+    names = {
+        "NVIDIA H100 80GB HBM3": "h100",
+        "NVIDIA A100-SXM4-80GB": "a100",
+        "NVIDIA GeForce RTX 4090": "rtx-4090",
+        "NVIDIA L40S": "l40s",
+        "NVIDIA L4": "l4",
+        "AMD Instinct MI300X": "mi300x",
+    }
+    assert {name: device_called(name).name for name in names} == names
+    with pytest.raises(ConfigError, match=r"RTX 5070.*--bandwidth"):
+        device_called("NVIDIA GeForce RTX 5070")
+
+
+def test_the_plot_shows_every_forward_below_the_roof() -> None:
+    roofline = predict(Request("llama-3.1-8b", draft_model="1b", contexts=(128,)), plan())
+    chart = roof(roofline)
+    shown = [dot for dots in chart.dots.values() for dot in zip(dots.x, dots.y, strict=True)]
+    expected = [(row.intensity, row.flops / row.time) for row in roofline.rows]
+    assert np.allclose(shown, expected, rtol=1e-12)
+    figure = figure_of([chart])
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    texts = [text.get_text() for text in axes.texts]
+    assert any("ridge 295 FLOP/byte" in text for text in texts)
+    assert any("989 TFLOP/s" in text for text in texts)
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "decode",
+        "verify n tokens, at most 1.2 x",
+        "draft",
+    ]
+    inside = axes.get_window_extent()
+    assert all(
+        inside.contains(*text.get_window_extent().get_points().mean(axis=0)) for text in axes.texts
+    )
+
+
+def test_the_words_say_what_the_rows_do() -> None:
+    roofline = predict(Request("llama-3.1-8b", draft_model="1b", contexts=(128,)), plan())
+    answers = " ".join(report_of(roofline, {}).answers)
+    for words in ("memory bounds it", "ridge at 295", "up to 64 tokens", "of a plain one"):
+        assert words in answers
+    dear = [replace(row, ratio=1.0 if row.n == 1 else 2.0) for row in roofline.rows]
+    answers = " ".join(report_of(replace(roofline, rows=dear), {}).answers)
+    assert "for no second token" in answers
+    assert "8 tokens cost 2.0 x" in answers
+
+
+@pytest.mark.parametrize("change", [{"rounds": 0}, {"tokens": (0,)}, {"contexts": (-1,)}])
+def test_bad_requests(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Request("tiny", **change)
+
+
+def test_bad_models() -> None:
+    with pytest.raises(UnknownNameError, match="llama-110m"):
+        build("llama-111m", "bf16")
+    longer = shapes.MAX_CONTEXT
+    with pytest.raises(ConfigError, match=r"tiny takes 8192 tokens.*--contexts"):
+        measured(contexts=(longer,))
+    assert str(longer) in measured(contexts=(16, longer)).notes[0]
+
+
+def test_a_filled_cache_is_read() -> None:
+    """Logits behind a filled cache are finite and differ from those without."""
+    model = build("tiny", "fp32")
+    timer = Forwards(model, 32, 4)
+    assert timer.once(4) > 0
+    assert timer.sample(2) > 0
+    assert timer.cache.length(0) == 32
+    filled = run(model, timer.cache, [[5]]).logits
+    empty = run(model, model.new_cache(1, 40), [[5]]).logits
+    assert filled.isfinite().all()
+    assert not torch.equal(filled, empty)
+    with pytest.raises(RuntimeError):
+        _native.kernels.fill_cache(timer.cache.native, 0, 10_000)  # type: ignore[attr-defined]
+
+
+def test_stored_weights_are_those_of_gguf_files(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path)
+    assert build(str(path), "stored").precision == "stored"
+    for name in ("zoo", "llama-110m"):
+        with pytest.raises(ConfigError, match=f"{name} is not quantized"):
+            build(name, "stored")
+
+
+def test_rows_are_flat() -> None:
+    row = Subject(TARGET, "tiny", "bf16", traffic_of(build("tiny", "bf16"))).row(1, 0, LIMITS)
+    assert not any(isinstance(value, dict | list) for value in asdict(row).values())

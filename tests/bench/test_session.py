@@ -1,0 +1,177 @@
+"""Sessions: pairs of the same work, gaps where something fails, nothing measured twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forerun.bench import runs
+from forerun.bench.contestants import Drafting, Measured
+from forerun.bench.rows import Row
+from forerun.bench.runs import Prompt, Timed, run_drafting, run_plain
+from forerun.bench.session import TRIES, Session, grouped
+from forerun.bench.settings import Setting
+from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.token_recycling import TokenRecyclingDrafter
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.params import SamplingParams
+from tests.matrix import DRAFT, TARGET
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=20)
+PROMPTS = [Prompt(str(n), "ab"[n % 2], (1, n)) for n in range(5)]
+ROWS = 3
+
+
+def drafting(method: str = "draft_model") -> Drafting:
+    config = SpeculativeConfig(method=method, num_speculative_tokens=3, policy="fixed")
+    if method == "draft_model":
+        drafter: Any = DraftModelDrafter(DRAFT, ROWS, DRAFT.max_context)
+    else:
+        drafter = TokenRecyclingDrafter(TARGET.vocab_size)
+    engine = Engine(TARGET, drafter, config, max_batch_size=ROWS, prefix_reuse=False)
+    return Drafting(Setting(method, config), engine)
+
+
+def session(*contestants: Any, **more: Any) -> Session:
+    plain = Engine(TARGET, max_batch_size=ROWS, prefix_reuse=False)
+    return Session(plain, contestants, PROMPTS, PARAMS, **more)
+
+
+class Failing(Drafting):
+    """Fails on its first prompts, as often as it is told."""
+
+    def __init__(self, times: int) -> None:
+        other = drafting()
+        super().__init__(replace(other.setting, method="failing"), other.engine)
+        self.left = times
+
+    def measure(self, prompts: Sequence[Prompt], params: SamplingParams, plain: Timed) -> Measured:
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("out of\norder")
+        return super().measure(prompts, params, plain)
+
+
+def test_both_sides_do_the_same_work() -> None:
+    rows = list(session(drafting(), temperatures=(0.0, 1.0), batches=(1, 3)).run())
+    assert all(row.error is None for row in rows)
+    # Of each prompt alone, and of three of them at once where a third one begins.
+    assert len(rows) == 2 * (5 + 2)
+    for row in rows:
+        assert row.side is not None
+        assert row.plain is not None
+        assert row.stats is not None
+        assert len(row.key.prompts) == row.key.batch
+        assert row.side.tokens == row.plain.tokens == 20 * row.key.batch
+        for side in (row.side, row.plain):
+            assert sum(side.bursts) == side.tokens
+            assert len(side.gaps) == len(side.bursts) - row.key.batch
+            assert sum(side.stages.values()) == pytest.approx(side.seconds, rel=0.2)
+        assert set(row.plain.bursts) == {1}
+        assert row.stats.num_emitted_tokens == row.side.tokens
+        greedy = row.key.temperature == 0
+        assert row.identical == (row.key.batch if greedy else None)
+
+
+def test_runs_are_measured_cold() -> None:
+    """What a drafter remembers of a prompt does not help later runs of it."""
+    contestant = drafting("token_recycling")
+    counts = [run_drafting(contestant.engine, PROMPTS[:1], PARAMS).stats for _ in range(3)]
+    assert len({(stats.num_drafts, stats.num_accepted_tokens) for stats in counts}) == 1
+    warm = [contestant.engine.generate([[1, 2]], PARAMS)[0].stats for _ in range(2)]
+    assert warm[1].num_draft_tokens > warm[0].num_draft_tokens, "or else this test could not fail"
+
+
+def test_a_failure_is_a_gap_and_no_end() -> None:
+    rows = list(session(drafting(), Failing(1)).run())
+    own = [row for row in rows if row.key.setting.startswith("failing")]
+    assert [row.error for row in own if row.error] == ["RuntimeError: out of order"]
+    assert len(own) == len(PROMPTS)
+    assert all(row.error is None for row in rows if row not in own)
+    always = [row.error or "" for row in session(Failing(99)).run()]
+    assert [error[:9] for error in always] == ["RuntimeEr", "RuntimeEr", *["not tried"] * 3]
+
+
+def test_an_earlier_session_goes_on() -> None:
+    rows = list(session(drafting(), Failing(1)).run())
+    done = {row.key: row for row in rows}
+    again = session(drafting(), Failing(0), done=done)
+    kept = again.usable()
+    assert len(kept) == len(rows) - 1
+    [missing] = again.run()
+    assert missing.error is None
+    assert not done[missing.key].side
+    changed = replace(PROMPTS[0], token_ids=(1, 2, 3))
+    other = session(drafting(), done=done)
+    other.prompts = [changed, *PROMPTS[1:]]
+    assert [row.key.prompts for row in other.run()] == [("0",)], "it is another prompt now"
+
+
+def test_time_ends_between_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10_000, 30))
+    monkeypatch.setattr("forerun.bench.session.monotonic", lambda: float(next(clock)))
+    short = session(drafting(), drafting("token_recycling"), minutes=2.0)
+    rows = list(short.run())
+    prompts = {row.key.prompts for row in rows}
+    assert 1 <= len(prompts) < len(PROMPTS)
+    assert len(rows) == 2 * len(prompts), "all settings on the same prompts"
+    assert "the time was over" in short.notes[0]
+
+
+class Clock:
+    """Jumps where it is told, and ticks otherwise."""
+
+    def __init__(self, jumps: Iterator[float]) -> None:
+        self.now, self.jumps = 0.0, jumps
+
+    def __call__(self) -> float:
+        self.now += 1e-3 + next(self.jumps)
+        return self.now
+
+
+@pytest.mark.parametrize(("jump", "word"), [(60.0, "a pause of 60.0 s"), (-60.0, "backwards")])
+def test_a_clock_that_jumps_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, jump: float, word: str
+) -> None:
+    def once() -> Iterator[float]:
+        for number in range(10**6):
+            yield jump if number == 9 else 0.0
+
+    plain = Engine(TARGET)
+    monkeypatch.setattr(runs, "perf_counter", Clock(once()))
+    assert word in (run_plain(plain, PROMPTS[:1], PARAMS).disturbed or "")
+    assert run_plain(plain, PROMPTS[:1], PARAMS).disturbed is None
+
+    def always() -> Iterator[float]:
+        for number in range(10**6):
+            yield jump if number % 15 == 9 else 0.0
+
+    monkeypatch.setattr(runs, "perf_counter", Clock(always()))
+    [row, *_] = session(drafting()).run()
+    assert row.error is not None
+    assert word.split()[0] in row.error
+
+
+def test_a_disturbed_pair_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["asleep"] * (TRIES - 1) + [None] * 99)
+    monkeypatch.setattr(Timed, "disturbed", property(lambda _: next(answers, None)))
+    assert all(row.error is None for row in session(drafting()).run())
+
+
+def test_groups_cover_every_prompt() -> None:
+    for size in (1, 2, 3, 7):
+        groups = [group for begin in grouped(PROMPTS, [size]) for group in begin]
+        assert all(len(group.prompts) == size for group in groups)
+        assert all(len({p.category for p in group.prompts}) == 1 for group in groups)
+        assert {p.prompt_id for g in groups for p in g.prompts} == {p.prompt_id for p in PROMPTS}
+
+
+def test_rows_survive_json() -> None:
+    import json
+
+    for row in session(drafting(), Failing(1), temperatures=(0.0, 1.0), batches=(1, 3)).run():
+        assert Row.from_dict(json.loads(row.as_json())) == row

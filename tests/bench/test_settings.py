@@ -1,0 +1,61 @@
+"""Methods, lengths, trees and policies, crossed: all that can be run, each with a name of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.bench.settings import DEFAULT, Axes, cross, likely_methods, method_of
+from forerun.errors import ConfigError, UnknownNameError
+
+
+def test_everything_is_crossed_with_everything() -> None:
+    axes = Axes(
+        [DEFAULT, "suffix", "ngram"], (2, 5), ("chain", "auto"), (4, 8), ("fixed", "adaptive")
+    )
+    settings = cross(axes, "zoo").settings
+    assert len(settings) == 1 + 2 * 2 * 3 * 2
+    assert len({setting.name for setting in settings}) == len(settings)
+    assert {method_of(setting.name) for setting in settings} == {DEFAULT, "suffix", "ngram"}
+    assert {setting.config.policy for setting in settings} == {"auto", "fixed", "adaptive"}
+    trees = {(s.config.tree, s.config.num_tree_nodes) for s in settings if s.config.tree}
+    assert trees == {("auto", 4), ("auto", 8)}
+
+
+def test_what_cannot_be_crossed_is_said() -> None:
+    crossed = cross(Axes(["layer_skip", "suffix"], (2,), ("auto",)), "zoo")
+    assert [setting.method for setting in crossed.settings] == ["suffix"]
+    assert "layer_skip drafts chains only" in crossed.notes[0]
+
+
+def test_options_go_to_the_methods_that_read_them() -> None:
+    axes = Axes(["suffix", "ngram"], options={"prompt_lookup_max": 3})
+    suffix, ngram = cross(axes, "zoo").settings
+    assert dict(suffix.config.options) == {}
+    assert dict(ngram.config.options) == {"prompt_lookup_max": 3}
+    drawn = cross(Axes(["suffix", "draft_model"], common={"draft_sample_method": "greedy"}), "zoo")
+    assert [s.config.draft_sample_method for s in drawn.settings] == ["auto", "greedy"]
+
+
+def test_models_go_to_the_methods_that_they_are_for() -> None:
+    axes = Axes(["suffix", "draft_model"], models=("one/draft", "two/draft"))
+    settings = cross(axes, "target").settings
+    assert [s.config.model for s in settings] == [None, "one/draft", "two/draft"]
+    assert len({s.name for s in settings}) == 3, "folders of one name are told apart"
+    assert likely_methods("target", ("one/draft",)) == (DEFAULT, "suffix", "ngram", "draft_model")
+    assert "draft_model" in likely_methods("zoo", ())
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        (Axes(["sufix"]), "suffix"),
+        (Axes(["suffix"], policies=("fast",)), "adaptive"),
+        (Axes(["suffix"], options={"prompt_lookup_max": 3}), "prompt_lookup_max"),
+        (Axes(["suffix"], models=("a-model",)), "no method of this run drafts with a-model"),
+        (Axes(["draft_model"]), "no draft model is known"),
+        (Axes(["suffix"], lengths=(0,)), "num_speculative_tokens"),
+    ],
+)
+def test_wrong_use_is_refused(axes: Axes, words: str) -> None:
+    with pytest.raises((ConfigError, UnknownNameError), match=words):
+        cross(axes, "somewhere/unknown")

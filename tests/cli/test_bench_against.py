@@ -1,0 +1,97 @@
+"""Other engines in the same run: those that are there take part, the others are named."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.bench import opponents
+from forerun.bench.contestants import Elsewhere
+from forerun.bench.opponents import LENGTHS, Invitation, invited
+from forerun.bench.peers.process import RemoteEngine
+from forerun.bench.runs import Prompt
+from forerun.errors import ConfigError
+from forerun.params import SamplingParams
+from tests.helpers.command_line import Cli
+
+PROMPTS = [Prompt(str(n), "a", (1, 2, 3 + n)) for n in range(2)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+class Made:
+    """A peer that takes less time the nearer its drafts are to four tokens."""
+
+    name, version, settings = "made", "1.0", {"draft": False, "precision": "none"}
+
+    def generate(
+        self, prompt_ids: list[int], num_tokens: int, num_speculative_tokens: int = 0
+    ) -> tuple[list[int], float]:
+        if num_tokens > 100:
+            raise SystemExit("no memory")
+        return [7] * num_tokens, num_tokens * (1.0 + abs(num_speculative_tokens - 4))
+
+
+def made(**options: Any) -> Made:
+    assert options["name"] == "made"
+    return Made()
+
+
+def remote() -> RemoteEngine:
+    root = str(Path(__file__).parents[2])
+    return RemoteEngine(
+        "made", name="made", maker="tests.cli.test_bench_against:made", paths=(root,)
+    )
+
+
+def test_a_peer_takes_part_plainly_and_at_its_best(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def load(_: Invitation, name: str) -> RemoteEngine:
+        if name != "made":
+            raise ConfigError(f"{name} is not installed.")
+        return remote()
+
+    monkeypatch.setattr(opponents, "_load", load)
+    invitation = Invitation(["absent", "made"], None, "bf16", 1, tmp_path)  # type: ignore[arg-type]
+    with invited(invitation, PROMPTS) as found:
+        assert [entry.name for entry in found.contestants] == ["made, plain", "made, lookup of 4"]
+        assert found.notes == ["without absent: absent is not installed"]
+        assert found.facts["made, plain"]["version"] == "1.0"
+        assert 4 in LENGTHS
+        process = found.contestants[0].peer._process
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_peer_that_crashes_says_its_last_words() -> None:
+    with remote() as engine:
+        entry = Elsewhere("made, plain", engine, 0)
+        assert entry.takes(GREEDY, 1)
+        assert not entry.takes(GREEDY, 2)
+        assert not entry.takes(SamplingParams(temperature=1.0), 1)
+        entry.warm_up(PROMPTS, GREEDY)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="no memory"):
+                engine.call("generate", prompt_ids=[1, 2], num_tokens=101)
+    with pytest.raises(ConfigError, match="cannot be run"):
+        RemoteEngine("made", python="/absent/python")
+
+
+@pytest.mark.slow
+def test_transformers_runs_beside(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"turns": ["def add(a, b):"]}) + "\n")
+    result = cli.run(
+        *("bench", "--model", cli.target, "--prompts", str(path), "--methods", "suffix"),
+        *("--lengths", "2", "--temperatures", "0", "--max-tokens", "4", "--ignore-eos", "--json"),
+        *("--dtype", "fp32", "--against", "transformers", "--peers-cache", str(tmp_path / "peers")),
+    )
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    cells = {cell["setting"]: cell for cell in content["cells"]}
+    assert cells["transformers, plain"]["identical"] == 1
+    assert len([name for name in cells if name.startswith("transformers, lookup of")]) == 1
+    assert any("beside transformers at its best" in text for text in content["sentences"])

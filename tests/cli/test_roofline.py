@@ -1,0 +1,148 @@
+"""`forerun roofline`: words, tables, the object of --json, the plot, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun import _native
+from tests.helpers.command_line import Cli, Write
+from tests.helpers.refusals import refused
+
+needs_kernels = pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels")
+FEW = ("--rounds", "1", "--threads", "1", "--tokens", "1,4", "--contexts", "16")
+PLAN = ("--hardware", "h100", "-m", "llama-3.1-70b", "--draft-model", "llama-3.1-8b")
+COMMON = {
+    *("schema_version", "versions", "hardware", "mode", "settings", "answers", "machine", "limits"),
+    *(
+        "reads_bytes_per_second",
+        "peaks_flops",
+        "free",
+        "draft_in_cache",
+        "prefill",
+        "costs",
+        "rows",
+    ),
+}
+MEASURED = {
+    *("caches", "reads", "last_level_cache_bytes", "stream_bytes", "multiply_adds_per_second"),
+    *("bandwidth_gigabytes_per_second", "best_bandwidth_gigabytes_per_second"),
+}
+PREDICTED = {"device", "weight_bytes", "fits", "free_tokens_of_all_requests"}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command asks for is forgotten afterwards, and a small cache takes no time to read."""
+    monkeypatch.setattr("forerun.models.cpu.threads._asked", [])
+    monkeypatch.setattr("forerun.bench.machine.last_level_cache", lambda: 1 << 21)
+
+
+def content(cli: Cli, *options: str) -> dict[str, Any]:
+    """The object of --json, which is all that stands on standard output."""
+    result = cli.run("roofline", *options, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@needs_kernels
+def test_object(cli: Cli) -> None:
+    found = content(cli, "-m", cli.target, "--draft-model", cli.draft, *FEW)
+    assert set(found) == COMMON | MEASURED
+    assert found["schema_version"] == 1
+    assert found["mode"] == "measured"
+    assert found["hardware"]["threads"] == 1
+    assert found["settings"]["tokens"] == [1, 4]
+    assert "hardware" not in found["settings"]
+    keys = [(row["role"], row["n"], row["context"]) for row in found["rows"]]
+    assert keys == [("target", 1, 16), ("target", 4, 16), ("draft", 1, 16)]
+    assert [row[:3] for row in found["costs"]["target"]] == [[1, 1, 16], [4, 1, 16]]
+    assert found["draft_in_cache"]["stays"]
+
+
+@needs_kernels
+def test_words_and_tables(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "roof.svg"
+    result = cli.run("roofline", "-m", cli.target, *FEW, "--plot", str(file))
+    assert result.exit_code == 0, result.output
+    words, _, tables = result.stdout.partition("\n\n")
+    for word in (
+        "FLOP a byte",
+        "Checking is as good as free",
+        "at a context of 16",
+        "last-level cache",
+    ):
+        assert word in words
+    for word in ("verify 4", "measured ms", "of reads", "working set"):
+        assert word in tables
+    assert b"<svg" in file.read_bytes()
+
+
+@needs_kernels
+def test_on_torch_too(cli: Cli) -> None:
+    found = content(cli, "-m", cli.target, "--backend", "torch", "--dtype", "fp32", *FEW)
+    assert {row["precision"] for row in found["rows"]} == {"fp32"}
+
+
+def test_hardware_that_is_not_at_hand(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "roof.png"
+    found = content(cli, *PLAN, "--num-devices", "4", "--plot", str(file))
+    assert file.read_bytes()[:4] == b"\x89PNG"
+    assert set(found) == COMMON | PREDICTED
+    assert found["mode"] == "predicted"
+    assert found["limits"]["ridge_point"] == pytest.approx(989.4 / 3.35)
+    assert found["fits"]
+    assert {row["seconds"] for row in found["rows"]} == {None}
+    own = content(cli, "--bandwidth", "3350", "--flops", "989.4", *PLAN[2:])
+    assert own["limits"]["ridge_point"] == pytest.approx(989.4 / 3.35)
+
+
+def test_a_config_alone(cli: Cli) -> None:
+    named = content(cli, "-m", f"{cli.target}/config.json", "--hardware", "a100", *FEW[4:])
+    whole = content(cli, "-m", cli.target, "--hardware", "a100", *FEW[4:])
+    for row, other in zip(named["rows"], whole["rows"], strict=True):
+        assert row | {"model": ""} == other | {"model": ""}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--tokens", "0"), ["--tokens", "[1, 512]"]),
+        (("--tokens", "some"), ["--tokens", "not an integer"]),
+        (("--contexts", "-1"), ["--contexts"]),
+        (("--rounds", "0"), ["rounds is 0", "[1, 10000]"]),
+        (("--modl", "zoo"), ["'--model'"]),
+        (("--model", "/no/such"), ["/no/such", "no directory"]),
+        (("--num-devices", "2"), ["--num-devices", "only used with --hardware"]),
+        (("--hardware", "h1000"), ["'h1000'", "Did you mean 'h100'?"]),
+        (("--bandwidth", "20"), ["--flops"]),
+        ((*PLAN, "--rounds", "3"), ["--rounds", "not used with --hardware"]),
+        ((*PLAN, "--backend", "torch"), ["--backend", "not used with --hardware"]),
+        ((*PLAN[:3], "llama-3.1-7"), ["'llama-3.1-7'", "llama-3.1-70b"]),
+        ((*PLAN, "--dtype", "fp7"), ["fp7"]),
+        (("--hardware", "a100", *PLAN[2:], "--dtype", "fp8"), ["a100", "fp8"]),
+        ((*PLAN, "--plot", "roof.gif"), ["roof.gif", ".png"]),
+        ((*PLAN, "--plot", "/no/such/roof.png"), ["--plot", "no directory /no/such"]),
+        (("--dtype", "int9"), ["int9"]),
+    ],
+)
+def test_wrong_use(cli: Cli, options: tuple[str, ...], words: list[str]) -> None:
+    refused(cli.run("roofline", *options), *words)
+
+
+def test_a_config_without_what_is_needed(cli: Cli, write: Write) -> None:
+    config = write("config.json", json.dumps({"model_type": "mamba", "num_hidden_layers": 2}))
+    refused(cli.run("roofline", "--hardware", "h100", "-m", config), "num_attention_heads")
+    broken = write("broken.json", "{")
+    refused(cli.run("roofline", "--hardware", "h100", "-m", broken), "broken.json")
+    refused(cli.run("roofline", "-m", broken), "broken.json", "directory")
+
+
+def test_without_the_kernels(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "AVAILABLE", False)
+    monkeypatch.setattr(_native, "REASON", "no compiler")
+    refused(cli.run("roofline", "-m", cli.target), "no compiler", "--hardware")

@@ -1,0 +1,110 @@
+"""Rounds of a policy in a world whose costs and acceptance are known, in simulated seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from forerun.contracts import Policy
+from forerun.core import Draft, Origin, Request, RoundTimes, Verdict
+from forerun.params import SamplingParams
+from forerun.testing import ToyModel
+
+VOCABULARY = 5
+
+
+@dataclass
+class SimulatedDrafter:
+    """Stands for a drafter where nothing is drafted in earnest.
+
+    Args:
+        name: of the method.
+        looks_up: whether its drafts are looked up.
+        rate: probability that a token is accepted, by its position in the output.
+        sure: its confidence, by the position.
+        token_seconds, fixed_seconds: of a draft.
+    """
+
+    name: str = "simulated"
+    looks_up: bool = False
+    rate: Callable[[int], float] = lambda position: 0.7
+    sure: Callable[[int], float] = lambda position: 1.0
+    token_seconds: float = 0.1
+    fixed_seconds: float = 0.0
+    waiting: int = 1
+    acceptance: tuple[tuple[float, ...], ...] | None = None
+    members: tuple[SimulatedDrafter, ...] = ()
+
+    def confidence(self, request: Request) -> float:
+        return self.sure(request.num_output_tokens)
+
+    def pending(self, request: Request) -> int:
+        return self.waiting
+
+
+@dataclass
+class World:
+    """Runs rounds.
+
+    Args:
+        drafter: or several, as members of one.
+        forward: seconds of a forward by all of its tokens.
+        seed: of what is accepted.
+    """
+
+    drafter: SimulatedDrafter
+    forward: Callable[[int], float] = lambda tokens: 1.0 + 0.05 * (tokens - 1)
+    seed: int = 0
+    drafted: int = field(default=0, init=False)
+
+    def run(self, policy: Policy, outputs: Sequence[int], batch_size: int = 1) -> float:
+        """The seconds of outputs of these lengths, `batch_size` at a time, all of one length."""
+        policy.attach(ToyModel(VOCABULARY), self.drafter, batch_size)  # type: ignore[arg-type]
+        chance, seconds = Random(self.seed), 0.0
+        for number, tokens in enumerate(outputs):
+            requests = [
+                Request(
+                    number * batch_size + index,
+                    [1] * 20,
+                    20,
+                    SamplingParams(max_tokens=tokens),
+                    seed=0,
+                )
+                for index in range(batch_size)
+            ]
+            running = requests
+            while running:
+                seconds += self._round(policy, running, chance)
+                left = [one for one in running if one.num_output_tokens < tokens]
+                for request in running:
+                    if request not in left:
+                        policy.release(request)
+                running = left
+        return seconds
+
+    def plain(self, outputs: Sequence[int], batch_size: int = 1) -> float:
+        """The same without a draft."""
+        return sum(outputs) * self.forward(batch_size)
+
+    def _round(self, policy: Policy, requests: Sequence[Request], chance: Random) -> float:
+        drafts, verdicts, drafting = [], [], 0.0
+        for request, plan in zip(requests, policy.plan(requests), strict=True):
+            most = request.params.max_tokens or 0
+            count = min(plan.num_tokens, most - request.num_output_tokens - 1)
+            member = self.drafter if plan.member is None else self.drafter.members[plan.member]
+            accepted = 0
+            rate = member.rate(request.num_output_tokens)
+            while accepted < count and chance.random() < rate:
+                accepted += 1
+            if count:
+                drafting = max(drafting, member.fixed_seconds + count * member.token_seconds)
+            drafts.append(Draft.chain([0] * count))
+            last = Origin.RECOVERED if count else Origin.PLAIN
+            origins = (*[Origin.ACCEPTED] * accepted, last)
+            verdicts.append(Verdict(tuple(range(accepted)), (0,) * (accepted + 1), origins))
+            request.extend(verdicts[-1].token_ids)
+        self.drafted += sum(map(len, drafts))
+        target = self.forward(len(requests) + sum(map(len, drafts)))
+        policy.observe(requests, drafts, verdicts, RoundTimes(drafting, target, 0.0))
+        return drafting + target

@@ -1,0 +1,250 @@
+"""Policy auto: what it may lose, how near it comes to the best length, and what it takes into account."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.core import CostTable, PlainReason, Request
+from forerun.params import SamplingParams
+from forerun.policies import cost_aware
+from forerun.policies.account import FIRST, LEAST
+from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
+from forerun.policies.costs import Curve, DraftTimes, LiveCosts
+from forerun.policies.fixed import FixedPolicy
+from forerun.policies.lengths import Offer, best_lengths
+from forerun.policies.memory import recall
+from forerun.policies.texts import Member
+from forerun.testing import ToyModel
+from tests.helpers.simulated_rounds import SimulatedDrafter, World
+
+LENGTHS = (1, 2, 3, 4, 6, 8, 12)
+OUTPUTS = [128] * 6
+
+
+@pytest.fixture(autouse=True)
+def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning takes no time in a simulated world."""
+    monkeypatch.setattr(cost_aware, "perf_counter", lambda: 0.0)
+
+
+def policy(world: World | None = None, batch_size: int = 1) -> CostAwarePolicy:
+    """One that knows the costs of forwards in a world, and nothing of drafts."""
+    made = CostAwarePolicy(None, CostAwareOptions(calibrate=False))
+    if world is not None:
+        rows = itertools.product((1, 2, 3, 4, 5, 6, 8, 10, 13, 17), {1, batch_size})
+        table = CostTable.from_rows((n, b, 0, world.forward(n * b)) for n, b in rows)
+        made.costs = LiveCosts(table)
+    return made
+
+
+def switching(good: float, bad: float, tokens: int = 100) -> Callable[[int], float]:
+    return lambda position: good if (position // tokens) % 2 == 0 else bad
+
+
+def rising(slope: float) -> Callable[[int], float]:
+    return lambda tokens: 1.0 + slope * (tokens - 1)
+
+
+HOSTILE = {
+    "nothing is accepted": World(SimulatedDrafter(rate=lambda _: 0.0)),
+    "and the draft is dear": World(SimulatedDrafter(rate=lambda _: 0.0, token_seconds=0.8)),
+    "too little is accepted": World(SimulatedDrafter(rate=lambda _: 0.3, token_seconds=0.3)),
+    "verification is dear": World(SimulatedDrafter(rate=lambda _: 0.6), forward=rising(0.9)),
+    "a confident liar": World(
+        SimulatedDrafter(looks_up=True, rate=lambda _: 0.05, token_seconds=0.0), forward=rising(0.3)
+    ),
+    "the text switches": World(SimulatedDrafter(rate=switching(0.8, 0.0)), forward=rising(0.3)),
+    "and begins badly": World(SimulatedDrafter(rate=switching(0.0, 0.8)), forward=rising(0.3)),
+    "it switches quickly": World(SimulatedDrafter(rate=switching(0.9, 0.0, 7))),
+}
+
+
+@pytest.mark.parametrize("informed", [True, False])
+@pytest.mark.parametrize("world", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("outputs", [[8] * 60, [600]])
+def test_it_loses_no_more_than_it_may(world: World, outputs: list[int], informed: bool) -> None:
+    made = policy(world if informed else None)
+    plain = world.plain(outputs)
+    # Beyond the share of all time: what the account holds at first, and one round below zero.
+    assert world.run(made, outputs) <= 1.02 * plain + FIRST - LEAST
+
+
+@pytest.mark.parametrize("batch_size", [4, 16])
+@pytest.mark.parametrize("slope", [0.02, 0.2])
+def test_batches_lose_no_more_either(batch_size: int, slope: float) -> None:
+    world = World(SimulatedDrafter(rate=lambda _: 0.2, token_seconds=0.2), forward=rising(slope))
+    plain = world.plain([200], batch_size)
+    seconds = world.run(policy(world, batch_size), [200], batch_size)
+    assert seconds <= 1.02 * plain + (FIRST - LEAST) * world.forward(batch_size)
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.25])
+@pytest.mark.parametrize("token_seconds", [0.02, 0.1, 0.25])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.5, 0.7, 0.85, 0.95])
+def test_it_comes_near_the_best_length(slope: float, token_seconds: float, rate: float) -> None:
+    """Over six outputs, of which the first teaches it all that it knows, and four seeds."""
+    shares = []
+    for seed in range(4):
+
+        def world(seed: int = seed) -> World:
+            drafter = SimulatedDrafter(rate=lambda _: rate, token_seconds=token_seconds)
+            return World(drafter, rising(slope), seed)
+
+        fixed = min(world().run(FixedPolicy(length), OUTPUTS) for length in LENGTHS)
+        best = min(fixed, world().plain(OUTPUTS))
+        shares.append(best / world().run(policy(world()), OUTPUTS))
+    assert sum(shares) / len(shares) >= 0.94
+
+
+def test_what_changes_within_a_text_is_followed() -> None:
+    """No fixed length does as well."""
+    world = World(SimulatedDrafter(rate=switching(0.9, 0.0)), forward=rising(0.1))
+    fixed = min(world.run(FixedPolicy(length), [800] * 2) for length in LENGTHS)
+    assert world.run(policy(world), [800] * 2) < 0.95 * min(fixed, world.plain([800] * 2))
+
+
+def test_confidence_is_believed_as_far_as_it_is_true() -> None:
+    """Two kinds of matches, of which one is hardly ever right: the policy finds out which."""
+    sure = switching(0.8, 0.3, 20)
+    drafter = SimulatedDrafter(
+        looks_up=True, rate=switching(0.05, 0.9, 20), sure=sure, token_seconds=0.0
+    )
+    world = World(drafter, rising(0.3))
+    fixed = min(world.run(FixedPolicy(length), [400] * 4) for length in LENGTHS)
+    assert world.run(policy(world), [400] * 4) < 0.9 * min(fixed, world.plain([400] * 4))
+
+
+def test_of_several_drafters_the_better_one_drafts() -> None:
+    good = SimulatedDrafter("good", rate=lambda _: 0.8, token_seconds=0.05)
+    bad = SimulatedDrafter("bad", rate=lambda _: 0.3, token_seconds=0.05)
+    world = World(SimulatedDrafter(members=(bad, good)), rising(0.1))
+    made = policy(world)
+    alone = World(good, rising(0.1))
+    assert world.run(made, OUTPUTS) < 1.1 * alone.run(policy(alone), OUTPUTS)
+    rounds = {name: outcome["rounds"] for name, outcome in made.decisions.as_dict().items()}
+    by_good = sum(count for name, count in rounds.items() if name.startswith("good"))
+    assert by_good > 0.8 * sum(rounds.values())
+
+
+def test_short_outputs_are_decoded_plainly_without_evidence() -> None:
+    world = World(SimulatedDrafter(rate=lambda _: 0.9))
+    world.run(policy(world), [8] * 4)
+    assert world.drafted == 0
+
+
+def test_a_prompt_is_not_run_through_the_draft_for_a_few_tokens() -> None:
+    """What is known to be accepted makes no difference: the draft would not pay its prompt back."""
+    drafter = SimulatedDrafter(rate=lambda _: 0.9, waiting=1)
+    world = World(drafter)
+    made = policy(world)
+    world.run(made, OUTPUTS)
+    drafter.waiting, world.drafted = 3000, 0
+    world.run(made, [10] * 5)
+    assert world.drafted == 0
+
+
+def test_what_was_learned_is_where_the_next_one_begins() -> None:
+    world = World(SimulatedDrafter(rate=lambda _: 0.9), rising(0.1))
+    first = policy(world)
+    world.run(first, OUTPUTS)
+    request = Request(0, [1] * 20, 20, SamplingParams(max_tokens=99), seed=0)
+    second = policy(world)
+    second.attach(ToyModel(5), world.drafter, 1)  # type: ignore[arg-type]
+    second.restore(first.learned)
+    assert second.plan([request])[0].num_tokens > 3
+
+
+def test_nothing_found_is_the_reason_given() -> None:
+    drafter = SimulatedDrafter(looks_up=True, sure=lambda _: 0.0)
+    made = policy(World(drafter))
+    made.attach(ToyModel(5), drafter, 1)  # type: ignore[arg-type]
+    request = Request(0, [1], 1, SamplingParams(max_tokens=99), seed=0)
+    assert made.plan([request])[0].reason is PlainReason.NOTHING_FOUND
+
+
+def test_decisions_are_logged_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(SimulatedDrafter(rate=lambda _: 0.9))
+    made = CostAwarePolicy(None, CostAwareOptions(calibrate=False, log_decisions=True))
+    with caplog.at_level(logging.INFO, "forerun.policies"):
+        world.run(made, [200])
+    assert "to see what is accepted" in caplog.text
+    assert "are expected to be accepted" in caplog.text
+    assert "simulated" in made.decisions.in_words()
+    assert made.decisions.saved_seconds > 0
+
+
+@given(
+    st.lists(st.lists(st.floats(0.05, 0.99), min_size=1, max_size=3), min_size=1, max_size=3),
+    st.floats(0.01, 0.6),
+)
+def test_the_lengths_of_a_batch_are_the_best_of_all(rates: list[list[float]], slope: float) -> None:
+    """Where drafts cost nothing: against all combinations of lengths."""
+    survivals = [list(itertools.accumulate(row, lambda a, b: a * b)) for row in rates]
+    size = len(rates)
+    table = CostTable.from_rows((n, size, 0, 1 + slope * (n * size - 1)) for n in (1, 4))
+    curve, member = Curve(table, size, 3, trust=9), Member(0, SimulatedDrafter())  # type: ignore[arg-type]
+    rate = size / curve.plain
+
+    def value(lengths: tuple[int, ...]) -> float:
+        tokens = sum(sum(row[:n]) for row, n in zip(survivals, lengths, strict=True))
+        return tokens - rate * (curve.at(sum(lengths)) - curve.plain)
+
+    offers = [Offer(member, row, 0, DraftTimes(0.0, 0.0)) for row in survivals]
+    found = best_lengths(offers, rate, curve, 1.0)
+    best = max(map(value, itertools.product(*(range(len(row) + 1) for row in survivals))))
+    if found is not None:
+        assert value(tuple(found.lengths)) == pytest.approx(best)
+    else:
+        # Gains within the noise are left alone.
+        assert best <= 0.02 * size or best <= 0.1 * rate * (curve.at(3 * size) - curve.plain)
+
+
+@given(st.lists(st.tuples(st.integers(1, 16), st.floats(0, 0.2)), min_size=1, max_size=30))
+def test_times_of_drafts_stay_within_what_was_seen(seen: list[tuple[int, float]]) -> None:
+    times = DraftTimes(0.01, 0.002)
+    for tokens, seconds in seen:
+        times.observe(tokens, seconds)
+        assert times.fixed >= 0
+        assert times.per_token >= 0
+    assert times(1) <= times(16) <= 16 * 0.2 + 0.2
+
+
+def test_costs_are_kept_and_measured_anew_where_the_file_is_of_no_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    target, world = ToyModel(5), World(SimulatedDrafter(rate=lambda _: 0.9))
+    made = CostAwarePolicy()
+    made.attach(target, world.drafter, 1)  # type: ignore[arg-type]
+    first = recall(target, world.drafter.name, 1)
+    first.hand_over(made)
+    first.note()
+    first.save()
+    (path,) = (tmp_path / "costs").iterdir()
+    assert recall(target, world.drafter.name, 1).table == first.table
+    for content in ("", "{}", '{"rows": [[1, 1, 0, -1]], "learned": {}}', "[" * 10_000):
+        path.write_text(content)
+        assert recall(target, world.drafter.name, 1).table.rows
+        assert "measured anew" in caplog.text
+        caplog.clear()
+
+
+def test_a_disk_that_takes_nothing_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "costs").write_text("a file where the folder should be")
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    made = CostAwarePolicy()
+    memory = recall(ToyModel(5), "simulated", 1)
+    memory.hand_over(made)
+    for _ in range(3):
+        memory.note()
+        memory.save()
+    assert caplog.text.count("cannot be kept") == 1

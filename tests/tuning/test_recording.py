@@ -1,0 +1,174 @@
+"""What is recorded of an output is what the engine would have done at each of its positions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from forerun.core import Batch, Draft, Hints, Tree
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.errors import ConfigError
+from forerun.params import SamplingParams
+from forerun.tuning.records import Output, Records
+from forerun.tuning.replay import Fixed, replay
+from forerun.tuning.steering import SetLength, survival
+from forerun.tuning.workbench import Candidate, Prompt, Workbench
+from forerun.verification import make_rule
+from forerun.verification.decision import DecisionRule
+from tests.helpers.recorded import costs, output
+from tests.matrix import DRAFTERS, ROWS, TARGET, DrafterCase
+
+PROMPTS = ((1, 2, 3, 1, 2, 3, 1), (5, 4, 5, 4, 7))
+LONGEST = 5
+# It learns from the tokens that were rejected, so that its drafts depend on the lengths before.
+LEARNS_FROM_REJECTED = "token_recycling"
+
+
+def workbench(case: DrafterCase) -> Workbench:
+    candidate = Candidate(
+        case.name, longest=LONGEST, tree_nodes=6 if "tree" in case.config else None
+    )
+    config = SpeculativeConfig.from_dict(
+        {
+            **case.config,
+            "num_speculative_tokens": LONGEST,
+            "policy": "fixed",
+            "draft_sample_method": case.draft_sample_method,
+        }
+    )
+    policy = SetLength()
+    engine = Engine(
+        TARGET, case.make(), config, policy=policy, eos_token_ids=[0], max_batch_size=ROWS
+    )
+    return Workbench(engine, policy, candidate)
+
+
+def engine_rounds(bench: Workbench, prompt: Prompt, params: SamplingParams, length: int) -> int:
+    bench.policy.lengths = (length,)
+    with bench.engine.idle_cache():
+        pass
+    hints = Hints(namespace=f"{prompt.prompt_id} {length}")
+    done = bench.engine.generate(list(prompt.token_ids), params, hints=hints)
+    return done.stats.num_target_forwards
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("case", DRAFTERS, ids=lambda case: case.name)
+def test_a_replayed_length_takes_the_rounds_that_the_engine_takes(
+    case: DrafterCase, seed: int | None
+) -> None:
+    """Every method, chains and trees, greedy and with a seed: exactly as many forwards, at any length."""
+    bench = workbench(case)
+    params = SamplingParams(temperature=0.0 if seed is None else 1.0, seed=seed, max_tokens=24)
+    whole = bench.candidate.tree_nodes is not None or "tree" in case.config
+    for number, ids in enumerate(PROMPTS):
+        prompt = Prompt(str(number), "made", ids)
+        recorded = bench.record(prompt, params)
+        plain = bench.plain.generate(list(ids), params)
+        assert recorded.token_ids == plain.token_ids
+        learns = case.name.startswith(LEARNS_FROM_REJECTED)
+        for length in (LONGEST,) if whole or learns else (1, 2, 3, LONGEST):
+            name = bench.candidate.name
+            replayed = replay([{name: recorded}], {name: costs()}, Fixed(name, length))
+            assert replayed.rounds == engine_rounds(bench, prompt, params, length), length
+            assert replayed.tokens == len(plain.token_ids)
+
+
+def test_the_text_of_a_recording_has_the_targets_distribution_whatever_is_drafted() -> None:
+    """Without a seed the first token of each verdict is emitted: over many runs as often as plainly."""
+    case = next(case for case in DRAFTERS if case.name == "draft_model")
+    bench = workbench(case)
+    bench.engine.use_seeds(iter(range(10**6)).__next__)
+    params = SamplingParams(max_tokens=2)
+    prompt = Prompt("0", "made", PROMPTS[0])
+    counts = torch.zeros(TARGET.vocab_size)
+    for _ in range(400):
+        counts[bench.record(prompt, params).token_ids[0]] += 1
+    cache = TARGET.new_cache(1, 32)
+
+    logits = TARGET.forward(Batch.after(cache, [0], [prompt.token_ids]), cache).logits
+    assert logits is not None
+    expected = logits[0, -1].float().softmax(-1)
+    assert float((counts / 400 - expected).abs().max()) < 0.1
+
+
+def test_what_would_be_accepted_is_as_probable_as_the_rule_says() -> None:
+    draft = Draft(
+        Tree.chain(2), (0, 1), torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0]], dtype=torch.float64)
+    )
+    target = torch.tensor(
+        [[0.25, 0.5, 0.25], [0.6, 0.4, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64
+    )
+    rule = make_rule("token")
+    assert isinstance(rule, DecisionRule)
+    assert survival(rule.decide(draft, target), draft) == pytest.approx((0.5, 0.5 * 0.5))
+
+
+def test_timed_rounds_cover_all_lengths_and_leave_the_drafter_as_it_was() -> None:
+    case = next(case for case in DRAFTERS if case.name == "ngram")
+    bench = workbench(case)
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    prompt = Prompt("0", "made", PROMPTS[0])
+    before = bench.record(prompt, params)
+    timing = bench.time(prompt, params)
+    assert {one.nodes for one in timing.rounds} >= {0.0, 1.0, 2.0, 4.0}
+    assert len(timing.plain) == 30
+    after = bench.record(prompt, params)
+    assert (after.depths, after.accepted) == (before.depths, before.accepted)
+    assert len(bench.time(prompt, params, batch_size=2).plain) == 30
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    records = Records.open(path, {"model": "made"})
+    case = next(case for case in DRAFTERS if case.name == "draft_model")
+    bench = workbench(case)
+    params = SamplingParams(max_tokens=8, seed=None)
+    prompt = Prompt("0", "made", PROMPTS[0])
+    records.add(bench.record(prompt, params))
+    records.add(output("other"))
+    records.add(bench.time(prompt, params))
+    again = Records.open(path, {"model": "made"})
+    assert again.outputs == records.outputs
+    assert again.timings == records.timings
+    assert any(map(any, next(iter(again.outputs.values())).survival))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda lines: [], "is empty"),
+        (lambda lines: [lines[0], "{"], "line 2"),
+        (lambda lines: lines[1:], "line 1"),
+        (lambda lines: [lines[0], lines[1].replace('"depths"', '"width"')], "line 2"),
+        (lambda lines: [lines[0], json.dumps({**json.loads(lines[1]), "nodes": [1]})], "nodes"),
+        (lambda lines: [lines[0], "[1, 2]"], "line 2"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_line(tmp_path: Path, spoil: object, words: str) -> None:
+    path = tmp_path / "rounds.jsonl"
+    Records.open(path, {}).add(output("made"))
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join(spoil(lines)), encoding="utf-8")  # type: ignore[operator]
+    with pytest.raises(ConfigError, match=words):
+        Records.read(path)
+
+
+def test_records_of_other_settings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    Records.open(path, {"model": "one"}).add(output("made"))
+    with pytest.raises(ConfigError, match="model 'one', and now it is 'two'"):
+        Records.open(path, {"model": "two"})
+
+
+def test_more_accepted_than_drafted_is_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    wrong: Output = replace(output("made"), accepted=(9,) * 40)
+    Records.open(path, {}).add(wrong)
+    with pytest.raises(ConfigError, match="more tokens are accepted than drafted"):
+        Records.read(path)

@@ -1,0 +1,172 @@
+"""Replays: what any policy would have paid, and what hindsight would."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from forerun.errors import ConfigError
+from forerun.tuning.advice import acceptance_by_position
+from forerun.tuning.costs import fit_costs
+from forerun.tuning.hindsight import Hindsight
+from forerun.tuning.records import Round, Timing
+from forerun.tuning.replay import PLAIN, Choice, Fixed, ReplayPolicy, View, plain_seconds, replay
+from tests.helpers.recorded import costs, output, recorded
+
+COSTS = {"cheap": costs(draft=0.01), "good": costs(draft=0.2, first_draft=0.1)}
+LENGTHS = {"cheap": (1, 2, 4), "good": (1, 3, 8)}
+
+
+class Random(ReplayPolicy):
+    """Chooses by chance."""
+
+    name = "random"
+
+    def __init__(self, seed: int) -> None:
+        self.source = random.Random(seed)
+
+    def choose(self, views: Sequence[View]) -> list[Choice]:
+        choices = [PLAIN, *(Choice(name, k) for name, ks in LENGTHS.items() for k in ks)]
+        return [self.source.choice(choices) for _ in views]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_policy_pays_less_than_hindsight_and_hindsight_no_more(seed: int) -> None:
+    text = recorded(seed, length=30)
+    best = replay([text], COSTS, Hindsight(text, COSTS, LENGTHS)).seconds
+    again = replay([text], COSTS, Hindsight(text, COSTS, LENGTHS)).seconds
+    assert best == again
+    fixed = [Fixed(name, k) for name, ks in LENGTHS.items() for k in ks]
+    policies: list[ReplayPolicy] = [*fixed, Fixed("cheap", 0), *map(Random, range(5))]
+    for policy in policies:
+        assert replay([text], COSTS, policy).seconds >= best - 1e-9
+
+
+def test_hindsight_finds_the_best_of_all_sequences_of_choices() -> None:
+    """Against a search through all of them."""
+    text = recorded(3, length=7)
+    lengths = {"cheap": (2,), "good": (3,)}
+    choices = [PLAIN, Choice("cheap", 2), Choice("good", 3)]
+
+    class Scripted(ReplayPolicy):
+        name = "scripted"
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def choose(self, views: Sequence[View]) -> list[Choice]:
+            self.number, choice = divmod(self.number, 3)
+            return [choices[choice]]
+
+    least = min(replay([text], COSTS, Scripted(number)).seconds for number in range(3**7))
+    assert replay([text], COSTS, Hindsight(text, COSTS, lengths)).seconds == pytest.approx(least)
+
+
+def test_all_tokens_are_emitted_once_side_by_side_too() -> None:
+    batch = [recorded(seed, length=20 + seed) for seed in range(5)]
+    for policy in (Fixed("cheap", 0), Fixed("good", 5), Random(1)):
+        result = replay(batch, COSTS, policy)
+        assert result.tokens == sum(20 + seed for seed in range(5))
+        assert result.seconds == pytest.approx(
+            result.prefill_seconds
+            + result.draft_seconds
+            + result.target_seconds
+            + result.verify_seconds
+            + result.host_seconds
+        )
+
+
+def test_plain_rounds_cost_what_plain_decoding_costs_here() -> None:
+    batch = [recorded(seed) for seed in range(3)]
+    replayed = replay(batch, COSTS, Fixed("cheap", 0))
+    assert replayed.seconds == pytest.approx(plain_seconds(batch, COSTS["cheap"]))
+
+
+def test_a_first_draft_is_paid_once_a_request() -> None:
+    text = {"good": output("good")}
+    with_first, without = COSTS["good"], costs(draft=0.2)
+    difference = (
+        replay([text], {"good": with_first}, Fixed("good", 3)).seconds
+        - replay([text], {"good": without}, Fixed("good", 3)).seconds
+    )
+    assert difference == pytest.approx(0.1 * 3)
+
+
+def test_a_policy_is_shown_the_past_alone() -> None:
+    text = recorded(1)
+    whole = next(iter(text.values())).token_ids
+    seen: list[list[int]] = []
+
+    class Watching(Fixed):
+        def choose(self, views: Sequence[View]) -> list[Choice]:
+            seen.append(views[0].token_ids)
+            return super().choose(views)
+
+    replay([text], COSTS, Watching("cheap", 4))
+    assert all(ids == [1, 2, 3, *whole[: len(ids) - 3]] for ids in seen)
+    assert len({len(ids) for ids in seen}) == len(seen)
+
+
+def test_candidates_of_different_texts_cannot_be_mixed() -> None:
+    mixed = {"cheap": output("cheap", text=1), "good": output("good", text=2)}
+    with pytest.raises(ConfigError, match="temperature 0 or a seed"):
+        replay([mixed], COSTS, Fixed("cheap", 1))
+
+
+def test_costs_are_found_again_in_timed_rounds_of_a_machine_that_slows_down() -> None:
+    """Rounds beside plain ones at half the speed count as what they are at the usual one."""
+    source = random.Random(0)
+    rounds, plain = [], []
+    for number in range(400):
+        slow = 2.0 if number % 50 < 10 else 1.0
+        nodes, context = source.choice([0, 1, 2, 4, 8]), 20.0 + number % 100
+        usual = 1e-3 * (3 + 1e-3 * context)
+        noise = slow * source.uniform(0.97, 1.03)
+        target = (usual + 1e-3 * 0.4 * nodes) * noise
+        draft = 1e-3 * (0.2 + 0.5 * nodes) * noise
+        first = number == 0
+        rounds.append(
+            Round(
+                1,
+                nodes,
+                nodes > 0,
+                first,
+                context,
+                (draft + 1e-4 * context if first else draft) if nodes else 0.0,
+                target,
+                1e-4 * noise,
+                5e-5 * noise,
+                usual * slow,
+            )
+        )
+        plain.append((context, usual * slow))
+    fitted = fit_costs([Timing("made", "0", 1, 100, tuple(rounds), tuple(plain), 0.2, 0.1)])
+    for nodes in (0, 2, 4, 6, 8):
+        for context in (30, 100):
+            expected = 1e-3 * (3 + 1e-3 * context + 0.4 * nodes)
+            found = fitted.verifying(nodes, 1, context).target
+            assert found == pytest.approx(expected, rel=0.03)
+    assert fitted.drafting(4, 1, 50) == pytest.approx(2.2e-3, rel=0.03)
+    assert fitted.plain.seconds(1, 1, 50) == pytest.approx(3.05e-3, rel=0.03)
+    assert fitted.prompt(100) == pytest.approx(0.2)
+    assert fitted.plain_prompt(100) == pytest.approx(0.1)
+    assert fitted.scaled(2.0).drafting(4, 1, 50) == pytest.approx(2 * fitted.drafting(4, 1, 50))
+
+
+def test_nothing_timed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no rounds were timed"):
+        fit_costs([])
+
+
+def test_acceptance_is_that_of_tested_tokens() -> None:
+    """Six drafts of two tokens: none, one and two of them accepted, twice each; then ones of one token."""
+    made = replace(
+        output("made", 10),
+        depths=(2,) * 6 + (1,) * 4,
+        accepted=(0, 0, 1, 1, 2, 2, 1, 1, 1, 1),
+    )
+    assert acceptance_by_position([made]) == (0.8,)
+    assert acceptance_by_position([made, made]) == (0.8, 0.5)
