@@ -25,7 +25,7 @@ from forerun.policies.account import Account
 from forerun.policies.base import BasePolicy
 from forerun.policies.costs import OUTLIER, Curve, LiveCosts
 from forerun.policies.decisions import Decisions
-from forerun.policies.lengths import Offer, best_lengths
+from forerun.policies.lengths import Lengths, Offer, best_lengths
 from forerun.policies.memory import Memory, recall
 from forerun.policies.texts import Choice, Member, Text
 
@@ -46,13 +46,6 @@ TIMED_AFTER = 150
 # How quickly the rate that time is valued at follows that of what is planned.
 RATE_STEP = 0.05
 _PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
-_IN_WORDS = {
-    PlainReason.PAUSED: "plain: no draft is expected to pay",
-    PlainReason.TIMED: "plain, to time such a round",
-    PlainReason.NOTHING_FOUND: "plain: nothing was found to propose",
-    PlainReason.SHORT: "plain: one token is left",
-    PlainReason.ASKED: "plain, as was asked for",
-}
 
 
 @options
@@ -99,6 +92,7 @@ class CostAwarePolicy(BasePolicy):
         self._gains: dict[int, float] = {}
         self._drafted_since_plain, self._mean_output = 0, float(USUAL_OUTPUT)
         self._planning, self._rounds = 0.0, 0
+        self._last: tuple[list[Offer], Lengths | None] = ([], None)
         self._memory: Memory | None = None
 
     def attach(self, target: CausalLM, drafter: Drafter, rows: int) -> None:
@@ -138,7 +132,7 @@ class CostAwarePolicy(BasePolicy):
         self._planning = perf_counter() - started
         if self.settings.log_decisions:
             for request, text in zip(requests, texts, strict=True):
-                words = self._reason(text)
+                words = self._in_words(text)
                 logger.info("request %d: %s", request.request_id, words)
         return plans
 
@@ -233,8 +227,7 @@ class CostAwarePolicy(BasePolicy):
             if own:
                 best.append(own[0] if len(own) == 1 else self._better(own, rate, batch_size))
                 offered.append(text)
-        may_lose = self._account.credit * plain
-        found = best_lengths(best, rate, curve, self.costs.speed, may_lose) if best else None
+        found = self._found(best, batch_size, rate)
         if found is None:
             self._gains[batch_size] = gain + RATE_STEP * (1.0 - gain)
             self._try_one(requests, texts, offers, rate)
@@ -254,6 +247,18 @@ class CostAwarePolicy(BasePolicy):
             self._try_one(requests, texts, others, rate)
         now = (1.0 + found.tokens / batch_size) / (1.0 + found.seconds / plain)
         self._gains[batch_size] = gain + RATE_STEP * (max(now, 1.0) - gain)
+
+    def _found(self, offers: list[Offer], batch_size: int, rate: float) -> Lengths | None:
+        """The best lengths for offers, as in the last round where they are the same."""
+        if not offers:
+            return None
+        curve, speed = self.costs.curve(batch_size), self.costs.speed
+        may_lose = self._account.credit * curve.plain * speed
+        same, found = self._last
+        if offers != same or (found is not None and found.seconds > may_lose):
+            found = best_lengths(offers, rate, curve, speed, may_lose)
+            self._last = offers, found
+        return found
 
     def _offers(self, request: Request, text: Text, batch_size: int) -> list[Offer]:
         """What each member could draft for a request; those that have found nothing are left out."""
@@ -348,7 +353,7 @@ class CostAwarePolicy(BasePolicy):
             choice.offer.member.observe(
                 request, choice.offer.level, planned, verdict.num_accepted, len(draft)
             )
-            text.forget_offer(choice.offer)
+            text.learn_draft(self._rounds)
 
     def _learn_times(
         self, batch_size: int, made: Sequence[tuple[Text, Choice, Draft, int]], seconds: float
@@ -373,18 +378,8 @@ class CostAwarePolicy(BasePolicy):
             name, length = ("", 0) if choice is None else (choice.offer.member.name, choice.length)
             self.decisions.count(name, length, batch_size, emitted, seconds, plain)
 
-    def _reason(self, text: Text) -> str:
+    def _in_words(self, text: Text) -> str:
         """A decision and its reason."""
-        choice = text.choice
-        if choice is None:
-            if text.reason is PlainReason.PAUSED and self._account.is_empty:
-                return "plain: drafts have lost more time than they may"
-            return _IN_WORDS[text.reason]
-        name, expected = choice.offer.member.name, sum(choice.offer.survival[: choice.length])
-        if choice.is_try:
-            return (
-                f"{name}, {choice.length} tokens, to see what is accepted ({expected:.2f} expected)"
-            )
-        return (
-            f"{name}, {choice.length} tokens, of which {expected:.2f} are expected to be accepted"
-        )
+        if text.choice is None and text.reason is PlainReason.PAUSED and self._account.is_empty:
+            return "plain: drafts have lost more time than they may"
+        return text.in_words()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +20,8 @@ FLATTEST, STEEPEST = 0.3, 50.0
 TRUSTED = 8
 # Rounds by which old times of drafts weigh half, and those that what is assumed of them counts as.
 DRAFT_MEMORY, DRAFT_PRIOR = 0.95, 0.5
+# Points beyond a curve's last one that are as good as all of them.
+FAR = 1e6
 # A draft that takes longer than this times what was expected was interrupted by something else.
 OUTLIER = 4.0
 # What a drafted token costs in plain rounds before one was timed: of a model and looked up.
@@ -94,6 +97,7 @@ class Curve:
         self.batch_size, self.plain, self.slope = batch_size, base[0], 1.0
         self.seen = trust
         self.rises = [value - base[0] for value in accumulate(base, max)]
+        self.floors = least_slopes(self.rises)
 
     def at(self, extra: float) -> float:
         """With so many drafted tokens in all, in the table's seconds."""
@@ -115,6 +119,27 @@ class Curve:
         rises = self.rises
         place = min(int(extra), len(rises) - 2)
         return rises[place] + (extra - place) * (rises[place + 1] - rises[place])
+
+
+def least_slopes(rises: Sequence[float]) -> list[float]:
+    """By point, the least that each further token costs on average, however many are added; beyond the
+    last point as between the last two."""
+    last = len(rises) - 1
+    far = rises[last] + FAR * (rises[last] - rises[last - 1])
+    # The lower convex hull of the points to the right, nearest last.
+    hull, slopes = [(last + FAR, far)], [0.0] * len(rises)
+    for place in range(last, -1, -1):
+        while len(hull) > 1 and _slope(place, rises[place], *hull[-1]) >= _slope(
+            place, rises[place], *hull[-2]
+        ):
+            hull.pop()
+        slopes[place] = _slope(place, rises[place], *hull[-1])
+        hull.append((place, rises[place]))
+    return slopes
+
+
+def _slope(x: float, y: float, further_x: float, further_y: float) -> float:
+    return (further_y - y) / (further_x - x)
 
 
 class LiveCosts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, NamedTuple
 
 from forerun.core import Request
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 LEAST_GAIN, LEAST_RATIO = 0.02, 1.1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Offer:
     """What a member could draft for a request.
 
@@ -67,22 +68,24 @@ def best_lengths(
         speed: seconds of one of the curve's.
         most_seconds: that may be added to a plain round: they are lost if nothing is accepted.
     """
-    entries = [
-        (-probability, level, index)
-        for index, offer in enumerate(offers)
-        for level, probability in enumerate(offer.survival)
-    ]
-    if len(offers) > 1:
-        entries.sort()
-    rises, last, price = curve.rises, len(curve.rises) - 1, speed * curve.slope
+    # The next token of each offer, by falling probability.
+    entries = [(-offer.survival[0], index) for index, offer in enumerate(offers) if offer.survival]
+    heapify(entries)
+    rises, floors, last = curve.rises, curve.floors, len(curve.rises) - 1
+    price = speed * curve.slope
+    worth = rate * price * min([offer.member.width for offer in offers])
+    levels, order = [0] * len(offers), list[int]()
     depths: dict[Member, int] = {}
     best, chosen, tokens, drafting, extra = LEAST_GAIN * curve.batch_size, 0, 0.0, 0.0, 0.0
     at_best = (0.0, 0.0)
-    for place, (negative, level, index) in enumerate(entries, 1):
-        offer = offers[index]
+    while entries:
+        negative, index = entries[0]
+        offer, level = offers[index], levels[index]
         member = offer.member
         tokens -= negative
         extra += member.width
+        levels[index] = level + 1
+        order.append(index)
         if level == 0:
             drafting += offer.seconds
         if level == depths.get(member, 0):
@@ -94,10 +97,17 @@ def best_lengths(
             break
         value = tokens - rate * seconds
         if value > best:
-            best, chosen, at_best = value, place, (tokens, seconds)
+            best, chosen, at_best = value, len(order), (tokens, seconds)
+        if len(offer.survival) > level + 1:
+            heapreplace(entries, (-offer.survival[level + 1], index))
+        else:
+            heappop(entries)
+        # No later token can be worth what it costs at least.
+        if entries and -entries[0][0] < worth * floors[min(spot, last)]:
+            break
     if not chosen or at_best[0] < LEAST_RATIO * rate * at_best[1]:
         return None
     lengths = [0] * len(offers)
-    for _, _, index in entries[:chosen]:
+    for index in order[:chosen]:
         lengths[index] += 1
     return Lengths(lengths, *at_best)

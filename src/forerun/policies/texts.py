@@ -18,9 +18,17 @@ UNKNOWN_RATE, MEASURED_WEIGHT = 0.3, 8.0
 FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 # How quickly the width of drafts follows that of the last ones.
 WIDTH_STEP = 0.05
-# What was expected of a draft is worked out again after so many rounds, or when it drafts.
-OFFER_ROUNDS = 8
+# What is expected of a draft is worked out again after so many rounds, and after each of a request's first
+# drafts or every fourth round in which it drafts.
+OFFER_ROUNDS, FIRST_DRAFTS, DRAFT_ROUNDS = 8, 8, 4
 _NO_TIMES = DraftTimes(0.0, 0.0)
+_IN_WORDS = {
+    PlainReason.PAUSED: "plain: no draft is expected to pay",
+    PlainReason.TIMED: "plain, to time such a round",
+    PlainReason.NOTHING_FOUND: "plain: nothing was found to propose",
+    PlainReason.SHORT: "plain: one token is left",
+    PlainReason.ASKED: "plain, as was asked for",
+}
 
 
 class Member:
@@ -80,6 +88,7 @@ class Text:
         choice: of the round that runs; None is a plain one.
         reason: why that is so, where it is.
         round: of its rounds.
+        drafts: that were made for it.
         debt: plain rounds' time that its prompt has taken in drafters' caches and that is to be borne by
             rounds to come.
     """
@@ -87,27 +96,41 @@ class Text:
     choice: Choice | None = None
     reason: PlainReason = PlainReason.PAUSED
     round: int = 0
+    drafts: int = 0
     debt: float = 0.0
-    _offers: dict[Member, tuple[int, int, int, Offer]] = field(default_factory=dict)
+    _offers: dict[tuple[Member, int], tuple[int, int, Offer]] = field(default_factory=dict)
     _pauses: dict[Member, tuple[int, int]] = field(default_factory=dict)
 
     def offer(self, member: Member, request: Request, level: int, limit: int) -> Offer:
         """What a member could draft, `limit` tokens at most."""
-        known = self._offers.get(member)
-        if known is not None and known[0] == level and known[1] == limit and self.round < known[2]:
-            return known[3]
+        key = (member, level)
+        known = self._offers.get(key)
         if known is not None:
+            if known[0] == limit and self.round < known[1]:
+                return known[2]
             member.acceptance.fade(request.request_id)
         survival = member.acceptance.survival(
             request.request_id, request.hints.namespace, level, limit
         )
         offer = Offer(member, survival, level, _NO_TIMES)
-        self._offers[member] = (level, limit, self.round + OFFER_ROUNDS, offer)
+        self._offers[key] = (limit, self.round + OFFER_ROUNDS, offer)
         return offer
 
-    def forget_offer(self, offer: Offer) -> None:
-        """Note that more is known of a member's drafts now."""
-        self._offers.pop(offer.member, None)
+    def learn_draft(self, rounds: int) -> None:
+        """Note that more is known of its drafts now, after so many rounds of all requests."""
+        self.drafts += 1
+        if self.drafts <= FIRST_DRAFTS or rounds % DRAFT_ROUNDS == 0:
+            self._offers.clear()
+
+    def in_words(self) -> str:
+        """What was decided for the round, and why."""
+        if self.choice is None:
+            return _IN_WORDS[self.reason]
+        offer, length, is_try = self.choice
+        expected = sum(offer.survival[:length])
+        if is_try:
+            return f"{offer.member.name}, {length} tokens, to see what is accepted ({expected:.2f} expected)"
+        return f"{offer.member.name}, {length} tokens, of which {expected:.2f} are expected to be accepted"
 
     def resume(self, member: Member) -> int:
         """The round from which on a member may be tried."""
