@@ -214,7 +214,7 @@ class CostAwarePolicy(BasePolicy):
         if self._account.is_empty:
             return
         batch_size = len(requests)
-        curve, plain = self.costs.curve(batch_size), self.costs.plain_seconds(batch_size)
+        plain = self.costs.plain_seconds(batch_size)
         gain = self._gains.get(batch_size, 1.0)
         rate = gain * batch_size / plain
         offers = [
