@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from forerun.bench.runs import Prompt
 from forerun.core import Batch, Draft, Hints, Tree
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -17,7 +18,7 @@ from forerun.params import SamplingParams
 from forerun.tuning.records import Output, Records
 from forerun.tuning.replay import Fixed, replay
 from forerun.tuning.steering import SetLength, survival
-from forerun.tuning.workbench import Candidate, Prompt, Workbench
+from forerun.tuning.workbench import Candidate, Workbench
 from forerun.verification import make_rule
 from forerun.verification.decision import DecisionRule
 from tests.helpers.recorded import costs, output

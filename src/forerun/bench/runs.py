@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from time import perf_counter
 
+from forerun.compare.paired import alone, empty_caches
 from forerun.core import Hints, Stats
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
@@ -15,7 +16,6 @@ from forerun.params import SamplingParams
 # A pause in a stream this long, in seconds and in usual pauses of the same run, is none of its own: the
 # process was stopped, the machine slept, or its clock jumped.
 LONGEST_PAUSE, LONGER_THAN_USUAL = 1.0, 100.0
-_NAMES = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,7 @@ class Timed:
     def disturbed(self) -> str | None:
         """What shows that these times are not those of the work; None where nothing does."""
         pauses = [
-            later - sooner
-            for arrivals in self.arrivals
-            for sooner, later in itertools.pairwise(arrivals)
+            later - sooner for arrivals in self.arrivals for sooner, later in pairwise(arrivals)
         ]
         if self.seconds <= 0 or any(pause < 0 for pause in pauses):
             return "the clock went backwards"
@@ -86,7 +84,7 @@ def run_drafting(
 
     Each request has a namespace of its own: what a drafter remembers of another run would help this one.
     """
-    _forget(engine)
+    empty_caches(engine)
     arrivals: dict[int, list[float]] = {}
     bursts: dict[int, list[int]] = {}
     started = perf_counter()
@@ -95,7 +93,7 @@ def run_drafting(
             prompt.token_ids,
             params,
             speculative=speculative,
-            hints=Hints(prompt.prediction, f"bench {next(_NAMES)}"),
+            hints=alone(Hints(prompt.prediction)),
         )
         for prompt in prompts
     ]
@@ -132,7 +130,7 @@ def run_plain(engine: Engine, prompts: Sequence[Prompt], params: SamplingParams)
     """Decode prompts without any drafter: one by the plain loop, several at once in rounds."""
     if len(prompts) > 1:
         return run_drafting(engine, prompts, params, speculative=False)
-    _forget(engine)
+    empty_caches(engine)
     arrivals = []
     started = perf_counter()
     stream = engine.stream_plain(prompts[0].token_ids, params)
@@ -154,8 +152,3 @@ def predicted(engine: Engine, prompt: Prompt, params: SamplingParams) -> Prompt:
     return replace(
         prompt, prediction=nearly(run_plain(engine, [prompt], greedy).completions[0].text)
     )
-
-
-def _forget(engine: Engine) -> None:
-    with engine.idle_cache():
-        pass  # It is emptied, the drafter's too.

@@ -18,6 +18,7 @@ from forerun.cli.param_types import FileName
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.target_file import check_writable, write_file
 from forerun.options import schema_of
+from forerun.params import SamplingParams
 from forerun.tuning.request import TuneSettings
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from forerun.tuning.tune import Tuning
 
 _SECTION = "Tuning (lists: 1,4,16)"
+_SAMPLING = ("temperature", "seed", "max_tokens")
+_OTHERS = schema_of(SamplingParams).keys() - set(_SAMPLING)
 
 
 def tune(**values: Any) -> None:
@@ -64,25 +67,26 @@ def tune(**values: Any) -> None:
 def _run(
     values: dict[str, Any], settings: TuneSettings, checkpoint: Checkpoint
 ) -> tuple[Records, Tuning]:
+    from forerun.bench.prompts import Preparation
     from forerun.cli.machine import hardware, versions
-    from forerun.params import SamplingParams
     from forerun.tuning.records import Records
-    from forerun.tuning.sample import Sample
+    from forerun.tuning.sample import read_sample
     from forerun.tuning.tune import default_candidates, tune, variants
     from forerun.tuning.workbench import Candidate, Workbench
 
-    sample = Sample.read(values["prompts"], settings.num_prompts, values["system"])
+    sample = read_sample(values["prompts"], settings.num_prompts)
     placement = {name: values[name] for name in ("dtype", "device", "backend", "max_context")}
-    chosen = ("temperature", "seed", "max_tokens")
-    params = SamplingParams(**{name: getattr(settings, name) for name in chosen})
+    sampling = {name: values[name] for name in _SAMPLING}
+    params = SamplingParams(**sampling)
     made_with = {
         "model": values["model"],
         **placement,
-        **{name: getattr(settings, name) for name in (*chosen, "longest", "batch_sizes")},
+        **sampling,
+        "longest": settings.longest,
+        "batch_sizes": list(settings.batch_sizes),
         "versions": versions()["forerun"],
         "hardware": hardware(_device(values, checkpoint)),
     }
-    made_with["batch_sizes"] = list(settings.batch_sizes)
     file = values["records"]
     records = Records(made_with) if file is None else Records.open(file, made_with)
 
@@ -94,7 +98,9 @@ def _run(
     )
     tuning = tune(
         load,
-        lambda bench: sample.encode(bench.engine, settings.max_tokens),
+        lambda bench: (
+            Preparation(bench.engine, params, system=values["system"]).prepare(sample).prompts
+        ),
         variants(candidates, settings.draft_dtypes, settings.trees),
         params,
         records,
@@ -132,7 +138,7 @@ def _content(settings: TuneSettings, tuning: Tuning, records: Records) -> dict[s
         "versions": versions(),
         "hardware": records.made_with["hardware"],
         "model": model,
-        "settings": asdict(settings),
+        "settings": asdict(settings) | {name: records.made_with[name] for name in _SAMPLING},
         "verdict": verdict(tuning, settings.batch_sizes),
         "advice": _advice(settings, tuning, records),
         "config": {str(size): config_values(tuning, size, model) for size in settings.batch_sizes},
@@ -202,6 +208,12 @@ def _options() -> list[click.Parameter]:
         ),
         system_option(),
         *derived(TuneSettings, _SECTION),
+        *derived(
+            SamplingParams,
+            _SECTION,
+            without=set(schema_of(SamplingParams)) - set(_SAMPLING),
+            defaults={"temperature": 0.0},
+        ),
         Option(
             "records",
             _SECTION,

@@ -131,7 +131,7 @@ def compare(
         begin: called with a label and the run before each run starts.
     """
     short = replace(params, max_tokens=min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS))
-    speculative = partial(engine.stream, hints=_alone(hints))
+    speculative = partial(engine.stream, hints=alone(hints))
     for stream in (speculative, engine.stream_plain):
         _run(engine, stream(prompt_ids, short), "warming up", begin)
     pairs = []
@@ -151,7 +151,7 @@ def run_pair(
     begin: Callable[[str, Run], None] | None = None,
 ) -> Pair:
     """One run of each side, without any warm-up."""
-    speculative = engine.stream(prompt_ids, params, hints=_alone(hints))
+    speculative = engine.stream(prompt_ids, params, hints=alone(hints))
     plain = engine.stream_plain(prompt_ids, params)
     return Pair(
         _run(engine, speculative, f"{label}, speculative", begin),
@@ -163,8 +163,7 @@ def _run(
     engine: Engine, stream: Stream, label: str, begin: Callable[[str, Run], None] | None
 ) -> Run:
     """One run from empty caches: what an earlier one has left would spare this one its prefill."""
-    with engine.idle_cache():
-        pass  # It is emptied, the drafter's too.
+    empty_caches(engine)
     run = Run(stream)
     if begin is not None:
         begin(label, run)
@@ -177,7 +176,13 @@ def deterministic(params: SamplingParams, config: SpeculativeConfig) -> bool:
     return params.greedy or coupled
 
 
-def _alone(hints: Hints) -> Hints:
+def empty_caches(engine: Engine) -> None:
+    """Empty an engine's caches, its drafter's too."""
+    with engine.idle_cache():
+        pass
+
+
+def alone(hints: Hints = NO_HINTS) -> Hints:
     """The same hints in a namespace that no run has used: a drafter that remembers the last run of the
     same prompt would look better than it is."""
     return replace(hints, namespace=f"{hints.namespace} run {next(_RUNS)}")

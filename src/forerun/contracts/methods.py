@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -169,13 +170,16 @@ class Verifier(Protocol):
 
 
 class Policy(Protocol):
-    """Decides from the past alone how far to speculate."""
+    """Decides from the past alone how far to speculate. A subclass is its `plan`: unless it says
+    otherwise, it needs to know nothing of an engine, learns nothing and reports nothing."""
 
     name: str
 
     def attach(self, target: CausalLM, drafter: Drafter, rows: int) -> None:
         """Receive what it plans for; the engine calls it once, when it is built."""
+        return
 
+    @abstractmethod
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         """One plan a request for the coming round."""
 
@@ -187,12 +191,16 @@ class Policy(Protocol):
         times: RoundTimes,
     ) -> None:
         """Learn from the round's outcome and the seconds that it took."""
+        return
 
     def release(self, request: Request) -> None:
         """Forget a request that has ended."""
+        return
 
     def report(self) -> dict[str, Any] | None:
         """What it has decided and what came of it, ready for JSON; None where it decides nothing."""
+        return None
 
     def in_words(self) -> str | None:
         """The same as one line."""
+        return None

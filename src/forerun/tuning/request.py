@@ -34,15 +34,6 @@ class TuneSettings:
     batch_sizes: tuple[int, ...] = Field(
         default=(1,), description="Requests side by side, such as 1,4,16."
     )
-    temperature: float = Field(
-        default=0.0, ge=0.0, le=100.0, description="Of all answers; 0 takes the most likely token."
-    )
-    seed: int | None = Field(
-        default=None, ge=0, le=2**63 - 1, description="Of all answers; by default they have none."
-    )
-    max_tokens: int = Field(
-        default=128, ge=8, le=10**6, description="Tokens of each answer at most."
-    )
     num_prompts: int = Field(
         default=12,
         ge=1,

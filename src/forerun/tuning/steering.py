@@ -9,7 +9,7 @@ from itertools import cycle
 from typing import Any
 
 from forerun.contracts import Drafter, Verifier
-from forerun.core import Draft, ForwardOutput, Plan, Request, RoundTimes, SparseProbs, Verdict
+from forerun.core import Draft, ForwardOutput, Plan, Request, SparseProbs, Verdict
 from forerun.policies.base import BasePolicy
 from forerun.randomness import Randomness
 from forerun.verification import TargetRows
@@ -33,8 +33,6 @@ class SetLength(BasePolicy):
     Attributes:
         lengths: in turns; all requests of a round have the same one.
         planned: tokens planned in the last round.
-        batch_size, context: requests of the last round, and their mean tokens before it.
-        nodes: drafted in it, the mean over its requests.
         asks: whose confidence is noted before each round, if anyone's.
         confidences: of the last round.
     """
@@ -43,8 +41,7 @@ class SetLength(BasePolicy):
 
     def __init__(self, lengths: Sequence[int] = (4,)) -> None:
         self.lengths: Sequence[int] = lengths
-        self.planned = self.batch_size = 0
-        self.context = self.nodes = 0.0
+        self.planned = 0
         self.asks: Drafter | None = None
         self.confidences: list[float] = []
         self._turn = 0
@@ -52,20 +49,9 @@ class SetLength(BasePolicy):
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         self.planned = self.lengths[self._turn % len(self.lengths)]
         self._turn += 1
-        self.batch_size = len(requests)
-        self.context = sum(map(len, requests)) / len(requests)
         if self.asks is not None:
             self.confidences = [self.asks.confidence(request) for request in requests]
         return [Plan(self.planned)] * len(requests)
-
-    def observe(
-        self,
-        requests: Sequence[Request],
-        drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict],
-        times: RoundTimes,
-    ) -> None:
-        self.nodes = sum(map(len, drafts)) / len(drafts)
 
 
 @dataclass

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+from forerun.bench.runs import Prompt
 from forerun.drafters import DRAFTERS
 from forerun.engine.pairs import KNOWN_DRAFTS, default_method
 from forerun.errors import ConfigError, ForerunError
@@ -16,7 +17,7 @@ from forerun.params import SamplingParams
 from forerun.progress import report
 from forerun.tuning.prediction import Prediction, predict, with_confirmed
 from forerun.tuning.records import Records
-from forerun.tuning.workbench import Candidate, Prompt, Workbench
+from forerun.tuning.workbench import Candidate, Workbench
 
 # Prompts that rounds are timed on, and how often each at most.
 TIMED_PROMPTS, MOST_TURNS = 6, 200

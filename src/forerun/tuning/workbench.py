@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import islice
 from statistics import median
 from time import perf_counter
 from typing import Any, cast
 
+from forerun.bench.runs import Prompt
+from forerun.compare.paired import alone, empty_caches
 from forerun.contracts import Drafter, Policy
-from forerun.core import Drawing, Hints
+from forerun.core import Drawing
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
+from forerun.engine.round import TimedRound
 from forerun.params import SamplingParams
 from forerun.tuning.records import Confirmed, Output, Round, Timing
 from forerun.tuning.steering import FirstToken, Noted, SetLength, Steered
@@ -26,9 +29,6 @@ LENGTHS = (4, 1, 0, 8, 2, 6, 3, 12, 5, 16, 24, 32, 64)
 CHUNK = 12
 # Of a prompt, to time prefill with, and how often.
 PREFILL_TOKENS, PREFILL_RUNS = 256, 3
-_NAMESPACES = count()
-Stages = tuple[float, float, float, float]
-"""Seconds of prefill, drafting, the target and verification."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,6 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A prompt of the sample, as token ids."""
-
-    prompt_id: str
-    category: str
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class _Step:
     """Seconds and tokens of a step of an engine, and the round if all requests took part."""
 
@@ -117,6 +108,8 @@ class Workbench:
             self._steered = Steered(self.drafter)
             self.drafter = cast(Drafter, self._steered)
             self.engine = _like(engine, self.drafter, policy)
+        self._rounds: list[TimedRound] = []
+        self.engine.watch_times(self._rounds.append)
         self.plain = _like(engine)
         """Decodes plainly: the same target with a cache of its own."""
 
@@ -138,26 +131,21 @@ class Workbench:
         seconds: list[tuple[float, float, float]] = []
         self.policy.lengths, self.policy.asks = (self.candidate.longest,), self.drafter
         with self._one_token_a_round() as rules:
-            [number] = self._add(self.engine, [prompt], params)
             if self._steered is not None:
                 self._steered.accepted = lambda: _last(rules).accepted
-            before = _stages(self.engine)
-            while self.engine.has_work:
-                self.engine.step()
-                after = _stages(self.engine)
-                _, *stages = _differences(before, after)
+            empty_caches(self.engine)
+            stream = self.engine.stream(prompt.token_ids, params, hints=alone())
+            for _ in stream:
                 noted.append(_last(rules))
                 for rule in rules:
                     rule.notes.clear()
                 confidences += self.policy.confidences
-                seconds.append((stages[0], stages[1], stages[2]))
-                before = after
-            completion = self.engine.completion(number)
+                times = self._rounds.pop().times
+                seconds.append((times.draft, times.target, times.verify))
+        completion = stream.completion
         self.policy.asks = None
         if self._steered is not None:
             self._steered.accepted = None
-        if completion.error is not None:
-            raise completion.error
         return Output(
             candidate=self.candidate.name,
             prompt_id=prompt.prompt_id,
@@ -248,78 +236,79 @@ class Workbench:
             yield steps
 
     def _speculative(self, prompts: Sequence[Prompt], params: SamplingParams) -> Iterator[_Step]:
-        numbers = self._add(self.engine, prompts, params)
-        policy, first = self.policy, True
-        while self.engine.has_work:
-            before, started = _stages(self.engine), perf_counter()
-            events = self.engine.step()
-            spent = perf_counter() - started
-            prefill, draft, target, verify = _differences(before, _stages(self.engine))
-            drafted = policy.planned > 0
+        first = True
+        for spent, rest, tokens in self._steps(self.engine, prompts, params):
+            done, drafted = self._rounds.pop(), self.policy.planned > 0
             one = None
-            if policy.batch_size == len(prompts):
+            if len(done.requests) == len(prompts):
+                emitted = sum(len(verdict.token_ids) for verdict in done.verdicts)
                 one = Round(
-                    policy.batch_size,
-                    policy.nodes,
-                    drafted,
-                    first and drafted,
-                    policy.context,
-                    draft,
-                    target,
-                    verify,
-                    max(spent - prefill - draft - target - verify, 0.0),
+                    batch_size=len(prompts),
+                    nodes=sum(map(len, done.drafts)) / len(prompts),
+                    drafted=drafted,
+                    first=first and drafted,
+                    context=(sum(map(len, done.requests)) - emitted) / len(prompts),
+                    draft=done.times.draft,
+                    target=done.times.target,
+                    verify=done.times.verify,
+                    host=max(rest - done.times.total, 0.0),
                 )
             first = first and not drafted
-            yield _Step(spent, len(events), one)
-        _finish(self.engine, numbers)
+            yield _Step(spent, tokens, one)
 
     def _plain(self, prompts: Sequence[Prompt], params: SamplingParams) -> Iterator[_Step]:
         """By the plain loop or, of a batch, in rounds without drafts; all of a round is the target's."""
-        engine, context = self.plain, sum(len(p.token_ids) for p in prompts) / len(prompts)
-        if len(prompts) == 1:
-            _empty(engine)
-            stream = engine.stream_plain(prompts[0].token_ids, params)
-            started = perf_counter()
-            for at, _ in enumerate(stream):
-                spent = perf_counter() - started
-                seconds = spent - (0.0 if at else stream.completion.stats.prefill_seconds)
-                yield _Step(spent, 1, _plain_round(1, context + at, seconds))
-                started = perf_counter()
+        context = sum(len(prompt.token_ids) for prompt in prompts) / len(prompts)
+        if len(prompts) > 1:
+            steps = self._steps(self.plain, prompts, params)
+            for at, (spent, rest, tokens) in enumerate(steps):
+                whole = tokens == len(prompts)
+                one = _plain_round(tokens, context + at, rest) if whole else None
+                yield _Step(spent, tokens, one)
             return
-        numbers = self._add(engine, prompts, params)
-        for at in count():
+        empty_caches(self.plain)
+        stream = self.plain.stream_plain(prompts[0].token_ids, params)
+        started = perf_counter()
+        for at, _ in enumerate(stream):
+            spent = perf_counter() - started
+            rest = spent - (0.0 if at else stream.completion.stats.prefill_seconds)
+            yield _Step(spent, 1, _plain_round(1, context + at, rest))
+            started = perf_counter()
+
+    def _steps(
+        self, engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> Iterator[tuple[float, float, int]]:
+        """Seconds of each step of an engine, those without prefill, and its tokens.
+
+        Raises:
+            Exception: that ended a request.
+        """
+        empty_caches(engine)
+        numbers = [
+            engine.add(prompt.token_ids, _own(params, index), hints=alone())
+            for index, prompt in enumerate(prompts)
+        ]
+        while engine.has_work:
             before, started = engine.stats.prefill_seconds, perf_counter()
             events = engine.step()
             spent = perf_counter() - started
-            seconds = spent - (engine.stats.prefill_seconds - before)
-            whole = len(events) == len(prompts)
-            one = _plain_round(len(prompts), context + at, seconds) if whole else None
-            yield _Step(spent, len(events), one)
-            if not engine.has_work:
-                break
-        _finish(engine, numbers)
+            yield spent, spent - (engine.stats.prefill_seconds - before), len(events)
+        for number in numbers:
+            error = engine.completion(number).error
+            if error is not None:
+                raise error
 
     def _time_prefill(self, prompt: Prompt, params: SamplingParams) -> tuple[float, float]:
         """The least seconds of both sides for the beginning of a prompt."""
-        short = replace(prompt, token_ids=prompt.token_ids[:PREFILL_TOKENS])
+        beginning = prompt.token_ids[:PREFILL_TOKENS]
         one = replace(params, max_tokens=1)
         seconds: tuple[list[float], list[float]] = ([], [])
         for _ in range(PREFILL_RUNS):
             for side, engine in zip(seconds, (self.engine, self.plain), strict=True):
-                before = engine.stats.prefill_seconds
-                numbers = self._add(engine, [short], one)
-                while engine.has_work:
-                    engine.step()
-                side.append(engine.stats.prefill_seconds - before)
-                _finish(engine, numbers)
+                empty_caches(engine)
+                done = engine.generate(beginning, one, hints=alone())
+                side.append(done.stats.prefill_seconds)
         return min(seconds[0]), min(seconds[1])
-
-    def _add(self, engine: Engine, prompts: Sequence[Prompt], params: SamplingParams) -> list[int]:
-        _empty(engine)
-        return [
-            engine.add(prompt.token_ids, _own(params, index), hints=_fresh_hints())
-            for index, prompt in enumerate(prompts)
-        ]
 
     @contextmanager
     def _one_token_a_round(self) -> Iterator[list[FirstToken]]:
@@ -354,35 +343,8 @@ def _is_lookup(drafter: Any) -> bool:
     )
 
 
-def _empty(engine: Engine) -> None:
-    """Caches, the drafter's too: what an earlier run has left would spare this one its prefill."""
-    with engine.idle_cache():
-        pass
-
-
-def _finish(engine: Engine, numbers: Sequence[int]) -> None:
-    """Take the results out.
-
-    Raises:
-        Exception: that ended a request.
-    """
-    for number in numbers:
-        error = engine.completion(number).error
-        if error is not None:
-            raise error
-
-
 def _plain_round(batch_size: int, context: float, seconds: float) -> Round:
     return Round(batch_size, 0.0, False, False, context, 0.0, seconds, 0.0, 0.0)
-
-
-def _stages(engine: Engine) -> Stages:
-    stats = engine.stats
-    return stats.prefill_seconds, stats.draft_seconds, stats.target_seconds, stats.verify_seconds
-
-
-def _differences(before: Stages, after: Stages) -> Stages:
-    return after[0] - before[0], after[1] - before[1], after[2] - before[2], after[3] - before[3]
 
 
 def _last(rules: Sequence[FirstToken]) -> Noted:
@@ -393,11 +355,6 @@ def _last(rules: Sequence[FirstToken]) -> Noted:
 def _own(params: SamplingParams, index: int) -> SamplingParams:
     """Requests side by side differ in their seeds, where they have any."""
     return params if params.seed is None else replace(params, seed=params.seed + index)
-
-
-def _fresh_hints() -> Hints:
-    """A namespace that no run has used: a drafter remembers nothing of the last run."""
-    return Hints(namespace=f"tune {next(_NAMESPACES)}")
 
 
 def _if_any(values: Sequence[tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:
