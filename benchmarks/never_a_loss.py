@@ -2,9 +2,11 @@
 
 python -m benchmarks.never_a_loss --models smollm2 zoo --pairs 6
 
-Each cell is one hostile kind of work, in alternation: an engine as `forerun.load` makes it, with the
-drafter named, and one without a drafter; both keep the prompts' caches, and both have run the work once
-before. A number is plain seconds over speculative ones, the median of pairs: 1 is no loss.
+Each cell is one hostile kind of work: an engine as `forerun.load` makes it, with the drafter named, and
+one without a drafter run each of its batches in alternation; both keep the prompts' caches, and both have
+run the work once before. A number is plain seconds over speculative ones: 1 is no loss. The seconds of a
+batch are the median of its runs, so that a pause of the machine meets one batch and not the cell; the
+range is that of whole passes.
 """
 
 from __future__ import annotations
@@ -75,26 +77,48 @@ def cells(engine: Engine, batches: Sequence[int]) -> Iterator[Cell]:
             yield Cell(name, prompts, temperature, 48, size)
 
 
-def measure(cell: Cell, engines: tuple[Engine, Engine], pairs: int) -> list[float]:
-    """The ratios of paired runs, after one of each."""
-    plain, speculative = engines
-    for engine in engines:
-        _seconds(engine, cell)
-    ratios = []
-    for number in range(pairs):
-        first, second = (plain, speculative) if number % 2 else (speculative, plain)
-        times = {first: _seconds(first, cell), second: _seconds(second, cell)}
-        ratios.append(times[plain] / times[speculative])
-    return ratios
+@dataclass(frozen=True)
+class Ratio:
+    """Plain seconds over speculative ones.
+
+    Args:
+        middle: from the median seconds of each batch.
+        least, most: of single passes over all batches.
+    """
+
+    middle: float
+    least: float
+    most: float
 
 
-def _seconds(engine: Engine, cell: Cell) -> float:
+def measure(cell: Cell, engines: tuple[Engine, Engine], pairs: int) -> Ratio:
+    """Run a cell's batches by both engines in turn, after one pass of each."""
+    batches = [
+        cell.prompts[start : start + cell.batch_size]
+        for start in range(0, len(cell.prompts), cell.batch_size)
+    ]
+    times: list[list[list[float]]] = [[], []]
+    for number in range(-1, pairs):
+        passes: list[list[float]] = [[], []]
+        for place, batch in enumerate(batches):
+            for which in (0, 1) if (number + place) % 2 else (1, 0):
+                passes[which].append(_seconds(engines[which], cell, batch))
+        if number >= 0:
+            times[0].append(passes[0])
+            times[1].append(passes[1])
+    plain, speculative = (
+        sum(statistics.median(runs) for runs in zip(*of, strict=True)) for of in times
+    )
+    whole = [sum(one) / sum(other) for one, other in zip(*times, strict=True)]
+    return Ratio(plain / speculative, min(whole), max(whole))
+
+
+def _seconds(engine: Engine, cell: Cell, batch: list[list[int]]) -> float:
     params = SamplingParams(
         temperature=cell.temperature, max_tokens=cell.max_tokens, ignore_eos=True, seed=7
     )
     started = perf_counter()
-    for start in range(0, len(cell.prompts), cell.batch_size):
-        engine.generate(cell.prompts[start : start + cell.batch_size], params)
+    engine.generate(batch, params)
     return perf_counter() - started
 
 
@@ -137,14 +161,14 @@ def run(model: str, batches: Sequence[int], pairs: int, only: str) -> Iterator[d
                 load(model, False, max_batch_size=size),
                 load(model, speculative, max_batch_size=size),
             )
-            ratios = measure(cell, engines, pairs)
+            ratio = measure(cell, engines, pairs)
             assert engines[1].policy is not None
             row = {
                 "model": model,
                 "cell": cell.name,
-                "ratio": statistics.median(ratios),
-                "least": min(ratios),
-                "most": max(ratios),
+                "ratio": ratio.middle,
+                "least": ratio.least,
+                "most": ratio.most,
                 "decisions": engines[1].policy.in_words(),
             }
             yield row

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from forerun.core import CostTable, PlainReason, Request
 from forerun.params import SamplingParams
 from forerun.policies import cost_aware
+from forerun.policies.acceptance import Acceptance
 from forerun.policies.account import FIRST, LEAST
 from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
 from forerun.policies.costs import Curve, DraftTimes, LiveCosts
@@ -159,6 +160,19 @@ def test_what_was_learned_is_where_the_next_one_begins() -> None:
     second.attach(ToyModel(5), world.drafter, 1)  # type: ignore[arg-type]
     second.restore(first.learned)
     assert second.plan([request])[0].num_tokens > 3
+
+
+def test_a_new_namespace_begins_as_all_of_them_were_and_goes_its_own_way() -> None:
+    acceptance = Acceptance([0.3])
+    for number in range(40):
+        acceptance.observe(number, "code", 0, 4, 4)
+    unknown = Acceptance([0.3]).survival(99, "chat", 0, 4)
+    begun = acceptance.survival(99, "chat", 0, 4)
+    assert begun[3] > 0.5 > unknown[0]
+    for number in range(40, 80):
+        acceptance.observe(number, "chat", 0, 4, 0)
+    assert acceptance.survival(99, "chat", 0, 4)[0] < 0.2
+    assert acceptance.survival(99, "code", 0, 4)[3] > 0.5
 
 
 def test_nothing_found_is_the_reason_given() -> None:

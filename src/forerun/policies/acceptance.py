@@ -15,6 +15,8 @@ from typing import Any
 LONGEST = 64
 # What all requests have shown is worked out for so many positions, and again after so many drafts.
 USUAL, FEW = 16, 8
+# Namespaces times levels that are told apart at most; after that those of names begin anew.
+MOST_KINDS = 4096
 # What a request's own rounds weigh against those of all requests, and these against the prior.
 POOLED_WEIGHT, PRIOR_WEIGHT = 6.0, 1.5
 # What is left of the weight of what was seen, a round later: of a request's, and of all requests'.
@@ -97,7 +99,8 @@ class Rates:
 
 
 class Acceptance:
-    """Acceptance of one drafter: of all its requests by how confident it was, and of each request.
+    """Acceptance of one drafter by how confident it was: of all its requests, of those of a namespace, to
+    which all of them are the prior, and of each request.
 
     Args:
         prior: by position, where nothing was seen; None scales with the drafter's confidence.
@@ -118,9 +121,12 @@ class Acceptance:
         return any(rates.at_risk for rates in self._pooled.values())
 
     def pooled(self, namespace: str, level: int) -> Rates:
-        """What all requests of a namespace have shown at a level of confidence."""
+        """What all requests of a namespace have shown at a level of confidence; without a name, of all."""
         key = (namespace, level)
         if key not in self._pooled:
+            if len(self._pooled) > MOST_KINDS:
+                self._pooled = {key: rates for key, rates in self._pooled.items() if not key[0]}
+                self._known.clear()
             self._pooled[key] = Rates(POOLED_MEMORY)
         return self._pooled[key]
 
@@ -136,9 +142,12 @@ class Acceptance:
 
     def optimistic(self, request_id: int, namespace: str, level: int, length: int) -> list[float]:
         """The same as high as what was seen allows: what is unknown may turn out to be good."""
-        own, pooled = self._requests.get(request_id), self.pooled(namespace, level)
-        known = self._pooled_rates(namespace, level, length)
-        seen = max(min(pooled.evidence(), 2 * POOLED_WEIGHT), own.evidence() if own else 0.0)
+        own, known = self._requests.get(request_id), self._pooled_rates(namespace, level, length)
+        seen = max(
+            min(self.pooled(namespace, level).evidence(), 2 * POOLED_WEIGHT),
+            min(self.pooled("", level).evidence(), POOLED_WEIGHT),
+            own.evidence() if own else 0.0,
+        )
         rates = (
             (seen * rate + OPTIMISM) / (seen + OPTIMISM)
             for rate in (known if own is None else own.blended(known, POOLED_WEIGHT, length))
@@ -150,8 +159,10 @@ class Acceptance:
         key = (namespace, level)
         known = self._known.get(key)
         if known is None or len(known) < length:
-            prior = self._prior if self._prior is not None else [level_rate(level)]
-            known = [*self.pooled(*key).blended(prior, self._prior_weight, max(length, USUAL))]
+            prior, weight = self._prior or [level_rate(level)], self._prior_weight
+            if namespace:
+                prior, weight = self._pooled_rates("", level, length), POOLED_WEIGHT
+            known = [*self.pooled(*key).blended(prior, weight, max(length, USUAL))]
             self._known[key] = known
         return known
 
@@ -159,10 +170,11 @@ class Acceptance:
         self, request_id: int, namespace: str, level: int, planned: int, accepted: int
     ) -> None:
         """Take in a draft."""
-        pooled = self.pooled(namespace, level)
-        pooled.observe(planned, accepted)
-        if pooled.planned < FEW or pooled.planned % FEW == 0:
-            self._known.pop((namespace, level), None)
+        for name in {"", namespace}:
+            pooled = self.pooled(name, level)
+            pooled.observe(planned, accepted)
+            if pooled.planned < FEW or pooled.planned % FEW == 0:
+                self._known.pop((name, level), None)
         if request_id not in self._requests:
             self._requests[request_id] = Rates(REQUEST_MEMORY)
         self._requests[request_id].observe(planned, accepted)
@@ -178,7 +190,7 @@ class Acceptance:
         self._requests.pop(request_id, None)
 
     def as_dict(self) -> dict[str, Any]:
-        """What was seen of requests without a namespace, ready for JSON."""
+        """What was seen of all requests, ready for JSON."""
         return {
             str(level): rates.as_lists()
             for (namespace, level), rates in self._pooled.items()
