@@ -5,76 +5,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from forerun.contracts import CausalLM, DrafterSetup
-from forerun.core import NO_DRAFT, Draft, Plan, Request
+from forerun.core import Draft, Plan, Request
 from forerun.drafters.dspark import DSparkDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import IncompatibleDraftError
 from forerun.heads.dspark import DSparkHead
 from forerun.heads.files import HeadFiles
-from forerun.models.checkpoint import model_from_tensors
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.trees.growth import grow, start
 from tests.helpers.dspark_heads import VARIANTS, Made, Reference, write
+from tests.helpers.head_checks import (
+    GREEDY,
+    PENALTIES,
+    PROMPTS,
+    SAMPLED,
+    SEEDED,
+    SHAPE,
+    Compared,
+    generate,
+    target,
+)
 from tests.helpers.kernel_models import needs_kernels
-from tests.helpers.tiny_models import tiny_config, tiny_model
-
-PROMPTS = [[3, 14, 15, 9, 2, 6], [5], [*range(40, 60), 7]]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
-SAMPLED = SamplingParams(max_tokens=12, top_p=0.95)
-SEEDED = SamplingParams(max_tokens=12, seed=3)
-PENALTIES = SamplingParams(max_tokens=12, repetition_penalty=1.3, banned_token_ids=(4,))
-SHAPE = [-1, -1, -1, 0, 0, 1, 3]
-
-
-@cache
-def target(backend: str, dtype: str) -> CausalLM:
-    model = tiny_model("llama")
-    return model_from_tensors(
-        tiny_config("llama"), model.state_dict(), dtype=dtype, backend=backend, name="tiny"
-    )
 
 
 def head_of(folder: Path, made: Made, on: CausalLM, layout: str = "deepspec") -> DSparkHead:
     return DSparkHead.open(on, HeadFiles.open(write(folder, made, layout)))
 
 
-class Checked(DSparkDrafter):
-    """Compares every draft with that of the reference, grown by the same rules from its logits."""
+class Checked(Compared, DSparkDrafter):
+    """Drafts with a head and its reference."""
 
     def __init__(
         self, made: Made, head: DSparkHead, on: CausalLM, atol: float, least: float = 0.0
     ) -> None:
         super().__init__(head, 3, on.max_context, on.vocab_size, least)
         self.reference, self.atol, self.least = Reference(made, on), atol, least
-        self.lengths: list[tuple[int, int]] = []
-
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        drafts = super().propose(requests, plans, randomness)
-        for request, plan, draft in zip(requests, plans, drafts, strict=True):
-            expected = NO_DRAFT
-            # Of a prompt of one token the target has run nothing yet.
-            if plan.num_tokens and len(request) > 1:
-                expected = self.expected(request, plan, randomness)
-            assert (draft.token_ids, draft.tree) == (expected.token_ids, expected.tree)
-            assert (draft.probs is None) == (expected.probs is None)
-            if isinstance(expected.probs, Tensor):
-                torch.testing.assert_close(draft.probs, expected.probs, rtol=0, atol=self.atol)
-            if plan.num_tokens and len(request) > 1:
-                self.lengths.append((len(draft), plan.num_tokens))
-        return drafts
+        self.lengths = []
 
     def expected(self, request: Request, plan: Plan, randomness: Randomness) -> Draft:
         reference = self.reference
@@ -107,10 +82,7 @@ def check(
 ) -> list[tuple[int, int]]:
     """Generate with a head, every draft compared with the reference's; their lengths, and those planned."""
     drafter = Checked(made, head_of(folder, made, on, layout), on, atol, least)
-    settings = SpeculativeConfig(num_speculative_tokens=3, policy="fixed", **config)
-    completions = Engine(on, drafter, settings, max_batch_size=3).generate(list(prompts), params)
-    assert all(len(completion.token_ids) == params.max_tokens for completion in completions)
-    assert sum(length for length, _ in drafter.lengths) >= 6
+    generate(on, drafter, prompts, params, **config)
     return drafter.lengths
 
 

@@ -5,45 +5,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.core import NO_DRAFT, Draft, Plan, Request
+from forerun.core import Draft, Plan, Request
 from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.heads.eagle3 import Eagle3Weights
 from forerun.heads.eagle3_parts import Eagle3Head
 from forerun.heads.files import HeadFiles
-from forerun.models.checkpoint import model_from_tensors
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.trees.growth import grow, start
 from tests.helpers.eagle_heads import VARIANTS, Made, Reference, write
+from tests.helpers.head_checks import (
+    GREEDY,
+    PENALTIES,
+    PROMPTS,
+    SAMPLED,
+    SEEDED,
+    SHAPE,
+    Compared,
+    generate,
+    target,
+)
 from tests.helpers.kernel_models import needs_kernels
-from tests.helpers.tiny_models import tiny_config, tiny_model
-
-PROMPTS = [[3, 14, 15, 9, 2, 6], [5], [*range(40, 60), 7]]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
-SAMPLED = SamplingParams(max_tokens=12, top_p=0.95)
-SEEDED = SamplingParams(max_tokens=12, seed=3)
-PENALTIES = SamplingParams(max_tokens=12, repetition_penalty=1.3, banned_token_ids=(4,))
-SHAPE = [-1, -1, -1, 0, 0, 1, 3]
-
-
-@cache
-def target(backend: str, dtype: str) -> CausalLM:
-    model = tiny_model("llama")
-    return model_from_tensors(
-        tiny_config("llama"), model.state_dict(), dtype=dtype, backend=backend, name="tiny"
-    )
 
 
 def head_of(folder: Path, made: Made, on: CausalLM, layout: str) -> Eagle3Head:
@@ -54,34 +45,16 @@ def layout_of(made: Made) -> str:
     return "eagle1" if made.regression else "vllm"
 
 
-class Checked(Eagle3Drafter):
-    """Compares every draft with that of the reference, grown by the same rules from its logits."""
+class Checked(Compared, Eagle3Drafter):
+    """Drafts with a head and its reference."""
 
     def __init__(self, made: Made, head: Eagle3Head, on: CausalLM, atol: float) -> None:
         super().__init__(head, on.vocab_size, 3, on.max_context)
         self.reference, self.atol = Reference(made, on), atol
-        self.drafted = 0
-
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        drafts = super().propose(requests, plans, randomness)
-        for request, plan, draft in zip(requests, plans, drafts, strict=True):
-            expected = NO_DRAFT
-            # Of a prompt of one token the target has run nothing yet.
-            if plan.num_tokens and len(request) > 1:
-                expected = self.expected(
-                    request, plan.cut(self.capacity - len(request)), randomness
-                )
-            assert (draft.token_ids, draft.tree) == (expected.token_ids, expected.tree)
-            assert (draft.probs is None) == (expected.probs is None)
-            if isinstance(expected.probs, Tensor):
-                torch.testing.assert_close(draft.probs, expected.probs, rtol=0, atol=self.atol)
-            self.drafted += len(draft)
-        return drafts
+        self.lengths = []
 
     def expected(self, request: Request, plan: Plan, randomness: Randomness) -> Draft:
-        growth = start(request, plan)
+        growth = start(request, plan.cut(self.capacity - len(request)))
         while growth.frontier:
             rows = []
             for node in growth.frontier:
@@ -107,13 +80,7 @@ def check(
     """Generate with a head, every draft compared with the reference's."""
     head = head_of(folder, made, on, layout or layout_of(made))
     drafter = Checked(made, head, on, atol)
-    settings = SpeculativeConfig(num_speculative_tokens=3, policy="fixed", **config)
-    engine = Engine(on, drafter, settings, max_batch_size=3)
-    # The same texts in every run: rounding grows from step to step, in rare texts beyond any tolerance.
-    engine.use_seeds(count(1).__next__)
-    completions = engine.generate(list(prompts), params)
-    assert drafter.drafted >= 12
-    assert all(len(completion.token_ids) == params.max_tokens for completion in completions)
+    generate(on, drafter, prompts, params, **config)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -5,71 +5,47 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from forerun.contracts import CausalLM, DrafterSetup
-from forerun.core import NO_DRAFT, Draft, Exactness, Plan, Request
+from forerun.core import Draft, Exactness, Plan, Request
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ForerunError
 from forerun.heads.files import HeadFiles
 from forerun.heads.medusa import MedusaHead
-from forerun.models.checkpoint import model_from_tensors
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.testing import ToyModel
 from forerun.trees.growth import grow, start
 from forerun.trees.search import best_shape
+from tests.helpers.head_checks import (
+    GREEDY,
+    PENALTIES,
+    PROMPTS,
+    SAMPLED,
+    SEEDED,
+    SHAPE,
+    Compared,
+    generate,
+    target,
+)
 from tests.helpers.kernel_models import needs_kernels
 from tests.helpers.medusa_heads import VARIANTS, Made, Reference, write
-from tests.helpers.tiny_models import tiny_config, tiny_model
-
-PROMPTS = [[3, 14, 15, 9, 2, 6], [5], [*range(40, 60), 7]]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
-SAMPLED = SamplingParams(max_tokens=12, top_p=0.95)
-SEEDED = SamplingParams(max_tokens=12, seed=3)
-PENALTIES = SamplingParams(max_tokens=12, repetition_penalty=1.3, banned_token_ids=(4,))
-SHAPE = [-1, -1, -1, 0, 0, 1, 3]
 
 
-@cache
-def target(backend: str, dtype: str) -> CausalLM:
-    model = tiny_model("llama")
-    return model_from_tensors(
-        tiny_config("llama"), model.state_dict(), dtype=dtype, backend=backend, name="tiny"
-    )
-
-
-class Checked(MedusaDrafter):
-    """Compares every draft with that of the reference, grown by the same rules from its logits."""
+class Checked(Compared, MedusaDrafter):
+    """Drafts with heads and their reference."""
 
     def __init__(self, made: Made, head: MedusaHead, on: CausalLM, atol: float) -> None:
         super().__init__(head, 3, on.num_layers, on.vocab_size)
         self.reference, self.atol = Reference(made, on), atol
-        self.drafted = 0
-
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        drafts = super().propose(requests, plans, randomness)
-        for request, plan, draft in zip(requests, plans, drafts, strict=True):
-            expected = NO_DRAFT
-            # Of a prompt of one token the target has run nothing yet.
-            if plan.num_tokens and len(request) > 1:
-                expected = self.expected(request, plan, randomness)
-            assert (draft.token_ids, draft.tree) == (expected.token_ids, expected.tree)
-            assert (draft.probs is None) == (expected.probs is None)
-            if isinstance(expected.probs, Tensor):
-                torch.testing.assert_close(draft.probs, expected.probs, rtol=0, atol=self.atol)
-            self.drafted += len(draft)
-        return drafts
+        self.lengths = []
 
     def expected(self, request: Request, plan: Plan, randomness: Randomness) -> Draft:
         rows = self.reference.rows(request.token_ids)
@@ -94,11 +70,7 @@ def check(
     """Generate with heads, every draft compared with the reference's."""
     files = HeadFiles.open(write(folder, made, layout, form))
     drafter = Checked(made, MedusaHead.open(on, files), on, atol)
-    settings = SpeculativeConfig(num_speculative_tokens=3, policy="fixed", **config)
-    engine = Engine(on, drafter, settings, max_batch_size=3)
-    completions = engine.generate(list(prompts), params)
-    assert drafter.drafted >= 12
-    assert all(len(completion.token_ids) == params.max_tokens for completion in completions)
+    generate(on, drafter, prompts, params, **config)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +74,15 @@ def _conversations(count: int) -> list[Conversation]:
 def test_an_epoch_holds_every_conversation_once_within_the_budget_of_tokens() -> None:
     stream = BatchStream(_conversations(60), 64, seed=3)
     first = [stream.batch(number) for number in range(200)]
-    ends = [number for number in range(200) if stream.epoch_of(number) == 1.0]
-    epoch = first[: ends[0]]
+    end = list(accumulate(len(batch.conversations) for batch in first)).index(60) + 1
+    epoch = first[:end]
     assert sorted(len(c) for b in epoch for c in b.conversations) == sorted(
         map(len, _conversations(60))
     )
     assert all(batch.token_ids.numel() <= 64 for batch in first)
     again = BatchStream(_conversations(60), 64, seed=3)
     assert again.batch(150).token_ids.tolist() == first[150].token_ids.tolist()
-    assert [b.conversations for b in first[ends[0] : 2 * ends[0]]] != [
-        b.conversations for b in epoch
-    ]
+    assert [b.conversations for b in first[end : 2 * end]] != [b.conversations for b in epoch]
 
 
 def test_answers_are_marked_and_padding_is_not() -> None:

@@ -86,10 +86,24 @@ def _own_options(ctx: click.Context, values: Mapping[str, Any], kind: type) -> d
         kind: the class that says first how `--method-option` is read.
     """
     own = {name: values[name] for name in sorted(_names(OWN_SECTIONS.values())) if given(ctx, name)}
+    return add_method_options(ctx, values, own, kind)
+
+
+def add_method_options(
+    ctx: click.Context, values: Mapping[str, Any], own: dict[str, Any], *kinds: type
+) -> dict[str, Any]:
+    """Options of methods and policies with what `--method-option` gives besides.
+
+    Args:
+        kinds: classes that say first how it is read.
+
+    Raises:
+        ConfigError: for what is no option with a value, or is given twice.
+    """
     parameter = next(param for param in ctx.command.params if param.name == "method_option")
     schemas = {
         name: schema
-        for owner in (*OWN_SECTIONS.values(), kind)
+        for owner in (*OWN_SECTIONS.values(), *kinds)
         for name, schema in schema_of(owner).items()
     }
     for text in values["method_option"]:
@@ -105,11 +119,13 @@ def _own_options(ctx: click.Context, values: Mapping[str, Any], kind: type) -> d
 
 
 def open_checkpoint(values: dict[str, Any]) -> Checkpoint:
-    """The model that `--model` names, whose context `--max-context` must not exceed.
+    """The model that `--model` names, whose context `--max-context` must not exceed; it will run on as
+    many threads as `--threads` says.
 
     Raises:
         ForerunError: for a model that cannot be run, or a context that it does not have.
     """
+    set_threads(values)
     with waiting("starting"):
         from forerun.models import Checkpoint
 

@@ -10,15 +10,12 @@ import click
 from forerun.bench.peers import PEERS
 from forerun.bench.settings import Axes, Crossed, cross, likely_methods
 from forerun.bench.workloads import built_in, in_turns, read_workload
-from forerun.cli.asked import open_checkpoint, sampling_params, set_threads
+from forerun.cli.asked import add_method_options, open_checkpoint, sampling_params
 from forerun.cli.bench_flags import bench_options
-from forerun.cli.derived import OWN_SECTIONS
 from forerun.cli.options import Command, given, warn
-from forerun.cli.param_types import type_of
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.target_file import check_writable, write_file
 from forerun.errors import ConfigError, PromptError, UnknownNameError
-from forerun.options import schema_of
 
 if TYPE_CHECKING:
     from forerun.cli.bench_run import BenchRun
@@ -40,7 +37,6 @@ def bench(ctx: click.Context, /, **values: Any) -> int:
     params = sampling_params({**values, "temperature": values["temperatures"][0]})
     quiet_libraries()
     crossed = _crossed(ctx, values)
-    set_threads(values)
     checkpoint = open_checkpoint(values)
     from forerun.cli.bench_run import measuring
 
@@ -93,26 +89,9 @@ def _crossed(ctx: click.Context, values: Mapping[str, Any]) -> Crossed:
         policies=values["policies"],
         models=values["draft_model"],
         common={name: values[name] for name in ("rejection_sample_method", "draft_sample_method")},
-        options=_method_options(ctx, values),
+        options=add_method_options(ctx, values, {}),
     )
     return cross(axes, target)
-
-
-def _method_options(ctx: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What `--method-option` gives, by name."""
-    schemas = {n: schema for kind in OWN_SECTIONS.values() for n, schema in schema_of(kind).items()}
-    parameter = next(param for param in ctx.command.params if param.name == "method_option")
-    options: dict[str, Any] = {}
-    for text in values["method_option"]:
-        key, equals, value = text.partition("=")
-        name = key.strip().replace("-", "_")
-        if not equals or name in options:
-            problem = "gives an option twice" if equals else "is not NAME=VALUE"
-            raise ConfigError(f"--method-option {text!r} {problem}; give it once, as NAME=VALUE.")
-        options[name] = value
-        if name in schemas:
-            options[name] = type_of(name, schemas[name]).convert(value, parameter, ctx)
-    return options
 
 
 def _finish(values: Mapping[str, Any], run: BenchRun) -> int:

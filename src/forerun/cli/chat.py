@@ -10,7 +10,6 @@ from forerun.cli.asked import (
     load_engine,
     open_checkpoint,
     sampling_params,
-    set_threads,
     speculation,
     with_defaults,
 )
@@ -63,7 +62,6 @@ def _load(
     params: SamplingParams,
     choice: Choice | None,
 ) -> Repl:
-    set_threads(values)
     checkpoint = open_checkpoint(values)
     from forerun.cli.conversation import Conversation
     from forerun.cli.repl import Repl

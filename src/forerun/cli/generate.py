@@ -13,7 +13,6 @@ from forerun.cli.asked import (
     load_engine,
     open_checkpoint,
     sampling_params,
-    set_threads,
     speculation,
     with_defaults,
 )
@@ -112,7 +111,6 @@ def _load(
     params: SamplingParams,
     choice: Choice | None,
 ) -> Job:
-    set_threads(values)
     checkpoint = open_checkpoint(values)
     params, from_model = with_defaults(ctx, params, checkpoint.sampling_defaults)
     prompt = make_prompt(checkpoint, content, values)

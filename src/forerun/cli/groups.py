@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 CommandTable = Mapping[str, tuple[str, str]]
-"""By name: the module whose `command` it is, and a line for the help."""
+"""By name: the module whose `command` it is, or whose `command_for` makes it of what follows a colon, and
+a line for the help."""
 
 
 class LazyGroup(click.Group):
@@ -29,7 +30,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.table:
             return None
-        command: click.Command = importlib.import_module(self.table[cmd_name][0]).command
+        name, _, kind = self.table[cmd_name][0].partition(":")
+        module: Any = importlib.import_module(name)
+        command: click.Command = module.command_for(kind) if kind else module.command
         return command
 
     def resolve_command(

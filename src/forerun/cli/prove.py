@@ -13,7 +13,6 @@ from forerun.cli.asked import (
     load_engine,
     open_checkpoint,
     sampling_params,
-    set_threads,
     speculation,
 )
 from forerun.cli.bars import bars
@@ -80,7 +79,6 @@ def _load(
     quiet_libraries()
     from forerun.proof.prompts import encode_prompts
 
-    set_threads(values)
     choice = speculation(ctx, values, values["model"])
     checkpoint = open_checkpoint(values)
     longest = values["max_context"] or checkpoint.summary.max_context

@@ -6,14 +6,17 @@ from forerun.cli.groups import LazyGroup
 
 COMMANDS = {
     "data": ("forerun.cli.train_data", "Have a model write and answer prompts to train on."),
-    "draft": ("forerun.cli.train_draft", "Train a draft model: a small one, distilled."),
-    "dspark": ("forerun.cli.train_dspark", "Train a DSpark head: a block a pass."),
-    "eagle3": ("forerun.cli.train_eagle3", "Train an EAGLE-3 head: a token a pass."),
+    "draft": ("forerun.cli.train_drafter:draft", "Train a draft model: a small one, distilled."),
+    "dspark": ("forerun.cli.train_drafter:dspark", "Train a DSpark head: a block a pass."),
+    "eagle3": ("forerun.cli.train_drafter:eagle3", "Train an EAGLE-3 head: a token a pass."),
     "layer_skip": (
-        "forerun.cli.train_layer_skip",
+        "forerun.cli.train_drafter:layer_skip",
         "Train an adapter behind an early exit: a layer that reads the whole text.",
     ),
-    "medusa": ("forerun.cli.train_medusa", "Train Medusa's heads: all tokens from one state."),
+    "medusa": (
+        "forerun.cli.train_drafter:medusa",
+        "Train Medusa's heads: all tokens from one state.",
+    ),
 }
 
 command = LazyGroup(

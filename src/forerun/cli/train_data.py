@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.asked import load_engine, open_checkpoint, set_threads
+from forerun.cli.asked import load_engine, open_checkpoint
 from forerun.cli.bars import bars
 from forerun.cli.completion import completion
 from forerun.cli.config import config_option
@@ -124,7 +124,6 @@ def _open(values: dict[str, Any], output: str) -> DataRun:
     questions = _read(values["questions"]) if values["questions"] else None
     keep_out = _read(values["keep_out"])
     settings = DataSettings(**{name: values[name] for name in vars(DataSettings())})
-    set_threads(values)
     checkpoint = open_checkpoint(values)
     context = values["max_context"] or min(CONTEXT, checkpoint.summary.max_context)
     engine = load_engine(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.asked import open_checkpoint, set_threads
+from forerun.cli.asked import open_checkpoint
 from forerun.cli.bars import bars
 from forerun.cli.config import config_option
 from forerun.cli.derived import derived
@@ -45,7 +45,6 @@ def tune(**values: Any) -> None:
         if values[name] is not None:
             check_writable(f"--{name}", values[name])
     quiet_libraries()
-    set_threads(values)
     checkpoint = open_checkpoint(values)
     try:
         with bars():

@@ -15,7 +15,6 @@ from forerun.heads import HEADS, kind_of
 from forerun.heads.files import HeadFiles
 
 EAGLE3, DSPARK, MEDUSA = "eagle3", "dspark", "medusa"
-RECORD = "forerun.json"
 
 WEIGHTS = (
     "model.safetensors",

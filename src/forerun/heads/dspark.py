@@ -28,7 +28,6 @@ from forerun.models.architecture import Architecture
 from forerun.models.modules import modules_for
 from forerun.sampling import DraftVocabulary
 
-KIND = "dspark"
 _ARCHITECTURE = "Qwen3DSparkModel"
 # Keys of variants whose forward differs.
 _VARIANTS = ("conv_kernel_size", "selector_rank", "projector_type")

@@ -24,7 +24,6 @@ from forerun.heads.output import OutputRows, draft_ids
 from forerun.models.modules import modules_for
 from forerun.sampling import DraftVocabulary
 
-KIND = "medusa"
 MOST_HEADS = 32
 _MOST = 2**31
 # The names of Medusa's own code: head, layer, part; after its last layer stands the output matrix.

@@ -217,13 +217,6 @@ class BatchStream:
         indices = self._epoch(epoch)[number - self._starts[epoch]]
         return ConversationBatch.of([self.conversations[index] for index in indices])
 
-    def epoch_of(self, number: int) -> float:
-        """Epochs that the micro-batches before `number` make."""
-        self.batch(number)
-        epoch = next(e for e in range(len(self._starts) - 1) if number < self._starts[e + 1])
-        begin, end = self._starts[epoch : epoch + 2]
-        return epoch + (number - begin) / (end - begin)
-
     def _make_epoch(self, epoch: int) -> list[list[int]]:
         order = list(range(len(self.conversations)))
         source = random.Random(f"{self.seed}/{epoch}")

@@ -1,5 +1,0 @@
-"""`forerun train medusa`."""
-
-from forerun.cli.train_drafter import command_for
-
-command = command_for("medusa")
