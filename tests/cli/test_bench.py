@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forerun import _native
 from forerun.bench.rows import Row
 from forerun.bench.session import Session
 from tests.helpers.command_line import Cli, Write
@@ -65,6 +66,11 @@ def test_from_prompts_to_a_verdict(cli: Cli, small: tuple[str, ...], tmp_path: P
     assert all(cell["pairs"] == cell["comparable"] == 4 for cell in whole)
     assert all(cell["identical"] == 4 for cell in whole)
     assert content["verdicts"][0]["advice"].startswith("too few prompts to tell")
+    plain = content["plain_decoding"]
+    assert plain["gigabytes_per_second"] == pytest.approx(
+        plain["tokens_per_second"] * plain["bytes_per_token"] / 1e9, rel=1e-3
+    )
+    assert ("share_of_read_bandwidth" in plain) == _native.AVAILABLE
     header, *lines = map(json.loads, Path(rows).read_text().splitlines())
     assert header["model"] == cli.target
     assert [Row.from_dict(line).error for line in lines] == [None] * 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ class Made:
     ) -> tuple[list[int], float]:
         if num_tokens > 100:
             raise SystemExit("no memory")
+        if num_tokens > 90:
+            time.sleep(3600)
         return [7] * num_tokens, num_tokens * (1.0 + abs(num_speculative_tokens - 4))
 
 
@@ -78,6 +81,15 @@ def test_a_peer_that_crashes_says_its_last_words() -> None:
                 engine.call("generate", prompt_ids=[1, 2], num_tokens=101)
     with pytest.raises(ConfigError, match="cannot be run"):
         RemoteEngine("made", python="/absent/python")
+
+
+def test_a_peer_that_hangs_is_ended() -> None:
+    with remote() as engine:
+        engine.limit = 0.2
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"made did not answer 'generate' within 0\.2 s"):
+                engine.call("generate", prompt_ids=[1, 2], num_tokens=91)
+        assert engine._process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.slow

@@ -13,6 +13,8 @@ LEFT, RIGHT = 210, 150
 _ROW, _AXIS, _TOP = 24, 34, 8
 _HEIGHT = 250
 _BAR = 15
+# Letters of a name that fit beside a chart.
+_LETTERS = 27
 # Line patterns and marks of series, so that colour is not the only sign.
 _DASHES = ("", "6 3", "2 3", "8 3 2 3", "12 3", "4 2 1 2")
 
@@ -59,7 +61,7 @@ def spans(title: str, rows: Sequence[Span], axis: str, mark: float | None = None
         parts.append(_line(scale(mark), _TOP, scale(mark), bottom, "one"))
     for number, row in enumerate(rows):
         y = _TOP + _ROW * (number + 0.5)
-        parts.append(_text(LEFT - 10, y + 4, row.name, "name", "end"))
+        parts.append(_name(LEFT - 10, y + 4, row.name, "name", "end"))
         parts.append(_line(scale(row.low), y, scale(row.high), y, f"span {row.kind}"))
         for end in (row.low, row.high):
             parts.append(_line(scale(end), y - 4, scale(end), y + 4, f"span {row.kind}"))
@@ -80,7 +82,7 @@ def bars(title: str, rows: Sequence[Bar], names: Sequence[str], axis: str) -> st
     parts = [_legend([(names[at], f"fill{at}") for at in shown]), _axis(scale, top, bottom, axis)]
     for number, row in enumerate(rows):
         y, start = top + _ROW * (number + 0.5), 0.0
-        parts.append(_text(LEFT - 10, y + 4, row.name, "name", "end"))
+        parts.append(_name(LEFT - 10, y + 4, row.name, "name", "end"))
         for at in shown:
             left, right = scale(start), scale(start + row.parts[at])
             start += row.parts[at]
@@ -122,7 +124,7 @@ def curves(
             f'<circle class="end {kind}" cx="{xs(x):.1f}" cy="{ys(y):.1f}" r="3"/>'
         )
         parts.append(_line(xs(x) + 4, ys(y), right + 14, place, "leader"))
-        parts.append(_text(right + 18, place + 4, line.name, f"series {kind}"))
+        parts.append(_name(right + 18, place + 4, line.name, f"series {kind}"))
     return _svg(title, _HEIGHT + _AXIS, parts)
 
 
@@ -149,6 +151,10 @@ class _Scale:
         last = math.floor(self._high / step + 1e-9)
         self.ticks = [round(step * number, 10) for number in range(first, last + 1)]
 
+    @property
+    def middle(self) -> float:
+        return (self._start + self._end) / 2
+
     def __call__(self, value: float) -> float:
         return self._start + (value - self._low) / self._width * (self._end - self._start)
 
@@ -159,8 +165,7 @@ def _axis(scale: _Scale, top: float, y: float, label: str, *, whole: bool = Fals
         if not whole or tick == int(tick):
             parts.append(_line(scale(tick), top, scale(tick), y, "grid"))
             parts.append(_text(scale(tick), y + 14, f"{tick:g}", "tick", "middle"))
-    middle = (scale(scale.ticks[0]) + scale(scale.ticks[-1])) / 2
-    parts.append(_text(middle, y + 29, label, "label", "middle"))
+    parts.append(_text(scale.middle, y + 29, label, "label", "middle"))
     return "".join(parts)
 
 
@@ -194,6 +199,15 @@ def _svg(title: str, height: float, parts: Sequence[str]) -> str:
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _name(x: float, y: float, name: str, kind: str, anchor: str = "start") -> str:
+    """A name; of a long one the middle is left out, and shown in full where one points at it."""
+    if len(name) <= _LETTERS:
+        return _text(x, y, name, kind, anchor)
+    short = f"{name[: _LETTERS // 2]}…{name[-(_LETTERS // 2) :]}"
+    text = _text(x, y, short, kind, anchor)
+    return text.replace("</text>", f"<title>{escape(name)}</title></text>")
 
 
 def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:

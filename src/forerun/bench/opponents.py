@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.bench.contestants import WARM_UP_TOKENS, Elsewhere
-from forerun.bench.peers.process import RemoteEngine
+from forerun.bench.peers.process import CALL_SECONDS, RemoteEngine
 from forerun.bench.runs import Prompt
 from forerun.errors import ConfigError
 from forerun.models import Checkpoint
@@ -32,6 +32,7 @@ class Invitation:
         threads: of each.
         python: the interpreter that has them; None for this one.
         cache: the folder where converted models are kept.
+        limit: seconds that a call of one may take.
     """
 
     names: Sequence[str]
@@ -41,6 +42,7 @@ class Invitation:
     cache: Path
     draft: Path | None = None
     python: str | None = None
+    limit: float = CALL_SECONDS
 
 
 @dataclass
@@ -94,6 +96,7 @@ def _load(invitation: Invitation, name: str) -> RemoteEngine:
         name,
         name=name,
         python=invitation.python,
+        limit=invitation.limit,
         checkpoint_dir=str(files_of(invitation.checkpoint)),
         precision=invitation.precision,
         threads=invitation.threads,

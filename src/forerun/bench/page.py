@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
@@ -11,7 +12,7 @@ from forerun.bench.charts import Bar, Curve, Span, bars, curves, spans
 from forerun.bench.report import Report
 from forerun.bench.rows import Row, Side
 from forerun.bench.settings import method_of
-from forerun.bench.summary import ALL, Cell, burst_sizes, gaps, rate, stages
+from forerun.bench.summary import ALL, Cell, burst_sizes, gaps, stages
 from forerun.bench.tables import Table, tables
 from forerun.bench.verdict import Verdict, shown
 
@@ -50,15 +51,20 @@ def page(report: Report) -> str:
 
 
 def _verdict(report: Report) -> str:
-    blocks = [f'<p class="defect">{escape(text)}.</p>' for text in report.defects]
+    blocks = [f'<p class="defect">{_words(text)}.</p>' for text in report.defects]
     for verdict in report.verdicts:
-        details = "".join(f"<li>{escape(text)}</li>" for text in verdict.details)
+        details = "".join(f"<li>{_words(text)}</li>" for text in verdict.details)
         blocks.append(
-            f'<p class="where">{escape(verdict.where)}</p><p class="advice">{escape(verdict.advice)}</p>'
+            f'<p class="where">{escape(verdict.where)}</p><p class="advice">{_words(verdict.advice)}</p>'
             f"<ul>{details}</ul>"
         )
-    blocks += [f"<p>{escape(text)}.</p>" for text in report.beside_peers]
+    blocks += [f"<p>{_words(text)}.</p>" for text in report.beside_peers]
     return f'<section class="verdict">{"".join(blocks)}</section>'
+
+
+def _words(text: str) -> str:
+    """A sentence whose numbers keep their `x`."""
+    return re.sub(r"(\d) x\b", r"\1&nbsp;x", escape(text))
 
 
 def _place(report: Report, verdict: Verdict) -> str:
@@ -107,9 +113,7 @@ def _by_category(cells: Sequence[Cell], whole: Sequence[Cell]) -> str:
         lines.append(f"<tr><th>{escape(cell.setting)}</th>{''.join(map(_heat, every))}</tr>")
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in (*categories, ALL))
     table = f'<table class="heat"><tr><th></th>{head}</tr>{"".join(lines)}</table>'
-    text = (
-        "The same by category. Bold: surely faster; in brackets: surely slower than plain decoding."
-    )
+    text = "The same by category. Bold: the whole interval is above 1; in brackets: it is below."
     return _figure("Speed-up by category", text, table)
 
 
@@ -233,19 +237,16 @@ def _pauses(chosen: Sequence[Cell]) -> str:
 
 
 def _how(report: Report) -> str:
-    items = [f"<li>{escape(text)}</li>" for text in report.remarks]
+    said = (report.closeness, *report.remarks)
+    items = [f"<li>{escape(text)}</li>" for text in said if text]
     items += [
-        f"<li><b>{escape(name)}</b> {escape(text)}</li>" for name, text in report.facts.items()
+        f"<li><b>{escape(name)}</b> {escape(text)}</li>"
+        for name, text in [*report.facts.items(), *report.engines.items()]
     ]
-    for name, facts in report.peers.items():
-        text = ", ".join(f"{key} {value}" for key, value in facts.items())
-        items.append(f"<li><b>{escape(name)}</b> {escape(text)}</li>")
-    rates = {rate(cell.plain) for cell in report.whole}
-    made = "".join(map(_table, tables(report)))
+    made = "".join(map(_table, tables(report, by_category=False)))
     return (
         f"<h2>All figures</h2>{made}<h2>How it was measured</h2><p>Every run of a setting follows a run of "
-        "plain decoding of the same prompt, which it is compared with; caches are emptied between runs. "
-        f"Plain decoding makes {min(rates):.0f} to {max(rates):.0f} tokens a second here.</p>"
+        "plain decoding of the same prompt, which it is compared with; caches are emptied between runs.</p>"
         f"<ul>{''.join(items)}</ul><pre>{escape(report.command)}</pre>"
     )
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from forerun.bench.bandwidth import Bandwidth
 from forerun.bench.rows import Row
-from forerun.bench.summary import ALL, Cell, rate, summarize
+from forerun.bench.summary import ALL, Cell, summarize
 from forerun.bench.verdict import Verdict, defects, times, verdicts
 
 
@@ -24,6 +25,7 @@ class Report:
         exactness: of each setting; of peers nothing is known.
         peers: names of contestants that are not forerun's, with versions and settings.
         notes: what was left out, and why.
+        bandwidth: of memory, in the same run.
     """
 
     model: str
@@ -33,6 +35,7 @@ class Report:
     exactness: Mapping[str, str] = field(default_factory=dict)
     peers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    bandwidth: Bandwidth | None = None
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -89,6 +92,11 @@ class Report:
         return [*remarks, *self.notes]
 
     @property
+    def closeness(self) -> str:
+        """How near plain decoding comes to the memory's bandwidth; empty where that is unknown."""
+        return "" if self.bandwidth is None else self.bandwidth.sentence(self.rows)
+
+    @property
     def beside_peers(self) -> list[str]:
         """How many times as fast as each peer forerun is, plainly and each at its best."""
         best: dict[str, list[float]] = {}
@@ -108,6 +116,16 @@ class Report:
             for name, values in best.items()
         ]
 
+    @property
+    def engines(self) -> dict[str, str]:
+        """Versions and settings of peers, by their names."""
+        return {
+            str(facts["name"]): ", ".join(
+                f"{key} {value}" for key, value in facts.items() if key != "name"
+            )
+            for facts in self.peers.values()
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
@@ -118,16 +136,12 @@ class Report:
                 {**vars(verdict), "details": list(verdict.details)} for verdict in self.verdicts
             ],
             "sentences": ["; ".join([text, *details]) for text, details in self.paragraphs],
+            "plain_decoding": self.bandwidth and self.bandwidth.facts(self.rows),
             "remarks": self.remarks,
             "exactness": dict(self.exactness),
             "peers": {name: dict(facts) for name, facts in self.peers.items()},
             "cells": [cell.as_dict() for cell in self.cells],
         }
-
-
-def plain_rate(cells: Sequence[Cell]) -> float:
-    """Tokens a second of plain decoding over all pairs of some cells."""
-    return rate([side for cell in cells for side in cell.plain])
 
 
 def _first_error(rows: Sequence[Row]) -> str:

@@ -13,8 +13,8 @@ from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
 from forerun.params import SamplingParams
 
-# A pause in a stream this long, in seconds and in usual pauses of the same run, is none of its own: the
-# process was stopped, the machine slept, or its clock jumped.
+# A pause in a stream longer than this, in seconds and in usual pauses of the same run, is not the engine's:
+# the process was stopped, the machine slept, or its clock jumped.
 LONGEST_PAUSE, LONGER_THAN_USUAL = 1.0, 100.0
 
 

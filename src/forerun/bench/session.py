@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
+from forerun.bench.bandwidth import Bandwidth
 from forerun.bench.contestants import WARM_UP_TOKENS, Contestant
 from forerun.bench.rows import Key, Row, digest_of, loops, side_of
 from forerun.bench.runs import Prompt, Timed, run_plain
@@ -65,6 +66,7 @@ class Session:
         minutes: after which no further prompt is begun; 0 for no limit.
         done: rows of an earlier session; failures are measured again.
         notes: what a reader of the rows must know.
+        bandwidth: of memory, measured before each prompt.
     """
 
     plain: Engine
@@ -76,6 +78,7 @@ class Session:
     minutes: float = 0.0
     done: Mapping[Key, Row] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    bandwidth: Bandwidth | None = None
 
     def run(self) -> Iterator[Row]:
         """The rows that are missing, as they are measured."""
@@ -91,6 +94,8 @@ class Session:
                     f"the time was over after {number} of {len(groups)} prompts; --minutes 0 measures all"
                 )
                 return
+            if self.bandwidth is not None:
+                self.bandwidth.measure()
             for group, temperature in ((group, t) for group in begin for t in self.temperatures):
                 missing = self._missing(group, temperature)
                 turn += 1

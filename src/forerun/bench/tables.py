@@ -32,7 +32,7 @@ _HEADER = (
 )
 
 
-def tables(report: Report) -> list[Table]:
+def tables(report: Report, *, by_category: bool = True) -> list[Table]:
     """For each temperature and batch size the settings, and their speed-up by category."""
     made = []
     for temperature, batch in _places(report.whole):
@@ -42,7 +42,7 @@ def tables(report: Report) -> list[Table]:
         pairs = max(len(cell.rows) for cell in whole)
         made.append(Table(f"{where}, {pairs} pairs", _HEADER, [_line(cell) for cell in whole]))
         categories = list(dict.fromkeys(c.category for c in cells if c.category != ALL))
-        if categories:
+        if categories and by_category:
             parts = {(c.setting, c.category): c for c in cells}
             lines = [
                 [cell.setting, *(_ratio(parts.get((cell.setting, name))) for name in categories)]
@@ -63,9 +63,9 @@ def markdown(report: Report) -> str:
         lines = [" | ".join(["", *map(_escaped, line), ""]).strip() for line in table.rows]
         head = " | ".join(["", *map(_escaped, table.header), ""]).strip()
         parts.append("\n".join([f"## {table.title}", "", head, _rule(table), *lines]))
-    notes = [f"- {text}" for text in report.remarks]
+    notes = [f"- {text}" for text in (report.closeness, *report.remarks) if text]
     notes += [f"- {name}: {text}" for name, text in report.facts.items()]
-    notes += [f"- {name}: {_facts(facts)}" for name, facts in report.peers.items()]
+    notes += [f"- {name}: {text}" for name, text in report.engines.items()]
     parts.append("\n".join(["## How it was measured", "", *notes, "", f"`{report.command}`"]))
     return "\n\n".join(parts) + "\n"
 
@@ -104,11 +104,6 @@ def _rule(table: Table) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def _facts(facts: object) -> str:
-    assert isinstance(facts, dict)
-    return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def _capital(text: str) -> str:

@@ -149,7 +149,7 @@ def _about(own: _Field, best: Cell, cells: Sequence[Cell]) -> list[str]:
         sentences.append(f"forerun's default reaches {shown(default.speedup)}")
     fair = picked_fairly(cells) if len(cells) > 1 else None
     if fair is not None:
-        text = f"picked on one half of the prompts and measured on the other: {shown(fair)}"
+        text = f"on other prompts than the choice was made on: {shown(fair)}"
         sentences.append(text)
     return sentences
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from forerun.bench.peers.process import CALL_SECONDS
 from forerun.bench.settings import FIXED
 from forerun.bench.workloads import BUILT_IN
 from forerun.cli.config import config_option
@@ -171,6 +172,14 @@ def _peer_options() -> list[Option]:
             type=FileName(),
             metavar="FOLDER",
             help="Where models that were converted for them are kept; the user's cache.",
+        ),
+        Option(
+            "peers_limit",
+            section,
+            type=click.FloatRange(1, 10**5),
+            default=CALL_SECONDS,
+            metavar="SECONDS",
+            help="One that takes longer to load a model or to answer a prompt is ended.",
         ),
     ]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from forerun.bench.bandwidth import Bandwidth
 from forerun.bench.engines import Workshop
 from forerun.bench.opponents import Invitation, Opponents, files_of, invited
 from forerun.bench.prompts import Prepared
@@ -23,6 +24,7 @@ from forerun.cli.machine import hardware, versions
 from forerun.cli.options import warn
 from forerun.cli.panel import sampling
 from forerun.engine.engine import Engine
+from forerun.errors import CheckpointError
 from forerun.models import Checkpoint
 from forerun.models.cpu.threads import threads_in_use
 from forerun.models.once import loading_once
@@ -73,6 +75,7 @@ class BenchRun:
             exactness=self.exactness,
             peers=self.peers,
             notes=[*self.notes, *self.session.notes],
+            bandwidth=self.session.bandwidth,
         )
 
 
@@ -115,6 +118,7 @@ def measuring(
             values["batch_sizes"],
             values["minutes"],
             {} if file is None else {row.key: row for row in file.rows},
+            bandwidth=_bandwidth(plain, prepared, params),
         )
         notes = [*crossed.notes, *_left_out(prepared.too_long), *opponents.notes]
         rows = session.usable()
@@ -140,11 +144,21 @@ def _opponents(
         cache=Path(values["peers_cache"] or Path.home() / ".cache" / "forerun" / "peers"),
         draft=drafts[0] if drafts else None,
         python=values["peers_python"],
+        limit=values["peers_limit"],
     )
     with ExitStack() as stack:
         with bars():
             opponents = stack.enter_context(invited(invitation, prepared.prompts))
         yield opponents
+
+
+def _bandwidth(plain: Engine, prepared: Prepared, params: SamplingParams) -> Bandwidth | None:
+    lengths = [len(prompt.token_ids) for prompt in prepared.prompts]
+    middle = sum(lengths) // len(lengths) + (params.max_tokens or 1) // 2
+    try:
+        return Bandwidth.of(plain.target, middle)
+    except CheckpointError:
+        return None  # The shape of the model is unknown.
 
 
 def _default_fact(crossed: Crossed) -> dict[str, str]:

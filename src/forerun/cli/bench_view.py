@@ -24,6 +24,8 @@ def show(report: Report) -> None:
     for table in tables(report):
         click.echo()
         _show_in_terminal(table) if sys.stdout.isatty() else click.echo(_as_text(table))
+    if report.closeness:
+        click.echo(f"\n{report.closeness}")
     for remark in report.remarks:
         click.echo(f"forerun: {remark}", err=True)
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +22,8 @@ import forerun
 from forerun.errors import ConfigError
 
 PEERS_MAKER = "forerun.bench.peers:load_peer"
+CALL_SECONDS = 600.0
+"""That a call may take, loading and converting a model among them; then the engine is ended."""
 _LOG = "FORERUN_PEER_LOG"
 
 
@@ -33,6 +36,7 @@ class RemoteEngine:
         python: the interpreter to run it with; None: this one. Another one has forerun too, unless
             this forerun runs from its sources.
         paths: further folders of modules.
+        limit: seconds that a call may take.
         options: as the maker takes them.
 
     Raises:
@@ -47,9 +51,11 @@ class RemoteEngine:
         maker: str = PEERS_MAKER,
         python: str | None = None,
         paths: tuple[str, ...] = (),
+        limit: float = CALL_SECONDS,
         **options: Any,
     ) -> None:
-        self.name = name
+        self.name, self.limit = name, limit
+        self._late = ""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
@@ -59,6 +65,8 @@ class RemoteEngine:
                 stderr=None if _LOG in os.environ else self._errors,
                 text=True,
                 env=_environment(paths),
+                # What it starts ends with it.
+                start_new_session=True,
             )
         except OSError as error:
             self._errors.close()
@@ -73,19 +81,25 @@ class RemoteEngine:
         """The engine's answer; it runs only during the call.
 
         Raises:
-            ConfigError: if the engine refuses, or has died.
+            ConfigError: if the engine refuses, has died, or did not answer in time.
         """
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
         self._signal(signal.SIGCONT)
         line = ""
+        timer = Timer(self.limit, self._end_late, [name])
+        timer.start()
         try:
             requests.write(json.dumps({"call": name, "arguments": arguments}) + "\n")
             requests.flush()
             line = answers.readline()
         except BrokenPipeError:
             pass  # Reported below.
+        finally:
+            timer.cancel()
+        if self._late:
+            raise ConfigError(self._late)
         if not line:
             raise ConfigError(
                 f"{self.name} ended in {name!r} with code {self._process.wait()}{self._last_words()}; "
@@ -105,8 +119,7 @@ class RemoteEngine:
 
     def close(self) -> None:
         """End the process."""
-        self._signal(signal.SIGCONT)
-        self._process.kill()
+        self._kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             # What a process that has died did not read is lost.
@@ -131,6 +144,14 @@ class RemoteEngine:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return f" ({lines[-1].strip()})" if lines else ""
+
+    def _end_late(self, name: str) -> None:
+        self._late = f"{self.name} did not answer {name!r} within {self.limit:g} s and was ended"
+        self._kill()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:
