@@ -55,17 +55,17 @@ def _timed(target: CausalLM, size: int, tokens: Sequence[int], seconds: float) -
     times: dict[int, list[float]] = {}
     started = perf_counter()
     for turn in range(1 + PASSES):
-        # The first pass warms up; the widest spread first, in case there is time for no more.
+        # The first forward of each warms it up; the widest spread first, in case there is time for no more.
         for n in sorted(tokens, key=lambda count: (count not in (tokens[0], tokens[3]), count)):
-            if len(times) >= 2 and perf_counter() - started > seconds * (turn + 1) / PASSES:
+            done = len(times) if turn == 0 else sum(map(bool, times.values()))
+            if done >= 2 and perf_counter() - started > seconds * (turn + 1) / PASSES:
                 break
             spent = _run(target, cache, [text[:1] * n] * size)
             for row in range(size):
                 cache.trim(row, CONTEXT)
-            if turn == 0:
-                times.setdefault(n, [])
-            if turn > 0 or spent > seconds / 4:
-                times[n].append(spent)
+            if n in times or spent > seconds / 4:
+                times.setdefault(n, []).append(spent)
+            times.setdefault(n, [])
     return {n: median(values) for n, values in times.items() if values}
 
 
