@@ -43,19 +43,18 @@ class _Row:
         base: the position of slot 0 of the head's cache.
         held: slots that come of the target's states; the cache may have drafted ones behind them.
         first: the position of the first state that is kept.
+        end: the position after the last token whose state has been seen.
         states: of tokens that follow each other, each [m, W].
+        request: that the text is of, as far as it goes; None where that is not known.
     """
 
     token_ids: list[int] = field(default_factory=list)
     base: int = 0
     held: int = 0
     first: int = 0
+    end: int = 0
     states: list[Tensor] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        """The position after the last token whose state has been seen."""
-        return self.first + sum(map(len, self.states))
+    request: Request | None = None
 
     def joined(self) -> Tensor:
         """Its states as one tensor, [m, W]."""
@@ -101,7 +100,7 @@ class Features:
 
     def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
         """Note the states of the tokens of a prompt from `start` on."""
-        self._append(request, start, self._joined(output, 0, slice(None)))
+        self._append(request, start, self._joined(output, 0))
 
     def observe(
         self, requests: Sequence[Request], verdicts: Sequence[Verdict], output: ForwardOutput
@@ -112,9 +111,10 @@ class Features:
             if not verdict.token_ids:
                 continue
             nodes = [0, *(node + 1 for node in verdict.path)]
-            chosen: slice | list[int] = nodes
+            chosen: slice | list[int] | None = nodes
             if nodes[-1] == len(nodes) - 1:
-                chosen = slice(len(nodes))
+                width = output.hidden[self._layers[0]].shape[1]
+                chosen = None if len(nodes) == width else slice(len(nodes))
             start = len(request) - len(verdict.token_ids) - 1
             self._append(request, start, self._joined(output, index, chosen))
 
@@ -183,14 +183,18 @@ class Features:
             self._restart(request.row, start)
             row = self._rows[request.row]
         row.states.append(states)
+        row.end, row.request = start + len(states), request
         if self._cache is None:
-            row.states, row.first = [states[-1:]], start + len(states) - 1
+            row.states, row.first = [states[-1:]], row.end - 1
             row.base, row.held = row.first, 0
-        row.token_ids = request.token_ids[: row.end]
+        row.token_ids += request.token_ids[len(row.token_ids) : row.end]
 
     def _cut(self, request: Request, most: int | None = None) -> _Row:
         """A row with what its text shares with that of a request, at most so many tokens."""
         row = self._rows[request.row]
+        if row.request is request and (most is None or most >= row.end):
+            # The text of a request only grows.
+            return row
         shared = common_prefix(row.token_ids, request.token_ids[:most])
         if shared == len(row.token_ids):
             return row
@@ -198,19 +202,24 @@ class Features:
         kept = max(shared - row.first, 0)
         row.states = [row.joined()[:kept]] if kept and row.states else []
         row.held = max(min(row.held, shared - row.base), 0)
+        row.end, row.request = shared, None
         if not row.states:
             # The next state that comes goes on from the slots that are left.
-            row.first = row.base + row.held
+            row.first = row.end = row.base + row.held
         return row
 
     def _restart(self, row: int, start: int) -> None:
         """Begin a row anew with the token at position `start`."""
-        self._rows[row] = _Row(base=start, first=start)
+        self._rows[row] = _Row(base=start, first=start, end=start)
         if self._cache is not None:
             self._cache.trim(row, 0)
 
-    def _joined(self, output: ForwardOutput, index: int, tokens: slice | list[int]) -> Tensor:
-        """The states [m, W] of some tokens of a row of a batch."""
-        parts = [output.hidden[layer][index][tokens] for layer in self._layers]
+    def _joined(
+        self, output: ForwardOutput, index: int, tokens: slice | list[int] | None = None
+    ) -> Tensor:
+        """The states [m, W] of some tokens of a row of a batch, or of all."""
+        parts = [output.hidden[layer][index] for layer in self._layers]
+        if tokens is not None:
+            parts = [part[tokens] for part in parts]
         # A copy, so that the output of a long prompt is not kept for a few tokens of it.
         return torch.cat(parts, dim=-1)
