@@ -20,7 +20,7 @@ from forerun.drafters import DRAFTERS, drafters_of
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.pairs import Choice, choose, default_method
 from forerun.errors import ConfigError
-from forerun.options import schema_of
+from forerun.options import pick, schema_of
 from forerun.params import SamplingParams
 from forerun.policies import POLICIES
 
@@ -38,12 +38,10 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     Raises:
         ConfigError: for a value out of range, or a token with two biases.
     """
-    chosen = {name: values[name] for name in schema_of(SamplingParams) if name in values}
-    biases = chosen["logit_bias"]
-    chosen["logit_bias"] = dict(biases)
-    if len(biases) != len(chosen["logit_bias"]):
+    biases = dict(values["logit_bias"])
+    if len(biases) != len(values["logit_bias"]):
         raise ConfigError("--logit-bias names a token twice; give each token once.")
-    return SamplingParams.from_dict(chosen)
+    return pick(SamplingParams, {**values, "logit_bias": biases})
 
 
 def with_defaults(

@@ -123,7 +123,6 @@ command = Command(
     "bench",
     params=bench_options(),
     callback=bench,
-    help=bench.__doc__,
     example="forerun bench --model smollm2 --prompts mine.jsonl",
     assumed="measuring the likely drafters on built-in prompts",
 )

@@ -92,7 +92,6 @@ command = Command(
     "chat",
     params=chat_options(),
     callback=chat,
-    help=chat.__doc__,
     example='forerun chat --model smollm2 --system "You are brief."',
     notes=_notes,
 )

@@ -119,6 +119,5 @@ command = Command(
         json_option(),
     ],
     callback=check,
-    help=check.__doc__,
     example="forerun check ./my-head --model smollm2 --for vllm,sglang",
 )

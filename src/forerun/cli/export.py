@@ -96,6 +96,5 @@ command = Command(
         json_option(),
     ],
     callback=export,
-    help=export.__doc__,
     example="forerun export ./my-head --to eagle3 --output ./portable --model smollm2",
 )

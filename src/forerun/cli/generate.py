@@ -213,7 +213,6 @@ command = Command(
     "generate",
     params=generate_options(),
     callback=generate,
-    help=generate.__doc__,
     example=EXAMPLE,
     notes=notes,
 )

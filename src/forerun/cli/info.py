@@ -221,7 +221,6 @@ command = Command(
         json_option(),
     ],
     callback=info,
-    help=info.__doc__,
     example="forerun info Qwen/Qwen3-4B",
     assumed="about zoo, the small model that comes with forerun",
 )

@@ -76,7 +76,7 @@ class Command(click.Command):
         notes: Callable[[], Mapping[str, Note]] = dict,
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(*args, **{"help": settings["callback"].__doc__, **settings})
         self.example = example
         self.context_settings["token_normalize_func"] = self._own_flag
         self._assumed, self._notes = assumed, notes

@@ -22,7 +22,7 @@ from forerun.cli.prove_flags import prove_options
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.target_file import check_writable, write_file
 from forerun.errors import CheckpointError, ConfigError
-from forerun.options import changes, schema_of
+from forerun.options import changes, pick
 from forerun.proof.effort import PARTS, Effort
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def prove(ctx: click.Context, /, **values: Any) -> int:
         check_writable("--certificate", values["certificate"])
     # --seed is that of the proof; its requests have their own.
     params = sampling_params({**values, "seed": None})
-    asked = {name: values[name] for name in schema_of(Effort) if name in values}
-    effort = Effort(**asked, parts=values["part"] or PARTS)
+    effort = pick(Effort, {**values, "parts": values["part"] or PARTS})
     texts = _read_texts(values)
     engine, prompts = _load(ctx, values, texts, effort)
     proof = _prove(engine, prompts, params, effort)
@@ -163,7 +162,6 @@ command = Command(
     "prove",
     params=prove_options(),
     callback=prove,
-    help=prove.__doc__,
     example="forerun prove --model Qwen/Qwen3-0.6B --method ngram",
     assumed="proving the zoo's target with its draft model on held-out prompts, for some minutes",
     notes=notes,

@@ -21,7 +21,7 @@ from forerun.cli.simulate_flags import section_options
 from forerun.cli.simulate_modes import explicit
 from forerun.cli.simulation_view import report, show
 from forerun.errors import ConfigError
-from forerun.options import schema_of
+from forerun.options import pick, schema_of
 
 # Options that describe hardware that is not at hand; with one of the first three nothing is run.
 _CHOOSE = ("hardware", "bandwidth", "flops")
@@ -46,7 +46,7 @@ def roofline(ctx: click.Context, /, **values: Any) -> None:
     elsewhere = any(given(ctx, name) for name in _CHOOSE)
     _refuse_unused(ctx, elsewhere)
     quiet_libraries()
-    request = Request(**{name: values[name] for name in schema_of(Request)})
+    request = pick(Request, values)
     header, result = (_predicted if elsewhere else _measured)(request, values)
     draw_plot(values["plot"], result.charts)
     if values["json"]:
@@ -145,7 +145,6 @@ command = Command(
     "roofline",
     params=_options(),
     callback=roofline,
-    help=roofline.__doc__,
     example="forerun roofline -m smollm2",
     assumed="about zoo, the small model that comes with forerun",
 )

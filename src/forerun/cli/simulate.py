@@ -101,7 +101,6 @@ command = Command(
     "simulate",
     params=simulate_options(),
     callback=simulate,
-    help=simulate.__doc__,
     example="forerun simulate --hardware h100 --target llama-3.1-70b --draft llama-3.1-8b",
     assumed="assuming usual acceptances and a draft at a tenth of the target's cost",
 )

@@ -26,6 +26,7 @@ from forerun.cli.param_types import FileName, Name
 from forerun.cli.quiet import quiet_libraries
 from forerun.errors import ConfigError, TrainingError, shown
 from forerun.files import printable
+from forerun.options import pick
 from forerun.training.records import read_header
 from forerun.training.settings import DataSettings
 
@@ -123,7 +124,7 @@ def _open(values: dict[str, Any], output: str) -> DataRun:
 
     questions = _read(values["questions"]) if values["questions"] else None
     keep_out = _read(values["keep_out"])
-    settings = DataSettings(**{name: values[name] for name in vars(DataSettings())})
+    settings = pick(DataSettings, values)
     checkpoint = open_checkpoint(values)
     context = values["max_context"] or min(CONTEXT, checkpoint.summary.max_context)
     engine = load_engine(
@@ -238,7 +239,6 @@ command = Command(
     "data",
     params=_options(),
     callback=train_data,
-    help=train_data.__doc__,
     example="forerun train data smollm2 --keep-out questions.jsonl",
     assumed="with texts that zoo writes, into zoo-data.jsonl",
 )

@@ -18,6 +18,7 @@ from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.train_data import data_of
+from forerun.options import pick
 from forerun.training.drafter_settings import DRAFTER_SETTINGS, FinishSettings, settings_of
 
 if TYPE_CHECKING:
@@ -42,11 +43,8 @@ def train_drafter(kind: str, **values: Any) -> int:
 
     set_threads(values)
     model = values["name"]
-    common = settings_of(kind)
-    settings = common(**{name: values[name] for name in vars(common())})
-    kinds = DRAFTER_SETTINGS[kind]
-    own = kinds(**{name: values[name] for name in vars(kinds())})
-    in_the_end = FinishSettings(**{name: values[name] for name in vars(FinishSettings())})
+    settings, own = pick(settings_of(kind), values), pick(DRAFTER_SETTINGS[kind], values)
+    in_the_end = pick(FinishSettings, values)
     out = Path(values["output"] or f"{PurePath(model).name or 'model'}-{kind}")
     data = values["data"] or [data_of(model, values["threads"])]
     with bars() as watch:

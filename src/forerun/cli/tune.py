@@ -17,7 +17,7 @@ from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.target_file import check_writable, write_file
-from forerun.options import schema_of
+from forerun.options import pick, schema_of
 from forerun.params import SamplingParams
 from forerun.tuning.request import TuneSettings
 
@@ -40,7 +40,7 @@ def tune(**values: Any) -> None:
     run beside plain decoding. Standard output is a table and a verdict in words; --output writes a file
     that every command takes with --config.
     """
-    settings = TuneSettings(**{name: values[name] for name in schema_of(TuneSettings)})
+    settings = pick(TuneSettings, values)
     for name in ("output", "records"):
         if values[name] is not None:
             check_writable(f"--{name}", values[name])
@@ -239,6 +239,5 @@ command = Command(
     "tune",
     params=_options(),
     callback=tune,
-    help=tune.__doc__,
     example="forerun tune --model smollm2 --prompts mine.txt --output tuned.toml",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -108,7 +109,7 @@ class Workbench:
             self._steered = Steered(self.drafter)
             self.drafter = cast(Drafter, self._steered)
             self.engine = _like(engine, self.drafter, policy)
-        self._rounds: list[TimedRound] = []
+        self._rounds: deque[TimedRound] = deque(maxlen=1)
         self.engine.watch_times(self._rounds.append)
         self.plain = _like(engine)
         """Decodes plainly: the same target with a cache of its own."""
@@ -238,6 +239,8 @@ class Workbench:
     def _speculative(self, prompts: Sequence[Prompt], params: SamplingParams) -> Iterator[_Step]:
         first = True
         for spent, rest, tokens in self._steps(self.engine, prompts, params):
+            if not self._rounds:
+                continue  # A prompt has failed.
             done, drafted = self._rounds.pop(), self.policy.planned > 0
             one = None
             if len(done.requests) == len(prompts):
