@@ -156,6 +156,20 @@ def test_costs_are_found_again_in_timed_rounds_of_a_machine_that_slows_down() ->
     assert fitted.scaled(2.0).drafting(4, 1, 50) == pytest.approx(2 * fitted.drafting(4, 1, 50))
 
 
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_rounds_that_are_cut_to_one_token_do_not_make_short_drafts_cheaper(cut: int) -> None:
+    """At the end of an output nothing is drafted, in no time, though it was asked for."""
+    rounds = [
+        Round(1, n, True, False, 20.0, 0.5 * n if n else 0.01, 2.0 + 0.3 * n, 0.1, 0.1, 2.0)
+        for n, times in ((0, cut), (1, 30), (2, 30), (4, 30))
+        for _ in range(times)
+    ]
+    plain = tuple((20.0 + at, 2.0) for at in range(20))
+    fitted = fit_costs([Timing("made", "0", 1, 3, tuple(rounds), plain, 0.1, 0.1)])
+    for nodes in (1, 2, 3, 4):
+        assert fitted.drafting(nodes, 1, 20) == pytest.approx(0.5 * nodes, rel=0.01)
+
+
 def test_nothing_timed_is_refused() -> None:
     with pytest.raises(ConfigError, match="no rounds were timed"):
         fit_costs([])

@@ -208,7 +208,8 @@ def _knots(tokens: NDArray[np.float64]) -> tuple[float, ...]:
     often = {float(v) for v, count in zip(values, counts, strict=True) if count >= _FEW}
     if len(often) > 16:  # A tree whose size varies.
         often = {float(v) for v in np.quantile(tokens, np.linspace(0, 1, 6))}
-    return tuple(sorted(often or {float(np.median(tokens))}))
+    # A last round that is cut to one token drafts nothing: it must not count as the shortest draft.
+    return tuple(sorted({*often, float(values[0]), float(values[-1])}))
 
 
 def _parts(samples: NDArray[np.float64], knots: tuple[float, ...]) -> NDArray[np.float64]:
