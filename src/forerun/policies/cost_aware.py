@@ -12,7 +12,7 @@ only out of this account, and below zero everything is decoded plainly.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -91,6 +91,7 @@ class CostAwarePolicy(BasePolicy):
         # Tokens a second that are expected of rounds, by batch size, over those of plain ones.
         self._gains: dict[int, float] = {}
         self._drafted_since_plain, self._mean_output = 0, float(USUAL_OUTPUT)
+        self.clock: Callable[[], float] = perf_counter
         self._planning, self._rounds = 0.0, 0
         self._last: tuple[list[Offer], Lengths | None] = ([], None)
         self._memory: Memory | None = None
@@ -119,7 +120,7 @@ class CostAwarePolicy(BasePolicy):
             member.acceptance.restore(learned["acceptance"].get(member.name, {}))
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
-        started = perf_counter()
+        started = self.clock()
         timed = self._drafted_since_plain >= TIMED_AFTER or not self.costs.is_known
         texts = [self._text(request) for request in requests]
         for text in texts:
@@ -129,7 +130,7 @@ class CostAwarePolicy(BasePolicy):
         if not timed:
             self._choose(requests, texts)
         plans = [self._plan_of(text) for text in texts]
-        self._planning = perf_counter() - started
+        self._planning = self.clock() - started
         if self.settings.log_decisions:
             for request, text in zip(requests, texts, strict=True):
                 words = self._in_words(text)
