@@ -5,7 +5,8 @@ python -m benchmarks.rivals chat-rounds.jsonl code-rounds.jsonl summaries-rounds
 
 Every policy decodes the same recorded outputs, one request after the other, and learns as it goes. Printed
 are the seconds that it takes longer than the best choices of drafter and length that hindsight makes at
-every position, in percent of those; and over all workloads the mean.
+every position, in percent of those: the mean over the drafters, and over all workloads; --by-drafter prints
+each drafter's own. The time of the policies themselves is not counted.
 """
 
 from __future__ import annotations
@@ -16,13 +17,28 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.rivals.regret import Workload, regrets
+from benchmarks.rivals.regret import ALL, NO_DRAFTER, Workload, regrets
 from forerun.tuning.records import Records
 
+Lost = dict[str, dict[str, float]]
+"""By a drafter or a workload, and policy."""
 
-def table(lost: dict[str, dict[str, float]]) -> str:
-    """By policy and workload, the least mean first; policies of drafters that a workload lacks have a
-    dash there, and come last."""
+
+def over_drafters(lost: Lost) -> dict[str, float]:
+    """By policy, the mean over the drafters of a workload."""
+    alone = {name: own for name, own in lost.items() if name not in (ALL, NO_DRAFTER)}
+    policies = {policy: 0 for own in alone.values() for policy in own}
+    means = {
+        policy: statistics.mean(own[policy] for own in alone.values())
+        for policy in policies
+        if all(policy in own for own in alone.values())
+    }
+    whole = {f"{policy}, {ALL}": share for policy, share in lost.get(ALL, {}).items()}
+    return {**lost[NO_DRAFTER], **means, **whole}
+
+
+def table(lost: Lost) -> str:
+    """By policy and workload, the least mean first; what a workload lacks is a dash, and comes last."""
     policies = {name for by_policy in lost.values() for name in by_policy}
     rows = []
     for name in policies:
@@ -30,8 +46,9 @@ def table(lost: dict[str, dict[str, float]]) -> str:
         known = [value for value in values if value is not None]
         cells = ["–" if value is None else f"{value:.1%}" for value in values]
         missing = len(values) - len(known)
+        shown = f"fixed, {name}" if name.isdecimal() else name
         rows.append(
-            (missing, statistics.mean(known), [name, *cells, f"{statistics.mean(known):.1%}"])
+            (missing, statistics.mean(known), [shown, *cells, f"{statistics.mean(known):.1%}"])
         )
     lines = [["policy", *lost, "mean"], ["---"] * (len(lost) + 2)]
     lines += [cells for *_, cells in sorted(rows)]
@@ -41,12 +58,22 @@ def table(lost: dict[str, dict[str, float]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=__doc__)
     parser.add_argument("records", nargs="+", type=Path, help="files that forerun tune has written")
+    parser.add_argument("--orders", type=int, default=4, help="orders of the texts; default 4")
+    parser.add_argument("--by-drafter", action="store_true", help="a table for each drafter")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     lost = {
-        path.stem: regrets(Workload.of(path.stem, Records.read(path))) for path in options.records
+        path.stem: regrets(Workload.of(path.stem, Records.read(path)), max(options.orders, 1))
+        for path in options.records
     }
-    print(json.dumps(lost) if options.json else table(lost))
+    if options.json:
+        print(json.dumps(lost))
+        return
+    print(table({name: over_drafters(own) for name, own in lost.items()}))
+    if options.by_drafter:
+        for drafter in dict.fromkeys(name for own in lost.values() for name in own):
+            print(f"\n{drafter}\n")
+            print(table({name: own[drafter] for name, own in lost.items() if drafter in own}))
 
 
 if __name__ == "__main__":

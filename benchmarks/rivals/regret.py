@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.rivals.budgets import AdaptiveVerification, Algorithm1
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
-from forerun.policies import POLICIES, make_policy
+from forerun.policies import make_policy
 from forerun.tuning.costs import RoundCosts
-from forerun.tuning.engine_policies import EnginePolicy
+from forerun.tuning.engine_policies import EnginePolicy, cost_aware
 from forerun.tuning.hindsight import Hindsight
 from forerun.tuning.prediction import common_scale, costs_of
 from forerun.tuning.records import Output, Records
 from forerun.tuning.replay import Fixed, ReplayPolicy, replay
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+NO_DRAFTER, ALL = "no drafter", "all drafters"
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,12 @@ class Workload:
             name: max(max(text[name].depths) for text in self.texts) or 1 for name in self.costs
         }
 
-    @property
-    def plain(self) -> float:
-        """Seconds of rounds without drafts."""
-        first = next(iter(self.costs))
-        return seconds_of(self, Fixed(first, 0), first)
+    def in_order(self, order: int) -> Workload:
+        """The same with its texts in another order; 0 is the one that there is."""
+        texts = list(self.texts)
+        if order:
+            random.Random(order).shuffle(texts)
+        return replace(self, texts=texts)
 
     @property
     def best(self) -> float:
@@ -78,7 +81,6 @@ def rivals(workload: Workload, candidate: str) -> list[ReplayPolicy]:
     """New policies for one candidate of a workload."""
     longest, costs = workload.longest[candidate], workload.costs[candidate]
     fixed = [Fixed(candidate, length) for length in LENGTHS if length <= longest]
-    own = [name for name in POLICIES.names() if name != "fixed"]
     return [
         *fixed,
         MovingAverage(candidate, longest),
@@ -86,22 +88,43 @@ def rivals(workload: Workload, candidate: str) -> list[ReplayPolicy]:
         Autotune(candidate, longest),
         AdaptiveVerification(candidate, longest, costs),
         Algorithm1(candidate, longest, costs),
-        *(EnginePolicy(make_policy(name, min(4, longest)), candidate) for name in own),
+        EnginePolicy(make_policy("adaptive", min(4, longest)), candidate),
+        EnginePolicy(cost_aware(costs, longest), candidate),
     ]
 
 
-def seconds_of(workload: Workload, policy: ReplayPolicy, candidate: str) -> float:
+def of_all(workload: Workload) -> ReplayPolicy:
+    """Policy `auto` for all candidates of a workload together."""
+    costs = next(iter(workload.costs.values()))
+    policy = cost_aware(costs, max(workload.longest.values()))
+    return EnginePolicy(policy, *workload.costs)
+
+
+def seconds_of(workload: Workload, policy: ReplayPolicy, *candidates: str) -> float:
     """What all texts take, one after the other; the policy learns from text to text."""
-    costs = {candidate: workload.costs[candidate]}
-    texts = ({candidate: text[candidate]} for text in workload.texts)
+    costs = {name: workload.costs[name] for name in candidates}
+    texts = ({name: text[name] for name in candidates} for text in workload.texts)
     return sum(replay([text], costs, policy).seconds for text in texts)
 
 
-def regrets(workload: Workload) -> dict[str, float]:
-    """Seconds lost by policy, as a share of what hindsight takes."""
+def regrets(workload: Workload, orders: int = 1) -> dict[str, dict[str, float]]:
+    """Seconds lost by candidate and policy, as a share of what hindsight takes: the mean over so many
+    orders of the texts, of which the first is that of the records. In each, policies begin anew."""
     best = workload.best
-    lost = {"plain": workload.plain / best - 1.0}
-    for candidate in workload.costs:
-        for policy in rivals(workload, candidate):
-            lost[policy.name] = seconds_of(workload, policy, candidate) / best - 1.0
+    lost: dict[str, dict[str, float]] = {}
+
+    def add(policy: ReplayPolicy, made: Workload, kind: str, *candidates: str) -> None:
+        known = lost.setdefault(kind, {})
+        name = policy.name.removeprefix(f"{', '.join(candidates)}, ")
+        share = seconds_of(made, policy, *candidates) / best - 1.0
+        known[name] = known.get(name, 0.0) + share / orders
+
+    for order in range(orders):
+        made = workload.in_order(order)
+        add(Fixed(next(iter(made.costs)), 0), made, NO_DRAFTER, next(iter(made.costs)))
+        for candidate in made.costs:
+            for policy in rivals(made, candidate):
+                add(policy, made, candidate, candidate)
+        if len(made.costs) > 1:
+            add(of_all(made), made, ALL, *made.costs)
     return lost

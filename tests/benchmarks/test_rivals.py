@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rivals.__main__ import main
+from benchmarks.rivals.__main__ import main, over_drafters
 from benchmarks.rivals.budgets import FULL_ROUNDS, AdaptiveVerification, Algorithm1
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
-from benchmarks.rivals.regret import Workload, rivals, seconds_of
+from benchmarks.rivals.regret import Workload, of_all, regrets, rivals, seconds_of
 from forerun.policies.adaptive import AdaptivePolicy
 from forerun.theory.adaptive import AdaptiveLength
 from forerun.tuning.costs import Seconds
@@ -42,6 +42,7 @@ def test_no_rival_takes_less_than_hindsight() -> None:
     for candidate in made.costs:
         for policy in rivals(made, candidate):
             assert seconds_of(made, policy, candidate) >= best - 1e-9, policy.name
+    assert seconds_of(made, of_all(made), *made.costs) >= best - 1e-9
 
 
 def test_the_moving_average_steps_down_and_up_as_sglangs_does() -> None:
@@ -142,11 +143,47 @@ def test_the_table_names_every_policy_once(
             plain = tuple((float(at), 1.0) for at in range(20))
             records.add(Timing(name, "0", 1, 3, tuple(rounds), plain, 0.1, 0.1))
         files.append(str(file))
-    main(files)
+    main([*files, "--orders", "2"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "| policy | workload0 | workload1 | mean |"
-    names = [line.split(" | ")[0] for line in lines[2:]]
+    names = [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]]
     assert len(names) == len(set(names))
-    main([*files, "--json"])
+    assert {"plain", "auto", "auto, all drafters", "adaptive", "fixed, 3"} <= set(names)
+    main([*files, "--orders", "2", "--json"])
     lost = json.loads(capsys.readouterr().out)
-    assert all(value >= -1e-9 for by_policy in lost.values() for value in by_policy.values())
+    drafters = {"no drafter", "cheap", "good", "all drafters"}
+    assert all(by_drafter.keys() == drafters for by_drafter in lost.values())
+    shares = [share for one in lost.values() for own in one.values() for share in own.values()]
+    assert min(shares) >= -1e-9
+    main([*files, "--orders", "2", "--by-drafter"])
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[: len(lines)] == lines
+    assert drafters <= set(shown)
+
+
+def test_a_row_is_the_mean_over_the_drafters_that_all_have_it() -> None:
+    lost = {
+        "no drafter": {"plain": 0.5},
+        "ngram": {"auto": 0.1, "8": 0.2},
+        "eagle3": {"auto": 0.3},
+        "all drafters": {"auto": 0.05},
+    }
+    assert over_drafters(lost) == {
+        "plain": 0.5,
+        "auto": pytest.approx(0.2),
+        "auto, all drafters": 0.05,
+    }
+
+
+def test_orders_have_the_same_texts_and_the_first_is_the_recorded_one() -> None:
+    made = workload()
+    assert made.in_order(0).texts == made.texts
+    first, second = (made.in_order(order).texts for order in (1, 2))
+    assert first != second
+    for texts in (first, second):
+        assert sorted(map(str, texts)) == sorted(map(str, made.texts))
+    # What does not learn takes the same time in any order.
+    lost = regrets(made, orders=3)
+    once = regrets(made)
+    assert lost["good"]["3"] == pytest.approx(once["good"]["3"])
+    assert lost["good"]["auto"] != once["good"]["auto"]
