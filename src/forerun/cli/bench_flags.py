@@ -54,7 +54,6 @@ def _workload_options() -> list[Option]:
             section,
             type=FileName(),
             multiple=True,
-            metavar="FILE",
             help="JSON lines (turns, messages, prompt; also .gz), text with a prompt a line, or a folder of "
             "such files and of texts that are a prompt each. Repeatable.",
         ),
@@ -163,7 +162,6 @@ def _peer_options() -> list[Option]:
             "peers_python",
             section,
             type=FileName(),
-            metavar="FILE",
             help="The interpreter that has them; this one.",
         ),
         Option(
@@ -186,7 +184,7 @@ def _peer_options() -> list[Option]:
 
 def _output_options() -> list[Option]:
     def file(name: str, text: str) -> Option:
-        return Option(name, "Other", type=FileName(), metavar="FILE", help=text)
+        return Option(name, "Other", type=FileName(), help=text)
 
     return [
         file("rows", "Add every measured pair to a new file, as JSON lines, while it runs."),

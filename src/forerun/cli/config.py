@@ -22,7 +22,6 @@ def config_option() -> Option:
         "config",
         "Other",
         type=FileName(),
-        metavar="FILE",
         is_eager=True,
         expose_value=False,
         callback=_use,

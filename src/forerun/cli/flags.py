@@ -30,7 +30,6 @@ def generate_options() -> list[click.Parameter]:
             "prompt_file",
             "Prompt",
             type=FileName(),
-            metavar="FILE",
             help="A UTF-8 file that holds it; - is standard input, as is leaving both out.",
         ),
         messages_option("A conversation to answer (- is standard input)"),
@@ -47,7 +46,6 @@ def generate_options() -> list[click.Parameter]:
             "prediction_file",
             "Method prediction",
             type=FileName(),
-            metavar="FILE",
             help="A UTF-8 file with the output that is expected, for method prediction.",
         ),
         *derived(SamplingParams, "Sampling"),
@@ -62,7 +60,6 @@ def generate_options() -> list[click.Parameter]:
             "html",
             "Other",
             type=FileName(),
-            metavar="FILE",
             help="Write a page there too: tokens by origin, the draft where the pointer is.",
         ),
         json_option(),
@@ -94,7 +91,7 @@ def chat_options() -> list[click.Parameter]:
 def messages_option(what: str) -> Option:
     """`--messages`."""
     text = f"{what}: a JSON list of messages with role and content, or an object that holds one."
-    return Option("messages", "Prompt", type=FileName(), metavar="FILE", help=text)
+    return Option("messages", "Prompt", type=FileName(), help=text)
 
 
 def template_options() -> list[Option]:

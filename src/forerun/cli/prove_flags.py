@@ -39,7 +39,6 @@ def _proof_options() -> list[Option]:
             "prompts",
             section,
             type=FileName(),
-            metavar="FILE",
             help="Your prompts: JSON lines with a prompt (or turns), or a prompt a line. Left out: the "
             "zoo's held-out prompts.",
         ),
@@ -47,7 +46,6 @@ def _proof_options() -> list[Option]:
             "certificate",
             section,
             type=FileName(),
-            metavar="FILE",
             help="Write a Markdown certificate there.",
         ),
         Option(

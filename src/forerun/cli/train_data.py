@@ -197,14 +197,12 @@ def _options() -> list[click.Parameter]:
             "output",
             _SECTION,
             type=FileName(),
-            metavar="FILE",
             help="Where to write, and to go on; left out, MODEL-data.jsonl.",
         ),
         Option(
             "questions",
             _SECTION,
             type=FileName(),
-            metavar="FILE",
             multiple=True,
             help="Answer the questions of this file: JSON lines with turns, messages, prompt, question or "
             "text, or a question a line; also as .gz. Repeatable.",
@@ -213,7 +211,6 @@ def _options() -> list[click.Parameter]:
             "keep_out",
             _SECTION,
             type=FileName(),
-            metavar="FILE",
             multiple=True,
             help="Leave out what this file of questions asks, by text and by runs of words. Repeatable.",
         ),

@@ -177,7 +177,6 @@ def _options(kind: str) -> Sequence[click.Parameter]:
             "data",
             _SECTION,
             type=FileName(),
-            metavar="FILE",
             multiple=True,
             help="What 'forerun train data' has written; left out, MODEL-data.jsonl. Repeatable.",
         ),

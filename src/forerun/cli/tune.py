@@ -200,7 +200,6 @@ def _options() -> list[click.Parameter]:
             "prompts",
             "Prompts",
             type=FileName(),
-            metavar="FILE",
             multiple=True,
             help="A sample of your prompts: one a line, or JSON lines with turns, messages, prompt, question "
             "or text, also as .gz; or a folder of such files. Repeatable. Left out, small built-in ones.",
@@ -217,14 +216,12 @@ def _options() -> list[click.Parameter]:
             "records",
             _SECTION,
             type=FileName(),
-            metavar="FILE",
             help="Keep what is measured there, and go on from what is there already.",
         ),
         Option(
             "output",
             _SECTION,
             type=FileName(),
-            metavar="FILE",
             help="Write the best setting there, as TOML for --config.",
         ),
         *model_options(

@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forerun.theory.advice import HARDLY
 from forerun.tuning.prediction import Prediction
 from forerun.tuning.tune import Tuning
 from forerun.tuning.workbench import Candidate
 
-# A gain below this share is within what timing tells apart.
-HARDLY = 0.02
 # The share of predictions that should be within this error.
 CLOSE = 0.1
 
