@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from forerun.bench.rows import Row
 from forerun.bench.runs import Prompt, Timed, run_drafting, run_plain
 from forerun.bench.session import TRIES, Session, grouped
 from forerun.bench.settings import Setting
+from forerun.bench.verdict import FEW
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.engine.config import SpeculativeConfig
@@ -120,6 +122,23 @@ def test_time_ends_between_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= len(prompts) < len(PROMPTS)
     assert len(rows) == 2 * len(prompts), "all settings on the same prompts"
     assert "the time was over" in short.notes[0]
+
+
+def test_losers_are_left_out_where_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Row, "speedup", property(lambda row: 0.9 + 0.2 * ("r" in row.key.setting)))
+    many = [Prompt(str(n), "a", (1, n)) for n in range(FEW + 3)]
+    for minutes, left in ((0.0, 3), (1000.0, 3), (2.0, 0)):
+        clock = iter(range(10_000))
+        monkeypatch.setattr(
+            "forerun.bench.session.monotonic", lambda clock=clock: 5.0 * next(clock)
+        )
+        made = session(drafting(), drafting("token_recycling"), minutes=minutes)
+        made.contestants[0].setting = replace(made.contestants[0].setting, method="low")
+        made.prompts = many
+        counts = Counter(row.key.setting.partition(",")[0] for row in made.run())
+        assert counts["low"] == FEW + left
+        assert counts["token_recycling"] == FEW + 3
+        assert len(made.notes) == (left == 0)
 
 
 class Clock:

@@ -11,6 +11,7 @@ from forerun.bench.bandwidth import Bandwidth
 from forerun.bench.contestants import WARM_UP_TOKENS, Contestant
 from forerun.bench.rows import Key, Row, digest_of, loops, side_of
 from forerun.bench.runs import Prompt, Timed, run_plain
+from forerun.bench.verdict import FEW
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
 from forerun.progress import report
@@ -53,6 +54,29 @@ def grouped(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[list[Grou
     return [group for group in groups if group]
 
 
+class _Losers:
+    """Settings that lost on every prompt, by temperature and batch size."""
+
+    def __init__(self) -> None:
+        self._speedups: dict[tuple[str, float, int], list[float]] = defaultdict(list)
+        self.dropped: set[tuple[str, float, int]] = set()
+
+    def add(self, row: Row) -> None:
+        """Note a row."""
+        if row.error is None:
+            self._speedups[row.key.setting, row.key.temperature, row.key.batch].append(row.speedup)
+
+    def drop(self) -> Iterator[str]:
+        """Drop those that lost on each of FEW prompts or more; a sentence about each."""
+        for place, speedups in self._speedups.items():
+            if place not in self.dropped and len(speedups) >= FEW and max(speedups) < 1:
+                self.dropped.add(place)
+                yield (
+                    f"{place[0]} at temperature {place[1]:g} was slower than plain decoding on all of its "
+                    f"first {len(speedups)} prompts; as time was short it was not measured on the others"
+                )
+
+
 @dataclass
 class Session:
     """What is measured, and what of it is done.
@@ -63,7 +87,8 @@ class Session:
         prompts: in the order in which they are measured.
         params: but for the temperature.
         temperatures, batches: to cross.
-        minutes: after which no further prompt is begun; 0 for no limit.
+        minutes: after which no further prompt is begun; 0 for no limit. If they are too few for all
+            prompts, settings that lost on each of the first ones are not measured further.
         done: rows of an earlier session; failures are measured again.
         notes: what a reader of the rows must know.
         bandwidth: of memory, measured before each prompt.
@@ -87,13 +112,17 @@ class Session:
         total = sum(len(self._missing(group, t)) for group, t in tasks)
         self._failures: Counter[str] = Counter()
         self._warm: set[tuple[str, int]] = set()
+        losers = _Losers()
         measured, turn, started = 0, 0, monotonic()
         for number, begin in enumerate(groups):
-            if number and self.minutes and monotonic() - started > 60 * self.minutes:
+            seconds, limit = monotonic() - started, 60 * self.minutes
+            if number and limit and seconds > limit:
                 self.notes.append(
                     f"the time was over after {number} of {len(groups)} prompts; --minutes 0 measures all"
                 )
                 return
+            if number and limit and seconds / number * len(groups) > limit:
+                self.notes += losers.drop()
             if self.bandwidth is not None:
                 self.bandwidth.measure()
             for group, temperature in ((group, t) for group in begin for t in self.temperatures):
@@ -102,8 +131,12 @@ class Session:
                 # Nobody is always the first after the pause between two groups.
                 shift = turn % max(1, len(missing))
                 for contestant in (*missing[shift:], *missing[:shift]):
-                    yield self._row(contestant, group, temperature)
                     measured += 1
+                    if (contestant.name, temperature, len(group.prompts)) in losers.dropped:
+                        continue
+                    row = self._row(contestant, group, temperature)
+                    losers.add(row)
+                    yield row
                     self._tell(measured, total, monotonic() - started)
 
     def usable(self) -> list[Row]:
