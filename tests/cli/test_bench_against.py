@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -33,6 +34,8 @@ class Made:
     ) -> tuple[list[int], float]:
         if num_tokens > 100:
             raise SystemExit("no memory")
+        if num_tokens > 95:
+            os.kill(os.getpid(), signal.SIGSEGV)
         if num_tokens > 90:
             time.sleep(3600)
         return [7] * num_tokens, num_tokens * (1.0 + abs(num_speculative_tokens - 4))
@@ -81,6 +84,11 @@ def test_a_peer_that_crashes_says_its_last_words() -> None:
                 engine.call("generate", prompt_ids=[1, 2], num_tokens=101)
     with pytest.raises(ConfigError, match="cannot be run"):
         RemoteEngine("made", python="/absent/python")
+
+
+def test_a_peer_that_is_killed_says_by_what() -> None:
+    with remote() as engine, pytest.raises(ConfigError, match="'generate' with SIGSEGV"):
+        engine.call("generate", prompt_ids=[1, 2], num_tokens=96)
 
 
 def test_a_peer_that_hangs_is_ended() -> None:

@@ -102,7 +102,7 @@ class RemoteEngine:
             raise ConfigError(self._late)
         if not line:
             raise ConfigError(
-                f"{self.name} ended in {name!r} with code {self._process.wait()}{self._last_words()}; "
+                f"{self.name} ended in {name!r} with {_ending(self._process.wait())}{self._last_words()}; "
                 f"set {_LOG}=1 to see all of its output."
             )
         self._signal(signal.SIGSTOP)
@@ -156,6 +156,10 @@ class RemoteEngine:
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:
             self._process.send_signal(number)
+
+
+def _ending(code: int) -> str:
+    return f"code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 def _environment(paths: tuple[str, ...]) -> dict[str, str]:
