@@ -132,8 +132,9 @@ def test_losers_are_left_out_where_time_is_short(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(
             "forerun.bench.session.monotonic", lambda clock=clock: 5.0 * next(clock)
         )
-        made = session(drafting(), drafting("token_recycling"), minutes=minutes)
-        made.contestants[0].setting = replace(made.contestants[0].setting, method="low")
+        low = drafting()
+        low.setting = replace(low.setting, method="low")
+        made = session(low, drafting("token_recycling"), minutes=minutes)
         made.prompts = many
         counts = Counter(row.key.setting.partition(",")[0] for row in made.run())
         assert counts["low"] == FEW + left
