@@ -62,8 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--by-drafter", action="store_true", help="a table for each drafter")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if options.orders < 1:
+        parser.error("--orders must be at least 1")
     lost = {
-        path.stem: regrets(Workload.of(path.stem, Records.read(path)), max(options.orders, 1))
+        path.stem: regrets(Workload.of(path.stem, Records.read(path)), options.orders)
         for path in options.records
     }
     if options.json:
