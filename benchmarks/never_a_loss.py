@@ -32,6 +32,8 @@ from forerun.params import SamplingParams
 
 LONG = 3900
 """Tokens of a long prompt, where the model's context holds them."""
+WAITING = 3
+"""Prompts for each row of a batch."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Cell:
 
     Args:
         name: of it.
-        prompts: token ids; all of a batch at once, batch after batch.
+        prompts: token ids.
         temperature, max_tokens, batch_size: of its requests.
+        at_once: prompts that are given at once; more than a batch wait for a row.
         untrained: whether the draft model has random weights; otherwise it is what `load` picks.
     """
 
@@ -50,15 +53,16 @@ class Cell:
     temperature: float = 0.0
     max_tokens: int = 64
     batch_size: int = 1
+    at_once: int = 1
     untrained: bool = False
 
 
 def cells(engine: Engine, batches: Sequence[int]) -> Iterator[Cell]:
     """All cells for a model."""
     texts = {name: _prompts(engine, name) for name in ("mt_bench", "humaneval", "quotes")}
-    usual = texts["mt_bench"][:4]
-    yield Cell("random tokens", _random(engine, 4, 200))
-    yield Cell("random tokens, T = 1.5", _random(engine, 4, 200), temperature=1.5)
+    usual = texts["mt_bench"][:6]
+    yield Cell("random tokens", _random(engine, 6, 200))
+    yield Cell("random tokens, T = 1.5", _random(engine, 6, 200), temperature=1.5)
     yield Cell("questions, T = 1.5", usual, temperature=1.5)
     yield Cell("8 tokens", texts["mt_bench"][:12], max_tokens=8)
     yield Cell("8 tokens, T = 1", texts["mt_bench"][:12], temperature=1.0, max_tokens=8)
@@ -71,10 +75,14 @@ def cells(engine: Engine, batches: Sequence[int]) -> Iterator[Cell]:
     turns = [text for pair in zip(texts["quotes"], usual, strict=False) for text in pair]
     yield Cell("the text switches every 100 tokens", turns[:6], max_tokens=100)
     for size in batches:
-        prompts = [texts["mt_bench"][place % 12] for place in range(size)]
+        # A batch that stays full, as a server's: otherwise it ends with its slowest request.
+        count = WAITING * size
+        prompts = [texts["mt_bench"][place % 12] for place in range(count)]
         for temperature in (0.0, 1.0):
-            name = f"batch {size}, T = {temperature:g}"
-            yield Cell(name, prompts, temperature, 48, size)
+            at_once = count if size > 1 else 1
+            yield Cell(
+                f"batch {size}, T = {temperature:g}", prompts, temperature, 48, size, at_once
+            )
 
 
 @dataclass(frozen=True)
@@ -94,8 +102,8 @@ class Ratio:
 def measure(cell: Cell, engines: tuple[Engine, Engine], pairs: int) -> Ratio:
     """Run a cell's batches by both engines in turn, after one pass of each."""
     batches = [
-        cell.prompts[start : start + cell.batch_size]
-        for start in range(0, len(cell.prompts), cell.batch_size)
+        cell.prompts[start : start + cell.at_once]
+        for start in range(0, len(cell.prompts), cell.at_once)
     ]
     times: list[list[list[float]]] = [[], []]
     for number in range(-1, pairs):
