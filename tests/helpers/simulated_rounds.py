@@ -35,6 +35,7 @@ class SimulatedDrafter:
     waiting: int = 1
     acceptance: tuple[tuple[float, ...], ...] | None = None
     members: tuple[SimulatedDrafter, ...] = ()
+    origin: str = ""
 
     def confidence(self, request: Request) -> float:
         return self.sure(request.num_output_tokens)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.core import CostTable, PlainReason, Request
+from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
 from forerun.policies import cost_aware
 from forerun.policies.acceptance import Acceptance
@@ -175,6 +176,21 @@ def test_a_new_namespace_begins_as_all_of_them_were_and_goes_its_own_way() -> No
     assert acceptance.survival(99, "code", 0, 4)[3] > 0.5
 
 
+def test_what_was_learned_of_one_draft_model_is_not_believed_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    for origin in ("good", "untrained"):
+        drafter = NgramDrafter()
+        drafter.origin = origin
+        memory = recall(ToyModel(5), drafter, 1)
+        made = CostAwarePolicy()
+        memory.hand_over(made)
+        memory.note()
+        memory.save()
+    assert len(list((tmp_path / "costs").iterdir())) == 2
+
+
 def test_nothing_found_is_the_reason_given() -> None:
     drafter = SimulatedDrafter(looks_up=True, sure=lambda _: 0.0)
     made = policy(World(drafter))
@@ -237,15 +253,15 @@ def test_costs_are_kept_and_measured_anew_where_the_file_is_of_no_use(
     target, world = ToyModel(5), World(SimulatedDrafter(rate=lambda _: 0.9))
     made = CostAwarePolicy()
     made.attach(target, world.drafter, 1)  # type: ignore[arg-type]
-    first = recall(target, world.drafter.name, 1)
+    first = recall(target, NgramDrafter(), 1)
     first.hand_over(made)
     first.note()
     first.save()
     (path,) = (tmp_path / "costs").iterdir()
-    assert recall(target, world.drafter.name, 1).table == first.table
+    assert recall(target, NgramDrafter(), 1).table == first.table
     for content in ("", "{}", '{"rows": [[1, 1, 0, -1]], "learned": {}}', "[" * 10_000):
         path.write_text(content)
-        assert recall(target, world.drafter.name, 1).table.rows
+        assert recall(target, NgramDrafter(), 1).table.rows
         assert "measured anew" in caplog.text
         caplog.clear()
 
@@ -256,7 +272,7 @@ def test_a_disk_that_takes_nothing_is_named_once(
     (tmp_path / "costs").write_text("a file where the folder should be")
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
     made = CostAwarePolicy()
-    memory = recall(ToyModel(5), "simulated", 1)
+    memory = recall(ToyModel(5), NgramDrafter(), 1)
     memory.hand_over(made)
     for _ in range(3):
         memory.note()

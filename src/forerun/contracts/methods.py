@@ -92,6 +92,9 @@ class Drafter(Protocol):
     """The drafters among which a plan may choose, by their places; empty where it drafts alone."""
     looks_up: bool
     """Whether its tokens are looked up, at hardly any cost, rather than made by a model."""
+    origin: str
+    """Where its weights are from, as the user named it; set by `forerun.load`. What a policy has learned of
+    it is kept by that."""
     options: type[Any]
     """Its own options, a class made by `forerun.options.options`; `NoOptions` if it has none."""
 

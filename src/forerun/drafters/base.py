@@ -37,6 +37,7 @@ class BaseDrafter(ABC):
     rows: int | None = None
     members: tuple[Drafter, ...] = ()
     looks_up = False
+    origin = ""
     options: type[Any] = NoOptions
     features: Features | None = None
 

@@ -117,6 +117,7 @@ def _assembled(
     made = asked.drafter
     if config is not None and made is None:
         made = DRAFTERS.find(str(config.method)).build(setup)
+        made.origin = config.model or ""
     return Engine(
         setup.target,
         made,

@@ -43,6 +43,8 @@ USUAL_OUTPUT = 64
 OTHERS_AFTER = 24
 # A plain round is timed after so many that drafted.
 TIMED_AFTER = 150
+# Where nothing pays, it is asked again after so many rounds or when a request comes.
+REST = 4
 # How quickly the rate that time is valued at follows that of what is planned.
 RATE_STEP = 0.05
 _PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
@@ -92,7 +94,7 @@ class CostAwarePolicy(BasePolicy):
         self._gains: dict[int, float] = {}
         self._drafted_since_plain, self._mean_output = 0, float(USUAL_OUTPUT)
         self.clock: Callable[[], float] = perf_counter
-        self._planning, self._rounds = 0.0, 0
+        self._planning, self._rounds, self._rest_until, self._rests = 0.0, 0, 0, False
         self._last: tuple[list[Offer], Lengths | None] = ([], None)
         self._memory: Memory | None = None
 
@@ -102,8 +104,10 @@ class CostAwarePolicy(BasePolicy):
         self._members = [
             Member(place, member) for place, member in enumerate(drafter.members or (drafter,))
         ]
+        # What a lookup finds may be there in any round; what is known of a model changes by its drafts.
+        self._rests = not any(member.looks_up for member in self._members)
         if self.settings.calibrate:
-            self._memory = recall(target, drafter.name, rows)
+            self._memory = recall(target, drafter, rows)
             self.costs = LiveCosts(self._memory.table, self._most)
             self._memory.hand_over(self)
 
@@ -122,13 +126,16 @@ class CostAwarePolicy(BasePolicy):
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         started = self.clock()
         timed = self._drafted_since_plain >= TIMED_AFTER or not self.costs.is_known
+        known = len(self._texts)
         texts = [self._text(request) for request in requests]
+        reason = PlainReason.TIMED if timed else PlainReason.PAUSED
         for text in texts:
             text.round += 1
-            text.choice = None
-            text.reason = PlainReason.TIMED if timed else PlainReason.PAUSED
-        if not timed:
+            text.choice, text.reason = None, reason
+        if not timed and (self._rounds >= self._rest_until or len(self._texts) > known):
             self._choose(requests, texts)
+            if self._rests and all(text.choice is None for text in texts):
+                self._rest_until = self._rounds + REST
         plans = [self._plan_of(text) for text in texts]
         self._planning = self.clock() - started
         if self.settings.log_decisions:
@@ -171,15 +178,21 @@ class CostAwarePolicy(BasePolicy):
                     text.learn_try(choice.offer.member, paid=accepted > lost)
         self._drafted_since_plain = self._drafted_since_plain + 1 if extra else 0
         self._account.settle(emitted / batch_size, seconds / plain, self._planning / plain)
+        plain_requests = batch_size
         for request in requests:
-            text = self._text(request)
+            text = self._texts[request.request_id]
+            if text.choice is not None:
+                plain_requests -= 1
+                member, length = text.choice.offer.member, text.choice.length
+                self.decisions.count(member.name, length, 1, batch_size, emitted, seconds, plain)
             if text.debt:
                 # What drafts gain pays for their prompt first.
                 share = text.debt * min(1.0, 2.0 / max(self._tokens_left(request), 1.0))
                 due = max(share, min(text.debt, emitted / batch_size - seconds / plain))
                 text.debt -= due
                 self._account.charge(due / batch_size)
-        self._count(requests, emitted, seconds, plain)
+        if plain_requests:
+            self.decisions.count("", 0, plain_requests, batch_size, emitted, seconds, plain)
 
     def release(self, request: Request) -> None:
         text = self._texts.pop(request.request_id, None)
@@ -369,15 +382,6 @@ class CostAwarePolicy(BasePolicy):
         return self.costs.observe_draft(
             member.name, member.looks_up, batch_size, depth, pending, seconds
         )
-
-    def _count(
-        self, requests: Sequence[Request], emitted: int, seconds: float, plain: float
-    ) -> None:
-        batch_size = len(requests)
-        for request in requests:
-            choice = self._text(request).choice
-            name, length = ("", 0) if choice is None else (choice.offer.member.name, choice.length)
-            self.decisions.count(name, length, batch_size, emitted, seconds, plain)
 
     def _in_words(self, text: Text) -> str:
         """A decision and its reason."""

@@ -30,12 +30,20 @@ class Decisions:
         self._outcomes: dict[tuple[str, int], Outcome] = {}
 
     def count(
-        self, drafter: str, length: int, requests: int, emitted: float, seconds: float, plain: float
+        self,
+        drafter: str,
+        length: int,
+        requests: int,
+        batch_size: int,
+        emitted: float,
+        seconds: float,
+        plain: float,
     ) -> None:
-        """Add a request's share of a round.
+        """Add the share of some requests of a round, for which the same was chosen.
 
         Args:
-            requests: among which the round's tokens and seconds are shared out.
+            requests: how many they are.
+            batch_size: requests among which the round's tokens and seconds are shared out.
             emitted: tokens of all of them.
             seconds: of the round.
             plain: seconds of a plain one for as many requests.
@@ -43,10 +51,11 @@ class Decisions:
         outcome = self._outcomes.get((drafter, length))
         if outcome is None:
             outcome = self._outcomes[drafter, length] = Outcome()
-        outcome.rounds += 1
-        outcome.emitted += emitted / requests
-        outcome.seconds += seconds / requests
-        outcome.saved_seconds += (emitted / requests * plain - seconds) / requests
+        share = requests / batch_size
+        outcome.rounds += requests
+        outcome.emitted += share * emitted
+        outcome.seconds += share * seconds
+        outcome.saved_seconds += share * (emitted / batch_size * plain - seconds)
 
     @property
     def saved_seconds(self) -> float:

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forerun import __version__
-from forerun.contracts import CausalLM
+from forerun.contracts import CausalLM, Drafter
 from forerun.core import CostTable
 from forerun.errors import ConfigError, ForerunError
 from forerun.files import CACHE_VARIABLE, MOST_BYTES, parse_json, write_text
@@ -91,7 +91,7 @@ class Memory:
             self._path = None
 
 
-def recall(target: CausalLM, drafter: str, rows: int) -> Memory:
+def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
     """What is known of a target and a drafter; forwards are timed where it is nothing."""
     path = _folder() / f"{_key(target, drafter, rows)}.json"
     try:
@@ -122,7 +122,7 @@ def _folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forerun" / "costs"
 
 
-def _key(target: CausalLM, drafter: str, rows: int) -> str:
+def _key(target: CausalLM, drafter: Drafter, rows: int) -> str:
     """A name for all that costs depend on."""
     import torch
 
@@ -133,7 +133,8 @@ def _key(target: CausalLM, drafter: str, rows: int) -> str:
 
     parts = (
         *(__version__, FORM, target.name, target.precision, str(target.dtype), target.num_layers),
-        *(target.hidden_size, target.vocab_size, drafter, rows),
+        *(target.hidden_size, target.vocab_size, rows),
+        *(drafter.name, repr(drafter), drafter.origin, *map(repr, drafter.members)),
         *(processor, threads_in_use(), str(target.device)),
     )
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
