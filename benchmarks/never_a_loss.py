@@ -32,8 +32,8 @@ from forerun.params import SamplingParams
 
 LONG = 3900
 """Tokens of a long prompt, where the model's context holds them."""
-WAITING = 3
-"""Prompts for each row of a batch."""
+WAITING, SHARES = 3, (1.0, 0.5, 1.5, 0.75, 1.25)
+"""Prompts for each row of a batch, and their tokens, in turn."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Cell:
         name: of it.
         prompts: token ids.
         temperature, max_tokens, batch_size: of its requests.
-        at_once: prompts that are given at once; more than a batch wait for a row.
+        at_once: prompts that are given at once; more than a batch wait for a row, and some are for half
+            or for one and a half times as many tokens.
         untrained: whether the draft model has random weights; otherwise it is what `load` picks.
     """
 
@@ -122,9 +123,16 @@ def measure(cell: Cell, engines: tuple[Engine, Engine], pairs: int) -> Ratio:
 
 
 def _seconds(engine: Engine, cell: Cell, batch: list[list[int]]) -> float:
-    params = SamplingParams(
-        temperature=cell.temperature, max_tokens=cell.max_tokens, ignore_eos=True, seed=7
-    )
+    shares = SHARES if cell.at_once > 1 else (1.0,)
+    params = [
+        SamplingParams(
+            temperature=cell.temperature,
+            max_tokens=int(shares[place % len(shares)] * cell.max_tokens),
+            ignore_eos=True,
+            seed=7,
+        )
+        for place in range(len(batch))
+    ]
     started = perf_counter()
     engine.generate(batch, params)
     return perf_counter() - started

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 # What drafts must promise, over what their time is worth: less is within the noise.
 LEAST_GAIN, LEAST_RATIO = 0.02, 1.1
+# What a token is worth where only some requests of a batch draft: those that get ahead leave the batch
+# sooner, and what is left of it runs at a worse rate; the prompts that follow come one by one.
+ALONE = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +50,7 @@ class Offer:
 
 
 class Lengths(NamedTuple):
-    """Lengths by offer, and what they add to a plain round: tokens and seconds expected."""
+    """Lengths by offer, and what they add to a plain round: tokens expected, by their worth, and seconds."""
 
     lengths: list[int]
     tokens: float
@@ -73,10 +76,11 @@ def best_lengths(
     heapify(entries)
     rises, floors, last = curve.rises, curve.floors, len(curve.rises) - 1
     price = speed * curve.slope
-    worth = rate * price * min([offer.member.width for offer in offers])
+    least = rate * price * min([offer.member.width for offer in offers])
     levels, order = [0] * len(offers), list[int]()
     depths: dict[Member, int] = {}
-    best, chosen, tokens, drafting, extra = LEAST_GAIN * curve.batch_size, 0, 0.0, 0.0, 0.0
+    size, worth, covered = curve.batch_size, 1.0 if curve.batch_size == 1 else ALONE, 0
+    best, chosen, tokens, drafting, extra = LEAST_GAIN * size, 0, 0.0, 0.0, 0.0
     at_best = (0.0, 0.0)
     while entries:
         negative, index = entries[0]
@@ -88,6 +92,9 @@ def best_lengths(
         order.append(index)
         if level == 0:
             drafting += offer.seconds
+            covered += 1
+            if covered == size:
+                worth = 1.0
         if level == depths.get(member, 0):
             depths[member] = level + 1
             drafting += offer.times.per_token if level else offer.times.first
@@ -95,15 +102,16 @@ def best_lengths(
         seconds = drafting + price * (rises[spot] if spot < last else curve.rise(extra))
         if seconds > most_seconds:
             break
-        value = tokens - rate * seconds
+        value = worth * tokens - rate * seconds
         if value > best:
-            best, chosen, at_best = value, len(order), (tokens, seconds)
+            best, chosen, at_best = value, len(order), (worth * tokens, seconds)
         if len(offer.survival) > level + 1:
             heapreplace(entries, (-offer.survival[level + 1], index))
         else:
             heappop(entries)
-        # No later token can be worth what it costs at least.
-        if entries and -entries[0][0] < worth * floors[min(spot, last)]:
+        # No later token can be worth what it costs at least, unless it makes all others worth more.
+        settled = covered == size or len(offers) < size
+        if settled and entries and -entries[0][0] * worth < least * floors[min(spot, last)]:
             break
     if not chosen or at_best[0] < LEAST_RATIO * rate * at_best[1]:
         return None
