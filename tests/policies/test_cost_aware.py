@@ -251,6 +251,18 @@ def test_times_of_drafts_stay_within_what_was_seen(seen: list[tuple[int, float]]
     assert times(1) <= times(16) <= 16 * 0.2 + 0.2
 
 
+def test_a_table_that_is_wrong_of_one_batch_size_is_corrected_for_that_size() -> None:
+    seconds = {1: 1.0, 2: 1.2, 4: 1.5}
+    wrong = {1: 1.0, 2: 1.2, 4: 2.6}
+    table = CostTable.from_rows((n, b, 0, n * wrong[b]) for n in (1, 4) for b in wrong)
+    costs = LiveCosts(table)
+    for _ in range(40):
+        for size, value in seconds.items():
+            costs.observe(size, 0, value)
+    for size, value in seconds.items():
+        assert costs.plain_seconds(size) == pytest.approx(value, rel=0.05)
+
+
 def test_costs_are_kept_and_measured_anew_where_the_file_is_of_no_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

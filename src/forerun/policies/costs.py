@@ -12,9 +12,10 @@ ASSUMED = CostTable.from_rows(
     (n, b, 0, 1.0 + 0.04 * (n * b - 1)) for n in (1, 2, 16) for b in (1, 2, 64)
 )
 """Before anything was measured: in forwards of one token. That of later rounds says how long one is."""
-# How quickly what is seen corrects what was thought: the speed of the machine by plain rounds and by
-# others, and what drafted tokens add. Of one round no more is believed than a factor of MOST.
-PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST = 0.2, 0.1, 0.05, 2.0
+# How quickly what is seen corrects what was thought: plain rounds of one batch size, the speed of the
+# machine by plain rounds and by others, and what drafted tokens add. Of one round no more is believed
+# than a factor of MOST.
+LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST = 0.15, 0.1, 0.1, 0.05, 2.0
 FLATTEST, STEEPEST = 0.3, 50.0
 # Drafting rounds that it takes to know how costs rise where they were only assumed.
 TRUSTED = 8
@@ -204,7 +205,11 @@ class LiveCosts:
         ratio = min(max(seconds / expected, 1.0 / MOST), MOST)
         if extra:
             curve.correct(extra, ratio * expected / self.speed)
-        self.speed *= ratio ** (SPEED_STEP if extra else PLAIN_STEP)
+            self.speed *= ratio**SPEED_STEP
+        else:
+            # The machine's speed is that of all batch sizes; the table may be wrong of one.
+            curve.plain *= ratio**LEVEL_STEP
+            self.speed *= ratio**PLAIN_STEP
 
     def observe_draft(
         self, name: str, looks_up: bool, batch_size: int, depth: int, pending: int, seconds: float
