@@ -15,7 +15,7 @@ ASSUMED = CostTable.from_rows(
 # How quickly what is seen corrects what was thought: plain rounds of one batch size, the speed of the
 # machine by plain rounds and by others, and what drafted tokens add. Of one round no more is believed
 # than a factor of MOST.
-LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST = 0.15, 0.1, 0.1, 0.05, 2.0
+LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST = 0.15, 0.1, 0.1, 0.2, 2.0
 FLATTEST, STEEPEST = 0.3, 50.0
 # Drafting rounds that it takes to know how costs rise where they were only assumed.
 TRUSTED = 8
