@@ -74,14 +74,13 @@ def best_lengths(
     # The next token of each offer, by falling probability.
     entries = [(-offer.survival[0], index) for index, offer in enumerate(offers) if offer.survival]
     heapify(entries)
-    rises, floors, last = curve.rises, curve.floors, len(curve.rises) - 1
-    price = speed * curve.slope
+    rises, last, price = curve.rises, len(curve.rises) - 1, speed * curve.slope
     least = rate * price * min([offer.member.width for offer in offers])
     levels, order = [0] * len(offers), list[int]()
     depths: dict[Member, int] = {}
     size, worth, covered = curve.batch_size, 1.0 if curve.batch_size == 1 else ALONE, 0
-    best, chosen, tokens, drafting, extra = LEAST_GAIN * size, 0, 0.0, 0.0, 0.0
-    at_best = (0.0, 0.0)
+    tokens = drafting = extra = 0.0
+    best, chosen, at_best = LEAST_GAIN * size, 0, (0.0, 0.0)
     while entries:
         negative, index = entries[0]
         offer, level = offers[index], levels[index]
@@ -93,8 +92,7 @@ def best_lengths(
         if level == 0:
             drafting += offer.seconds
             covered += 1
-            if covered == size:
-                worth = 1.0
+            worth = 1.0 if covered == size else worth
         if level == depths.get(member, 0):
             depths[member] = level + 1
             drafting += offer.times.per_token if level else offer.times.first
@@ -111,7 +109,7 @@ def best_lengths(
             heappop(entries)
         # No later token can be worth what it costs at least, unless it makes all others worth more.
         settled = covered == size or len(offers) < size
-        if settled and entries and -entries[0][0] * worth < least * floors[min(spot, last)]:
+        if settled and entries and -entries[0][0] * worth < least * curve.floors[min(spot, last)]:
             break
     if not chosen or at_best[0] < LEAST_RATIO * rate * at_best[1]:
         return None
