@@ -154,10 +154,10 @@ class CostAwarePolicy(BasePolicy):
         batch_size, extra, emitted = len(requests), 0, 0
         self._rounds += 1
         made: list[tuple[Text, Choice, Draft, int]] = []
-        for request, draft, verdict in zip(requests, drafts, verdicts, strict=True):
+        texts = [self._text(request) for request in requests]
+        for request, text, draft, verdict in zip(requests, texts, drafts, verdicts, strict=True):
             extra += len(draft)
             emitted += len(verdict.token_ids)
-            text = self._text(request)
             if text.choice is not None and verdict.token_ids:
                 made.append((text, text.choice, draft, verdict.num_accepted))
                 self._learn_acceptance(request, text, text.choice, draft, verdict)
@@ -179,8 +179,7 @@ class CostAwarePolicy(BasePolicy):
         self._drafted_since_plain = self._drafted_since_plain + 1 if extra else 0
         self._account.settle(emitted / batch_size, seconds / plain, self._planning / plain)
         plain_requests = batch_size
-        for request in requests:
-            text = self._texts[request.request_id]
+        for request, text in zip(requests, texts, strict=True):
             if text.choice is not None:
                 plain_requests -= 1
                 member, length = text.choice.offer.member, text.choice.length
