@@ -1,12 +1,12 @@
 """What forerun does at its defaults where speculation should lose, beside plain decoding.
 
-python -m benchmarks.never_a_loss --models smollm2 zoo --pairs 6
+python -m benchmarks.never_a_loss --models smollm2 zoo --passes 9
 
 Each cell is one hostile kind of work: an engine as `forerun.load` makes it, with the drafter named, and
-one without a drafter run each of its batches in alternation; both keep the prompts' caches, and both have
-run the work once before. A number is plain seconds over speculative ones: 1 is no loss. The seconds of a
-batch are the median of its runs, so that a pause of the machine meets one batch and not the cell; the
-range is that of whole passes.
+two without a drafter run each of its batches in turn; all keep the prompts' caches, and all have run the
+work once before. A number is plain seconds over speculative ones: 1 is no loss. The seconds of a batch are
+the median of its runs, so that a pause of the machine meets one batch and not the cell; the range is that
+of whole passes. The control is one plain engine beside the other: what noise makes of no difference.
 """
 
 from __future__ import annotations
@@ -93,33 +93,36 @@ class Ratio:
     Args:
         middle: from the median seconds of each batch.
         least, most: of single passes over all batches.
+        control: one plain engine's seconds over the other's, from the medians.
     """
 
     middle: float
     least: float
     most: float
+    control: float
 
 
-def measure(cell: Cell, engines: tuple[Engine, Engine], pairs: int) -> Ratio:
-    """Run a cell's batches by both engines in turn, after one pass of each."""
+def measure(cell: Cell, engines: Sequence[Engine], passes: int) -> Ratio:
+    """Run a cell's batches by two plain engines and a drafting one in turn, after one pass of each."""
     batches = [
         cell.prompts[start : start + cell.at_once]
         for start in range(0, len(cell.prompts), cell.at_once)
     ]
-    times: list[list[list[float]]] = [[], []]
-    for number in range(-1, pairs):
-        passes: list[list[float]] = [[], []]
+    times: list[list[list[float]]] = [[] for _ in engines]
+    for number in range(-1, passes):
+        runs: list[list[float]] = [[] for _ in engines]
         for place, batch in enumerate(batches):
-            for which in (0, 1) if (number + place) % 2 else (1, 0):
-                passes[which].append(_seconds(engines[which], cell, batch))
+            for turn in range(len(engines)):
+                which = (turn + place + number) % len(engines)
+                runs[which].append(_seconds(engines[which], cell, batch))
         if number >= 0:
-            times[0].append(passes[0])
-            times[1].append(passes[1])
-    plain, speculative = (
+            for kept, own in zip(times, runs, strict=True):
+                kept.append(own)
+    first, second, drafting = (
         sum(statistics.median(runs) for runs in zip(*of, strict=True)) for of in times
     )
-    whole = [sum(one) / sum(other) for one, other in zip(*times, strict=True)]
-    return Ratio(plain / speculative, min(whole), max(whole))
+    whole = [(sum(one) + sum(other)) / 2 / sum(own) for one, other, own in zip(*times, strict=True)]
+    return Ratio((first + second) / 2 / drafting, min(whole), max(whole), first / second)
 
 
 def _seconds(engine: Engine, cell: Cell, batch: list[list[int]]) -> float:
@@ -163,7 +166,7 @@ def _long(prompts: list[list[int]], length: int) -> list[list[int]]:
     return [(joined * (length // len(joined) + 1))[:length]]
 
 
-def run(model: str, batches: Sequence[int], pairs: int, only: str) -> Iterator[dict[str, Any]]:
+def run(model: str, batches: Sequence[int], passes: int, only: str) -> Iterator[dict[str, Any]]:
     """The rows of a model."""
     first = load(model, False)
     with TemporaryDirectory() as folder:
@@ -173,19 +176,19 @@ def run(model: str, batches: Sequence[int], pairs: int, only: str) -> Iterator[d
                 continue
             speculative: dict[str, object] = {"model": str(untrained)} if cell.untrained else {}
             size = cell.batch_size
-            engines = (
-                load(model, False, max_batch_size=size),
-                load(model, speculative, max_batch_size=size),
-            )
-            ratio = measure(cell, engines, pairs)
-            assert engines[1].policy is not None
+            settings = (False, False, speculative)
+            engines = [load(model, each, max_batch_size=size) for each in settings]
+            ratio = measure(cell, engines, passes)
+            policy = engines[-1].policy
+            assert policy is not None
             row = {
                 "model": model,
                 "cell": cell.name,
                 "ratio": ratio.middle,
                 "least": ratio.least,
                 "most": ratio.most,
-                "decisions": engines[1].policy.in_words(),
+                "control": ratio.control,
+                "decisions": policy.in_words(),
             }
             yield row
 
@@ -194,18 +197,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.never_a_loss", description=__doc__)
     parser.add_argument("--models", nargs="+", default=["smollm2", "zoo"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 32])
-    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--passes", type=int, default=9)
     parser.add_argument("--only", default="", help="cells with this in their name")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     rows = []
-    print("| model | work | plain / speculative (range) | decided |\n| --- | --- | --- | --- |")
+    print("| model | work | plain / speculative (range) | control | decided |")
+    print("| --- | --- | --- | ---: | --- |")
     for model in options.models:
-        for row in run(model, options.batches, options.pairs, options.only):
+        for row in run(model, options.batches, options.passes, options.only):
             rows.append(row)
             print(
                 f"| {row['model']} | {row['cell']} | {row['ratio']:.3f} "
-                f"({row['least']:.2f}–{row['most']:.2f}) | {row['decisions']} |",
+                f"({row['least']:.2f}–{row['most']:.2f}) | {row['control']:.3f} | {row['decisions']} |",
                 flush=True,
             )
     if options.json is not None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from forerun.compression import METHODS, Compression
 from forerun.contracts import Drafter
-from forerun.core import NO_HINTS, Hints
+from forerun.core import NO_HINTS, Hints, View
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.dspark import DSparkDrafter
@@ -19,6 +20,7 @@ from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter
+from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.engine.config import DraftSampling
@@ -64,6 +66,8 @@ class DrafterCase:
 
 TREE = {"tree": "auto", "num_tree_nodes": 6}
 SHAPE = {"tree": [-1, -1, -1, 0, 0, 1, 3]}
+# The toy looks three tokens back; these leave one of them out.
+VIEW = View(1, 2)
 POINT_MASSES = ("auto", "token", "coupled")
 # Some of it comes so, and all tokens occur.
 PREDICTED = Hints(
@@ -221,6 +225,24 @@ DRAFTERS = [
     ),
     DrafterCase("ngram", lambda *_: NgramDrafter(1, 3), POINT_MASSES),
     DrafterCase("ngram-tree", lambda *_: NgramDrafter(1, 3), POINT_MASSES, config=TREE),
+    DrafterCase(
+        "self_sparse",
+        lambda target, _: SelfSparseDrafter(target, VIEW),
+        ("auto", "token", "block", "traversal", "coupled"),
+    ),
+    DrafterCase(
+        "self_sparse-skip-tree",
+        lambda target, _: SelfSparseDrafter(target, VIEW, (1,)),
+        ("auto", "token", "traversal", "coupled"),
+        config=TREE,
+    ),
+    DrafterCase(
+        "self_sparse-shape-greedy",
+        lambda target, _: SelfSparseDrafter(target, VIEW),
+        ("auto", "token", "coupled"),
+        draft_sample_method="greedy",
+        config=SHAPE,
+    ),
     DrafterCase("suffix", lambda *_: SuffixDrafter(), POINT_MASSES),
     DrafterCase("suffix-tree", lambda *_: SuffixDrafter(), POINT_MASSES, config=TREE),
     DrafterCase(
@@ -267,6 +289,14 @@ DRAFTERS = [
         draft_sample_method="greedy",
     ),
 ]
+
+
+# Every method of compression, small enough to evict while the matrix's texts are decoded.
+_SMALL = {"kv_sinks": 1, "kv_recent": 2, "kv_interval": 5}
+COMPRESSIONS = {
+    **{name: Compression(kv_method=name, kv_budget=6, **_SMALL) for name in METHODS},
+    "snapkv-ratio": Compression(kv_method="snapkv", kv_compression_ratio=0.6, **_SMALL),
+}
 
 
 def no_repeats(committed: object, drafted: object) -> list[bool]:

@@ -67,37 +67,39 @@ KvCache::KvCache(const Shape& shape) : shape_(shape) {
   const int per_line = slots_per_line();
   // Segments of one length, so that a small cache is not rounded up to a whole long one.
   segments_ = (shape.capacity + kMostSegmentSlots - 1) / kMostSegmentSlots;
-  const std::int64_t blocks = blocks_of((shape.capacity + segments_ - 1) / segments_);
-  segment_slots_ = blocks * kBlockRows;
+  const std::int64_t slots = (shape.capacity + segments_ - 1) / segments_;
+  segment_slots_ = (slots + kTileSlots - 1) / kTileSlots * kTileSlots;
   key_lines_ = (shape.head_dim + per_line - 1) / per_line;
-  value_lines_ = segment_slots_ / per_line;
   value_blocks_ = blocks_of(shape.head_dim);
-  key_bytes_ = blocks * key_lines_ * kLine;
-  head_bytes_ = key_bytes_ + value_blocks_ * value_lines_ * kLine;
+  key_bytes_ = kTileSlots / kBlockRows * key_lines_ * kLine;
+  tile_bytes_ = key_bytes_ + value_blocks_ * (kTileSlots / per_line) * kLine;
+  const std::int64_t head_bytes = segment_slots_ / kTileSlots * tile_bytes_;
   const auto heads = static_cast<double>(shape.layers) * static_cast<double>(shape.rows) *
                      static_cast<double>(shape.kv_heads * segments_);
-  if (heads * static_cast<double>(head_bytes_) > 0x1p46) throw std::bad_alloc();
+  if (heads * static_cast<double>(head_bytes) > 0x1p46) throw std::bad_alloc();
   memory_ = Buffer(static_cast<std::size_t>(shape.rows * segments_ * shape.layers * shape.kv_heads *
-                                            head_bytes_));
+                                            head_bytes));
   lengths_.assign(static_cast<std::size_t>(shape.layers * shape.rows), 0);
   positions_.assign(static_cast<std::size_t>(shape.rows * shape.capacity), 0);
 }
 
-std::uint8_t* KvCache::segment(std::int64_t layer, std::int64_t row, std::int64_t head,
-                               std::int64_t slot) const {
-  const std::int64_t index = row * segments_ + slot / segment_slots_;
-  return memory_.data() + ((index * shape_.layers + layer) * shape_.kv_heads + head) * head_bytes_;
+std::uint8_t* KvCache::tile(std::int64_t layer, std::int64_t row, std::int64_t head,
+                            std::int64_t slot) const {
+  const std::int64_t segment = row * segments_ + slot / segment_slots_;
+  const std::int64_t index = (segment * shape_.layers + layer) * shape_.kv_heads + head;
+  const std::int64_t tiles = segment_slots_ / kTileSlots;
+  return memory_.data() + (index * tiles + slot % segment_slots_ / kTileSlots) * tile_bytes_;
 }
 
 std::uint8_t* KvCache::keys(std::int64_t layer, std::int64_t row, std::int64_t head,
                             std::int64_t slot) const {
-  const std::int64_t block = slot % segment_slots_ / kBlockRows;
-  return segment(layer, row, head, slot) + block * key_lines_ * kLine;
+  return tile(layer, row, head, slot) + slot % kTileSlots / kBlockRows * key_lines_ * kLine;
 }
 
 ValueSlot KvCache::values(std::int64_t layer, std::int64_t row, std::int64_t head,
                           std::int64_t slot) const {
-  return {segment(layer, row, head, slot) + key_bytes_, value_lines_, slot % segment_slots_};
+  return {tile(layer, row, head, slot) + key_bytes_, kTileSlots / slots_per_line(),
+          slot % kTileSlots};
 }
 
 std::int64_t KvCache::length(std::int64_t row) const {

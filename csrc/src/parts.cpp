@@ -161,17 +161,16 @@ void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
   const AttentionCall call = {&run.cache,       index,      window,
                               space.qkv.data(), qkv_rows(), space.mixed.data()};
   if (attention.whole_heads()) {
-    const auto heads = static_cast<std::int64_t>(run.tokens.masks.size()) * shape.kv_heads;
-    run.pool.for_ranges(heads, 1, [&](const Range& r) {
+    run.pool.for_ranges(attention.items(), 1, [&](const Range& r) {
       for (std::int64_t i = r.begin; i < r.end; ++i) {
         prepare_head(run, index, i / shape.kv_heads, i % shape.kv_heads);
-        attention.run(call, i, i + 1, r.thread);
+        attention.run(call, {r.thread, i, i + 1, r.stop});
       }
     });
   } else {
     prepare_heads(run, index);
-    run.pool.for_ranges(attention.items(), 1,
-                        [&](const Range& r) { attention.run(call, r.begin, r.end, r.thread); });
+    run.pool.for_ranges(attention.items(), 1, [&](const Range& r) { attention.run(call, r); });
+    run.pool.for_ranges(attention.merges(), 1, [&](const Range& r) { attention.merge(call, r); });
   }
   for (const RowMask& mask : run.tokens.masks) {
     run.cache.set_length(index, mask.row, mask.start + mask.count);

@@ -81,7 +81,10 @@ class Case {
   Case(Random& random, ThreadPool* (&pools)[3], Level level)
       : random_(random), pools_(pools), shape_(random_shape(random)) {
     decoder_ = random_decoder(shape_, level, random, pool());
-    text_ = random_ids(random, between(random, 1, 90), shape_.vocab);
+    // Now and then past the first part of a context (attention.h).
+    const bool longer = between(random, 0, 15) == 0;
+    const std::int64_t length = longer ? between(random, 480, 560) : between(random, 1, 90);
+    text_ = random_ids(random, length, shape_.vocab);
     plain_ = plain(text_);
   }
 
@@ -170,15 +173,18 @@ class Case {
     CHECK_THROWS(std::invalid_argument, run(*decoder_, cache, 0, {shape_.vocab}, {0}, pool()));
     CHECK_THROWS(CacheError, run(*decoder_, cache, 0, {0}, {shape_.max_context}, pool()));
     CHECK_THROWS(CacheError, run(*decoder_, cache, 1, {0}, {0}, pool()));
-    const Ids many(200, 0);
-    CHECK_THROWS(CacheError, run(*decoder_, cache, 0, many, count_from(0, 200), pool()));
+    const std::int64_t room = cache.shape().capacity;
+    const Ids many(static_cast<std::size_t>(room + 1), 0);
+    CHECK_THROWS(CacheError, run(*decoder_, cache, 0, many, count_from(0, room + 1), pool()));
     CHECK_THROWS(CacheError, cache.keep(0, 0, {0}));
     expect(run(*decoder_, cache, 0, text_, count_from(0, length), pool()), 0, "after bad input");
   }
 
  private:
   ThreadPool& pool() { return *pools_[between(random_, 0, 2)]; }
-  KvCache make_cache(std::int64_t rows) { return KvCache(decoder_->cache_shape(rows, 128)); }
+  KvCache make_cache(std::int64_t rows) {
+    return KvCache(decoder_->cache_shape(rows, static_cast<std::int64_t>(text_.size()) + 60));
+  }
 
   // Tokens [at, at + n) of the text through some layers; the states above them go to `out`.
   void run_layers(KvCache& cache, std::int64_t at, std::int64_t n,

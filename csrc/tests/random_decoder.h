@@ -36,7 +36,7 @@ inline DecoderShape random_shape(Random& random) {
   s.kv_heads = between(random, 1, 3);
   s.heads = s.kv_heads * between(random, 1, 4);
   s.head_dim = 2 * between(random, 1, 20);
-  s.max_context = 400;
+  s.max_context = 700;
   s.activation = static_cast<Activation>(between(random, 0, 3));
   s.gated = coin(random);
   s.layer_norm = coin(random);

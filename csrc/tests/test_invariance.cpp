@@ -1,5 +1,5 @@
 // The promise: a token's result is the same, bit for bit, for every n from 1 to 64, whatever stands
-// beside it, however rows are shared out, with 1, 2 and 3 threads.
+// beside it, however rows and contexts are shared out, with 1, 2 and 3 threads.
 #include <algorithm>
 
 #include "check.h"
@@ -74,13 +74,13 @@ void check_modules(Precision precision, Level level, ThreadPool* (&pools)[3], Ra
 }
 
 // Attention over chunks of a text beside a shorter row gives what it gives token by token.
-void check_attention(Precision precision, Level level, ThreadPool* (&pools)[3], Random& random) {
-  const std::int64_t text = 30;
+void check_attention(Precision precision, Level level, std::int64_t text, ThreadPool* (&pools)[3],
+                     Random& random) {
   LayerSource source;
   source.kv_heads = between(random, 1, 3);
   source.heads = source.kv_heads * between(random, 1, 3);
   source.head_dim = 2 * between(random, 1, 20);
-  source.window = between(random, 0, 1) * between(random, 1, 20);
+  source.window = between(random, 0, 1) * between(random, 1, 2 * text / 3);
   const std::int64_t cols = between(random, 1, 90);
   const std::int64_t hidden = between(random, 1, 90);
   const std::int64_t rows = (source.heads + 2 * source.kv_heads) * source.head_dim;
@@ -123,7 +123,7 @@ void check_attention(Precision precision, Level level, ThreadPool* (&pools)[3], 
   }
   KvCache cache(attention.cache_shape(2, text));
   for (std::int64_t at = 0; at < text;) {
-    const std::int64_t n = std::min(between(random, 2, 20), text - at);
+    const std::int64_t n = std::min(between(random, 2, 2 * text / 3), text - at);
     const bool both = at == 0;
     const auto y = run(cache, at, n, both, *pools[between(random, 0, 2)]);
     const float* wanted = expected.data() + at * hidden;
@@ -159,7 +159,10 @@ int main(int count, char** arguments) {
             MatrixShape::make(precision, between(random, 1, most), between(random, 1, most), group);
         check_shape(shape, level, pools, random);
         check_modules(precision, level, pools, random);
-        check_attention(precision, level, pools, random);
+        check_attention(precision, level, 30, pools, random);
+        // Contexts of which threads take a part each.
+        if (round == 0)
+          check_attention(precision, level, between(random, 520, 1200), pools, random);
       }
     }
   }

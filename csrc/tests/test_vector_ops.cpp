@@ -54,8 +54,11 @@ void check_curves(const VectorOps& ops) {
     if (u > -5.0) near(v / (1.0 + std::exp(-2.0 * u)), y[i], 3e-6, "gelu");
   }
   for (float& v : x) v = -std::fabs(v);
+  x.resize(x.size() / 16 * 16);
   y = x;
-  ops.exp_sum(y.data(), 0.0f, n);
+  float top = 0.0f;
+  float lanes[16] = {};
+  ops.softmax_piece(y.data(), static_cast<std::int64_t>(y.size()), &top, lanes);
   for (std::size_t i = 0; i < x.size(); ++i) {
     if (x[i] > -86.8f) near(std::exp(static_cast<double>(x[i])), y[i], 2e-7, "exp");
   }
@@ -63,15 +66,22 @@ void check_curves(const VectorOps& ops) {
 
 void check_softmax(const VectorOps& ops) {
   const float infinity = std::numeric_limits<float>::infinity();
-  std::vector<float> x = {1.0f, -infinity, 3.0f, -200.0f, 2.0f};
-  const float top = ops.max(x.data(), 5);
-  CHECK(top == 3.0f, "max");
-  const float total = ops.exp_sum(x.data(), top, 5);
-  CHECK(x[1] == 0.0f && x[3] == 0.0f, "masked and far scores are exactly zero");
-  CHECK(x[2] == 1.0f, "exp(0) is exactly one");
-  near(1.0 + std::exp(-1.0) + std::exp(-2.0), total, 3e-7, "sum");
-  const std::vector<float> masked(40, -infinity);
-  CHECK(ops.max(masked.data(), 40) == -infinity, "max of nothing");
+  std::vector<float> x(16, -infinity);
+  float top = -infinity;
+  float lanes[16] = {};
+  CHECK(ops.softmax_piece(x.data(), 16, &top, lanes) == 1.0f && top == -infinity, "nothing seen");
+  CHECK(x[0] == 0.0f && lanes[0] == 0.0f, "masked scores are exactly zero");
+  x = std::vector<float>(16, -infinity);
+  x[1] = 1.0f, x[2] = 3.0f, x[3] = -200.0f, x[5] = 2.0f;
+  CHECK(ops.softmax_piece(x.data(), 16, &top, lanes) == 0.0f, "nothing was there to keep");
+  CHECK(top == 3.0f && x[2] == 1.0f && x[3] == 0.0f, "largest, exp(0), and what is far below");
+  near(std::exp(-1.0), lanes[5], 3e-7, "lane");
+  x = std::vector<float>(16, 4.0f);
+  near(std::exp(-1.0), ops.softmax_piece(x.data(), 16, &top, lanes), 3e-7, "factor");
+  near(1.0 + std::exp(-1.0), lanes[2], 3e-7, "lane behind it");
+  x[0] = std::numeric_limits<float>::quiet_NaN();
+  ops.softmax_piece(x.data(), 16, &top, lanes);
+  CHECK(top == 4.0f && x[0] != x[0] && lanes[0] != lanes[0] && lanes[1] == lanes[1], "NaN");
 }
 
 template <class Call>
@@ -98,10 +108,20 @@ void check_levels(Random& random, std::int64_t n) {
   check_same("gelu_tanh", n, [&](const VectorOps& o, float* y) { o.gelu_tanh(a, n, y); });
   check_same("add", n, [&](const VectorOps& o, float* y) { o.add(a, n, y); });
   check_same("scale", n, [&](const VectorOps& o, float* y) { o.scale(a, 1.7f, n, y); });
-  check_same("max", 1, [&](const VectorOps& o, float* y) { *y = o.max(a, n); });
-  check_same("exp_sum", n + 1, [&](const VectorOps& o, float* y) {
-    std::memcpy(y, a, static_cast<std::size_t>(n) * sizeof(float));
-    y[n] = o.exp_sum(y, o.max(a, n), n);
+  check_same("blend", n, [&](const VectorOps& o, float* y) {
+    std::memcpy(y, b, static_cast<std::size_t>(n) * sizeof(float));
+    o.blend(a, 0.3f, 1.7f, n, y);
+  });
+  check_same("weights_to_bf16", n, [&](const VectorOps& o, float* y) {
+    std::vector<std::uint16_t> rounded(static_cast<std::size_t>(n));
+    o.weights_to_bf16(a, n, rounded.data());
+    std::copy(rounded.begin(), rounded.end(), y);
+  });
+  check_same("softmax_piece", n / 16 * 16 + 18, [&](const VectorOps& o, float* y) {
+    float* x = y + 18;
+    y[0] = -std::numeric_limits<float>::infinity();
+    std::memcpy(x, a, static_cast<std::size_t>(n / 16 * 16) * sizeof(float));
+    for (std::int64_t i = 0; i < n / 16; ++i) y[1] += o.softmax_piece(x + 16 * i, 16, y, y + 2);
   });
   check_same("rotate", n, [&](const VectorOps& o, float* y) {
     std::memcpy(y, a, static_cast<std::size_t>(n) * sizeof(float));

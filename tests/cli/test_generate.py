@@ -145,7 +145,7 @@ def test_without_a_draft_one_is_picked_and_said(cli: Cli) -> None:
     result = cli.run(
         "generate", "--model", cli.target, "--prompt", "aaaa", "--max-tokens", "4", "--json"
     )
-    assert json.loads(result.stdout)["method"] == "ngram"
+    assert json.loads(result.stdout)["method"] == "suffix"
     assert "ngram" in result.stderr
 
 

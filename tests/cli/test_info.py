@@ -64,7 +64,7 @@ def test_object(cli: Cli, bare: str) -> None:
     # Keys and values of one head of 8 numbers in two layers, four bytes each.
     assert content["cache_bytes_per_token"] == 2 * 8 * 2 * 4
     assert (content["family"], content["num_layers"]) == ("qwen3", 2)
-    assert (content["known_draft"], content["default_method"]) == (None, "ngram")
+    assert (content["known_draft"], content["default_method"]) == (None, "suffix")
     memory = content["memory"]
     assert memory["needed"] == 4 * parameters + memory["context"] * 128
     assert memory["fits"] is (memory["needed"] <= memory["available"])

@@ -54,6 +54,29 @@ def test_rows_are_the_cost_model() -> None:
         ]
 
 
+def test_drafts_from_a_window_pay_from_some_context_on() -> None:
+    """Where the break-even is said to be there is a gain, and just below there is none."""
+    window = ("--hardware", "h100", "--target", "llama-3.1-8b", "--draft-window", "1024")
+    shares = ("--acceptance", "0.6,0.9", "--batch", "1,16")
+    found = content(*window, *shares)["break_even_contexts"]
+    by_place = {(row["acceptance"], row["batch"]): row["context"] for row in found}
+    assert by_place[0.9, 16] < by_place[0.9, 1] < by_place[0.6, 1]
+    for (acceptance, batch), context in by_place.items():
+        assert context > 1024
+        near = ("--acceptance", str(acceptance), "--batch", str(batch))
+        below, at = content(*window, *near, "--context", f"{context - 1},{context}")["rows"]
+        assert at["pays"]
+        assert below["speedup"] <= 1.0 + 1e-9
+    assert "Context from which drafts from 1024 tokens" in simulate(*window, *shares).stdout
+
+
+@pytest.mark.parametrize("other", [("--draft", "llama-3.2-1b"), ("--cost-ratio", "0.1")])
+def test_a_window_is_the_only_way_to_draft(other: tuple[str, ...]) -> None:
+    window = ("--hardware", "h100", "--target", "llama-3.1-8b", "--draft-window", "1024")
+    result = CliRunner().invoke(application, ["simulate", *window, *other])
+    refused(result, "--draft-window", other[0])
+
+
 def test_tables_mark_what_loses_and_what_does_not_fit() -> None:
     small = ("--bandwidth", "20", "--flops", "0.32", "--memory", "40", "--acceptance", "0.6")
     grid = ("--batch", "1,16,256", "--context", "1k")

@@ -15,8 +15,9 @@ from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import Batch, Drawing, Exactness, ForwardOutput, Plan, Request
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.exits.exit_adapter import ExitAdapter
-from forerun.drafters.layer_skip import LayerSkipDrafter, drafting_layers, zoo_adapter
+from forerun.drafters.layer_skip import LayerSkipDrafter, zoo_adapter
 from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.own_layers import drafting_layers
 from forerun.errors import ConfigError, ForerunError, UnsupportedModelError
 from forerun.models import load_model
 from forerun.models.running import prefill

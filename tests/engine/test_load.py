@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 import forerun
 from forerun.drafters.draft_model import DraftModelDrafter
-from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.suffix import SuffixDrafter
 from forerun.engine.pairs import KNOWN_DRAFTS, choose
 from forerun.errors import ConfigError, MemoryLimitError
 from tests.helpers.tiny_models import VOCAB, tiny_model
@@ -52,10 +52,10 @@ def test_a_known_draft_is_picked_and_said() -> None:
     assert all(target != draft for target, draft in KNOWN_DRAFTS.items())
 
 
-def test_prompt_lookup_is_the_fallback_and_says_so() -> None:
+def test_looking_up_is_the_fallback_and_says_so() -> None:
     choice = choose(Config(), "somebody/something")
-    assert choice.config.method == "ngram"
-    assert "prompt lookup" in str(choice.note)
+    assert choice.config.method == "suffix"
+    assert "suffix" in str(choice.note)
 
 
 def test_what_is_named_is_taken() -> None:
@@ -70,7 +70,7 @@ def test_what_is_named_is_taken() -> None:
         (Config(method="draft_model"), "no draft model is known"),
         (Config(method="ngram", model="x/y"), "takes no draft model"),
         (Config(revision="main"), "belongs to no draft model"),
-        (Config(options={"draft_dtype": "bf16"}), "draft_dtype is not read by method 'ngram'"),
+        (Config(options={"draft_dtype": "bf16"}), "draft_dtype is not read by method 'suffix'"),
         (Config(options={"exit_layer": 2}), "or use method 'layer_skip'"),
     ],
     ids=str,
@@ -85,7 +85,7 @@ def test_load_builds_what_was_asked_for(saved: dict[str, str]) -> None:
     assert isinstance(engine.drafter, DraftModelDrafter)
     assert engine.max_context == 64
     assert engine.eos_token_ids == {3}
-    assert isinstance(forerun.load(saved["target"]).drafter, NgramDrafter)
+    assert isinstance(forerun.load(saved["target"]).drafter, SuffixDrafter)
     assert forerun.load(saved["target"], False).drafter is None
 
 
@@ -119,7 +119,7 @@ def test_third_party_drafters_are_found_by_entry_point(
         name, value = "parrot", "parrot:Parrot"
 
         def load(self) -> Any:
-            class Parrot(NgramDrafter):
+            class Parrot(SuffixDrafter):
                 name = "parrot"
 
             return Parrot

@@ -24,6 +24,7 @@ class SimulatedDrafter:
         rate: probability that a token is accepted, by its position in the output.
         sure: its confidence, by the position.
         token_seconds, fixed_seconds: of a draft.
+        share: what it says that a token costs, in plain rounds.
     """
 
     name: str = "simulated"
@@ -36,6 +37,10 @@ class SimulatedDrafter:
     acceptance: tuple[tuple[float, ...], ...] | None = None
     members: tuple[SimulatedDrafter, ...] = ()
     origin: str = ""
+    share: float | None = None
+
+    def cost_share(self, request: Request) -> float | None:
+        return self.share
 
     def confidence(self, request: Request) -> float:
         return self.sure(request.num_output_tokens)

@@ -105,6 +105,31 @@ def test_it_comes_near_the_best_length(slope: float, token_seconds: float, rate:
     assert sum(shares) / len(shares) >= 0.94
 
 
+@pytest.mark.parametrize("rate", [0.6, 1.0])
+def test_who_knows_that_it_reads_too_much_is_not_tried(rate: float) -> None:
+    """Below the context at which it pays, whatever would be accepted; without that knowledge it is."""
+    drafter = SimulatedDrafter(rate=lambda _: rate, token_seconds=0.97, share=0.97)
+    world = World(drafter)
+    assert world.run(policy(world), [300] * 3) == world.plain([300] * 3)
+    assert world.drafted == 0
+    drafter.share = None
+    world.run(policy(world), [300] * 3)
+    assert world.drafted > 0
+
+
+@pytest.mark.parametrize("off", [0.8, 1.0, 1.3])
+def test_who_reads_little_is_used_as_far_as_it_pays(off: float) -> None:
+    """What is measured corrects what it says of itself."""
+    seconds = []
+    for share in (0.25 * off, 0.25):
+        drafter = SimulatedDrafter(rate=lambda _: 0.9, token_seconds=0.25, share=share)
+        world = World(drafter)
+        seconds.append(world.run(policy(world), OUTPUTS))
+    fixed = min(World(drafter).run(FixedPolicy(length), OUTPUTS) for length in LENGTHS)
+    assert seconds[1] < 1.06 * fixed
+    assert seconds[0] < 1.06 * seconds[1]
+
+
 def test_what_changes_within_a_text_is_followed() -> None:
     """No fixed length does as well."""
     world = World(SimulatedDrafter(rate=switching(0.9, 0.0)), forward=rising(0.1))

@@ -1,12 +1,13 @@
 // Keys and values of a batch of rows, in the order in which the kernels read them.
 //
-// To a kernel the keys of one head are a matrix with a row for each slot, and the values one with a
-// column for each slot; both lie as packed_matrix.h says, in fp32 or bf16. So scores and sums over
-// values are skinny products like all others, and each block is read once for all tokens and heads
-// that share it.
+// A head's slots lie in tiles of 64: first the keys of a tile, then its values, so that attention
+// reads a head as one stream. To a kernel the keys of a tile are a matrix with a row for each slot,
+// and the values one with a column for each slot; both lie as packed_matrix.h says, in fp32 or
+// bf16. So scores and sums over values are skinny products like all others, and each tile is read
+// once for all tokens and heads that share it.
 //
-// A row's slots lie in segments of a thousand, each with all layers and heads: a row takes only
-// the memory that its tokens fill, though it lies on huge pages.
+// A row's tiles lie in segments of a thousand slots, each with all layers and heads: a row takes
+// only the memory that its tokens fill, though it lies on huge pages.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,10 @@
 
 namespace forerun::cpu {
 
-// The values of one slot: `lines` are those of its segment in a block of 16 dimensions, `slot`
-// counts from there.
+constexpr std::int64_t kTileSlots = 64;
+
+// The values of one slot: `lines` are those of its tile in a block of 16 dimensions, `slot` counts
+// from there.
 struct ValueSlot {
   std::uint8_t* memory;
   std::int64_t lines;
@@ -72,11 +75,11 @@ class KvCache {
   int slots_per_line() const { return shape_.precision == Precision::bf16 ? 2 : 1; }
   std::int64_t key_lines() const { return key_lines_; }  // in a block of 16 slots
   std::int64_t value_blocks() const { return value_blocks_; }
-  // Of the segment that holds a slot; a multiple of 16.
-  std::int64_t segment_end(std::int64_t slot) const {
-    return (slot / segment_slots_ + 1) * segment_slots_;
-  }
+  std::int64_t tile_bytes() const { return tile_bytes_; }
 
+  // The tile that holds a slot: its keys, then its values.
+  std::uint8_t* tile(std::int64_t layer, std::int64_t row, std::int64_t head,
+                     std::int64_t slot) const;
   // The keys of the block that holds a slot.
   std::uint8_t* keys(std::int64_t layer, std::int64_t row, std::int64_t head,
                      std::int64_t slot) const;
@@ -93,17 +96,14 @@ class KvCache {
     return static_cast<std::size_t>(layer * shape_.rows + row);
   }
   void move(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to);
-  std::uint8_t* segment(std::int64_t layer, std::int64_t row, std::int64_t head,
-                        std::int64_t slot) const;
 
   Shape shape_;
   std::int64_t segments_ = 0;  // of a row
   std::int64_t segment_slots_ = 0;
   std::int64_t key_lines_ = 0;
-  std::int64_t value_lines_ = 0;
   std::int64_t value_blocks_ = 0;
-  std::int64_t key_bytes_ = 0;   // of one head's segment
-  std::int64_t head_bytes_ = 0;  // keys and values of it
+  std::int64_t key_bytes_ = 0;   // of a tile
+  std::int64_t tile_bytes_ = 0;  // keys and values of it
   Buffer memory_;
   std::vector<std::int64_t> lengths_;
   std::vector<std::int64_t> positions_;

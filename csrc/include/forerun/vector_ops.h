@@ -34,9 +34,15 @@ struct VectorOps {
   void (*add)(const float* x, std::int64_t n, float* y);
   // y = factor * x
   void (*scale)(const float* x, float factor, std::int64_t n, float* y);
-  // Softmax in parts. -inf stands for a masked score and becomes exactly 0; `shift` must be finite.
-  float (*max)(const float* x, std::int64_t n);
-  float (*exp_sum)(float* x, float shift, std::int64_t n);  // x = exp(x - shift); returns the sum
+  // y = a y + b x
+  void (*blend)(const float* x, float a, float b, std::int64_t n, float* y);
+  // y = x rounded to bf16, x being in [0, 1] and not subnormal; of NaN, anything.
+  void (*weights_to_bf16)(const float* x, std::int64_t n, std::uint16_t* y);
+  // Softmax of scores that come in pieces, n of them, a multiple of 16: x = exp(x - top), `top`
+  // being the largest score so far, -inf at first. The sums of exponentials so far, in 16 lanes,
+  // are scaled by what is returned, the factor for what else was summed up before, and x is added.
+  // -inf stands for a masked score and becomes exactly 0; a NaN stays one.
+  float (*softmax_piece)(float* x, std::int64_t n, float* top, float* lanes);
 };
 
 const VectorOps& vector_ops(Level limit = best_level());

@@ -5,6 +5,7 @@ namespace forerun::cpu {
 namespace {
 
 struct Fp32 {
+  static constexpr int kTileUnits = kTileSlots;
   struct Operand {
     __m256 value;
   };
@@ -15,6 +16,7 @@ struct Fp32 {
 };
 
 struct Bf16 {
+  static constexpr int kTileUnits = kTileSlots / 2;
   struct Operand {
     __m256 even;
     __m256 odd;
@@ -32,31 +34,40 @@ struct Bf16 {
 template <class Format>
 struct Avx2Float {
   static constexpr int kMaxTokens = kTokensAvx2;
+  static constexpr int kTileUnits = Format::kTileUnits;
+  template <int T>
+  static constexpr int kTogether = 1;
 
   template <int T>
+  FORERUN_FLATTEN static void run(const TileArgs& a) {
+    multiply<T, SideBySide<T>>(a);
+  }
+
+  template <int T, class Panel>
   static FORERUN_INLINE void line(__m256 (&sum)[kHalves][T], const std::uint8_t* w,
                                   const std::uint32_t* x) {
     typename Format::Operand weight[kHalves];
     unroll<kHalves>([&](auto h) { weight[h] = Format::widen(load_half(w, h)); });
     unroll<T>([&](auto t) {
-      const auto value = Format::widen(_mm256_set1_epi32(static_cast<int>(x[t])));
+      const auto value = Format::widen(_mm256_set1_epi32(static_cast<int>(x[t * Panel::kToken])));
       unroll<kHalves>(
           [&](auto h) { sum[h][t] = Format::multiply_add(sum[h][t], weight[h], value); });
     });
   }
 
-  template <int T>
-  FORERUN_FLATTEN static void run(const TileArgs& a) {
+  template <int T, class Panel>
+  static FORERUN_INLINE void multiply(const TileArgs& a) {
     __m256 sum[kHalves][T];
     unroll_halves<T>(
         [&](auto h, auto t) { sum[h][t] = a.resume ? load_out(a, h, t) : _mm256_setzero_ps(); });
     const std::uint8_t* w = a.weights;
     const auto* x = static_cast<const std::uint32_t*>(a.panel);
     const std::uint8_t* ahead = a.ahead.first;
-    for (std::int64_t i = 0; i < a.lines; ++i, w += kLine, x += T, ahead += a.ahead.step) {
+    for (std::int64_t i = 0; i < a.lines;
+         ++i, w += kLine, x += Panel::kLine, ahead += a.ahead.step) {
       if (i == a.ahead.switch_line) ahead = a.ahead.second;
       prefetch(ahead);
-      line<T>(sum, w, x);
+      line<T, Panel>(sum, w, x);
     }
     unroll_halves<T>([&](auto h, auto t) { store_half(a, h, t, sum[h][t]); });
   }
@@ -65,12 +76,12 @@ struct Avx2Float {
 }  // namespace
 
 const KernelSet& avx2_fp32_set() {
-  static const KernelSet set = make_set<Avx2Float<Fp32>>(Level::avx2, Precision::fp32);
+  static const KernelSet set = make_float_set<Avx2Float<Fp32>>(Level::avx2, Precision::fp32);
   return set;
 }
 
 const KernelSet& avx2_bf16_set() {
-  static const KernelSet set = make_set<Avx2Float<Bf16>>(Level::avx2, Precision::bf16);
+  static const KernelSet set = make_float_set<Avx2Float<Bf16>>(Level::avx2, Precision::bf16);
   return set;
 }
 

@@ -6,13 +6,23 @@
 namespace forerun::cpu {
 namespace {
 
-// Op: load(line) and multiply_add<T, index>(sum, weight, x), with x[index] in all lanes.
+// Op: load(line), multiply_add<size, index>(sum, weight, x) with x[index] of `size` in all lanes,
+// and kTileUnits, the 4-byte units of kTileSlots values.
 template <class Op>
 struct Avx512Float {
   static constexpr int kMaxTokens = 24;
+  static constexpr int kTileUnits = Op::kTileUnits;
+  template <int T>
+  static constexpr int kTogether = T <= 6 ? 4 : 1;
 
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {
+    multiply<T, SideBySide<T>>(a);
+  }
+
+  template <int T, class Panel>
+  static FORERUN_INLINE void multiply(const TileArgs& a) {
+    constexpr int kSize = (T - 1) * Panel::kToken + 1;
     __m512 sum[T];
     unroll<T>([&](auto t) {
       sum[t] = a.resume ? _mm512_maskz_loadu_ps(row_mask(a), a.out + t * a.out_stride)
@@ -24,15 +34,46 @@ struct Avx512Float {
     const std::uint8_t* ahead = a.ahead.first;
     const std::uint8_t* part_end = w + a.ahead.switch_line * kLine;
     for (int part = 0; part < 2; ++part) {
-      for (; w != part_end; w += kLine, x += T, ahead += a.ahead.step) {
+      for (; w != part_end; w += kLine, x += Panel::kLine, ahead += a.ahead.step) {
         prefetch(ahead);
         const auto weight = Op::load(w);
-        unroll<T>([&](auto t) { sum[t] = Op::template multiply_add<T, t>(sum[t], weight, x); });
+        unroll<T>([&](auto t) {
+          sum[t] = Op::template multiply_add<kSize, t * Panel::kToken>(sum[t], weight, x);
+        });
       }
       ahead = a.ahead.second;
       part_end = end;
     }
     unroll<T>([&](auto t) { store_rows(a, t, sum[t]); });
+  }
+
+  // kTogether<T> blocks from `block` on.
+  template <int T, class Panel>
+  static FORERUN_INLINE void multiply_blocks(const CacheTile& c, std::int64_t block) {
+    constexpr int kBlocks = kTogether<T>;
+    constexpr int kSize = (T - 1) * Panel::kToken + 1;
+    float* out = c.out + block * kBlockRows;
+    __m512 sum[kBlocks * T];
+    unroll<kBlocks * T>([&](auto i) {
+      const float* from = out + i % T * c.out_stride + i / T * kBlockRows;
+      sum[i] = c.resume ? _mm512_loadu_ps(from) : _mm512_setzero_ps();
+    });
+    const std::uint8_t* w = c.weights + block * c.block_bytes;
+    const std::uint8_t* end = w + c.lines * kLine;
+    const auto* x = static_cast<const std::uint32_t*>(c.panel);
+    for (; w != end; w += kLine, x += Panel::kLine) {
+      unroll<kBlocks>([&](auto b) {
+        const std::uint8_t* line = w + b * c.block_bytes;
+        prefetch(line + c.ahead);
+        const auto weight = Op::load(line);
+        unroll<T>([&](auto t) {
+          constexpr int kSum = decltype(b)() * T + decltype(t)();
+          sum[kSum] = Op::template multiply_add<kSize, t * Panel::kToken>(sum[kSum], weight, x);
+        });
+      });
+    }
+    unroll<kBlocks * T>(
+        [&](auto i) { _mm512_storeu_ps(out + i % T * c.out_stride + i / T * kBlockRows, sum[i]); });
   }
 };
 

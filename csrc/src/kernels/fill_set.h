@@ -15,6 +15,19 @@ struct WithOffset : Format {
   static constexpr bool kOffset = true;
 };
 
+// Where a kernel finds token t's operand for a line of weights in a panel, in 4-byte units: the
+// tokens of a line side by side, or each token's lines in a row of `kRow`.
+template <int T>
+struct SideBySide {
+  static constexpr int kToken = 1;
+  static constexpr int kLine = T;
+};
+template <int kRow>
+struct InRows {
+  static constexpr int kToken = kRow;
+  static constexpr int kLine = 1;
+};
+
 // Kernels::run<T>(const TileArgs&), Kernels::kMaxTokens.
 template <class Kernels>
 KernelSet make_set(Level level, Precision precision) {
@@ -24,6 +37,43 @@ KernelSet make_set(Level level, Precision precision) {
   set.precision = precision;
   set.max_tokens = Kernels::kMaxTokens;
   unroll<Kernels::kMaxTokens>([&](auto i) { set.kernel[i + 1] = &Kernels::template run<i + 1>; });
+  return set;
+}
+
+inline TileArgs block_of(const CacheTile& c, std::int64_t block) {
+  TileArgs a;
+  a.weights = c.weights + block * c.block_bytes;
+  a.panel = c.panel;
+  a.lines = c.lines;
+  a.ahead = {a.weights + c.ahead, nullptr, c.lines, kLine};
+  a.out = c.out + block * kBlockRows;
+  a.out_stride = c.out_stride;
+  a.rows = kBlockRows;
+  a.resume = c.resume;
+  return a;
+}
+
+// As many blocks at a time as there are accumulators for: one token's products of one block wait
+// for each other.
+template <class Kernels, int T, class Panel>
+FORERUN_FLATTEN void run_tile(const CacheTile& c) {
+  constexpr int kTogether = Kernels::template kTogether<T>;
+  std::int64_t block = 0;
+  if constexpr (kTogether > 1) {
+    for (; block + kTogether <= c.blocks; block += kTogether)
+      Kernels::template multiply_blocks<T, Panel>(c, block);
+  }
+  for (; block < c.blocks; ++block) Kernels::template multiply<T, Panel>(block_of(c, block));
+}
+
+// The same for the float formats, with Kernels::multiply<T, Panel>(const TileArgs&).
+template <class Kernels>
+KernelSet make_float_set(Level level, Precision precision) {
+  KernelSet set = make_set<Kernels>(level, precision);
+  unroll<Kernels::kMaxTokens>([&](auto i) {
+    set.scores[i + 1] = &run_tile<Kernels, i + 1, SideBySide<i + 1>>;
+    set.values[i + 1] = &run_tile<Kernels, i + 1, InRows<Kernels::kTileUnits>>;
+  });
   return set;
 }
 

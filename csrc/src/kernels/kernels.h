@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "forerun/cpu_level.h"
+#include "forerun/kv_cache.h"
 #include "forerun/packed_matrix.h"
 
 namespace forerun::cpu {
@@ -52,6 +53,22 @@ struct TileArgs {
 
 using TileKernel = void (*)(const TileArgs&);
 
+// Blocks of a tile of the cache, each `block_bytes` behind the one before, whose outputs lie side
+// by side: 16 slots or 16 dimensions each.
+struct CacheTile {
+  const std::uint8_t* weights = nullptr;
+  std::int64_t blocks = 0;
+  std::int64_t block_bytes = 0;
+  std::int64_t lines = 0;    // of a block
+  std::ptrdiff_t ahead = 0;  // what to fetch, from each line on
+  const void* panel = nullptr;
+  float* out = nullptr;  // [T, out_stride]
+  std::int64_t out_stride = 0;
+  bool resume = false;  // as in TileArgs
+};
+
+using CacheKernel = void (*)(const CacheTile&);
+
 constexpr int kMaxTileTokens = 24;
 constexpr std::size_t kBehindPanel = 128;
 
@@ -60,6 +77,10 @@ struct KernelSet {
   Precision precision = Precision::fp32;
   int max_tokens = 1;
   TileKernel kernel[kMaxTileTokens + 1] = {};  // by tokens
+  // Float formats only, by tokens: of keys, with panels like those above, and of values, with
+  // panels that hold the kTileSlots weights of each token one after the other.
+  CacheKernel scores[kMaxTileTokens + 1] = {};
+  CacheKernel values[kMaxTileTokens + 1] = {};
   // Whether panels hold the tokens of a group one after the other, see activations in linear.h.
   bool token_major = false;
   // Where given, a thread calls `begin` before its first tile of a product, with the tokens of the

@@ -29,12 +29,14 @@ void store(const TileArgs& a, const float (&sum)[T][kBlockRows]) {
 }
 
 struct Fp32 {
+  static constexpr int kTileUnits = kTileSlots;
   static float step(std::uint32_t w, std::uint32_t x, float sum) {
     return fused(float_of(w), float_of(x), sum);
   }
 };
 
 struct Bf16 {
+  static constexpr int kTileUnits = kTileSlots / 2;
   static float step(std::uint32_t w, std::uint32_t x, float sum) {
     const float odd = fused(float_of(w & 0xffff0000u), float_of(x & 0xffff0000u), sum);
     return fused(float_of(w << 16), float_of(x << 16), odd);
@@ -44,18 +46,27 @@ struct Bf16 {
 template <class Format>
 struct PortableFloat {
   static constexpr int kMaxTokens = 8;
+  static constexpr int kTileUnits = Format::kTileUnits;
+  template <int T>
+  static constexpr int kTogether = 1;
 
   template <int T>
   static void run(const TileArgs& a) {
+    multiply<T, SideBySide<T>>(a);
+  }
+
+  template <int T, class Panel>
+  static void multiply(const TileArgs& a) {
     float sum[T][kBlockRows];
     start<T>(a, sum);
     const auto* x = static_cast<const std::uint32_t*>(a.panel);
     const std::uint8_t* line = a.weights;
-    for (std::int64_t i = 0; i < a.lines; ++i, line += kLineBytes, x += T) {
+    for (std::int64_t i = 0; i < a.lines; ++i, line += kLineBytes, x += Panel::kLine) {
       std::uint32_t w[kBlockRows];
       std::memcpy(w, line, sizeof w);
       for (int t = 0; t < T; ++t) {
-        for (int r = 0; r < kBlockRows; ++r) sum[t][r] = Format::step(w[r], x[t], sum[t][r]);
+        for (int r = 0; r < kBlockRows; ++r)
+          sum[t][r] = Format::step(w[r], x[t * Panel::kToken], sum[t][r]);
       }
     }
     store<T>(a, sum);
@@ -149,8 +160,8 @@ struct PortableGrouped {
 
 const KernelSet& portable_set(Precision precision) {
   static const KernelSet sets[] = {
-      make_set<PortableFloat<Fp32>>(Level::portable, Precision::fp32),
-      make_set<PortableFloat<Bf16>>(Level::portable, Precision::bf16),
+      make_float_set<PortableFloat<Fp32>>(Level::portable, Precision::fp32),
+      make_float_set<PortableFloat<Bf16>>(Level::portable, Precision::bf16),
       make_set<PortableGrouped<Bytes>>(Level::portable, Precision::int8),
       make_set<PortableGrouped<Nibbles>>(Level::portable, Precision::int4),
       make_set<PortableGrouped<WithOffset<Bytes>>>(Level::portable, Precision::int8_offset),

@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include "../numbers.h"
 
 namespace forerun::cpu {
@@ -14,6 +18,16 @@ constexpr int kLanes = 16;
 // Quarters of four, which every processor with vectors has as they are.
 typedef float Quarter __attribute__((vector_size(16)));
 
+#if defined(__AVX512F__)
+struct Lanes {
+  __m512 all;
+};
+
+inline Lanes operator*(const Lanes& a, const Lanes& b) { return {_mm512_mul_ps(a.all, b.all)}; }
+inline Lanes operator+(const Lanes& a, const Lanes& b) { return {_mm512_add_ps(a.all, b.all)}; }
+// The larger ones; b where a is NaN.
+inline Lanes larger(const Lanes& a, const Lanes& b) { return {_mm512_max_ps(a.all, b.all)}; }
+#else
 struct Lanes {
   Quarter part[4];
 };
@@ -28,6 +42,14 @@ inline Lanes operator+(const Lanes& a, const Lanes& b) {
       {a.part[0] + b.part[0], a.part[1] + b.part[1], a.part[2] + b.part[2], a.part[3] + b.part[3]}};
 }
 
+// The larger ones; b where a is NaN.
+inline Lanes larger(const Lanes& a, const Lanes& b) {
+  Lanes y;
+  for (int i = 0; i < 4; ++i) y.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+  return y;
+}
+#endif
+
 inline Lanes load(const float* p) {
   Lanes v;
   std::memcpy(&v, p, sizeof v);
@@ -40,9 +62,31 @@ inline Lanes load_part(const float* p, std::int64_t count) {
   return load(filled);
 }
 
+inline Lanes in_all(float x) {
+  float filled[kLanes];
+  for (float& lane : filled) lane = x;
+  return load(filled);
+}
+
+inline Quarter quarter(const Lanes& v, int index) {
+  Quarter q[4];
+  std::memcpy(q, &v, sizeof q);
+  return q[index];
+}
+
 inline float sum_lanes(const Lanes& v) {
-  const Quarter q = (v.part[0] + v.part[2]) + (v.part[1] + v.part[3]);
+  const Quarter q = (quarter(v, 0) + quarter(v, 2)) + (quarter(v, 1) + quarter(v, 3));
   return (q[0] + q[2]) + (q[1] + q[3]);
+}
+
+// Of lanes without NaN.
+inline float largest_lane(const Lanes& v) {
+  const auto larger_of = [](const Quarter& a, const Quarter& b) { return a > b ? a : b; };
+  const Quarter q =
+      larger_of(larger_of(quarter(v, 0), quarter(v, 1)), larger_of(quarter(v, 2), quarter(v, 3)));
+  const float a = q[0] > q[1] ? q[0] : q[1];
+  const float b = q[2] > q[3] ? q[2] : q[3];
+  return a > b ? a : b;
 }
 
 // The sum of term(x lanes) over a vector; term must give 0 for the zeros that fill the last part.

@@ -71,28 +71,35 @@ void scale(const float* x, float factor, std::int64_t n, float* y) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = factor * x[i];
 }
 
-float max(const float* x, std::int64_t n) {
-  float best[kLanes];
-  for (float& b : best) b = -__builtin_inff();
-  std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int l = 0; l < kLanes; ++l) best[l] = x[i + l] > best[l] ? x[i + l] : best[l];
-  }
-  for (int l = 0; i + l < n; ++l) best[l] = x[i + l] > best[l] ? x[i + l] : best[l];
-  for (int l = 1; l < kLanes; ++l) best[0] = best[l] > best[0] ? best[l] : best[0];
-  return best[0];
+void blend(const float* x, float a, float b, std::int64_t n, float* __restrict y) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = a * y[i] + b * x[i];
 }
 
-float exp_sum(float* x, float shift, std::int64_t n) {
-  Lanes total = {};
-  std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int l = 0; l < kLanes; ++l) x[i + l] = falling_exponential(x[i + l] - shift);
-    total = total + load(x + i);
+void weights_to_bf16(const float* x, std::int64_t n, std::uint16_t* __restrict y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint32_t u = bits_of(x[i]);
+    y[i] = static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
   }
-  if (i == n) return sum_lanes(total);
-  for (std::int64_t l = i; l < n; ++l) x[l] = falling_exponential(x[l] - shift);
-  return sum_lanes(total + load_part(x + i, n - i));
+}
+
+float softmax_piece(float* x, std::int64_t n, float* top, float* lanes) {
+  const float before = *top;
+  Lanes best = in_all(before);
+  for (std::int64_t i = 0; i < n; i += kLanes) best = larger(load(x + i), best);
+  const float now = largest_lane(best);
+  // Where nothing is seen, or NaN alone, exponentials are of -inf and NaN whatever is subtracted.
+  const float shift = now == -__builtin_inff() ? 0.0f : now;
+  float factor = 1.0f;
+  Lanes total = load(lanes);
+  if (now > before) {
+    factor = falling_exponential(before - shift);
+    total = total * in_all(factor);
+    *top = now;
+  }
+  for (std::int64_t i = 0; i < n; ++i) x[i] = falling_exponential(x[i] - shift);
+  for (std::int64_t i = 0; i < n; i += kLanes) total = total + load(x + i);
+  std::memcpy(lanes, &total, sizeof total);
+  return factor;
 }
 
 }  // namespace
@@ -100,7 +107,7 @@ float exp_sum(float* x, float shift, std::int64_t n) {
 const VectorSet& FORERUN_VECTOR_SET() {
   static const VectorSet set = {
       {rms_norm, layer_norm, silu_mul, silu, gelu_tanh, gelu_erf, relu, rotate, multiply, add,
-       scale, max, exp_sum},
+       scale, blend, weights_to_bf16, softmax_piece},
       {pack_token_fp32, pack_token_bf16, pack_token_grouped<4, 128>, pack_token_grouped<8, 8>,
        pack_token_grouped<4, 0>, pack_token_grouped<8, 0>},
       row_ops_of<float>(),

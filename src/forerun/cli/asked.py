@@ -15,6 +15,7 @@ from forerun.cli.foreign import METHODS
 from forerun.cli.options import given
 from forerun.cli.param_types import type_of
 from forerun.cli.speculative_json import read_speculative_json
+from forerun.compression import Compression
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.engine.config import SpeculativeConfig
@@ -149,6 +150,7 @@ def load_engine(
     """
     from forerun.engine.load import load
 
+    compression = pick(Compression, values)
     with bars():
         engine = load(
             checkpoint,
@@ -159,6 +161,12 @@ def load_engine(
             max_batch_size=max_batch_size,
             max_context=max_context,
             prefix_reuse=prefix_reuse,
+            compression=compression,
+        )
+    if compression.is_on:
+        click.echo(
+            f"forerun: kv_method {compression.kv_method!r} is approximate: what it evicts changes the output",
+            err=True,
         )
     if choice is not None and choice.note:
         click.echo(f"forerun: {choice.note}", err=True)

@@ -11,6 +11,7 @@ from forerun.cli.config import config_option
 from forerun.cli.derived import SPECULATION, derived, speculation_options
 from forerun.cli.options import Option, warn
 from forerun.cli.param_types import FileName, Name, Variable, Whole
+from forerun.compression import Compression
 from forerun.errors import shown
 from forerun.params import SamplingParams
 
@@ -41,6 +42,7 @@ def generate_options() -> list[click.Parameter]:
         ),
         *template_options(),
         *model_options(),
+        *cache_options(),
         *drafting_options(),
         Option(
             "prediction_file",
@@ -82,6 +84,7 @@ def chat_options() -> list[click.Parameter]:
             model="smollm2",
             context="Tokens of a conversation at most; left out, the model's context up to 4096.",
         ),
+        *cache_options(),
         *drafting_options(),
         *sampling,
         config_option(),
@@ -173,6 +176,11 @@ def model_options(
         *place_options(dtype, context),
         threads_option(section),
     ]
+
+
+def cache_options() -> list[Option]:
+    """The options that say what of the target's cache is evicted."""
+    return derived(Compression, "Cache")
 
 
 def place_options(dtype: str = "auto", context: str = AS_NEEDED) -> list[Option]:

@@ -168,7 +168,7 @@ def _rows(content: dict[str, Any]) -> dict[str, str]:
         "vocabulary": f"{content['vocab_size']} tokens",
         "layers": f"{content['num_layers']}, {content['hidden_size']} wide",
         "exactness": content["exactness"],
-        "known draft": content["known_draft"] or "none; prompt lookup (ngram) needs none",
+        "known draft": content["known_draft"] or "none; looking up (suffix) needs none",
         "methods": ", ".join(content["methods"]),
         **({"note": " ".join(content["notes"])} if content["notes"] else {}),
         "memory": _of_memory(content["memory"], content["hardware"]["device"]),

@@ -6,7 +6,7 @@ import click
 
 from forerun.cli.config import config_option
 from forerun.cli.derived import derived, speculation_options
-from forerun.cli.flags import AT_LEAST_ONE, json_option, model_options
+from forerun.cli.flags import AT_LEAST_ONE, cache_options, json_option, model_options
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName
 from forerun.engine.compatibility import EngineSettings
@@ -25,6 +25,7 @@ def prove_options() -> list[click.Parameter]:
         *_proof_options(),
         *model_options(dtype="fp32"),
         *derived(EngineSettings, "Model", without=SIZES_AND_ENDINGS),
+        *cache_options(),
         *speculation_options({"policy": "fixed"}),
         *derived(SamplingParams, "Sampling", without=(*OF_ENDINGS, "seed")),
         json_option(),

@@ -127,6 +127,8 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "origins": list(completion.origins),
         "finish_reason": outcome.finish_reason,
     }
+    if engine.compression.is_on:
+        content["compression"] = changes(engine.compression)
     if engine.policy is not None:
         content |= {"policy": engine.policy.name, "decisions": engine.policy.report()}
     if completion.logprobs is not None:

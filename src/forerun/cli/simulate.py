@@ -86,6 +86,12 @@ def _drafts(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
     if named and by_ratio:
         named = stronger(ctx, "draft", "cost_ratio") == "draft"
         by_ratio = not named
+    if values["draft_window"] is not None and (named or by_ratio):
+        other = "--draft" if named else "--cost-ratio"
+        raise ConfigError(
+            f"--draft-window has the target draft for itself and {other} says how else drafts are made; "
+            "give one of them."
+        )
     draft = values["draft"] if named else "none"
     refuse_without(ctx, "draft_dtype", "a --draft model", draft.lower() != "none")
     if by_ratio and len(values["cost_ratio"]) != 1:

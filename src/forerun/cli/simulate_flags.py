@@ -95,6 +95,9 @@ _TABLES: dict[str, tuple[tuple[str, Any, Any, str], ...]] = {
         ("draft", Name(SHAPES), None,
          "The same for the draft model. Left out, a drafted token costs --cost-ratio; with neither "
          "it costs nothing, which gives upper bounds."),
+        ("draft_window", click.IntRange(1, 1 << 30), None,
+         "The target drafts for itself from so many tokens of its text, as method self_sparse; from "
+         "which context on does that pay?"),
         ("dtype", Checked(_PRECISION, "text"), "auto",
          f"Of the weights: {', '.join(PRECISIONS)}; auto is bf16."),
         ("draft_dtype", Checked(_PRECISION, "text"), "auto",

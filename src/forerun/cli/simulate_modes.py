@@ -36,7 +36,7 @@ USED_BY: dict[str, tuple[Mode, ...]] = {
     "rounds": (Mode.SWEEP, Mode.AGREEMENT),
     **dict.fromkeys(("seed", "policy"), (Mode.SWEEP, Mode.TEXT)),
     **dict.fromkeys(("target_order", "draft_order", "unit", "num_tokens"), (Mode.TEXT,)),
-    **dict.fromkeys(("target", "draft", "batch", "context"), _PLAN),
+    **dict.fromkeys(("target", "draft", "draft_window", "batch", "context"), _PLAN),
     **dict.fromkeys(("dtype", "draft_dtype", "cache_dtype", "memory", "overhead"), _PLAN),
     **dict.fromkeys(("num_devices", "parallel_efficiency"), _PLAN),
 }

@@ -120,6 +120,10 @@ class Drafter(Protocol):
         """Tokens of a request, about, that it would have to run before it drafts: those of a prompt
         that it has not seen, say."""
 
+    def cost_share(self, request: Request) -> float | None:
+        """What a drafted token reads, in plain rounds of the request's present length: for drafters whose
+        gain depends on the context. None where only measurements can tell."""
+
     def confidence(self, request: Request) -> float:
         """The share of its next draft that it expects to be accepted, in [0, 1], estimated from the
         committed tokens alone, before anything is drawn."""

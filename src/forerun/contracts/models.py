@@ -56,6 +56,24 @@ class Cache(Protocol):
         """
 
 
+class Evicts(Cache, Protocol):
+    """A cache that gives up some of what it holds, so that what follows is approximate.
+
+    It still speaks in tokens: evicted ones count as held. Both `commit` and `evict` are called where
+    nothing that a row holds will be taken back.
+    """
+
+    def commit(self, row: int) -> None:
+        """Take note of what a row holds, which may go on to be more of a prompt."""
+
+    def evict(self, row: int) -> None:
+        """Give up what is due, before the newest token of a request is run: first after its prompt."""
+
+    def until_eviction(self, row: int) -> int | None:
+        """Tokens that may be appended before the next are given up; None where none will be. What is run
+        beyond them must not be kept."""
+
+
 class Ability(enum.StrEnum):
     """What some models can do beyond the contract; ask for it in `CausalLM.abilities`."""
 
@@ -63,6 +81,10 @@ class Ability(enum.StrEnum):
     """Drafting whole chains in one call: see `DraftsChains`."""
     MODULES = "modules"
     """Building parts of heads and adapters on what the model runs on: see `BuildsModules`."""
+    VIEWS = "views"
+    """Reading a part of the text alone: see `Batch.view`."""
+    EVICTION = "eviction"
+    """Running on a cache that evicts: see `CompressesCache`."""
 
 
 class CausalLM(Protocol):
@@ -96,7 +118,7 @@ class CausalLM(Protocol):
                 context.
             ConfigError: for layers that the model does not have or that are not run.
             UnsupportedModelError: for layers or hidden states where the model has none to run or
-                to return.
+                to return, and for a view where it reads all that its rows hold.
         """
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -120,6 +142,38 @@ class CausalLM(Protocol):
         Raises:
             ConfigError: where the model has no output head that runs alone.
         """
+
+
+class CompressesCache(CausalLM, Protocol):
+    """A model with `Ability.EVICTION`."""
+
+    def compressed_cache(self, rows: int, capacity: int, compression: Any) -> Evicts:
+        """An empty cache of `rows` rows of `capacity` tokens each, of which some are evicted.
+
+        Args:
+            compression: a `forerun.compression.Compression` that names a method.
+
+        Raises:
+            UnsupportedModelError: for layers that forget by themselves, as those of sliding windows.
+        """
+
+
+def compresses_cache(model: CausalLM) -> TypeGuard[CompressesCache]:
+    """Whether a model runs on a cache that evicts."""
+    return Ability.EVICTION in model.abilities
+
+
+class ReadsViews(CausalLM, Protocol):
+    """A model with `Ability.VIEWS`."""
+
+    def bytes_read(self, context: int, layers: int) -> float:
+        """Of weights and of keys and values, about, by one token that reads `context` tokens in so many
+        layers."""
+
+
+def reads_views(model: CausalLM) -> TypeGuard[ReadsViews]:
+    """Whether a model reads a part of the text alone where it is asked to."""
+    return Ability.VIEWS in model.abilities
 
 
 @dataclass(frozen=True)

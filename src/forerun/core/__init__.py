@@ -1,6 +1,6 @@
 """The words of the system: trees, drafts, plans, verdicts, requests, batches, statistics."""
 
-from forerun.core.batch import Batch, ForwardOutput, LogitsFor
+from forerun.core.batch import Batch, ForwardOutput, LogitsFor, View
 from forerun.core.costs import CostTable
 from forerun.core.draft import (
     NO_DRAFT,
@@ -42,4 +42,5 @@ __all__ = [
     "Stats",
     "Tree",
     "Verdict",
+    "View",
 ]

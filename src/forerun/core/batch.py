@@ -27,6 +27,31 @@ class Lengths(Protocol):
 
 
 @dataclass(frozen=True)
+class View:
+    """The part of a text that new tokens read: its first tokens (attention sinks, arXiv 2309.17453) and
+    the most recent ones.
+
+    Args:
+        sinks: positions below this are seen, 0 or more.
+        window: a token at position i sees those above i - window, 1 or more.
+    """
+
+    sinks: int
+    window: int
+
+    def __post_init__(self) -> None:
+        if self.sinks < 0 or self.window < 1:
+            raise ConfigError(
+                f"a view of {self.sinks} sinks and a window of {self.window} tokens is empty or negative; "
+                "give 0 or more sinks and a window of 1 or more."
+            )
+
+    def tokens(self, context: int) -> int:
+        """How many of a text's tokens the newest of them reads."""
+        return min(context, self.sinks + self.window)
+
+
+@dataclass(frozen=True)
 class Batch:
     """New tokens for some rows of a cache, to be run in one forward pass.
 
@@ -43,6 +68,7 @@ class Batch:
         hidden_layers: the layers whose hidden states to return; i is the output of the first i
             layers, 0 the embedding.
         logits_for: the tokens that need logits: all, the last of each row, or none.
+        view: the part of the text that is read; None for all of it. For models with `Ability.VIEWS`.
 
     Raises:
         ConfigError: for a batch whose parts do not fit each other.
@@ -56,6 +82,7 @@ class Batch:
     hidden_in: Tensor | None = None
     hidden_layers: tuple[int, ...] = ()
     logits_for: LogitsFor = "all"
+    view: View | None = None
 
     counts: tuple[int, ...] = field(init=False)
     """New tokens of each row."""
@@ -94,6 +121,7 @@ class Batch:
         hidden_in: Tensor | None = None,
         hidden_layers: tuple[int, ...] = (),
         logits_for: LogitsFor = "all",
+        view: View | None = None,
     ) -> Batch:
         """A batch whose positions go on from what the rows hold in the layers to run.
 
@@ -107,7 +135,9 @@ class Batch:
             positions.append(_positions(row, cache.length(row, layer), len(tokens), tree))
         if trees is not None and all(tree is None or tree.is_chain for tree in trees):
             trees = None
-        return cls(rows, token_ids, positions, trees, layers, hidden_in, hidden_layers, logits_for)
+        return cls(
+            rows, token_ids, positions, trees, layers, hidden_in, hidden_layers, logits_for, view
+        )
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -51,6 +51,8 @@ class PlainReason(enum.StrEnum):
     """The policy timed a plain round, to compare drafting rounds with it."""
     PAUSED = "paused"
     """The policy expects that drafts are not worth their time."""
+    EVICTS = "evicts"
+    """The cache evicts tokens before the next one is run."""
     POLICY = "policy"
     """The policy planned no draft."""
 

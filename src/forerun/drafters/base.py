@@ -83,6 +83,10 @@ class BaseDrafter(ABC):
         """What its head has not read of a request; else nothing to run."""
         return 0 if self.features is None else self.features.pending(request)
 
+    def cost_share(self, request: Request) -> float | None:
+        """Nothing is known before it is measured."""
+        return None
+
     def confidence(self, request: Request) -> float:
         """It always has something to propose."""
         return 1.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from forerun.contracts import Cache, CausalLM, DrafterSetup
-from forerun.core import Batch, Draft, Drawing, Plan, Request
-from forerun.drafters.base import BaseDrafter
+from forerun.contracts import CausalLM, DrafterSetup
+from forerun.core import Draft, Plan, Request
+from forerun.drafters.own_layers import (
+    OwnLayersDrafter,
+    check_runs_apart,
+    drafting_layers,
+    no_such_layers,
+)
 from forerun.errors import ConfigError
 from forerun.options import Text, options
 
@@ -54,7 +57,7 @@ class LayerSkipOptions:
             )
 
 
-class LayerSkipDrafter(BaseDrafter):
+class LayerSkipDrafter(OwnLayersDrafter):
     """Drafts chains with the target's own layers, less some that are skipped.
 
     The layers before the first skipped one are run once for every token: their keys and values stay in
@@ -76,7 +79,6 @@ class LayerSkipDrafter(BaseDrafter):
     """
 
     name = "layer_skip"
-    drawings = frozenset(Drawing)
     optional_head: str | None = "layer_skip"
     options = LayerSkipOptions
 
@@ -87,10 +89,11 @@ class LayerSkipDrafter(BaseDrafter):
         adapter: ExitAdapter | None = None,
         layer: ExitLayer | None = None,
     ) -> None:
-        self.target = target
+        super().__init__(target)
+        if not skip_layers:
+            raise no_such_layers(skip_layers, target.num_layers)
         shared, *self._rest = drafting_layers(skip_layers, target.num_layers)
         self.shared_layers = shared.stop
-        self.vocab_size: int | None = target.vocab_size
         trained = [part.exit_layer for part in (adapter, layer) if part is not None]
         if len(trained) > 1:
             raise ConfigError(
@@ -106,8 +109,6 @@ class LayerSkipDrafter(BaseDrafter):
         if layer is not None:
             self.hidden_layers, self.rows = (self.shared_layers,), layer.rows
             self.features = layer.features
-        # Weak, so that another engine can have the drafter when the first is gone.
-        self._attached: weakref.ref[Cache] | None = None
         check_runs_apart(target)
 
     @classmethod
@@ -116,20 +117,6 @@ class LayerSkipDrafter(BaseDrafter):
         trained_for = None if layer is None else layer.exit_layer
         skip_layers, adapter = _chosen(setup.read(LayerSkipOptions), setup.target, trained_for)
         return cls(setup.target, skip_layers, adapter, layer)
-
-    def attach(self, cache: Cache) -> None:
-        """Receive the cache to draft in, without keeping it alive.
-
-        Raises:
-            ConfigError: while the cache that it was attached to before still exists.
-        """
-        earlier = None if self._attached is None else self._attached()
-        if earlier is not None and earlier is not cache:
-            raise ConfigError(
-                "this layer_skip drafter already drafts in the cache of another engine; "
-                "build a drafter for each engine."
-            )
-        self._attached = weakref.ref(cache)
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
@@ -155,7 +142,7 @@ class LayerSkipDrafter(BaseDrafter):
         states: dict[int, list[Tensor]] = {request.row: [] for request in requests}
         try:
             while running:
-                hidden, _ = self._run(running, range(self.shared_layers), None)
+                hidden, _ = self._run(running, _newest(running), range(self.shared_layers), None)
                 for growth, state in zip(running, hidden, strict=True):
                     states[growth.request.row].append(state)
                 # The last drafted token goes through the shared layers alone, for the verification.
@@ -176,12 +163,6 @@ class LayerSkipDrafter(BaseDrafter):
             for growth in growths
         ]
 
-    @property
-    def _cache(self) -> Cache:
-        cache = None if self._attached is None else self._attached()
-        assert cache is not None, "attach comes first"
-        return cache
-
     def _finish(self, growths: list[Growth], hidden: Tensor) -> Tensor:
         """Go on from the shared layers' output [B, 1, hidden_size]; logits [B, V], or of the tokens that a
         trained layer drafts from."""
@@ -189,42 +170,16 @@ class LayerSkipDrafter(BaseDrafter):
             return self.layer.logits(growths, hidden)
         logits: Tensor | None = None
         for layers in self._rest:
-            hidden, logits = self._run(growths, layers, hidden)
+            hidden, logits = self._run(growths, _newest(growths), layers, hidden)
         if logits is None:
             states = hidden if self.adapter is None else self.adapter(hidden)
             logits = self.target.lm_head(self.target.final_norm(states))
         return logits[:, 0]
 
-    def _run(
-        self, growths: list[Growth], layers: range, hidden_in: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Run the newest tokens through some layers: their output, and logits after the last layer."""
-        batch = Batch.after(
-            self._cache,
-            [growth.request.row for growth in growths],
-            [(growth.token_ids or growth.request.token_ids)[-1:] for growth in growths],
-            layers=layers,
-            hidden_in=hidden_in,
-            hidden_layers=(layers.stop,),
-        )
-        output = self.target.forward(batch, self._cache)
-        return output.hidden[layers.stop], output.logits
 
-
-def drafting_layers(skip_layers: Collection[int], num_layers: int) -> list[range]:
-    """The layers that draft, in unbroken ranges; verification goes on from the output of the first.
-
-    Raises:
-        ConfigError: for layers that the target does not have, all of them, none, or the first.
-    """
-    skipped = set(skip_layers)
-    if not skipped or not skipped < set(range(num_layers)) or 0 in skipped:
-        raise ConfigError(
-            f"layers {sorted(skipped)} cannot be skipped in a target of {num_layers} layers; "
-            f"give one or more from 1 to {num_layers - 1}: layer 0 always drafts."
-        )
-    edges = itertools.pairwise([-1, *sorted(skipped), num_layers])
-    return [range(below + 1, above) for below, above in edges if below + 1 < above]
+def _newest(growths: list[Growth]) -> list[list[int]]:
+    """The newest token of each chain, or of its text."""
+    return [(growth.token_ids or growth.request.token_ids)[-1:] for growth in growths]
 
 
 def zoo_adapter(exit_layer: int) -> Path:
@@ -276,15 +231,3 @@ def _chosen(
     if bare and target.name == "zoo" and zoo_adapter(exit_layer).is_file():
         adapter = ExitAdapter.load(zoo_adapter(exit_layer))
     return range(exit_layer, target.num_layers), adapter
-
-
-def check_runs_apart(target: CausalLM) -> None:
-    """Run one token through one layer and the head, so that a target that cannot is refused now.
-
-    Raises:
-        ForerunError: the target's own, saying what it lacks.
-    """
-    cache = target.new_cache(1, 1)
-    batch = Batch.after(cache, [0], [[0]], layers=range(1), hidden_layers=(1,))
-    hidden = target.forward(batch, cache).hidden[1]
-    target.lm_head(target.final_norm(hidden))

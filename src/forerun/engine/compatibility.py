@@ -8,10 +8,17 @@ from typing import Any
 
 from pydantic import Field
 
-from forerun.contracts import CausalLM, Drafter
+from forerun.compression import Compression
+from forerun.contracts import Cache, CausalLM, Drafter, Evicts, compresses_cache
 from forerun.core import Drawing, Tree
 from forerun.engine.config import SpeculativeConfig
-from forerun.errors import ConfigError, IncompatibleDraftError, UnknownNameError, shown
+from forerun.errors import (
+    ConfigError,
+    IncompatibleDraftError,
+    UnknownNameError,
+    UnsupportedModelError,
+    shown,
+)
 from forerun.options import options
 from forerun.params import TokenId
 from forerun.policies.base import USUAL_LENGTH
@@ -176,6 +183,31 @@ def check_depth(tree: Tree | str | None, config: SpeculativeConfig) -> None:
             f"the tree is {tree.depth} deep and num_speculative_tokens is "
             f"{longest}; raise that to {tree.depth}, or cut the tree."
         )
+
+
+def new_cache(
+    target: CausalLM, rows: int, capacity: int, compression: Compression
+) -> tuple[Cache, Evicts | None]:
+    """The target's cache, once more where it evicts.
+
+    Raises:
+        ConfigError: for what is not a Compression.
+        UnsupportedModelError: for a target whose cache cannot evict.
+    """
+    if not isinstance(compression, Compression):
+        raise ConfigError(
+            f"compression is {shown(compression)}; it must be a forerun.compression.Compression."
+        )
+    if not compression.is_on:
+        return target.new_cache(rows, capacity), None
+    if not compresses_cache(target):
+        raise UnsupportedModelError(
+            f"{target.name} cannot run with kv_method {compression.kv_method!r}: its cache holds the same "
+            "tokens in all heads; load a model that forerun runs itself with backend 'torch', or leave "
+            "kv_method out."
+        )
+    cache = target.compressed_cache(rows, capacity, compression)
+    return cache, cache
 
 
 def check_hook(see: object) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, overload
 
+from forerun.compression import NO_COMPRESSION, Compression
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
 from forerun.core import MOST_NODES, NO_HINTS, Exactness, Hints, Stats
 from forerun.engine.chat import Message
@@ -15,6 +16,7 @@ from forerun.engine.compatibility import (
     check_engine,
     check_hook,
     check_part,
+    new_cache,
     refuse_unknown,
 )
 from forerun.engine.config import SpeculativeConfig
@@ -50,6 +52,7 @@ class Engine(Sealed):
         max_batch_size: requests that run at once; more wait.
         max_context: prompt and output tokens of a request at most; None means the target's own.
         prefix_reuse: whether a prompt that begins like an earlier request's text runs only the rest.
+        compression: of the target's cache: approximate, and no prefix is reused.
         sampling_defaults: sampling parameters where a request does not say, by name.
         randomness: the source of random numbers; tests hand in one that keeps a record.
 
@@ -69,6 +72,7 @@ class Engine(Sealed):
         max_batch_size: int = 1,
         max_context: int | None = None,
         prefix_reuse: bool = True,
+        compression: Compression = NO_COMPRESSION,
         sampling_defaults: Mapping[str, Any] | None = None,
         randomness: Randomness | None = None,
         **unknown: Any,
@@ -86,6 +90,7 @@ class Engine(Sealed):
         check_part("tokenizer", tokenizer)
         check_part("randomness", randomness)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
+        self.compression = compression
         self.eos_token_ids = frozenset(settings.eos_token_ids)
         self.max_context = settings.max_context or target.max_context
         self.max_batch_size = settings.max_batch_size
@@ -98,7 +103,7 @@ class Engine(Sealed):
         capacity = self.max_context + (MOST_NODES if trees else 0)
         self._parts = Parts(
             target,
-            target.new_cache(self.max_batch_size, capacity),
+            *new_cache(target, self.max_batch_size, capacity, compression),
             randomness or Randomness(),
             self.config,
             drafter,
@@ -329,11 +334,7 @@ class Engine(Sealed):
     def explain_rounds(self, see: OnExplained | None) -> None:
         """Show `see` the same and, as a fourth argument, why: for every drafted token its probabilities,
         the uniform of its test and what was left of the target's row
-        (`forerun.verification.explain.Explanation`). Nothing of it is computed otherwise.
-
-        Raises:
-            ConfigError: for a hook that is not a function.
-        """
+        (`forerun.verification.explain.Explanation`). Nothing of it is computed otherwise."""
         check_hook(see)
         self._parts.on_explained = see
 
@@ -361,8 +362,8 @@ class Engine(Sealed):
 
     @property
     def exactness(self) -> Exactness:
-        """What the output is, beside plain decoding: what the target promises, unless the drafter or
-        the rule that was named changes the distribution."""
+        """What the output is, beside plain decoding with the whole cache: what the target promises, unless
+        the drafter, the rule that was named or the cache changes the distribution."""
         return self._parts.exactness
 
     @property

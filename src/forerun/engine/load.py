@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forerun.compression import NO_COMPRESSION, Compression
 from forerun.contracts import CausalLM, Drafter, DrafterSetup, Policy
 from forerun.core import MOST_NODES
 from forerun.drafters import DRAFTERS
@@ -26,7 +28,7 @@ from forerun.models.checkpoint import Checkpoint
 from forerun.models.in_memory import LoadedModel, is_model
 from forerun.models.memory import MemoryNeed, check_memory, memory_need
 from forerun.models.placement import Placement, RunConfig
-from forerun.options import Text, check
+from forerun.options import Text, check, from_mapping
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,6 +52,7 @@ def load(
     max_batch_size: int = 1,
     max_context: int | None = None,
     prefix_reuse: bool = True,
+    compression: Compression | Mapping[str, Any] = NO_COMPRESSION,
     tokenizer: Any = None,
     **unknown: Any,
 ) -> Engine:
@@ -60,7 +63,7 @@ def load(
             file, a hub id, a `Checkpoint` that is open already, or a model of transformers (give its
             tokenizer too).
         speculative: how to speculate: a config or a mapping of its fields; True picks the known draft
-            model or prompt lookup, False decodes plainly.
+            model or looking up (`suffix`), False decodes plainly.
         drafter: a method's name, or a drafter; instead of the config's `method`.
         policy: a policy's name, or a policy; instead of the config's.
         revision: branch, tag or commit on the hub.
@@ -72,6 +75,7 @@ def load(
         max_context: prompt and output tokens of a request at most; by default the model's own
             context, 4096 tokens at most.
         prefix_reuse: whether a prompt that begins like an earlier request's text runs only the rest.
+        compression: of the target's cache, a `Compression` or a mapping of its options: approximate.
         tokenizer: instead of the checkpoint's own.
 
     Raises:
@@ -84,7 +88,9 @@ def load(
     revision = check("revision", revision, Text | None)
     asked = Speculation.of(speculative, drafter, policy, _name_of(model))
     target = _open(model, revision, tokenizer)
-    return _assembled(target, asked, placement, settings, tokenizer)
+    if not isinstance(compression, Compression):
+        compression = from_mapping(Compression, compression)
+    return _assembled(target, asked, placement, settings, tokenizer, compression)
 
 
 def _assembled(
@@ -93,6 +99,7 @@ def _assembled(
     placement: Placement,
     settings: EngineSettings,
     tokenizer: Any,
+    compression: Compression,
 ) -> Engine:
     """The engine of a checkpoint, with its drafter; both are loaded here."""
     config = asked.config
@@ -123,6 +130,7 @@ def _assembled(
         made,
         config,
         policy=asked.policy,
+        compression=compression,
         tokenizer=tokenizer,
         sampling_defaults=target.sampling_defaults,
         **vars(settings),

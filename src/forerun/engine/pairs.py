@@ -44,7 +44,7 @@ class Choice:
 
 def default_method(model: str | None, target: str) -> str:
     """The method where none is named: that of the head that is named, a draft model, named or known, or
-    else prompt lookup.
+    else looking up what the text has had before (`suffix`), which needs no model.
 
     Args:
         model: the draft model or head, if one is named.
@@ -54,7 +54,7 @@ def default_method(model: str | None, target: str) -> str:
     if head is not None:
         return head
     known = model is not None or target.rstrip("/") in KNOWN_DRAFTS
-    return "draft_model" if known else "ngram"
+    return "draft_model" if known else "suffix"
 
 
 def choose(config: SpeculativeConfig, target: str) -> Choice:
@@ -96,10 +96,12 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
         return Choice(replace(settled, model=str(packaged)))
     if config.model is not None or not needs_model:
         picked = config.method is None and config.model is None
-        note = f"no draft model is known for {target}: drafting by prompt lookup (ngram)"
+        note = f"no draft model is known for {target}: drafting by looking up (suffix)"
         return Choice(settled, note if picked else None)
     known = KNOWN_DRAFTS.get(target.rstrip("/"))
     if known is None:
-        raise ConfigError(f"no draft model is known for {target}; name one, or use method 'ngram'.")
+        raise ConfigError(
+            f"no draft model is known for {target}; name one, or use method 'suffix'."
+        )
     note = f"drafting with {known}, the known draft for {target}"
     return Choice(replace(settled, model=known), None if target == "zoo" else note)

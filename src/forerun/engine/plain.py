@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from time import perf_counter
 
-from forerun.contracts import Cache, CausalLM
+from forerun.contracts import Cache, CausalLM, Evicts
 from forerun.core import Batch, Origin, PlainReason, Verdict
 from forerun.engine.requests import Running, TokenEvent, TokenLogprob, token_logprobs
 from forerun.models.running import prefill
@@ -18,15 +18,22 @@ from forerun.sampling import Prefix, draw_plain, log_probs, warp
 
 
 def decode_plain(
-    target: CausalLM, cache: Cache, running: Running, randomness: Randomness
+    target: CausalLM,
+    cache: Cache,
+    running: Running,
+    randomness: Randomness,
+    evicts: Evicts | None = None,
 ) -> Iterator[TokenEvent]:
-    """Decode one request token by token; `running` holds what was generated so far."""
+    """Decode one request token by token; `running` holds what was generated so far, `evicts` is the cache
+    where it evicts."""
     request = running.request
     started = perf_counter()
     prefill(target, cache, request.row, request.token_ids[:-1])
     running.stats.prefill_seconds += perf_counter() - started
     while not running.finished:
         started = perf_counter()
+        if evicts is not None:
+            evicts.evict(request.row)
         token, logprobs = _next_token(target, cache, running, randomness)
         running.commit(running.outcome(Verdict((), (token,), (Origin.PLAIN,))), logprobs)
         running.stats.count_plain(PlainReason.ASKED)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
+from forerun.contracts import Cache, CausalLM, Drafter, Evicts, Policy, Verifier
 from forerun.core import (
     NO_DRAFT,
     Batch,
@@ -41,6 +41,7 @@ from forerun.verification.explain import Explanation, explain
 logger = logging.getLogger(__name__)
 
 _ASKED, _SHORT = Plan(0, reason=PlainReason.ASKED), Plan(0, reason=PlainReason.SHORT)
+_EVICTS = Plan(0, reason=PlainReason.EVICTS)
 
 OnRound = Callable[[Request, Draft, Verdict], None]
 """Sees what was drafted for a request in a round and the verdict, before the request is extended."""
@@ -82,6 +83,7 @@ class Parts:
     Args:
         target: verifies.
         cache: of the target.
+        evicts: the same, where it evicts.
         randomness: of all draws.
         config: how to speculate.
         drafter, policy: None decode plainly.
@@ -92,6 +94,7 @@ class Parts:
 
     target: CausalLM
     cache: Cache
+    evicts: Evicts | None
     randomness: Randomness
     config: SpeculativeConfig
     drafter: Drafter | None = None
@@ -111,8 +114,9 @@ class Parts:
 
     @property
     def exactness(self) -> Exactness:
-        """The target's, unless the drafter or the rule that was named changes the distribution."""
-        methods: list[Exactness] = []
+        """The target's, unless the drafter, the rule that was named or the cache changes the
+        distribution."""
+        methods = [] if self.evicts is None else [Exactness.APPROXIMATE]
         if self.drafter is not None:
             methods.append(self.drafter.exactness)
             if self.config.rejection_sample_method != AUTO:
@@ -133,6 +137,9 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
     """
     requests = [running.request for running in batch]
     started = perf_counter()
+    if parts.evicts is not None:
+        for request in requests:
+            parts.evicts.evict(request.row)
     plans = _plan(parts, batch)
     drafts = _propose(parts, requests, plans)
     drafted = perf_counter()
@@ -184,9 +191,11 @@ def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
             continue
         # Every round emits one token beyond the draft; more than the limit would be thrown away.
         most = min(plan.num_tokens, running.room - 1)
-        if most < 1:
-            plans.append(_SHORT)
+        left = None if parts.evicts is None else parts.evicts.until_eviction(running.request.row)
+        if most < 1 or left == 1:
+            plans.append(_SHORT if most < 1 else _EVICTS)
             continue
+        most = most if left is None else min(most, left - 1)
         drawing = _drawing(parts, parts.drafter, running.request)
         nodes, acceptance = parts.config.num_tree_nodes, parts.drafter.acceptance
         made = plan_tree(parts.tree, nodes, most, drawing, acceptance)

@@ -40,7 +40,9 @@ class Scheduler:
     """
 
     def __init__(self, parts: Parts, num_rows: int, prefix_reuse: bool = True) -> None:
-        self.parts, self.cache, self.prefix_reuse = parts, parts.cache, prefix_reuse
+        self.parts, self.cache = parts, parts.cache
+        # A row that has evicted tokens of one text lacks them for others.
+        self.prefix_reuse = prefix_reuse and parts.evicts is None
         self.waiting: deque[Running] = deque()
         self.rows: list[Running | None] = [None] * num_rows
         self.past = Stats()
@@ -231,6 +233,8 @@ class Scheduler:
         """Run the tokens of a prompt from `start` to `stop`, without making logits."""
         request, drafter = running.request, self.parts.drafter
         layers = () if drafter is None else drafter.hidden_layers
+        if self.parts.evicts is not None:
+            self.parts.evicts.commit(request.row)
         batch = Batch.after(
             self.cache,
             [request.row],

@@ -46,7 +46,7 @@ def generate(
         logits_processor, stopping_criteria, generation_config, synced_gpus, streamer: as transformers
             prepares them.
         speculative, drafter, policy: how to speculate, as `forerun.load` takes them; left out, by
-            prompt lookup. They are given to `model.generate`.
+            looking up (`suffix`). They are given to `model.generate`.
         model_kwargs: what else transformers has prepared; of it only `attention_mask` is used.
 
     Returns:
@@ -71,7 +71,7 @@ def generate(
         for prompt, padded in zip(prompts, input_ids.tolist(), strict=True)
     ]
     if drafter is None and speculative is True:
-        drafter = "ngram"
+        drafter = "suffix"
     kept = kept_with(model, (speculative, drafter, policy))
     with kept.lock:
         engine = kept.engine_for(len(rows), limit + max(map(len, prompts)))

@@ -1,10 +1,12 @@
 """Caches of keys and values that can be rolled back."""
 
+from forerun.kv_cache.compressed import CompressedCache
 from forerun.kv_cache.fit import check_length, check_path, check_row, held_before, layers_to_trim
 from forerun.kv_cache.static import Appending, StaticCache
 
 __all__ = [
     "Appending",
+    "CompressedCache",
     "StaticCache",
     "check_length",
     "check_path",

@@ -171,6 +171,10 @@ class Appending:
             flat, rows, slots = self._scatter
             self._cache.positions[rows, slots] = self.positions.flatten()[flat]
 
+    def observe(self, layer: int, queries: Tensor) -> None:
+        """See the queries [B, heads, n, head_dim] of the new tokens in a layer, before their rotation, for
+        caches that weigh what is attended to."""
+
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store the new keys and values [B, kv_heads, n, head_dim] of one layer."""
         for store, new in ((self._cache.keys[layer], keys), (self._cache.values[layer], values)):
@@ -183,9 +187,10 @@ class Appending:
         for row, start, count in zip(self.batch.rows, self.starts, self.batch.counts, strict=True):
             self._cache.lengths[layer][row] = start + count
 
-    def read(self, layer: int, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, kv_heads, total - first, head_dim] of the slots from `first` on."""
-        window = slice(first, self.total)
+    def read(self, layer: int, first: int = 0, end: int | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, kv_heads, end - first, head_dim] of the slots from `first` on, to `end` or
+        the last one in use."""
+        window = slice(first, self.total if end is None else end)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         return keys[self._index, :, window], values[self._index, :, window]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,14 +23,17 @@ class Visibility:
     """Which slots the new tokens of a forward pass see.
 
     Attributes:
-        first: slots before this one are seen by no token and are not read.
-        mask: additive, [B, 1, n, m]; None where every token sees every slot read, or `causal`.
+        first: slots before this one are not read, but for sinks.
+        mask: additive, [B, 1, n, m], of the slots from `first` on; None where every token sees all of
+            them, or `causal`.
         causal: whether the tokens are the whole text, so that attention can mask by itself.
+        sinks: so many slots before `first` are read too, by all tokens.
     """
 
     first: int
     mask: Tensor | None
     causal: bool
+    sinks: int = 0
 
 
 def visibility(appending: Appending, window: int | None, dtype: torch.dtype) -> Visibility:
@@ -38,27 +41,35 @@ def visibility(appending: Appending, window: int | None, dtype: torch.dtype) -> 
 
     Args:
         appending: where the new tokens lie in the cache.
-        window: a token at position i sees positions above i - window only; None: no limit.
+        window: that of the layer: a token at position i sees positions above i - window only; None: no
+            limit. A view narrows it; what a layer's own window hides is no sink.
         dtype: of the additive mask.
     """
-    batch = appending.batch
+    batch, view, sinks = appending.batch, appending.batch.view, 0
+    if view is not None:
+        sinks = view.sinks if window is None else 0
+        window = view.window if window is None else min(window, view.window)
     # A slot's position never exceeds its index, so these slots are out of every token's window.
     first = 0 if window is None else max(0, min(map(min, batch.positions)) + 1 - window)
+    # Where the two touch in some row all is read, and the mask hides what that row does not see.
+    apart = sinks if sinks < first else 0
+    first = first if apart or not sinks else 0
     if batch.tree_mask is None:
         if batch.width == 1 and appending.even:
-            return Visibility(first, None, False)
+            return Visibility(first, None, False, apart)
         fits = window is None or appending.total <= window
         if max(appending.starts) == 0 and appending.total == batch.width and fits:
             return Visibility(0, None, True)
     visible = _visible(appending, first)
     if window is not None:
-        slots = appending.slot_positions(first)
-        visible &= slots[:, None, :] > (appending.positions - window)[:, :, None]
+        slots = appending.slot_positions(first)[:, None, :]
+        near = slots > (appending.positions - window)[:, :, None]
+        visible &= near | (slots < sinks)
     if not batch.even:
         # Padding is thrown away later, but a row that sees nothing would make NaN of it.
         visible[:, :, 0] |= appending.positions < 0
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return Visibility(first, mask.masked_fill_(~visible, -torch.inf)[:, None], False)
+    return Visibility(first, mask.masked_fill_(~visible, -torch.inf)[:, None], False, apart)
 
 
 def _visible(appending: Appending, first: int) -> Tensor:
@@ -79,6 +90,33 @@ def _visible(appending: Appending, first: int) -> Tensor:
         torch.where(column[:, None, :] < 0, True, inside) & (slots < starts + counts)[:, None, :]
     )
     return visible
+
+
+def attend_apart(
+    query: Tensor, parts: Sequence[tuple[Tensor, Tensor]], mask: Tensor | None, scale: float
+) -> Tensor:
+    """Attention of query [B, heads, n, d] over several parts of the cache, read where they lie.
+
+    Args:
+        query: as `attend` takes it.
+        parts: keys and values [B, kv_heads, m, d] of each.
+        mask: additive, of the last part; all tokens see the others.
+        scale: on the scores.
+
+    Returns:
+        [B, n, heads * d].
+    """
+    batch, heads, width, size = query.shape
+    folded = query.reshape(batch, parts[0][0].shape[1], -1, size) * scale
+    scores = [folded @ keys.mT for keys, _ in parts]
+    if mask is not None:
+        scores[-1] = scores[-1] + mask.repeat(1, 1, folded.shape[2] // width, 1)
+    weights = torch.cat(scores, dim=-1).softmax(dim=-1)
+    shares = torch.split(weights, [keys.shape[2] for keys, _ in parts], dim=-1)
+    mixed = torch.stack(
+        [share @ values for share, (_, values) in zip(shares, parts, strict=True)]
+    ).sum(0)
+    return mixed.reshape(batch, heads, width, size).transpose(1, 2).reshape(batch, width, -1)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Visibility, scale: float) -> Tensor:
@@ -136,12 +174,17 @@ class Step:
             query = norm(query, *parts["q_norm"], shape.norm_eps)
             key = norm(key, *parts["k_norm"], shape.norm_eps)
         query, key, value = (vectors.transpose(1, 2) for vectors in (query, key, value))
+        self.appending.observe(layer, query)
         if self.rotation is not None:
             query, key = rotate(query, self.rotation), rotate(key, self.rotation)
         self.appending.write(layer, key, value)
-        visible = self.visible[window]
-        keys, values = self.appending.read(layer, visible.first)
-        mixed = attend(query, keys, values, visible, shape.head_dim**-0.5)
+        visible, scale = self.visible[window], shape.head_dim**-0.5
+        rest = self.appending.read(layer, visible.first)
+        if visible.sinks:
+            sinks = self.appending.read(layer, 0, visible.sinks)
+            mixed = attend_apart(query, (sinks, rest), visible.mask, scale)
+        else:
+            mixed = attend(query, *rest, visible, scale)
         return functional.linear(mixed, *parts["output"])
 
 

@@ -21,6 +21,7 @@ from forerun.models.config import one_line
 from forerun.models.hf_cache import HFCache
 from forerun.models.hf_head import Part, find_head
 from forerun.models.hf_probe import probe
+from forerun.models.layers import check_view
 from forerun.models.placement import dtype_name
 
 _OPEN_MASKS = frozenset({"full_attention", "sliding_attention"})
@@ -75,6 +76,7 @@ class HFModel:
             UnsupportedModelError: for `layers`, `hidden_in`, or hidden states that do not exist.
             ConfigError: for those of the last layer, when the final norm cannot be run separately.
         """
+        check_view(self, batch)
         self._refuse_partial(batch)
         if batch.furthest >= self.max_context:
             raise CacheError.beyond_context(batch.furthest, self.max_context)

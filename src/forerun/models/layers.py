@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from forerun.contracts import Ability, CausalLM
 from forerun.core import Batch
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, UnsupportedModelError
+
+
+def check_view(model: CausalLM, batch: Batch) -> None:
+    """Refuse a batch that reads a part of the text where the model always reads all of it.
+
+    Raises:
+        UnsupportedModelError: naming the model.
+    """
+    if batch.view is not None and Ability.VIEWS not in model.abilities:
+        raise UnsupportedModelError(
+            f"{model.name} reads all that its cache holds and cannot draft from a part of it; load a "
+            "model that forerun runs itself with backend 'torch', or use another method."
+        )
 
 
 def layers_to_run(model: Any, batch: Batch) -> range:
@@ -14,7 +28,9 @@ def layers_to_run(model: Any, batch: Batch) -> range:
     Raises:
         ConfigError: for layers that the model does not have, hidden states of layers that are not
             run, or hidden states to enter with that are missing or of another shape.
+        UnsupportedModelError: for a view that the model cannot take.
     """
+    check_view(model, batch)
     layers = range(model.num_layers) if batch.layers is None else batch.layers
     inside = 0 <= layers.start < layers.stop <= model.num_layers
     if not inside or layers.step != 1:

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from forerun.compression import Compression
 from forerun.contracts import Ability
 from forerun.core import Batch, Exactness, ForwardOutput
-from forerun.errors import CacheError
-from forerun.kv_cache import Appending, StaticCache
+from forerun.errors import CacheError, UnsupportedModelError
+from forerun.kv_cache import Appending, CompressedCache, StaticCache
 from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.attention import Parts, Step, apply_gate, norm, visibility
 from forerun.models.layers import layers_to_run
 from forerun.models.placement import dtype_name
-from forerun.models.rope import RotaryTable, frequencies
+from forerun.models.rope import RotaryTable, frequencies, rotate
 
 
 class Transformer:
@@ -33,7 +34,7 @@ class Transformer:
     """
 
     exactness = Exactness.DISTRIBUTIONAL
-    abilities: frozenset[Ability] = frozenset()
+    abilities = frozenset({Ability.VIEWS, Ability.EVICTION})
 
     def __init__(self, shape: Architecture, weights: Mapping[str, Tensor], name: str) -> None:
         self.shape, self.weights, self.name = shape, weights, name
@@ -43,6 +44,9 @@ class Transformer:
         self.device, self.dtype = embedding.device, embedding.dtype
         self.precision = dtype_name(self.dtype)
         self._head = embedding if shape.tied else weights["head.weight"]
+        self._inside = sum(
+            weight.numel() for name, weight in weights.items() if name.startswith("layers.")
+        )
         self._activation = ACTIVATIONS[shape.activation]
         self._layers = [_parts(weights, f"layers.{index}.") for index in range(shape.num_layers)]
         self._positions = weights.get("positions.weight")
@@ -54,11 +58,55 @@ class Transformer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
 
+    def bytes_read(self, context: int, layers: int) -> float:
+        """Of weights and of keys and values by one token, as `forerun.contracts.ReadsViews` says."""
+        shape, size = self.shape, self.dtype.itemsize
+        cached = 2 * shape.num_kv_heads * shape.head_dim * context
+        share = layers / self.num_layers
+        return float(size * (self._head.numel() + share * self._inside + layers * cached))
+
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
         """An empty cache of `rows` rows of `capacity` tokens each."""
         shape = self.shape
         sizes = (rows, shape.num_kv_heads, capacity, shape.head_dim)
         return StaticCache(self.num_layers, sizes, self.dtype, self.device)
+
+    def compressed_cache(
+        self, rows: int, capacity: int, compression: Compression
+    ) -> CompressedCache:
+        """An empty cache of `rows` rows of `capacity` tokens each, of which some are evicted.
+
+        Raises:
+            UnsupportedModelError: for a model with sliding windows shorter than its context.
+        """
+        shape = self.shape
+        sliding = [
+            layer
+            for layer, window in enumerate(shape.windows)
+            if window is not None and window < self.max_context
+        ]
+        if sliding:
+            raise UnsupportedModelError(
+                f"layers {sliding} of {self.name} read a sliding window of {shape.windows[sliding[0]]} "
+                f"tokens alone and cannot evict others by kv_method {compression.kv_method!r}; leave it out."
+            )
+        return CompressedCache(
+            self.num_layers,
+            (rows, shape.num_kv_heads, capacity, shape.head_dim),
+            self.dtype,
+            self.device,
+            compression=compression,
+            rotate=self._rotated,
+            heads=shape.num_heads,
+        )
+
+    def _rotated(self, vectors: Tensor, positions: Tensor) -> Tensor:
+        """As `forerun.compression.base.Rotate`."""
+        if self._rotary is None:
+            return vectors
+        cos, sin = self._rotary.at(positions, int(positions.max()))
+        cos, sin = (part[:, 0].to(vectors.dtype).mean(1) for part in (cos, sin))
+        return rotate(vectors, (cos, sin))
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: StaticCache) -> ForwardOutput:

@@ -43,8 +43,9 @@ USUAL_OUTPUT = 64
 OTHERS_AFTER = 24
 # A plain round is timed after so many that drafted.
 TIMED_AFTER = 150
-# Where nothing pays, it is asked again after so many rounds or when a request comes.
-REST = 4
+# Where nothing pays, it is asked again after so many rounds or when a request comes: if all drafts are a
+# model's, and in batches of CROWD, where looking costs each request more than it finds.
+REST, CROWD = 4, 4
 # How quickly the rate that time is valued at follows that of what is planned.
 RATE_STEP = 0.05
 _PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
@@ -134,7 +135,8 @@ class CostAwarePolicy(BasePolicy):
             text.choice, text.reason = None, reason
         if not timed and (self._rounds >= self._rest_until or len(self._texts) > known):
             self._choose(requests, texts)
-            if self._rests and all(text.choice is None for text in texts):
+            rests = self._rests or len(requests) >= CROWD
+            if rests and all(text.choice is None for text in texts):
                 self._rest_until = self._rounds + REST
         plans = [self._plan_of(text) for text in texts]
         self._planning = self.clock() - started
@@ -287,7 +289,10 @@ class CostAwarePolicy(BasePolicy):
             level = member.level(request)
             if level is not None:
                 offer = text.offer(member, request, level, limit)
-                offer.times = self.costs.draft(member.name, member.looks_up, batch_size)
+                share = member.drafter.cost_share(request)
+                scale = None if share is None else share * self.costs.plain_seconds(batch_size)
+                offer.times = self.costs.draft(member.name, member.looks_up, batch_size, scale)
+                offer.scale = 1.0 if scale is None else scale
                 pending = 0 if member.looks_up else member.drafter.pending(request)
                 offer.pending = pending
                 offer.seconds = 0.0
@@ -378,9 +383,11 @@ class CostAwarePolicy(BasePolicy):
             return seconds, 0.0
         depth = max(draft.tree.depth for _, _, draft, _ in made)
         pending = max(choice.offer.pending for _, choice, _, _ in made)
-        return self.costs.observe_draft(
-            member.name, member.looks_up, batch_size, depth, pending, seconds
+        scale = max(choice.offer.scale for _, choice, _, _ in made)
+        drafting, before = self.costs.observe_draft(
+            member.name, member.looks_up, batch_size, depth, pending, seconds / scale
         )
+        return scale * drafting, scale * before
 
     def _in_words(self, text: Text) -> str:
         """A decision and its reason."""

@@ -72,6 +72,10 @@ class DraftTimes:
         """Of the first token."""
         return self.fixed + self.per_token
 
+    def scaled(self, scale: float) -> DraftTimes:
+        """The same in other units."""
+        return DraftTimes(scale * self.per_token, scale * self.fixed)
+
     def __call__(self, tokens: float) -> float:
         return self.fixed + self.per_token * tokens
 
@@ -169,8 +173,13 @@ class LiveCosts:
         """Of a round without drafts."""
         return self.curve(batch_size).plain * self.speed
 
-    def draft(self, name: str, looks_up: bool, batch_size: int) -> DraftTimes:
-        """The times of a drafter's drafts."""
+    def draft(
+        self, name: str, looks_up: bool, batch_size: int, scale: float | None = None
+    ) -> DraftTimes:
+        """The times of a drafter's drafts; `scaled`, where a scale is given, and kept over it."""
+        if scale is not None:
+            times = self._drafts.setdefault((name, batch_size), DraftTimes(1.0, 0.0))
+            return times.scaled(scale)
         key = (name, batch_size)
         if key not in self._drafts:
             plain = self.plain_seconds(1)

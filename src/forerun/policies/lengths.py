@@ -32,6 +32,8 @@ class Offer:
         times: of its drafts.
         pending: tokens that it would have to run before.
         seconds: the share of that which this round has to bear.
+        scale: seconds that its drafts are timed in: of a drafter that knows what it reads, those which its
+            tokens would take by that.
     """
 
     member: Member
@@ -40,6 +42,7 @@ class Offer:
     times: DraftTimes
     pending: int = 0
     seconds: float = 0.0
+    scale: float = 1.0
 
     def hopeful(self, request: Request) -> Offer:
         """The same with as much accepted as what was seen allows."""

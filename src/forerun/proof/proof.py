@@ -88,12 +88,17 @@ def prove(
         progress: called as each part runs.
 
     Raises:
-        ConfigError: for an engine without a drafter, or without room.
+        ConfigError: for an engine without a drafter, without room, or with a compressed cache.
     """
     started = perf_counter()
     effort = effort or Effort()
     if engine.drafter is None:
         raise ConfigError("there is nothing to prove about plain decoding; give a drafter.")
+    if engine.compression.is_on:
+        raise ConfigError(
+            f"kv_method {engine.compression.kv_method!r} is approximate: what it evicts changes the "
+            "output, so there is nothing to prove; leave it out."
+        )
     _check_parts(effort, params)
     _check_room(engine, prompts, effort)
     rule = engine.config.rejection_sample_method

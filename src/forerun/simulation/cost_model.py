@@ -20,9 +20,10 @@ from forerun.theory import inputs
 from forerun.theory.formulas import expected_tokens, speedup
 from forerun.theory.inputs import Floats, Lengths, together
 
-__all__ = ["ForwardCosts", "MeasuredCosts", "RooflineCosts", "RoundCosts"]
+__all__ = ["ForwardCosts", "MeasuredCosts", "RooflineCosts", "RoundCosts", "WindowedCosts"]
 
 _LENGTHS = range(1, 17)
+_LONGEST_CONTEXT = 1 << 24
 _MOST_REQUESTS = 1 << 20
 
 
@@ -31,6 +32,23 @@ class ForwardCosts(Protocol):
 
     def seconds(self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike) -> Floats:
         """Of `num_tokens` new tokens in each of `batch_size` requests of `context` tokens."""
+
+
+@dataclass(frozen=True)
+class WindowedCosts:
+    """Costs of forwards that read a part of their context alone, as method self_sparse drafts.
+
+    Args:
+        whole: costs of forwards that read all of it.
+        window: tokens that they read at most.
+    """
+
+    whole: ForwardCosts
+    window: int
+
+    def seconds(self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike) -> Floats:
+        """As of all `ForwardCosts`."""
+        return self.whole.seconds(num_tokens, batch_size, np.minimum(context, self.window))
 
 
 @dataclass(frozen=True)
@@ -130,6 +148,32 @@ class RoundCosts:
         gains = self.speedup(alpha, tried, batch, cached)
         index = gains.argmax(axis=-1)
         return tried[index], np.take_along_axis(gains, index[..., None], axis=-1)[..., 0]
+
+    def break_even_context(
+        self,
+        acceptance: float,
+        batch_size: int = 1,
+        *,
+        lengths: ArrayLike = _LENGTHS,
+        most: int = _LONGEST_CONTEXT,
+    ) -> int | None:
+        """The least context at which some length makes decoding faster; None where none up to `most`
+        does. Drafts from a window pay from some context on."""
+        contexts = np.unique(np.geomspace(1, most, 256).astype(np.int64))
+
+        def pays(context: ArrayLike) -> Floats:
+            gains = self.best(acceptance, batch_size, context, lengths=lengths)[1]
+            return np.asarray(gains > 1.0 + 1e-9)
+
+        paying = np.flatnonzero(pays(contexts))
+        if not len(paying):
+            return None
+        high = int(contexts[paying[0]])
+        low = int(contexts[paying[0] - 1]) if paying[0] else -1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if pays(middle) else (middle, high)
+        return high
 
     def losing_batches(
         self,

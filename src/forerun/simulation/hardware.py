@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.errors import ConfigError
-from forerun.simulation.cost_model import RooflineCosts, RoundCosts
+from forerun.simulation.cost_model import RooflineCosts, RoundCosts, WindowedCosts
 from forerun.simulation.devices import GB, TFLOPS, Device, find_device
 from forerun.simulation.shapes import SHAPES, ModelShape, find_shape
 
@@ -36,6 +36,7 @@ class Request:
     lengths: Sequence[int]
     batch: Sequence[int]
     context: Sequence[int]
+    draft_window: int | None = None
 
     @property
     def most_requests(self) -> int:
@@ -88,6 +89,8 @@ def set_up(request: Request, find: Callable[[str], ModelShape] = find_shape) -> 
         num_devices=request.num_devices,
         parallel_efficiency=request.parallel_efficiency,
     )
+    if request.draft_window is not None:
+        return Setup(target, None, RoundCosts(target, WindowedCosts(target, request.draft_window)))
     if request.draft.lower() == "none":
         return Setup(target, None, RoundCosts(target, request.cost_ratio or 0.0))
     precision = target.precision if request.draft_dtype == "auto" else request.draft_dtype

@@ -9,6 +9,7 @@ import numpy as np
 
 from forerun.simulation.hardware import Request, Setup, set_up
 from forerun.simulation.planning_tables import (
+    contexts_table,
     gains_chart,
     gains_table,
     limits_table,
@@ -55,13 +56,32 @@ def plan(request: Request) -> Result:
         memory_table(request, rows),
         limits_table(setup),
     ]
+    contexts = _break_even_contexts(request, setup)
+    if contexts:
+        tables.append(contexts_table(request, contexts))
     facts = {
+        **({"break_even_contexts": contexts} if contexts else {}),
         "upper_bound": setup.free_drafts,
         "limits": _limits(setup),
         "losing_batches": losses,
     }
     notes = [FREE_DRAFTS] if setup.free_drafts else []
     return Result(settings_of(request), rows, tables, [gains_chart(request, setup)], facts, notes)
+
+
+def _break_even_contexts(request: Request, setup: Setup) -> list[dict[str, Any]]:
+    """From which context on drafts from a window pay; nothing for other drafts."""
+    if request.draft_window is None:
+        return []
+    return [
+        {
+            "acceptance": acceptance,
+            "batch": batch,
+            "context": setup.rounds.break_even_context(acceptance, batch, lengths=request.lengths),
+        }
+        for acceptance in request.acceptance
+        for batch in request.batch
+    ]
 
 
 def _rows(request: Request, setup: Setup, acceptance: float, context: int) -> list[dict[str, Any]]:

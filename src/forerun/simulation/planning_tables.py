@@ -39,6 +39,16 @@ def gains_table(request: Request, setup: Setup, rows: Sequence[Mapping[str, Any]
     return Table(title, ["acceptance", "batch", *_contexts(request)], groups)
 
 
+def contexts_table(request: Request, contexts: Sequence[Mapping[str, Any]]) -> Table:
+    cells = {(row["acceptance"], row["batch"]): row["context"] for row in contexts}
+    group = [
+        [Cell(f"{a:g}"), *(Cell(str(cells[a, batch] or "none")) for batch in request.batch)]
+        for a in request.acceptance
+    ]
+    title = f"Context from which drafts from {request.draft_window} tokens of it pay"
+    return Table(title, ["acceptance", *(f"batch {batch}" for batch in request.batch)], [group])
+
+
 def losses_table(request: Request, losses: Sequence[Mapping[str, Any]]) -> Table:
     texts = {
         (row["acceptance"], row["context"]): ", ".join(

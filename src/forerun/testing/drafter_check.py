@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from forerun.contracts import Drafter
-from forerun.core import NO_HINTS, Draft, Drawing, Hints, Plan, Request, Tree
+from forerun.core import MOST_NODES, NO_HINTS, Draft, Drawing, Hints, Plan, Request, Tree
 from forerun.engine.compatibility import check_drafter as check_compatible
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -158,8 +158,9 @@ def _plans(drafter: Drafter, num_tokens: int) -> Iterator[Plan]:
 def _enumerate(setting: _Setting) -> Enumeration:
     """Compare one round, and plain decoding after it, with the target's own distribution."""
     request, committed = setting.request(), len(setting.prompt) - 1
-    # As in an engine, all but the newest token has run.
-    cache = setting.target.new_cache(1, len(setting.prompt) + setting.plan.num_tokens)
+    # As in an engine, all but the newest token has run, and trees have slots of their own.
+    slots = setting.plan.num_tokens if setting.plan.is_chain else MOST_NODES
+    cache = setting.target.new_cache(1, len(setting.prompt) + slots)
     layers, prompt = setting.drafter.hidden_layers, request.token_ids[:committed]
     for batch, output in prefill_chunks(setting.target, cache, [0], [prompt], layers):
         if layers:

@@ -64,7 +64,7 @@ class ToyModel:
     dtype = torch.float64
     precision = "fp64"
     exactness = Exactness.BITWISE
-    abilities: frozenset[Ability] = frozenset()
+    abilities = frozenset({Ability.VIEWS})
 
     def __init__(
         self,
@@ -87,6 +87,10 @@ class ToyModel:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.vocab_size})"
+
+    def bytes_read(self, context: int, layers: int) -> float:
+        """As much for a token of the text as for the tables of a layer."""
+        return float(layers * (1 + context))
 
     def new_cache(self, rows: int, capacity: int) -> ToyCache:
         return ToyCache(rows, capacity)
@@ -146,11 +150,14 @@ def append(batch: Batch, index: int, held: list[int]) -> Iterator[list[int]]:
     count = batch.counts[index]
     for new in range(-count, 0):
         if tree is None:
-            yield held[: len(held) + new + 1]
+            seen = held[: len(held) + new + 1]
         else:
             text = len(held) - len(tree)
             path = tree.path_to(len(tree) + new)
-            yield held[:text] + [held[text + node] for node in path]
+            seen = held[:text] + [held[text + node] for node in path]
+        if batch.view is not None and len(seen) > batch.view.sinks + batch.view.window:
+            seen = seen[: batch.view.sinks] + seen[-batch.view.window :]
+        yield seen
 
 
 def wanted_logits(batch: Batch, logits: Tensor) -> Tensor | None:

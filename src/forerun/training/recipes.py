@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from forerun.contracts import CausalLM
-from forerun.drafters.layer_skip import check_runs_apart
+from forerun.drafters.own_layers import check_runs_apart
 from forerun.errors import TrainingError
 from forerun.heads.dspark import DSparkConfig
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers

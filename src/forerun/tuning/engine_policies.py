@@ -52,6 +52,10 @@ class RecordedDrafter:
             return max(member.confidence(request) for member in self.members)
         return self._views[request.request_id].confidences[self.name]
 
+    def cost_share(self, request: Request) -> float | None:
+        """The recorded costs say more."""
+        return None
+
     def pending(self, request: Request) -> int:
         """All of a text before its first draft; the costs count nothing else."""
         if self.members:

@@ -1,0 +1,130 @@
+// One tile of a head's keys and values, for some of the columns that attend to it: query heads of
+// tokens that share the key head.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "forerun/buffer.h"
+#include "forerun/kv_cache.h"
+#include "forerun/vector_ops.h"
+#include "kernels/kernels.h"
+#include "row_mask.h"
+#include "vector/vector_set.h"
+
+namespace forerun::cpu {
+
+struct AttentionShape {
+  std::int64_t heads = 1;
+  std::int64_t kv_heads = 1;
+  std::int64_t head_dim = 1;
+  std::int64_t group() const { return heads / kv_heads; }
+};
+
+// Floats on cache lines.
+class Floats {
+ public:
+  void reserve(std::int64_t count) {
+    const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
+    if (memory_.size() < bytes) memory_ = Buffer(2 * bytes);
+  }
+  float* data() const { return reinterpret_cast<float*>(memory_.data()); }
+
+ private:
+  Buffer memory_;
+};
+
+// What is summed up for a column: values [padded], exponentials in 16 lanes, the largest score.
+struct ColumnSums {
+  float* values;
+  float* lanes;
+  float* top;
+};
+
+// Ranks [first, end) that a token sees.
+struct Visible {
+  std::int64_t first;
+  std::int64_t end;
+};
+
+class TileAttention {
+ public:
+  TileAttention(const AttentionShape& shape, Precision precision, Level limit);
+
+  // One head of one row in one layer.
+  struct Head {
+    const KvCache* cache;
+    std::int64_t layer;
+    const RowMask* mask;
+    std::int64_t head;
+  };
+
+  // Columns [begin, end), at most max_columns(), that see ranks [first, last).
+  struct Set {
+    std::int64_t begin;
+    std::int64_t end;
+    std::int64_t first;
+    std::int64_t last;
+    const std::uint32_t* panel;
+    int columns() const { return static_cast<int>(end - begin); }
+  };
+
+  // Memory of one thread.
+  struct Scratch {
+    Floats query;                  // [head_dim]
+    Floats panels;                 // queries of an item, a panel for each of its sets of columns
+    Floats scores;                 // [columns of a set, kTileSlots]
+    Floats weights;                // the same as the kernels read them
+    Floats slots;                  // [columns of a set, slots of a tree]
+    Floats sums;                   // of an item's columns over a part of the context
+    Floats merged;                 // over all parts
+    Buffer tail;                   // values of one token's tail
+    std::vector<Visible> visible;  // by token of a row
+    std::vector<Set> sets;         // of an item
+  };
+
+  int max_columns() const { return kernels_->max_tokens; }
+  std::int64_t sums_stride() const { return padded_ + 2 * kBlockRows; }
+  ColumnSums sums_of(float* sums, std::int64_t column) const {
+    float* at = sums + column * sums_stride();
+    return {at, at + padded_, at + padded_ + kBlockRows};
+  }
+  void reserve(Scratch& s, std::int64_t columns, const std::vector<RowMask>& masks) const;
+
+  // A column's query, scaled, into its place in a panel.
+  void pack_query(const float* query, int columns, int column, Scratch& s,
+                  std::uint32_t* panel) const;
+
+  // Adds the ranks [rank, rank + kTileSlots), of which the set sees some, to the sums of its
+  // columns, `sums` being those of column `origin`; fetches the tile at `ahead` where there is one.
+  void add(const Head& head, const Set& set, std::int64_t rank, const std::uint8_t* ahead,
+           Scratch& s, float* sums, std::int64_t origin) const;
+
+  // Sums over a part of the context, behind those over the parts before it; both hold the sum of
+  // exponentials in their first lane.
+  void merge(const ColumnSums& part, const ColumnSums& merged) const;
+
+  const VectorOps& ops() const { return *ops_; }
+
+ private:
+  struct Call;
+  std::int64_t slot_stride(const RowMask& mask) const;
+  void scores(const Call& c) const;
+  void slot_scores(const Call& c) const;
+  void to_ranks(const Call& c, std::int64_t token, float* row) const;
+  void softmax(const Call& c, std::int64_t column) const;
+  void add_values(const Call& c) const;
+  void add_tail(const Call& c, std::int64_t column, int columns, std::int64_t from) const;
+  void copy_tail(const Call& c, std::int64_t token, std::int64_t from, std::int64_t end) const;
+  const std::uint8_t* weights(const Call& c, std::int64_t column) const;
+
+  AttentionShape shape_;
+  Precision precision_;
+  const KernelSet* kernels_;
+  const VectorOps* ops_;
+  PackToken pack_;
+  float scale_;
+  std::int64_t padded_;  // head_dim in whole blocks
+};
+
+}  // namespace forerun::cpu

@@ -1,0 +1,48 @@
+"""What queries to come are expected to attend to (Expected Attention: Devoto et al., arXiv 2510.00636)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forerun.compression.base import Held, Method, Queries, precise
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Positions to come whose rotations are averaged.
+AHEAD = 512
+
+
+class ExpectedAttention(Method):
+    """The tokens stay that a normal distribution of queries, fitted to those so far and rotated as those to
+    come on average, attends to most, weighed by the norms of their values."""
+
+    name = "expected_attention"
+    counts = True
+
+    def count(self, held: Held, queries: Queries, state: Tensor | None) -> Tensor:
+        """Sums by head of ones, queries and their products, [heads, size + 1, size + 1]: the moments."""
+        from torch.nn import functional
+
+        vectors = functional.pad(precise(queries.vectors), (0, 1), value=1.0)
+        products = vectors.mT @ vectors
+        return products if state is None else state + products
+
+    def score(self, held: Held, state: Tensor | None) -> Tensor:
+        import torch
+
+        assert state is not None
+        heads, size = len(held.keys), held.keys.shape[-1]
+        moments = state / state[:, -1:, -1:]
+        mean = moments[:, -1:, :-1]
+        spread = moments[:, :-1, :-1] - mean.mT @ mean
+        ahead = held.length + torch.arange(AHEAD, device=mean.device)
+        mean = held.rotate(mean, ahead.expand(1, -1))
+        places = ahead.expand(size, -1)
+        spread = held.rotate(held.rotate(spread, places).mT, places).mT
+        keys = precise(held.keys)[:, None]
+        by_mean = (keys @ mean.reshape(heads, -1, size, 1))[..., 0] * size**-0.5
+        by_spread = ((keys @ spread.reshape(heads, -1, size, size)) * keys).sum(-1) / (2 * size)
+        expected = (by_mean + by_spread).softmax(-1).mean(1)
+        worth: Tensor = expected * precise(held.values).norm(dim=-1)
+        return worth

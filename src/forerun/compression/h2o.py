@@ -1,0 +1,32 @@
+"""Heavy hitters (H2O: Zhang et al., arXiv 2306.14048)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forerun.compression.base import Held, Method, Queries
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class H2O(Method):
+    """The tokens stay that have had most attention so far, summed over all queries."""
+
+    name = "h2o"
+    counts = True
+
+    def count(self, held: Held, queries: Queries, state: Tensor | None) -> Tensor:
+        from torch.nn import functional
+
+        summed = held.attention(queries).sum(1)
+        if state is None:
+            return summed
+        return summed + functional.pad(state, (0, summed.shape[-1] - state.shape[-1]))
+
+    def keep(self, state: Tensor | None, slots: Tensor) -> Tensor | None:
+        return None if state is None else state.gather(1, slots)
+
+    def score(self, held: Held, state: Tensor | None) -> Tensor:
+        assert state is not None
+        return state

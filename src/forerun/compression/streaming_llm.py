@@ -1,0 +1,22 @@
+"""Sinks and a sliding window (StreamingLLM: Xiao et al., arXiv 2309.17453)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forerun.compression.base import Held, Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class StreamingLLM(Method):
+    """The newest tokens stay, beside the sinks."""
+
+    name = "streaming_llm"
+
+    def score(self, held: Held, state: Tensor | None) -> Tensor:
+        import torch
+
+        heads, size = held.keys.shape[:2]
+        return torch.arange(size, device=held.keys.device).float().expand(heads, size)

@@ -1,0 +1,149 @@
+"""Self-speculation at long contexts: the target drafts from a part of its own cache."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from forerun.contracts import CausalLM, DrafterSetup, reads_views
+from forerun.core import NO_DRAFT, NO_TREE, Draft, Plan, Request, Tree, View
+from forerun.drafters.own_layers import OwnLayersDrafter, check_runs_apart, drafting_layers
+from forerun.options import options
+
+# What needs torch is imported where it is used: options and help are read without it.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.randomness import Randomness
+    from forerun.trees.growth import Growth
+
+USUAL_VIEW = View(sinks=4, window=512)
+
+
+@options
+class SelfSparseOptions:
+    """What of its cache the target reads while it drafts, and in which layers."""
+
+    sparse_sinks: int = Field(
+        default=USUAL_VIEW.sinks,
+        ge=0,
+        le=2**31,
+        description="First tokens of the text that the target reads while it drafts.",
+    )
+    sparse_window: int = Field(
+        default=USUAL_VIEW.window,
+        ge=1,
+        le=2**31,
+        description="And the most recent ones; verification reads all.",
+    )
+    sparse_skip_layers: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] = Field(
+        default=(),
+        description="Layers that drafting leaves out besides, e.g. 8,9,12; never layer 0.",
+    )
+
+
+class SelfSparseDrafter(OwnLayersDrafter):
+    """Drafts chains and trees with the target itself, which reads only the first and the newest of its keys.
+
+    The view of sinks and a window is StreamingLLM's (arXiv 2309.17453), as a draft MagicDec's (arXiv
+    2408.11049), here without a cache of its own: what drafting appends to the target's cache is
+    forgotten before verification, which reads everything. It pays where reading the keys and values takes
+    longer than reading the weights.
+
+    Args:
+        target: the model that drafts for itself; it must read views, and its layers run apart where some
+            are skipped.
+        view: what it reads while it drafts.
+        skip_layers: layers that drafting leaves out, never the first.
+
+    Raises:
+        ConfigError: for layers that cannot be skipped.
+        UnsupportedModelError: for a target that reads all that its cache holds.
+    """
+
+    name = "self_sparse"
+    takes_trees = True
+    options = SelfSparseOptions
+
+    def __init__(
+        self, target: CausalLM, view: View = USUAL_VIEW, skip_layers: Collection[int] = ()
+    ) -> None:
+        super().__init__(target)
+        self.view = view
+        self._layers = drafting_layers(skip_layers, target.num_layers)
+        check_runs_apart(target, view)
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> SelfSparseDrafter:
+        own = setup.read(SelfSparseOptions)
+        view = View(own.sparse_sinks, own.sparse_window)
+        return cls(setup.target, view, own.sparse_skip_layers)
+
+    def cost_share(self, request: Request) -> float | None:
+        """The bytes of weights, keys and values that a drafted token reads, over a plain token's."""
+        assert reads_views(self.target)
+        context, layers = len(request), sum(map(len, self._layers))
+        drafted = self.target.bytes_read(self.view.tokens(context), layers)
+        return drafted / self.target.bytes_read(context, self.target.num_layers)
+
+    def propose(
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        """One draft a request. However it ends, the cache holds what it held before."""
+        from forerun.trees.growth import start
+
+        drafts = [NO_DRAFT] * len(requests)
+        most = min(self._cache.capacity, self.target.max_context)
+        growths = {
+            index: start(request, plan.cut(most - len(request)))
+            for index, (request, plan) in enumerate(zip(requests, plans, strict=True))
+            if plan.num_tokens and len(request) < most
+        }
+        if not growths:
+            return drafts
+        try:
+            self._grow(list(growths.values()), randomness)
+        finally:
+            for growth in growths.values():
+                self._cache.trim(growth.request.row, len(growth.request) - 1)
+        for index, growth in growths.items():
+            drafts[index] = growth.finish()
+        return drafts
+
+    def _grow(self, growing: list[Growth], randomness: Randomness) -> None:
+        """Grow trees level by level; each row runs its newest token first, then the nodes."""
+        from forerun.trees.growth import grow
+
+        trees = {growth.request.row: NO_TREE for growth in growing}
+        tokens = [growth.request.token_ids[-1:] for growth in growing]
+        while True:
+            grow(growing, self._logits(growing, tokens, trees), randomness)
+            growing = [growth for growth in growing if growth.frontier]
+            if not growing:
+                return
+            tokens = []
+            for growth in growing:
+                frontier, parents = growth.run_frontier()
+                row = growth.request.row
+                trees[row] = Tree((*trees[row].parents, *parents))
+                tokens.append(frontier)
+
+    def _logits(
+        self, growing: list[Growth], tokens: list[list[int]], trees: dict[int, Tree]
+    ) -> Tensor:
+        """Run tokens behind what each row holds, [N, V], row after row."""
+        import torch
+
+        hidden: Tensor | None = None
+        logits: Tensor | None = None
+        rows = [trees[growth.request.row] or None for growth in growing]
+        for layers in self._layers:
+            hidden, logits = self._run(growing, tokens, layers, hidden, trees=rows, view=self.view)
+        if logits is None:
+            assert hidden is not None
+            logits = self.target.lm_head(self.target.final_norm(hidden))
+        if len(growing) == 1:
+            return logits[0]
+        return torch.cat([row[: len(new)] for row, new in zip(logits, tokens, strict=True)])

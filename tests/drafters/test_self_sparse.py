@@ -1,0 +1,159 @@
+"""A target that drafts from a part of its own cache says what it says by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import forerun
+from forerun.contracts import CausalLM
+from forerun.core import Request, View
+from forerun.drafters.self_sparse import SelfSparseDrafter
+from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.models import load_model
+from forerun.params import SamplingParams
+from forerun.testing import check_drafter
+from tests.helpers.layered import LayeredToyModel
+from tests.helpers.tiny_models import tiny_model, tokens
+from tests.matrix import VOCAB
+
+TEXTS = [tokens(1, length, seed=length)[0].tolist() for length in (19, 1, 7)]
+NARROW, WIDE = View(1, 2), View(0, 64)
+TREES: dict[str, dict[str, Any]] = {
+    "chain": {"num_speculative_tokens": 4},
+    "tree": {"num_speculative_tokens": 3, "tree": "auto", "num_tree_nodes": 7},
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=30)
+SEEDED = SamplingParams(temperature=0.7, seed=3, max_tokens=30)
+
+
+def engine_of(
+    target: CausalLM, view: View, skip: tuple[int, ...] = (), **options: Any
+) -> forerun.Engine:
+    config = forerun.SpeculativeConfig(policy="fixed", **options)
+    drafter = SelfSparseDrafter(target, view, skip)
+    return forerun.Engine(target, drafter, config, max_batch_size=len(TEXTS))
+
+
+def accepted(engine: forerun.Engine, params: SamplingParams) -> float:
+    """Every output is plain decoding's; the share of drafted tokens that were accepted."""
+    completions = engine.generate(TEXTS, params)
+    for text, completion in zip(TEXTS, completions, strict=True):
+        plain = [event.token_id for event in engine.stream_plain(text, params)]
+        assert list(completion.token_ids) == plain
+    total = forerun.Stats.total(one.stats for one in completions)
+    assert total.num_draft_tokens > 0
+    return total.num_accepted_tokens / total.num_draft_tokens
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made: dict[str, CausalLM] = {}
+
+    def get(name: str) -> CausalLM:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            tiny_model(name).save_pretrained(folder)
+            made[name] = load_model(folder, dtype="fp64", backend="torch")
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize("skip", [(), (1,), (2,)], ids=["all", "without-1", "without-last"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_plain_decodings_tokens(name: str, skip: tuple[int, ...], kind: str, load: Any) -> None:
+    engine = engine_of(load(name), NARROW, skip, **TREES[kind])
+    shares = [accepted(engine, GREEDY), accepted(engine, SEEDED)]
+    # Some drafts were followed and some were not, so rows were rolled back.
+    assert max(shares) > 0
+    assert min(shares) < 1
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_who_reads_everything_drafts_what_it_will_say(params: SamplingParams, load: Any) -> None:
+    assert accepted(engine_of(load("llama"), WIDE), params) == 1.0
+
+
+def test_enumerated() -> None:
+    target = LayeredToyModel(3, sharpness=1.0)
+    for skip in ((), (1,)):
+        assert check_drafter(SelfSparseDrafter(target, NARROW, skip), target).cases > 0
+
+
+def test_it_says_what_it_reads(load: Any) -> None:
+    """Of weights and of what of the context: less and less of a plain token as the text grows."""
+    target: Any = load("llama")
+    bytes_of = 8 * sum(
+        weight.numel() for name, weight in target.weights.items() if name.startswith("layers.")
+    )
+    head, key = 8 * target._head.numel(), 8 * 2 * 2 * 6
+    for skip, layers in (((), 3), ((1,), 2)):
+        drafter = SelfSparseDrafter(target, View(2, 6), skip)
+        shares = []
+        for length in (4, 8, 60):
+            text = Request(0, [1] * length, length, GREEDY, seed=0, row=0)
+            share = drafter.cost_share(text) or 0.0
+            drafted = head + layers * (bytes_of / 3 + key * min(length, 8))
+            assert share == pytest.approx(drafted / (head + bytes_of + 3 * key * length))
+            shares.append(share)
+        assert shares[2] < shares[1]
+        assert (shares[0] == shares[1] == 1.0) == (not skip)
+
+
+class BrokenError(Exception):
+    """What a forward might raise."""
+
+
+@pytest.mark.parametrize("call", [2, 3, 4])
+def test_a_draft_that_fails_leaves_the_cache_as_it_was(
+    call: int, load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load("llama")
+    engine = engine_of(target, NARROW)
+    cache: Any = engine._parts.cache
+    numbers = [engine.add(text, GREEDY) for text in TEXTS]
+    engine.step()
+    held = [cache.length(row) for row in range(len(TEXTS))]
+    keys = [key.clone() for key in cache.keys]
+    forward, calls = type(target).forward, 0
+
+    def failing(self: Any, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise BrokenError
+        return forward(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(target), "forward", failing)
+        with pytest.raises(BrokenError):
+            engine.step()
+    assert [cache.length(row) for row in range(len(TEXTS))] == held
+    for key, before in zip(cache.keys, keys, strict=True):
+        for row, length in enumerate(held):
+            assert torch.equal(key[row, :, :length], before[row, :, :length])
+    while not all(engine._added[number].finished for number in numbers):
+        engine.step()
+    for number, text in zip(numbers, TEXTS, strict=True):
+        plain = [event.token_id for event in engine.stream_plain(text, GREEDY)]
+        assert list(engine.completion(number).token_ids) == plain
+
+
+def test_drafts_end_with_the_context(load: Any) -> None:
+    engine = engine_of(load("llama"), NARROW)
+    completion = engine.generate(TEXTS[0], temperature=0, max_tokens=64 - len(TEXTS[0]))
+    assert len(completion.token_ids) == 64 - len(TEXTS[0])
+
+
+def test_targets_and_layers_that_it_cannot_have(tmp_path: Path) -> None:
+    tiny_model("opt").save_pretrained(tmp_path)
+    adapted = load_model(tmp_path, dtype="fp32", backend="torch")
+    with pytest.raises(UnsupportedModelError, match="cannot draft from a part"):
+        SelfSparseDrafter(adapted)
+    with pytest.raises(ConfigError, match=r"layers \[0\] cannot be skipped in a target of 3"):
+        SelfSparseDrafter(LayeredToyModel(VOCAB), NARROW, (0,))

@@ -1,0 +1,178 @@
+"""Which tokens stay in a compressed cache, and that they are what they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun.compression import METHODS, Compression
+from forerun.core import View
+from forerun.errors import CacheError
+from forerun.models import load_model
+from tests.helpers.forwards import run
+from tests.helpers.tiny_models import close, tiny_model, tokens
+
+LENGTH, STAY, SINKS, RECENT = 30, 14, 2, 5
+
+
+def settings(method: str, **options: Any) -> Compression:
+    options = {"kv_budget": STAY, "kv_sinks": SINKS, "kv_recent": RECENT, **options}
+    return Compression(kv_method=method, **options)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model of transformers that shows its attention, and the same loaded by forerun."""
+    folder = tmp_path_factory.mktemp("llama")
+    reference = tiny_model("llama")
+    reference.save_pretrained(folder)
+    reference.set_attn_implementation("eager")
+    return reference.double(), load_model(folder, dtype="fp64", backend="torch")
+
+
+def filled(model: Any, compression: Compression) -> Any:
+    """A cache of one row that has read a prompt in two chunks and evicted."""
+    cache, ids = model.compressed_cache(2, 64, compression), tokens(1, LENGTH)
+    for chunk in (ids[:, :11], ids[:, 11:]):
+        cache.commit(1)
+        run(model, cache, chunk, [1])
+    cache.evict(1)
+    return cache
+
+
+def chosen(scores: Tensor, count: int = STAY) -> Tensor:
+    """The largest [kv_heads, count] with those that always stay, in their order."""
+    scores = scores.clone()
+    scores[:, :SINKS] = scores[:, LENGTH - RECENT :] = torch.inf
+    return scores.topk(count).indices.sort(-1).values
+
+
+def by_attention(method: str, attention: Tensor) -> Tensor:
+    """Scores [kv_heads, m] from the attention [kv_heads, n, m] of all queries, as the papers have it."""
+    if method == "h2o":
+        return attention.sum(1)
+    if method == "tova":
+        return attention[:, -1].mean(0).expand(len(attention), -1)
+    padded = torch.nn.functional.pad(attention[:, -RECENT:].mean(1), (2, 2))
+    return padded.unfold(1, 5, 1).mean(-1)
+
+
+@pytest.mark.parametrize("method", ["h2o", "tova", "snapkv"])
+def test_what_stays_is_what_was_attended_to(method: str, pair: Any) -> None:
+    reference, model = pair
+    cache, whole = filled(model, settings(method)), model.new_cache(1, 64)
+    run(model, whole, tokens(1, LENGTH))
+    with torch.no_grad():
+        shown = reference(input_ids=tokens(1, LENGTH), output_attentions=True).attentions
+    for layer, attention in enumerate(shown):
+        heads = attention[0].unflatten(0, (2, -1)).mean(1)
+        index = chosen(by_attention(method, heads))[:, :, None]
+        for mine, full in ((cache.keys, whole.keys), (cache.values, whole.values)):
+            wanted = full[layer][0].gather(1, index.expand(-1, -1, 6))
+            close(mine[layer][1, :, :STAY], wanted, 1e-10)
+
+
+def test_expected_attention_is_that_of_many_queries(pair: Any) -> None:
+    """Its score, beside the mean attention weight of queries drawn from the distribution that it fits and
+    rotated by the mean rotation."""
+    _, model = pair
+    cache = model.compressed_cache(
+        1, 64, settings("expected_attention", kv_budget=None, kv_compression_ratio=0.1)
+    )
+    run(model, cache, tokens(1, LENGTH))
+    log, method = cache._logs[0][0], cache.method
+    held = cache._held(0, 0, LENGTH)
+    state = method.count(held, log.between(0, LENGTH, 0), None)
+    found = method.score(held, state)
+    queries = log.queries.double()
+    ahead = (LENGTH + torch.arange(512)).expand(4000, -1)
+    generator = torch.Generator().manual_seed(0)
+    expected = []
+    for head in range(4):
+        mean, spread = queries[head].mean(0), queries[head].T.cov(correction=0)
+        root = torch.linalg.cholesky(spread + 1e-9 * torch.eye(6, dtype=torch.float64))
+        draws = mean + torch.randn(4000, 6, generator=generator, dtype=torch.float64) @ root.T
+        rotated = held.rotate(draws[None], ahead)[0]
+        weights = (rotated @ held.keys[head // 2].T * 6**-0.5).exp().mean(0)
+        expected.append(weights / weights.sum())
+    wanted = torch.stack(expected).unflatten(0, (2, 2)).mean(1) * held.values.norm(dim=-1)
+    close(found / found.sum(-1, keepdim=True), wanted / wanted.sum(-1, keepdim=True), 0.05)
+
+
+def test_streaming_llm_is_a_view_of_the_text(pair: Any) -> None:
+    """What stays keeps its positions: the next token reads as if through a view of the whole cache."""
+    _, model = pair
+    cache, whole = filled(model, settings("streaming_llm")), model.new_cache(1, 64)
+    run(model, whole, tokens(1, LENGTH))
+    assert cache.length(1) == LENGTH
+    new, view = tokens(1, 1, seed=5), View(SINKS, STAY - SINKS + 1)
+    close(run(model, cache, new, [1]).logits, run(model, whole, new, view=view).logits, 1e-10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_ratio_is_of_the_prompt_alone(method: str, pair: Any) -> None:
+    _, model = pair
+    options = {"kv_budget": None, "kv_compression_ratio": 0.6, "kv_sinks": 1, "kv_recent": 3}
+    cache = filled(model, settings(method, **options))
+    assert [lengths[1] for lengths in cache.lengths] == [12] * 3
+    assert cache.until_eviction(1) is None
+    for count in range(1, 20):
+        run(model, cache, tokens(1, 1, seed=count), [1])
+        cache.evict(1)
+        assert cache.length(1) == LENGTH + count
+        assert cache.lengths[0][1] == 12 + count
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_budget_holds_from_interval_to_interval(method: str, pair: Any) -> None:
+    _, model = pair
+    cache = filled(model, settings(method, kv_interval=4))
+    for count in range(1, 13):
+        assert cache.until_eviction(1) == 4 - (count - 1) % 4
+        run(model, cache, tokens(1, 1, seed=count), [1])
+        cache.evict(1)
+        assert cache.lengths[0][1] == STAY + count % 4
+        assert cache.length(1) == LENGTH + count
+
+
+def test_memory_follows_what_is_held(pair: Any) -> None:
+    _, model = pair
+    compression = settings("h2o", kv_interval=8)
+    cache = model.compressed_cache(1, 2000, compression)
+    small = cache.nbytes
+    for start in range(0, 1500, 300):
+        cache.commit(0)
+        batch = tokens(1, 300, seed=start)
+        # Positions go on, whatever the tiny model's context says.
+        model.max_context = 2000
+        run(model, cache, batch)
+    assert cache.nbytes > 4 * small
+    cache.evict(0)
+    assert cache.nbytes == small
+    model.max_context = 64
+
+
+def test_rows_go_back_to_committed_text_or_begin_anew(pair: Any) -> None:
+    _, model = pair
+    cache = filled(model, settings("h2o", kv_interval=8))
+    run(model, cache, tokens(1, 3, seed=1), [1])
+    cache.trim(1, LENGTH)
+    assert cache.length(1) == LENGTH
+    with pytest.raises(CacheError, match=f"evicted tokens at {LENGTH} tokens.*trimmed to 20"):
+        cache.trim(1, 20)
+    cache.trim(1, 0)
+    assert cache.length(1) == 0
+    assert cache.until_eviction(1) is None
+
+
+def test_dtype_of_the_model_is_kept(tmp_path: Path) -> None:
+    tiny_model("qwen3").save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype="bf16", backend="torch")
+    for method in METHODS:
+        cache = filled(model, settings(method))
+        assert {key.dtype for key in cache.keys} == {torch.bfloat16}
+        assert run(model, cache, tokens(1, 1), [1]).logits.isfinite().all()
