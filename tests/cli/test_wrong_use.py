@@ -98,9 +98,9 @@ def test_unknown_method(cli: Cli, name: str) -> None:
     "option", [("--draft-sample-method", "greedy"), ("--draft-dtype", "auto")], ids=str
 )
 def test_prompt_lookup_has_no_draft_model(cli: Cli, option: tuple[str, str]) -> None:
-    for method in ((), ("--method", "ngram")):
+    for method, name in (((), "'suffix'"), (("--method", "ngram"), "'ngram'")):
         result = cli.run("generate", "--model", cli.target, *PROMPT, *method, *option)
-        refused(result, option[0][2:].replace("-", "_"), "'ngram'", "method 'draft_model'")
+        refused(result, option[0][2:].replace("-", "_"), name, "method 'draft_model'")
 
 
 def test_an_argument_of_other_bytes(cli: Cli) -> None:
