@@ -27,6 +27,7 @@ PUBLIC: tuple[tuple[str, tuple[str, ...] | None], ...] = (
     ("forerun", None),
     ("forerun.hf", None),
     ("forerun.testing", None),
+    ("forerun.engine.sessions", ("Sessions", "Session", "read_session")),
     ("forerun.monitor", ("Decision", "Snapshot")),
     ("forerun.contracts", ("Drafter", "DrafterSetup", "Verifier", "Policy")),
     ("forerun.core", ("Tree", "Draft", "Plan", "Verdict", "Request")),

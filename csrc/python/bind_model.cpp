@@ -146,6 +146,20 @@ void trim(KvCache& cache, std::int64_t row, std::int64_t length, std::optional<L
   cache.trim(row, length, some.first, some.second);
 }
 
+void read_row(const KvCache& cache, std::int64_t layer, std::int64_t row, std::int64_t length,
+              const Array<std::uint8_t, 1>& out) {
+  expect(is_shaped(out, {cache.row_bytes(layer, row, length)}), "out");
+  const nb::gil_scoped_release released;
+  cache.read_row(layer, row, length, out.data());
+}
+
+void write_row(KvCache& cache, std::int64_t layer, std::int64_t row, std::int64_t length,
+               const Array<const std::uint8_t, 1>& tiles) {
+  expect(is_shaped(tiles, {cache.row_bytes(layer, row, length)}), "tiles");
+  const nb::gil_scoped_release released;
+  cache.write_row(layer, row, length, tiles.data());
+}
+
 // `address` points to count * cols values, which the caller keeps alive.
 void load(Decoder& decoder, ThreadPool& pool, const std::string& name, std::int64_t first,
           std::int64_t count, std::int64_t cols, std::uintptr_t address, const std::string& type) {
@@ -195,6 +209,17 @@ void bind_model(nb::module_& m) {
             return c.length(layer, row);
           },
           nb::arg("layer"), nb::arg("row"))
+      .def_prop_ro("layers", [](const KvCache& c) { return c.shape().layers; })
+      .def_prop_ro("kv_heads", [](const KvCache& c) { return c.shape().kv_heads; })
+      .def_prop_ro("head_dim", [](const KvCache& c) { return c.shape().head_dim; })
+      .def_prop_ro("precision",
+                   [](const KvCache& c) { return precision_name(c.shape().precision); })
+      .def_prop_ro("tile_bytes", &KvCache::tile_bytes)
+      .def("row_bytes", &KvCache::row_bytes, nb::arg("layer"), nb::arg("row"), nb::arg("length"))
+      .def("read_row", &read_row, nb::arg("layer"), nb::arg("row"), nb::arg("length"),
+           nb::arg("out").noconvert())
+      .def("write_row", &write_row, nb::arg("layer"), nb::arg("row"), nb::arg("length"),
+           nb::arg("tiles"))
       .def("keep", &KvCache::keep, nb::arg("row"), nb::arg("start"), nb::arg("slots"))
       .def("trim", &trim, nb::arg("row"), nb::arg("length"), nb::arg("layers") = nb::none());
 

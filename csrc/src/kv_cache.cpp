@@ -229,4 +229,36 @@ void KvCache::trim(std::int64_t row, std::int64_t length, std::int64_t first_lay
   }
 }
 
+std::int64_t KvCache::row_bytes(std::int64_t layer, std::int64_t row, std::int64_t length) const {
+  check_row(row);
+  if (layer < 0 || layer >= shape_.layers || length < 0 || length > shape_.capacity) {
+    throw CacheError("a cache of " + std::to_string(shape_.layers) + " layers and " +
+                     std::to_string(shape_.capacity) + " tokens a row has no " +
+                     std::to_string(length) + " tokens in layer " + std::to_string(layer) + ".");
+  }
+  return shape_.kv_heads * ((length + kTileSlots - 1) / kTileSlots) * tile_bytes_;
+}
+
+void KvCache::read_row(std::int64_t layer, std::int64_t row, std::int64_t length,
+                       std::uint8_t* out) const {
+  row_bytes(layer, row, length);
+  for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+    for (std::int64_t slot = 0; slot < length; slot += kTileSlots, out += tile_bytes_) {
+      std::memcpy(out, tile(layer, row, head, slot), static_cast<std::size_t>(tile_bytes_));
+    }
+  }
+}
+
+void KvCache::write_row(std::int64_t layer, std::int64_t row, std::int64_t length,
+                        const std::uint8_t* tiles) {
+  row_bytes(layer, row, length);
+  for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+    for (std::int64_t slot = 0; slot < length; slot += kTileSlots, tiles += tile_bytes_) {
+      std::memcpy(tile(layer, row, head, slot), tiles, static_cast<std::size_t>(tile_bytes_));
+    }
+  }
+  for (std::int64_t slot = 0; slot < length; ++slot) positions(row)[slot] = slot;
+  set_length(layer, row, length);
+}
+
 }  // namespace forerun::cpu

@@ -10,6 +10,7 @@
     │   └── IncompatibleDraftError  a draft that does not fit its target
     ├── MemoryLimitError        weights and caches would not fit
     ├── CacheError              a cache that is full or misused
+    ├── SessionError            a saved session that is damaged, or of another model
     ├── DistributionError       invalid probabilities: all -inf, NaN, wrong sums
     ├── ExactnessError          a method that changes the distribution, found by a check
     └── TrainingError           a training run that cannot start or go on
@@ -93,6 +94,10 @@ class CacheError(ForerunError):
             f"position {position} lies beyond the context of {max_context} tokens; "
             "end the text or draft less far."
         )
+
+
+class SessionError(ForerunError):
+    """A saved session that is damaged, is not one, or does not fit the engine."""
 
 
 class DistributionError(ForerunError, ValueError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,38 +13,19 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.helpers.command_line import Cli, Write
+from tests.helpers.letter_chat import END, usual, with_template
 from tests.helpers.real_model import needs_smollm2
 from tests.helpers.refusals import refused
 from tests.helpers.session import CTRL_C, CTRL_D, Session
 
-END = "<|endoftext|>"
-TEMPLATE = (
-    "{% for message in messages %}{{ message.role + ':' + message.content + '" + END + "' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
-)
-# Letters that are no part of a longer token: text and tokens of an answer are one another's.
-LETTERS = "xyzkqw"
 ACCEPTED = "\x1b[4;32m"
 _PREFILL = re.compile(r"prefill ran (\d+) of (\d+) prompt tokens")
-
-
-def usual(target: str) -> tuple[str, ...]:
-    """Greedy answers of six letters."""
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    letters = ",".join(str(tokenizer.convert_tokens_to_ids(letter)) for letter in LETTERS)
-    limits = ("--max-tokens", "6", "--allowed-token-ids", letters)
-    return ("--temperature", "0", "--policy", "fixed", *limits)
 
 
 @pytest.fixture
 def target(cli: Cli, tmp_path: Path) -> str:
     """The target with a chat template."""
-    path = tmp_path / "chat"
-    shutil.copytree(cli.target, path)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(path)
-    return str(path)
+    return with_template(cli.target, tmp_path)
 
 
 def say(cli: Cli, target: str, *lines: str | bytes, options: tuple[str, ...] = ()) -> Any:

@@ -166,3 +166,23 @@ def test_what_does_not_fit_is_refused_in_one_line(name: str, cache: StaticCache)
     with pytest.raises(CacheError, match=message) as caught:
         use(cache)
     assert "\n" not in str(caught.value)
+
+
+def test_a_row_read_out_is_the_same_in_a_row_of_another_cache(cache: StaticCache) -> None:
+    keys = put(cache, [1], [[0, 1, 2]], ALL)
+    # A path of a tree: its slots and positions differ from a text's until it is kept.
+    put(cache, [1], [[3, 3]], ALL)
+    cache.keep(1, 3, [1])
+    other = StaticCache(LAYERS, (1, HEADS, CAPACITY + 3, SIZE), torch.float64, torch.device("cpu"))
+    put(other, [0], [[0, 1, 1, 1, 2]], ALL)
+    assert other.row_format == cache.row_format
+    for layer in ALL:
+        tensors = cache.read_row(1, layer, 3)
+        shapes = {name: (part.dtype, tuple(part.shape)) for name, part in tensors.items()}
+        assert shapes == cache.row_shapes(3)
+        other.write_row(0, layer, 3, tensors)
+    read, values = begin(other, new([0], [[3]]), ALL).read(1)
+    assert torch.equal(read[:, :, :3], keys)
+    assert torch.equal(values[:, :, :3], -keys)
+    assert [other.length(0, layer) for layer in ALL] == [3, 3]
+    assert other.positions[0, :3].tolist() == [0, 1, 2]

@@ -69,6 +69,15 @@ class KvCache {
   void trim(std::int64_t row, std::int64_t length, std::int64_t first_layer,
             std::int64_t end_layer);
 
+  // Of the tiles that hold the first `length` slots of a row in one layer, all heads; throws
+  // CacheError for a layer, a row or more slots than there are.
+  std::int64_t row_bytes(std::int64_t layer, std::int64_t row, std::int64_t length) const;
+  // Copies those tiles out, [kv_heads, tiles, tile_bytes], whatever they contain.
+  void read_row(std::int64_t layer, std::int64_t row, std::int64_t length, std::uint8_t* out) const;
+  // Copies them in: in this layer the row then holds the first `length` tokens of a text.
+  void write_row(std::int64_t layer, std::int64_t row, std::int64_t length,
+                 const std::uint8_t* tiles);
+
   // Throws CacheError for a row that is not there.
   void check_row(std::int64_t row) const;
 

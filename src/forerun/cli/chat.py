@@ -19,11 +19,13 @@ from forerun.cli.flags import chat_options
 from forerun.cli.options import Command, Note
 from forerun.cli.prompt import read_messages, with_system
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.session import open_session, restore
 from forerun.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from forerun.cli.repl import Repl
     from forerun.engine.pairs import Choice
+    from forerun.engine.session_file import Session
     from forerun.params import SamplingParams
 
 
@@ -36,6 +38,7 @@ def chat(ctx: click.Context, /, **values: Any) -> int:
     pipe, one a line.
     """
     settle_speculation(ctx, values)
+    session = open_session(values["session"])
     messages = _read_messages(values)
     params = sampling_params(values)
     quiet_libraries()
@@ -45,7 +48,7 @@ def chat(ctx: click.Context, /, **values: Any) -> int:
             "method 'prediction' drafts from a predicted output, which a conversation has not; use "
             "another method, such as ngram or suffix."
         )
-    return _load(ctx, values, messages, params, choice).run()
+    return _load(ctx, values, messages, params, choice, session).run()
 
 
 def _read_messages(values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -61,6 +64,7 @@ def _load(
     messages: list[dict[str, Any]],
     params: SamplingParams,
     choice: Choice | None,
+    session: Session | None,
 ) -> Repl:
     checkpoint = open_checkpoint(values)
     from forerun.cli.conversation import Conversation
@@ -77,10 +81,15 @@ def _load(
             "forerun generate, or a model that has one, such as smollm2."
         )
     conversation = Conversation(tokenizer, template, dict(values["template_var"]), messages)
+    if session is not None and values["messages"] is None:
+        conversation.restore(session)
+        if values["system"] is not None:
+            conversation.set_system(values["system"])
     # A variable that the template does not read is refused before the model is loaded.
     conversation.prompt({"role": "user", "content": ""})
     context = values["max_context"] or min(DEFAULT_CONTEXT, checkpoint.summary.max_context)
     engine = load_engine(values, checkpoint, choice, max_context=context)
+    restore(engine, values["session"], session)
     return Repl(values, engine, conversation, params, from_model)
 
 

@@ -37,6 +37,10 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
         raise ConfigError(
             "--show-rounds shows a single run, --compare makes several; leave one out."
         )
+    if values["session"] is not None and values["compare"]:
+        raise ConfigError(
+            "--compare times whole runs, which a --session would cut short; leave one out."
+        )
     for name, other in OF_USE_WITH:
         _needs(ctx, values, name, other)
     if values["logprobs"] is not None and not values["json"]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.prompt import SentPrompt
-from forerun.engine.chat import ChatTemplate, text_of
+from forerun.engine.chat import ChatTemplate, check_messages, text_of
+from forerun.errors import PromptError
 
 if TYPE_CHECKING:
     from forerun.engine.requests import Completion
+    from forerun.engine.session_file import Session
+
+# Of a session's notes.
+_NOTE = "conversation"
 
 
 class Conversation:
@@ -63,6 +69,33 @@ class Conversation:
         if spelled and self._tokenizer.decode(answer) == completion.text:
             self._text = prompt.text + completion.text
             self._token_ids = prompt.token_ids + answer
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """The conversation as a session keeps it."""
+        state = {"messages": self.messages, "text": self._text, "token_ids": self._token_ids}
+        return {_NOTE: json.dumps(state, ensure_ascii=False)}
+
+    def restore(self, session: Session) -> None:
+        """Go on with what a session has kept of a conversation.
+
+        Raises:
+            PromptError: where it is of something else.
+        """
+        if _NOTE not in session.notes:
+            raise PromptError(
+                "the session holds no conversation but a text; give its messages with --messages, or "
+                "another session."
+            )
+        try:
+            state = json.loads(session.notes[_NOTE])
+            messages = check_messages(state["messages"]) if state["messages"] else []
+            text, token_ids = str(state["text"]), [int(token) for token in state["token_ids"]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise PromptError(
+                f"the conversation in the session cannot be read ({error}); give another session."
+            ) from error
+        self.messages, self._text, self._token_ids = messages, text, token_ids
 
     def set_system(self, text: str) -> None:
         """Put a system message first, in place of the one that is there."""

@@ -11,6 +11,7 @@ from forerun.cli.config import config_option
 from forerun.cli.derived import SPECULATION, derived, speculation_options
 from forerun.cli.options import Option, warn
 from forerun.cli.param_types import FileName, Name, Variable, Whole
+from forerun.cli.session import session_option
 from forerun.compression import Compression
 from forerun.errors import shown
 from forerun.params import SamplingParams
@@ -43,6 +44,9 @@ def generate_options() -> list[click.Parameter]:
         *template_options(),
         *model_options(),
         *cache_options(),
+        session_option(
+            "Read what a prompt shares with an earlier one from there, if it exists, and write it at the end."
+        ),
         *drafting_options(),
         Option(
             "prediction_file",
@@ -85,6 +89,7 @@ def chat_options() -> list[click.Parameter]:
             context="Tokens of a conversation at most; left out, the model's context up to 4096.",
         ),
         *cache_options(),
+        session_option("Go on with the conversation there, if it exists, and write it at the end."),
         *drafting_options(),
         *sampling,
         config_option(),

@@ -29,6 +29,7 @@ from forerun.cli.prompt import (
     show_prompt,
 )
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.session import keep, open_session, restore
 from forerun.cli.target_file import check_writable
 from forerun.engine.pairs import Choice
 from forerun.params import SamplingParams
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from forerun.compare.paired import Run
     from forerun.core import Hints
     from forerun.engine.engine import Engine
+    from forerun.engine.session_file import Session
 
 DEFECT_FOUND = 1
 
@@ -60,7 +62,8 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
     if values["speculative"]:
         choice = speculation(ctx, values, values["model"])
         check_prediction(choice.config, values["prediction_file"])
-    job = _load(ctx, values, content, params, choice)
+    session = open_session(values["session"])
+    job = _load(ctx, values, content, params, choice, session)
     from forerun.core import Hints
 
     output = choose_output(values["json"])
@@ -110,6 +113,7 @@ def _load(
     content: str | list[dict[str, Any]],
     params: SamplingParams,
     choice: Choice | None,
+    session: Session | None,
 ) -> Job:
     checkpoint = open_checkpoint(values)
     params, from_model = with_defaults(ctx, params, checkpoint.sampling_defaults)
@@ -117,9 +121,11 @@ def _load(
     if values["show_prompt"]:
         show_prompt(prompt)
     assert params.max_tokens is not None
-    needed = in_steps(len(prompt.token_ids) + params.max_tokens)
+    held = 0 if session is None else len(session.token_ids) + 1
+    needed = in_steps(max(len(prompt.token_ids) + params.max_tokens, held))
     context = values["max_context"] or min(needed, checkpoint.summary.max_context)
     engine = load_engine(values, checkpoint, choice, max_context=context)
+    restore(engine, values["session"], session)
     return Job(engine, prompt, params, from_model)
 
 
@@ -160,7 +166,8 @@ def _complete(values: dict[str, Any], job: Job, hints: Hints, output: Output) ->
     from forerun.compare.paired import Run
 
     engine, prompt_ids = job.engine, job.prompt.token_ids
-    if values["speculative"]:
+    # The plain loop keeps nothing for a session.
+    if values["speculative"] or values["session"] is not None:
         run = Run(engine.stream(prompt_ids, job.params, hints=hints))
     else:
         run = Run(engine.stream_plain(prompt_ids, job.params))
@@ -177,6 +184,7 @@ def _complete(values: dict[str, Any], job: Job, hints: Hints, output: Output) ->
         output.finish(outcome)
         raise
     output.finish(outcome)
+    keep(engine, values["session"])
     return 0
 
 

@@ -13,6 +13,7 @@ from forerun.cli.conversation import Conversation
 from forerun.cli.generate import Job, choose_output
 from forerun.cli.panel import summary
 from forerun.cli.prompt import show_prompt
+from forerun.cli.session import keep
 from forerun.cli.target_file import check_writable
 from forerun.cli.terminal import PlainOutput
 from forerun.compare.paired import Run
@@ -69,6 +70,14 @@ class Repl:
 
     def run(self) -> int:
         """Talk until the input ends; the exit code is 2 where something in a pipe was refused."""
+        try:
+            return self._talk()
+        finally:
+            if self._last is not None and self._last[1].completion.token_ids:
+                keep(self._engine, self._values["session"], self._conversation.notes)
+
+    def _talk(self) -> int:
+        """The same, but for the session."""
         self._open()
         interrupted = False
         while True:

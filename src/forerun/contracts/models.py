@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
@@ -74,6 +74,24 @@ class Evicts(Cache, Protocol):
         beyond them must not be kept."""
 
 
+class SavesRows(Cache, Protocol):
+    """A cache whose rows can be copied out and, later or elsewhere, in again. A layer's part of a row is
+    one or more tensors, by name."""
+
+    @property
+    def row_format(self) -> Mapping[str, str | int]:
+        """What a row is made of: it can be copied into caches with the same alone."""
+
+    def row_shapes(self, length: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Type and shape of the tensors of one layer, for a row of `length` tokens."""
+
+    def read_row(self, row: int, layer: int, length: int) -> dict[str, Tensor]:
+        """The first `length` tokens of a row in one layer, on the CPU."""
+
+    def write_row(self, row: int, layer: int, length: int, tensors: Mapping[str, Tensor]) -> None:
+        """Have a row hold, in one layer, `length` tokens that `read_row` has read."""
+
+
 class Ability(enum.StrEnum):
     """What some models can do beyond the contract; ask for it in `CausalLM.abilities`."""
 
@@ -85,6 +103,8 @@ class Ability(enum.StrEnum):
     """Reading a part of the text alone: see `Batch.view`."""
     EVICTION = "eviction"
     """Running on a cache that evicts: see `CompressesCache`."""
+    SESSIONS = "sessions"
+    """Making caches whose rows can be saved: see `SavesRows`."""
 
 
 class CausalLM(Protocol):

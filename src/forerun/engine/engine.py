@@ -25,7 +25,7 @@ from forerun.engine.prompts import Prompt, repeated, split
 from forerun.engine.requests import Completion, Running, TokenEvent
 from forerun.engine.round import OnExplained, OnRound, OnTimed, Parts
 from forerun.engine.scheduler import Scheduler
-from forerun.engine.sealed import Sealed
+from forerun.engine.sessions import Sessions
 from forerun.engine.stream import Stream, first_started, follow, follow_plain, run_all
 from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, shown
@@ -35,7 +35,7 @@ from forerun.randomness import Randomness, fresh_seed
 from forerun.trees.plans import resolve_tree
 
 
-class Engine(Sealed):
+class Engine(Sessions):
     """Generates text with a target model and, where given, a drafter: exactly the target's own.
 
     Threads may share an engine: each of its calls waits for the others' rounds. A hook or a drafter

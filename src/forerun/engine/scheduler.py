@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -206,10 +206,63 @@ class Scheduler:
     def forget(self) -> None:
         """Empty all rows, the drafter's too; none is taken."""
         for row in range(len(self.rows)):
-            self._held[row] = []
+            self._empty(row)
+
+    def kept(self, token_ids: list[int] | None) -> tuple[int, list[int]]:
+        """A row of an ended request and the tokens that it holds: of the one that shares the longest prefix
+        with a text, and no more than that; without a text, of the last one that ended.
+
+        Raises:
+            ConfigError: where no row holds any.
+        """
+        ended = [
+            row for row in self._least_recent if self.rows[row] is None and self._shared_by(row)
+        ]
+        if not ended:
+            raise ConfigError(
+                "no request has ended whose tokens the cache holds; generate with the text first."
+            )
+        row = ended[-1]
+        if token_ids is not None:
+            row = max(ended, key=lambda other: self._shared_by(other, token_ids))
+        shared = self._shared_by(row, token_ids)
+        if not shared:
+            raise ConfigError("the cache holds no text that begins like this one; generate first.")
+        return row, self._held[row][:shared]
+
+    def fill_row(self, token_ids: list[int], write: Callable[[int], None]) -> None:
+        """Have `write` put a text into a free row, as if a request had ended with it.
+
+        Raises:
+            ConfigError: where all rows are taken.
+        """
+        if None not in self.rows:
+            raise ConfigError("all rows are taken; finish or cancel a request first.")
+        row = self._best_row(token_ids)
+        self._empty(row)
+        try:
+            write(row)
+        except BaseException:
             self.cache.trim(row, 0)
-            if self.parts.drafter is not None:
-                self.parts.drafter.clear_row(row)
+            raise
+        self._held[row] = token_ids
+        self._used(row)
+
+    def _shared_by(self, row: int, token_ids: list[int] | None = None) -> int:
+        """How many tokens of a text a row holds; of any if None."""
+        held = self._held[row][: self.cache.length(row)]
+        return len(held) if token_ids is None else common_prefix(held, token_ids)
+
+    def _empty(self, row: int) -> None:
+        """Forget what a row holds, the drafter's too."""
+        self._held[row] = []
+        self.cache.trim(row, 0)
+        if self.parts.drafter is not None:
+            self.parts.drafter.clear_row(row)
+
+    def _used(self, row: int) -> None:
+        """Note that a row was the last in use."""
+        self._least_recent = [other for other in self._least_recent if other != row] + [row]
 
     def _missing(self, running: Running) -> int:
         """Tokens that the target has to run before the request can take part in a round."""
@@ -292,10 +345,8 @@ class Scheduler:
         if self.prefix_reuse and running.in_rounds:
             self._held[row] = running.request.token_ids[: self.cache.length(row)]
         else:
-            self.cache.trim(row, 0)
-            if self.parts.drafter is not None:
-                self.parts.drafter.clear_row(row)
-        self._least_recent = [other for other in self._least_recent if other != row] + [row]
+            self._empty(row)
+        self._used(row)
         self.rows[row] = None
         if failure is not None:
             raise failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -120,6 +120,32 @@ class StaticCache:
         check_length(row, length)
         for layer in layers_to_trim(layers, len(self.lengths)):
             self.lengths[layer][row] = min(self.lengths[layer][row], length)
+
+    @property
+    def row_format(self) -> dict[str, str | int]:
+        """See `forerun.contracts.SavesRows`."""
+        _, heads, _, size = self.keys[0].shape
+        dtype = str(self.keys[0].dtype).removeprefix("torch.")
+        numbers = {"layers": len(self.keys), "kv_heads": heads, "head_dim": size}
+        return {"layout": "token by token", "dtype": dtype, **numbers}
+
+    def row_shapes(self, length: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """See `forerun.contracts.SavesRows`."""
+        _, heads, _, size = self.keys[0].shape
+        shape = (self.keys[0].dtype, (heads, length, size))
+        return {"keys": shape, "values": shape}
+
+    def read_row(self, row: int, layer: int, length: int) -> dict[str, Tensor]:
+        """See `forerun.contracts.SavesRows`."""
+        stores = {"keys": self.keys, "values": self.values}
+        return {name: store[layer][row, :, :length].cpu() for name, store in stores.items()}
+
+    def write_row(self, row: int, layer: int, length: int, tensors: Mapping[str, Tensor]) -> None:
+        """See `forerun.contracts.SavesRows`."""
+        self.keys[layer][row, :, :length] = tensors["keys"]
+        self.values[layer][row, :, :length] = tensors["values"]
+        self.positions[row, :length] = torch.arange(length, device=self.positions.device)
+        self.lengths[layer][row] = length
 
 
 class Appending:

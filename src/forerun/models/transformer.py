@@ -34,7 +34,7 @@ class Transformer:
     """
 
     exactness = Exactness.DISTRIBUTIONAL
-    abilities = frozenset({Ability.VIEWS, Ability.EVICTION})
+    abilities = frozenset({Ability.VIEWS, Ability.EVICTION, Ability.SESSIONS})
 
     def __init__(self, shape: Architecture, weights: Mapping[str, Tensor], name: str) -> None:
         self.shape, self.weights, self.name = shape, weights, name

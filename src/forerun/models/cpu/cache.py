@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from forerun.errors import CacheError, MemoryLimitError
 from forerun.models.cpu.errors import TypedErrors
@@ -57,6 +60,34 @@ class CpuCache:
         """
         with _ERRORS:
             self.native.trim(row, length, None if layers is None else (layers.start, layers.stop))
+
+    @property
+    def row_format(self) -> dict[str, str | int]:
+        """See `forerun.contracts.SavesRows`."""
+        native = self.native
+        numbers = ("layers", "kv_heads", "head_dim", "tile_bytes")
+        return {
+            "layout": "tiles of the kernels",
+            "dtype": str(native.precision),
+            **{name: int(getattr(native, name)) for name in numbers},
+        }
+
+    def row_shapes(self, length: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """See `forerun.contracts.SavesRows`."""
+        with _ERRORS:
+            return {"tiles": (torch.uint8, (int(self.native.row_bytes(0, 0, length)),))}
+
+    def read_row(self, row: int, layer: int, length: int) -> dict[str, Tensor]:
+        """See `forerun.contracts.SavesRows`."""
+        tiles = torch.empty(self.row_shapes(length)["tiles"][1], dtype=torch.uint8)
+        with _ERRORS:
+            self.native.read_row(layer, row, length, tiles.numpy())
+        return {"tiles": tiles}
+
+    def write_row(self, row: int, layer: int, length: int, tensors: Mapping[str, Tensor]) -> None:
+        """See `forerun.contracts.SavesRows`."""
+        with _ERRORS:
+            self.native.write_row(layer, row, length, tensors["tiles"].numpy())
 
 
 def new_cache(native: Any, rows: int, capacity: int, name: str) -> CpuCache:

@@ -88,7 +88,7 @@ class CpuModel:
     """
 
     exactness = Exactness.BITWISE
-    abilities = frozenset({Ability.DRAFT_CHAINS, Ability.MODULES})
+    abilities = frozenset({Ability.DRAFT_CHAINS, Ability.MODULES, Ability.SESSIONS})
 
     def __init__(
         self,

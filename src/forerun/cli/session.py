@@ -1,0 +1,74 @@
+"""`--session FILE`: read before a run, if it is there, and written after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from forerun.cli.bars import waiting
+from forerun.cli.options import Option
+from forerun.cli.param_types import FileName
+from forerun.cli.target_file import check_writable
+from forerun.files import size_text
+
+if TYPE_CHECKING:
+    from forerun.engine.engine import Engine
+    from forerun.engine.session_file import Session
+
+_NONE: Mapping[str, str] = {}
+
+
+def session_option(text: str) -> Option:
+    """`--session`."""
+    return Option("session", "Cache", type=FileName(), help=text)
+
+
+def open_session(file: str | None) -> Session | None:
+    """What a session's file holds beside keys and values; None where there is no file yet, or none is
+    asked for.
+
+    Raises:
+        ConfigError: for a file that could not be written.
+        SessionError: for one that is no session.
+    """
+    from pathlib import Path
+
+    if file is None:
+        return None
+    check_writable("--session", file)
+    if not Path(file).exists():
+        return None
+    from forerun.engine.sessions import read_session
+
+    return read_session(file)
+
+
+def restore(engine: Engine, file: str | None, session: Session | None) -> None:
+    """Have an engine hold what a session holds, and check that it can save one.
+
+    Raises:
+        ForerunError: as `Engine.load_session` does.
+    """
+    if file is None:
+        return
+    engine.check_sessions()
+    if session is not None:
+        with waiting("reading the session"):
+            engine.load_session(file)
+        click.echo(f"forerun: {len(session.token_ids)} tokens read from session {file}", err=True)
+
+
+def keep(engine: Engine, file: str | None, notes: Mapping[str, str] = _NONE) -> None:
+    """Write the text of the last request.
+
+    Raises:
+        ForerunError: as `Engine.save_session` does.
+    """
+    if file is None:
+        return
+    with waiting("writing the session"):
+        session = engine.save_session(file, notes=notes)
+    what = f"{len(session.token_ids)} tokens, {size_text(session.nbytes)}"
+    click.echo(f"forerun: session written to {file}: {what}", err=True)

@@ -1,0 +1,196 @@
+"""Sessions: the cache of a text on disk, so that a long document is read once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+import forerun
+from forerun.contracts import Ability, CausalLM, SavesRows
+from forerun.core import Batch, Exactness
+from forerun.engine.intake import Intake
+from forerun.engine.prompts import Prompt
+from forerun.engine.round import Parts
+from forerun.engine.scheduler import Scheduler
+from forerun.engine.sealed import Sealed
+from forerun.engine.session_file import Contents, Session, SessionFile, write_session
+from forerun.errors import ConfigError, SessionError, UnsupportedModelError, shown
+
+# A session knows the weights again by logits after its first tokens, of so many entries of the vocabulary.
+_PROBE_TOKENS, _PROBE_LOGITS = 16, 256
+# Of the largest logit, on models whose results depend on threads and processor.
+_TOLERANCE = {torch.float16: 0.03, torch.bfloat16: 0.03}
+_USUAL_TOLERANCE = 1e-3
+# Facts that are written and not compared.
+_TOLD = ("model", "forerun")
+_NONE: Mapping[str, str] = {}
+
+
+class Sessions(Sealed):
+    """What of an engine saves and loads sessions."""
+
+    target: CausalLM
+    max_context: int
+    _parts: Parts
+    _scheduler: Scheduler
+    _intake: Intake
+
+    def save_session(
+        self,
+        path: str | os.PathLike[str],
+        prompt: Prompt | None = None,
+        *,
+        notes: Mapping[str, str] = _NONE,
+    ) -> Session:
+        """Write the keys and values of a text that the cache holds, so that it need not be read again.
+
+        Args:
+            path: of the file, safetensors, which is replaced as a whole or not at all.
+            prompt: what to save: as much of it as the cache holds from its beginning on. Left out, the text
+                of the last request that ended, prompt and answer.
+            notes: texts to keep with it.
+
+        Raises:
+            ConfigError: where the cache holds nothing of it, prefixes are not reused, or the cache evicts.
+            UnsupportedModelError: for a model whose cache cannot be saved.
+            SessionError: where the file cannot be written.
+        """
+        self.check_sessions()
+        token_ids = None if prompt is None else self._intake.prompts.read(prompt)
+        if not all(isinstance(text, str) for pair in notes.items() for text in pair):
+            raise ConfigError(f"notes are {shown(notes)}; they must be texts by name.")
+        with self._scheduler.alone():
+            row, held = self._scheduler.kept(token_ids)
+            probe = _probe(self.target, held)
+            contents = Contents(tuple(held), probe, _facts(self.target, self._rows), notes)
+            return write_session(path, contents, self._rows, row)
+
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """Read what `save_session` wrote into a free row: a prompt that begins with its tokens runs only
+        the rest. Nothing changes where it fails.
+
+        Raises:
+            SessionError: for a file that is damaged or no session, or from another model, precision or kind
+                of cache, or longer than the context.
+            ConfigError: where no row is free, prefixes are not reused, or the cache evicts.
+            UnsupportedModelError: for a model whose cache cannot be saved.
+        """
+        self.check_sessions()
+        file = SessionFile(path)
+        _check_facts(file, _facts(self.target, self._rows))
+        count = len(file.contents.token_ids)
+        if count >= self.max_context:
+            raise SessionError(
+                f"{file.name} holds {count} tokens and the context is {self.max_context}, one of them for "
+                f"output; raise max_context to {count + 1} or more."
+            )
+        file.check(self._rows)
+        with self._scheduler.alone():
+            _check_probe(file, self.target)
+            held = list(file.contents.token_ids)
+            self._scheduler.fill_row(held, lambda row: file.read_into(self._rows, row))
+        return file.session
+
+    def check_sessions(self) -> None:
+        """Raise unless sessions can be saved and loaded here.
+
+        Raises:
+            ConfigError: where prefixes are not reused, or the cache evicts.
+            UnsupportedModelError: for a model whose cache cannot be saved.
+        """
+        if self._parts.evicts is not None:
+            raise ConfigError(
+                "a cache that evicts cannot be saved as a session: what it has evicted is gone, so that "
+                "another text could not go on from it; leave kv_method out."
+            )
+        if not self._scheduler.prefix_reuse:
+            raise ConfigError("sessions need prefix_reuse, which is off; leave it on.")
+        if Ability.SESSIONS not in self.target.abilities:
+            raise UnsupportedModelError(
+                f"the cache of {self.target.name} cannot be saved as a session; load a model that forerun "
+                "runs itself, with backend 'kernels' or 'torch'."
+            )
+
+    @property
+    def _rows(self) -> SavesRows:
+        return cast(SavesRows, self._parts.cache)
+
+
+def read_session(path: str | os.PathLike[str]) -> Session:
+    """What a session's file holds beside keys and values; no model is needed.
+
+    Raises:
+        SessionError: for a file that is damaged or no session.
+    """
+    return SessionFile(path).session
+
+
+def _facts(target: CausalLM, cache: SavesRows) -> dict[str, str]:
+    """What a session says of the model and the cache that it is from."""
+    facts = {
+        "model": target.name,
+        "forerun": forerun.__version__,
+        "precision": target.precision,
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        **{f"cache_{name}": value for name, value in cache.row_format.items()},
+    }
+    return {name: str(value) for name, value in facts.items()}
+
+
+def _check_facts(file: SessionFile, here: Mapping[str, str]) -> None:
+    there = file.contents.facts
+    names = [name for name in {**here, **there} if name not in _TOLD]
+    differ = [
+        f"{name} is {_fact(there.get(name))} there and {_fact(here.get(name))} here"
+        for name in names
+        if there.get(name) != here.get(name)
+    ]
+    if differ:
+        raise SessionError(
+            f"{file.name} was saved from {there.get('model', '?')} and does not fit {here['model']}: "
+            f"{'; '.join(differ)}. Load the model as it was then, or read the text again."
+        )
+
+
+def _fact(value: str | None) -> str:
+    """A fact for a message."""
+    return "unknown" if value is None else value if value.isprintable() else shown(value)
+
+
+def _check_probe(file: SessionFile, target: CausalLM) -> None:
+    """Refuse a session of other weights.
+
+    Raises:
+        SessionError: with the difference.
+    """
+    held = list(file.contents.token_ids)
+    if not 0 <= min(held) <= max(held) < target.vocab_size:
+        raise SessionError(f"{file.name} is damaged: it holds token ids outside the vocabulary.")
+    there, here = file.contents.probe, _probe(target, held)
+    most = 0.0
+    if target.exactness is not Exactness.BITWISE:
+        most = float(here.abs().max()) * _TOLERANCE.get(target.dtype, _USUAL_TOLERANCE)
+    apart = float((there - here).abs().max()) if there.shape == here.shape else float("inf")
+    # Not `apart > most`, which is false for NaN.
+    if not apart <= most and not torch.equal(there, here):
+        count = min(len(held), _PROBE_TOKENS)
+        raise SessionError(
+            f"{file.name} was saved with other weights ({file.contents.facts.get('model', '?')}): after its "
+            f"first {count} tokens logits differ by up to {apart:.3g}, and {most:.3g} is allowed. Load those "
+            "weights, or read the text again."
+        )
+
+
+def _probe(target: CausalLM, token_ids: list[int]) -> Tensor:
+    """Logits after the first tokens of a text, float32 [k], by a cache of their own."""
+    first = token_ids[:_PROBE_TOKENS]
+    cache = target.new_cache(1, len(first))
+    logits = target.forward(Batch.after(cache, [0], [first], logits_for="last"), cache).logits
+    assert logits is not None
+    step = -(-logits.shape[-1] // _PROBE_LOGITS)
+    return logits[0, 0, ::step].float().cpu().contiguous()
