@@ -92,7 +92,8 @@ void forward(Decoder& decoder, ThreadPool& pool, KvCache& cache, std::vector<std
              const Lists& token_ids, const Lists& positions, Layers layers,
              std::optional<Array<float, 3>> logits, bool last,
              std::optional<Array<const bool, 3>> tree_mask,
-             std::optional<Array<const float, 3>> hidden_in, const HiddenOut& hidden_out) {
+             std::optional<Array<const float, 3>> hidden_in, const HiddenOut& hidden_out,
+             std::optional<std::pair<std::int64_t, std::int64_t>> view) {
   const BatchArguments batch(std::move(rows), positions, std::move(tree_mask));
   expect(token_ids.size() == positions.size(), "token_ids");
   for (std::size_t row = 0; row < positions.size(); ++row) {
@@ -104,6 +105,7 @@ void forward(Decoder& decoder, ThreadPool& pool, KvCache& cache, std::vector<std
   call.cache = &cache;
   call.token_ids = ids.data();
   std::tie(call.first_layer, call.end_layer) = layers;
+  if (view) call.view = {view->first, view->second};
   Arrays{std::move(logits), last, std::move(hidden_in), hidden_out}.put(call, decoder.shape());
   const nb::gil_scoped_release released;
   const Forward forward(pool);
@@ -231,6 +233,8 @@ void bind_model(nb::module_& m) {
           },
           nb::arg("shape"), nb::arg("level") = "")
       .def_prop_ro("weight_bytes", &Decoder::weight_bytes)
+      .def_prop_ro("layer_bytes", &Decoder::layer_bytes)
+      .def_prop_ro("head_bytes", &Decoder::head_bytes)
       .def(
           "new_cache",
           [](const Decoder& d, std::int64_t rows, std::int64_t capacity) {
@@ -245,7 +249,7 @@ void bind_model(nb::module_& m) {
       .def("forward", &forward, nb::arg("pool"), nb::arg("cache"), nb::arg("rows"),
            nb::arg("token_ids"), nb::arg("positions"), nb::arg("layers"),
            nb::arg("logits").none().noconvert(), nb::arg("last"), nb::arg("tree_mask").none(),
-           nb::arg("hidden_in").none(), nb::arg("hidden_out").noconvert())
+           nb::arg("hidden_in").none(), nb::arg("hidden_out").noconvert(), nb::arg("view").none())
       .def("embed", &embed, nb::arg("token_ids"), nb::arg("out").noconvert())
       .def("final_norm", &final_norm, nb::arg("pool"), nb::arg("hidden"),
            nb::arg("out").noconvert())

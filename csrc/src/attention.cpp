@@ -13,7 +13,7 @@ constexpr std::int64_t kPartRanks = 8 * kTileSlots;
 constexpr std::int64_t kSetsOfItem = 4;
 constexpr std::int64_t kWhole = -1;
 
-std::int64_t parts_of(std::int64_t ranks) { return (ranks + kPartRanks - 1) / kPartRanks; }
+std::int64_t round_up(std::int64_t ranks) { return (ranks + kPartRanks - 1) / kPartRanks; }
 
 }  // namespace
 
@@ -22,13 +22,21 @@ Attention::Attention(const AttentionShape& shape, Precision precision, Level lim
   for (int i = 0; i < threads; ++i) scratch_.push_back(std::make_unique<TileAttention::Scratch>());
 }
 
+Attention::Parts Attention::parts_of(const RowMask& mask, const View& view) {
+  const std::int64_t all = round_up(mask.start + mask.count);
+  if (view.window == 0 || mask.count == 0) return {all, 0, all};
+  const Visible seen = mask.seen(view);
+  const std::int64_t sinks = round_up(seen.sinks);
+  const std::int64_t hidden = std::max<std::int64_t>(seen.first / kPartRanks - sinks, 0);
+  return {sinks, hidden, round_up(seen.end) - hidden};
+}
+
 // As few items as possible or, where that leaves threads idle, so many that it does not: long
 // contexts in pieces, else many columns halved.
-Attention::Split Attention::split(const RowMask& mask, std::size_t rows) const {
+Attention::Split Attention::split(const RowMask& mask, std::int64_t parts, std::size_t rows) const {
   constexpr std::int64_t kWorthHalving = 16;
   const std::int64_t columns = mask.count * shape_.group();
   const std::int64_t most = kSetsOfItem * tiles_.max_columns();
-  const std::int64_t parts = parts_of(mask.start + mask.count);
   const std::int64_t sets = (columns + most - 1) / most;
   const auto even = [&](std::int64_t pieces) {
     const std::int64_t items = pieces * sets * shape_.kv_heads * static_cast<std::int64_t>(rows);
@@ -41,37 +49,39 @@ Attention::Split Attention::split(const RowMask& mask, std::size_t rows) const {
   return {sets, pieces};
 }
 
-void Attention::add_items(const RowMask& mask, std::int64_t head, const Split& split) {
+void Attention::add_items(const RowMask& mask, std::int64_t head, const Parts& parts,
+                          const Split& split) {
   const std::int64_t columns = mask.count * shape_.group();
-  const std::int64_t parts = parts_of(mask.start + mask.count);
   for (std::int64_t i = 0; i < split.sets; ++i) {
     const Columns some = {&mask, head, columns * i / split.sets, columns * (i + 1) / split.sets};
     if (split.pieces == 1) {
-      items_.push_back({some, 0, parts, kWhole});
+      items_.push_back({some, parts, 0, parts.count, kWhole});
       continue;
     }
     const std::int64_t stride = some.count() * tiles_.sums_stride();
     for (std::int64_t p = 0; p < split.pieces; ++p) {
-      const std::int64_t first = parts * p / split.pieces;
-      const std::int64_t end = parts * (p + 1) / split.pieces;
-      items_.push_back({some, first, end, partial_size_ + first * stride});
+      const std::int64_t first = parts.count * p / split.pieces;
+      const std::int64_t end = parts.count * (p + 1) / split.pieces;
+      items_.push_back({some, parts, first, end, partial_size_ + first * stride});
     }
-    merges_.push_back({some, 0, parts, partial_size_});
-    partial_size_ += parts * stride;
+    merges_.push_back({some, parts, 0, parts.count, partial_size_});
+    partial_size_ += parts.count * stride;
   }
 }
 
 // All memory is taken here: the threads must not throw.
-void Attention::plan(const std::vector<RowMask>& masks) {
+void Attention::plan(const NewTokens& tokens) {
+  const std::vector<RowMask>& masks = tokens.masks;
   items_.clear();
   merges_.clear();
   partial_size_ = 0;
   whole_heads_ = true;
   for (const RowMask& mask : masks) {
     // A row without tokens has no items, so they no longer count heads.
-    const Split how = mask.count == 0 ? Split{0, 1} : split(mask, masks.size());
+    const Parts parts = parts_of(mask, tokens.view);
+    const Split how = mask.count == 0 ? Split{0, 1} : split(mask, parts.count, masks.size());
     whole_heads_ = whole_heads_ && how.sets == 1 && how.pieces == 1;
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) add_items(mask, head, how);
+    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) add_items(mask, head, parts, how);
   }
   partials_.reserve(partial_size_);
   const std::int64_t most = kSetsOfItem * tiles_.max_columns();
@@ -100,25 +110,26 @@ void Attention::set_up(const AttentionCall& call, const Columns& columns,
   const std::int64_t d = shape_.head_dim;
   s.visible.resize(static_cast<std::size_t>(mask.count));
   for (std::int64_t token = columns.begin / group; token <= (columns.end - 1) / group; ++token) {
-    s.visible[static_cast<std::size_t>(token)] = {mask.first(token, call.window), mask.end(token)};
+    s.visible[static_cast<std::size_t>(token)] = mask.seen(token, call.view);
   }
   const std::int64_t count = (columns.count() + tiles_.max_columns() - 1) / tiles_.max_columns();
   auto* panel = reinterpret_cast<std::uint32_t*>(s.panels.data());
   s.sets.clear();
+  s.seen = s.visible[static_cast<std::size_t>(columns.begin / group)];
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t begin = columns.begin + columns.count() * i / count;
     const std::int64_t end = columns.begin + columns.count() * (i + 1) / count;
-    TileAttention::Set set = {begin, end, mask.start + mask.count, 0, panel};
+    TileAttention::Set set = {begin, end, s.visible[static_cast<std::size_t>(begin / group)],
+                              panel};
     for (std::int64_t column = begin; column < end; ++column) {
       const std::int64_t token = column / group;
-      const Visible seen = s.visible[static_cast<std::size_t>(token)];
-      set.first = std::min(set.first, seen.first);
-      set.last = std::max(set.last, seen.end);
+      set.seen.include(s.visible[static_cast<std::size_t>(token)]);
       const std::int64_t head = columns.head * group + column % group;
       const float* query = call.queries + (mask.first_token + token) * call.stride + head * d;
       tiles_.pack_query(query, set.columns(), static_cast<int>(column - begin), s, panel);
     }
     panel += d * set.columns();
+    s.seen.include(set.seen);
     s.sets.push_back(set);
   }
 }
@@ -130,9 +141,9 @@ void Attention::clear(float* sums, std::int64_t columns) const {
 
 const std::uint8_t* Attention::first_tile(const AttentionCall& call, const Item& item) const {
   const RowMask& mask = *item.columns.mask;
-  const std::int64_t seen = mask.first(item.columns.begin / shape_.group(), call.window);
-  const std::int64_t rank = std::max(seen, item.first_part * kPartRanks);
-  if (rank >= mask.start + mask.count) return nullptr;
+  const Visible seen = mask.seen(item.columns.begin / shape_.group(), call.view);
+  const std::int64_t rank = seen.from(item.parts.at(item.first_part) * kPartRanks);
+  if (rank >= seen.end) return nullptr;
   return call.cache->tile(call.layer, mask.row, item.columns.head, rank);
 }
 
@@ -147,7 +158,7 @@ void Attention::run_item(const AttentionCall& call, const Item& item, const std:
     float* sums =
         whole ? s.sums.data() : partials_.data() + item.partial + (part - item.first_part) * stride;
     clear(sums, columns.count());
-    run_part(call, columns, part, following, s, sums);
+    run_part(call, columns, item.parts.at(part), following, s, sums);
     if (whole) merge_part(columns, sums, s.merged.data());
   }
   if (whole) write(call, columns, s.merged.data());
@@ -157,20 +168,19 @@ void Attention::run_part(const AttentionCall& call, const Columns& columns, std:
                          const std::uint8_t* following, TileAttention::Scratch& s,
                          float* sums) const {
   const TileAttention::Head head = {call.cache, call.layer, columns.mask, columns.head};
-  std::int64_t last = 0;
-  for (const TileAttention::Set& set : s.sets) last = std::max(last, set.last);
-  const std::int64_t end = std::min(last, (part + 1) * kPartRanks);
-  for (std::int64_t rank = part * kPartRanks; rank < end; rank += kTileSlots) {
-    const std::int64_t next = rank + kTileSlots;
+  const std::int64_t end = std::min(s.seen.end, (part + 1) * kPartRanks);
+  for (std::int64_t rank = s.seen.from(part * kPartRanks); rank < end;) {
+    const std::int64_t next = s.seen.from(rank + kTileSlots);
     // Fetched once, by the first set.
     const std::uint8_t* ahead =
-        next < last ? call.cache->tile(call.layer, columns.mask->row, columns.head, next)
-                    : following;
+        next < s.seen.end ? call.cache->tile(call.layer, columns.mask->row, columns.head, next)
+                          : following;
     for (const TileAttention::Set& set : s.sets) {
-      if (set.first >= next || set.last <= rank) continue;
+      if (!set.seen.meets(rank)) continue;
       tiles_.add(head, set, rank, ahead, s, sums, columns.begin);
       ahead = nullptr;
     }
+    rank = next;
   }
 }
 

@@ -15,14 +15,14 @@ namespace forerun::cpu {
 struct AttentionCall {
   const KvCache* cache = nullptr;
   std::int64_t layer = 0;
-  std::int64_t window = 0;         // 0: none
+  View view;                       // of this layer
   const float* queries = nullptr;  // [tokens, stride], a token's heads side by side, rotated
   std::int64_t stride = 0;
   float* out = nullptr;  // [tokens, heads * head_dim]
 };
 
 // The result for a token depends on its query and on the keys and values of its path alone, bit for
-// bit. A key's rank is its index on the token's path, wherever it is stored.
+// bit, and on the view of it (row_mask.h says what a rank is).
 // - a score is a dot product of its own, in the order of dimensions;
 // - ranks are taken in tiles of kTileSlots and these in parts of eight, all counted from rank 0, so
 //   that where a sum begins depends on nothing else;
@@ -34,8 +34,9 @@ class Attention {
  public:
   Attention(const AttentionShape& shape, Precision precision, Level limit, int threads);
 
-  // Splits the work of a forward, the same for all of its layers.
-  void plan(const std::vector<RowMask>& masks);
+  // Splits the work of a forward, the same for all of its layers, of which none reads more than
+  // the view.
+  void plan(const NewTokens& tokens);
   int threads() const { return static_cast<int>(scratch_.size()); }
 
   std::int64_t items() const { return static_cast<std::int64_t>(items_.size()); }
@@ -59,10 +60,18 @@ class Attention {
     std::int64_t end;
     std::int64_t count() const { return end - begin; }
   };
-  // Columns over parts [first_part, end_part) of the context: with the sums of each part at
-  // `partial` or, where that is none, over all parts.
+  // The parts of a context that a row reads: all but `hidden` of them from `sinks` on.
+  struct Parts {
+    std::int64_t sinks;
+    std::int64_t hidden;
+    std::int64_t count;
+    std::int64_t at(std::int64_t index) const { return index < sinks ? index : index + hidden; }
+  };
+  // Columns over some of these parts, the `first_part`th and on to `end_part`: with the sums of
+  // each part at `partial` or, where that is none, over all parts.
   struct Item {
     Columns columns;
+    Parts parts;
     std::int64_t first_part;
     std::int64_t end_part;
     std::int64_t partial;
@@ -74,8 +83,9 @@ class Attention {
   };
 
   FloatMode::Subnormals float_mode() const;
-  Split split(const RowMask& mask, std::size_t rows) const;
-  void add_items(const RowMask& mask, std::int64_t head, const Split& split);
+  static Parts parts_of(const RowMask& mask, const View& view);
+  Split split(const RowMask& mask, std::int64_t parts, std::size_t rows) const;
+  void add_items(const RowMask& mask, std::int64_t head, const Parts& parts, const Split& split);
   void run_item(const AttentionCall& call, const Item& item, const std::uint8_t* following,
                 TileAttention::Scratch& s);
   void run_part(const AttentionCall& call, const Columns& columns, std::int64_t part,

@@ -43,7 +43,7 @@ struct TileAttention::Call {
   std::int64_t origin;
 
   const RowMask& mask() const { return *head.mask; }
-  std::int64_t end() const { return std::min(rank + kTileSlots, set.last); }
+  std::int64_t end() const { return std::min(rank + kTileSlots, set.seen.end); }
   // Whether slots are ranks in the whole tile.
   bool in_order() const { return mask().chain || rank + kTileSlots <= mask().base; }
   float* row(std::int64_t column) const { return s.scores.data() + column * kTileSlots; }
@@ -150,10 +150,11 @@ void TileAttention::to_ranks(const Call& c, std::int64_t token, float* row) cons
 void TileAttention::softmax(const Call& c, std::int64_t column) const {
   const std::int64_t token = (c.set.begin + column) / shape_.group();
   const Visible seen = c.s.visible[static_cast<std::size_t>(token)];
+  const std::int64_t sinks = within_tile(seen.sinks - c.rank);
   const std::int64_t low = within_tile(seen.first - c.rank);
   const std::int64_t high = within_tile(seen.end - c.rank);
   float* row = c.row(column);
-  std::fill(row, row + low, -INFINITY);
+  std::fill(row + sinks, row + low, -INFINITY);
   std::fill(row + high, row + kTileSlots, -INFINITY);
   const ColumnSums sums = sums_of(c.sums, c.set.begin + column - c.origin);
   const float factor = ops_->softmax_piece(row, kTileSlots, sums.top, sums.lanes);

@@ -41,12 +41,6 @@ struct ColumnSums {
   float* top;
 };
 
-// Ranks [first, end) that a token sees.
-struct Visible {
-  std::int64_t first;
-  std::int64_t end;
-};
-
 class TileAttention {
  public:
   TileAttention(const AttentionShape& shape, Precision precision, Level limit);
@@ -59,12 +53,11 @@ class TileAttention {
     std::int64_t head;
   };
 
-  // Columns [begin, end), at most max_columns(), that see ranks [first, last).
+  // Columns [begin, end), at most max_columns(), and what any of them sees.
   struct Set {
     std::int64_t begin;
     std::int64_t end;
-    std::int64_t first;
-    std::int64_t last;
+    Visible seen;
     const std::uint32_t* panel;
     int columns() const { return static_cast<int>(end - begin); }
   };
@@ -81,6 +74,7 @@ class TileAttention {
     Buffer tail;                   // values of one token's tail
     std::vector<Visible> visible;  // by token of a row
     std::vector<Set> sets;         // of an item
+    Visible seen;                  // by any column of an item
   };
 
   int max_columns() const { return kernels_->max_tokens; }

@@ -40,6 +40,18 @@ std::size_t Decoder::weight_bytes() const {
          weights_->positions.memory.size();
 }
 
+std::size_t Decoder::layer_bytes() const {
+  std::size_t bytes = 0;
+  for (const DecoderLayer& layer : weights_->layers) {
+    for (const Linear* part :
+         {&layer.attention.qkv, &layer.attention.output, &layer.mlp.up, &layer.mlp.down})
+      bytes += part->matrix.shape().bytes();
+  }
+  return bytes;
+}
+
+std::size_t Decoder::head_bytes() const { return weights_->head.matrix.shape().bytes(); }
+
 KvCache::Shape Decoder::cache_shape(std::int64_t rows, std::int64_t capacity) const {
   const DecoderShape& s = shape();
   return {cache_precision(s.precision), s.layers, rows, s.kv_heads, s.head_dim, capacity};

@@ -141,7 +141,7 @@ void SelfAttention::prepare(LayerRun& run) const {
     space.attention = std::make_unique<Attention>(shape, run.cache.shape().precision, space.limit,
                                                   run.pool.size());
   }
-  space.attention->plan(run.tokens.masks);
+  space.attention->plan(run.tokens);
 }
 
 void SelfAttention::run(LayerRun& run, std::int64_t index, const float* x, float* y,
@@ -155,10 +155,16 @@ void SelfAttention::run(LayerRun& run, std::int64_t index, const float* x, float
              {nullptr, accumulate, next});
 }
 
+// What a layer's own window hides is no sink.
+View SelfAttention::layer_view(const View& view) const {
+  if (window == 0) return view;
+  return {0, view.window == 0 ? window : std::min(window, view.window)};
+}
+
 void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
   LayerSpace& space = run.space;
   Attention& attention = *space.attention;
-  const AttentionCall call = {&run.cache,       index,      window,
+  const AttentionCall call = {&run.cache,       index,      layer_view(run.tokens.view),
                               space.qkv.data(), qkv_rows(), space.mixed.data()};
   if (attention.whole_heads()) {
     run.pool.for_ranges(attention.items(), 1, [&](const Range& r) {

@@ -114,6 +114,7 @@ struct SelfAttention {
   void append(LayerRun& run, std::int64_t index, const float* x) const;
 
  private:
+  View layer_view(const View& view) const;
   void attend(LayerRun& run, std::int64_t index) const;
   void prepare_heads(LayerRun& run, std::int64_t index) const;
   void prepare_head(LayerRun& run, std::int64_t index, std::int64_t row, std::int64_t head) const;

@@ -15,6 +15,8 @@ void check(const BatchRows& batch) {
     throw std::invalid_argument("there are no such layers");
   }
   if (batch.rows.empty() || batch.width < 1) throw std::invalid_argument("there is nothing to run");
+  if (batch.view.sinks < 0 || batch.view.window < 0)
+    throw std::invalid_argument("a view has no negative sinks or window");
   for (std::size_t i = 0; i < batch.rows.size(); ++i) {
     batch.cache->check_row(batch.rows[i]);
     for (std::size_t j = 0; j < i; ++j) {
@@ -124,19 +126,39 @@ void order_slots(const KvCache& cache, const TreeMask& tree, RowMask& mask) {
 
 }  // namespace
 
-std::int64_t RowMask::first(std::int64_t token, std::int64_t window) const {
-  if (window == 0) return 0;
-  const std::int64_t lowest = std::max<std::int64_t>(positions[token] + 1 - window, 0);
-  if (chain || lowest <= base) return lowest;
+void Visible::include(const Visible& other) {
+  sinks = std::max(sinks, other.sinks);
+  first = std::min(first, other.first);
+  end = std::max(end, other.end);
+}
+
+// Ranks that a token sees whose positions lie below this one.
+std::int64_t RowMask::below(std::int64_t token, std::int64_t position) const {
+  if (chain || position <= base) return std::clamp<std::int64_t>(position, 0, end(token));
   // A mask may hide tokens, so that what the token sees has lower ranks than positions.
   const auto& tail = tails[static_cast<std::size_t>(token)];
   return base + std::count_if(tail.begin(), tail.end(),
-                              [&](std::int64_t slot) { return slot_positions[slot] < lowest; });
+                              [&](std::int64_t slot) { return slot_positions[slot] < position; });
+}
+
+Visible RowMask::seen(std::int64_t token, const View& view) const {
+  if (view.window == 0) return {0, 0, end(token)};
+  const std::int64_t sinks = below(token, view.sinks);
+  const std::int64_t first = below(token, positions[token] + 1 - view.window);
+  if (sinks >= first) return {0, 0, end(token)};
+  return {sinks, first, end(token)};
+}
+
+Visible RowMask::seen(const View& view) const {
+  Visible all = seen(0, view);
+  for (std::int64_t token = 1; token < count; ++token) all.include(seen(token, view));
+  return all;
 }
 
 NewTokens take_slots(const BatchRows& batch) {
   check(batch);
   NewTokens tokens;
+  tokens.view = batch.view;
   for (std::size_t row = 0; row < batch.rows.size(); ++row) {
     RowMask mask = new_row(batch, row);
     mask.first_token = tokens.count();

@@ -9,6 +9,22 @@
 
 namespace forerun::cpu {
 
+// What a token sees by rank: the index of a key on the token's path, wherever it is stored. Ranks
+// [0, sinks) and [first, end); where the two touch there are no sinks, and `first` is 0.
+struct Visible {
+  std::int64_t sinks = 0;
+  std::int64_t first = 0;
+  std::int64_t end = 0;
+
+  // The first rank from `rank` on from which tiles are seen, in part at least; `end` or more: none.
+  std::int64_t from(std::int64_t rank) const {
+    return rank < sinks || rank + kTileSlots > first ? rank : first / kTileSlots * kTileSlots;
+  }
+  // Whether some of [rank, rank + kTileSlots) is seen.
+  bool meets(std::int64_t rank) const { return from(rank) == rank && rank < end; }
+  void include(const Visible& other);
+};
+
 // What the new tokens of one row of a batch see.
 struct RowMask {
   std::int64_t row = 0;                          // of the cache
@@ -26,13 +42,17 @@ struct RowMask {
   // would lie had nothing else been drafted.
   std::vector<std::vector<std::int64_t>> tails;
 
-  // Ranks in that order: a token sees [first rank, end), less what a window hides.
+  // Ranks in that order: a token sees [0, end), less what a view hides.
   std::int64_t end(std::int64_t token) const {
     if (chain) return start + token + 1;
     return base + static_cast<std::int64_t>(tails[static_cast<std::size_t>(token)].size());
   }
-  // window 0: none. Positions above position - window are seen.
-  std::int64_t first(std::int64_t token, std::int64_t window) const;
+  Visible seen(std::int64_t token, const View& view) const;
+  // By any of the tokens, of which there are some.
+  Visible seen(const View& view) const;
+
+ private:
+  std::int64_t below(std::int64_t token, std::int64_t position) const;
 };
 
 // The tokens of a batch, padding left out, in slots of the cache.
@@ -40,6 +60,7 @@ struct NewTokens {
   std::vector<RowMask> masks;         // by row of the batch
   std::vector<std::int64_t> indices;  // of each token in [rows, width]
   std::int64_t furthest = 0;          // position
+  View view;
 
   std::int64_t count() const { return static_cast<std::int64_t>(indices.size()); }
 };

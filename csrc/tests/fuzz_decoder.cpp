@@ -1,4 +1,4 @@
-// Random models, random trees, batches, chunks and threads, for as long as asked: every token's
+// Random models, views, trees, batches, chunks and threads, for as long as asked: every token's
 // logits must equal those of plain decoding, bit for bit, and chains drafted together those drafted
 // alone. Built with the sanitizers, it looks for other faults too.
 //
@@ -20,29 +20,6 @@ namespace forerun::cpu::test {
 namespace {
 
 using Ids = std::vector<std::int64_t>;
-
-// Logits [tokens, vocab] of the tokens that are appended to one row.
-std::vector<float> run(Decoder& decoder, KvCache& cache, std::int64_t row, const Ids& ids,
-                       const Ids& positions, ThreadPool& pool,
-                       const std::vector<std::uint8_t>& mask = {}, std::int64_t columns = 0) {
-  const auto n = static_cast<std::int64_t>(ids.size());
-  std::vector<float> logits(static_cast<std::size_t>(n * decoder.shape().vocab));
-  ForwardCall call;
-  call.cache = &cache;
-  call.rows = {row};
-  call.width = n;
-  call.token_ids = ids.data();
-  call.positions = positions.data();
-  call.end_layer = decoder.shape().layers;
-  call.logits = logits.data();
-  if (!mask.empty()) {
-    call.tree_mask = mask.data();
-    call.mask_columns = columns;
-  }
-  const Forward forward(pool);
-  decoder.forward(call, pool);
-  return logits;
-}
 
 Ids count_from(std::int64_t first, std::int64_t n) {
   Ids ids;
@@ -85,6 +62,7 @@ class Case {
     const bool longer = between(random, 0, 15) == 0;
     const std::int64_t length = longer ? between(random, 480, 560) : between(random, 1, 90);
     text_ = random_ids(random, length, shape_.vocab);
+    if (coin(random)) view_ = {between(random, 0, 90), between(random, 1, length)};
     plain_ = plain(text_);
   }
 
@@ -95,8 +73,8 @@ class Case {
     const auto length = static_cast<std::int64_t>(text_.size());
     while (at < length) {
       const std::int64_t n = std::min(between(random_, 1, 70), length - at);
-      const auto got = run(*decoder_, cache, 0, Ids(text_.begin() + at, text_.begin() + at + n),
-                           count_from(at, n), pool());
+      const auto got =
+          run(cache, 0, Ids(text_.begin() + at, text_.begin() + at + n), count_from(at, n), pool());
       expect(got, at, "a chunk");
       at += n;
     }
@@ -107,7 +85,7 @@ class Case {
     KvCache cache = make_cache(3);
     const std::int64_t row = between(random_, 0, 2);
     const auto length = static_cast<std::int64_t>(text_.size());
-    run(*decoder_, cache, row, text_, count_from(0, length), pool());
+    run(cache, row, text_, count_from(0, length), pool());
     const Tree tree = random_tree(random_, shape_.vocab);
     const auto nodes = static_cast<std::int64_t>(tree.ids.size());
     std::vector<float> logits;
@@ -191,20 +169,47 @@ class Case {
   void bad_input() {
     KvCache cache = make_cache(1);
     const auto length = static_cast<std::int64_t>(text_.size());
-    CHECK_THROWS(std::invalid_argument, run(*decoder_, cache, 0, {shape_.vocab}, {0}, pool()));
-    CHECK_THROWS(CacheError, run(*decoder_, cache, 0, {0}, {shape_.max_context}, pool()));
-    CHECK_THROWS(CacheError, run(*decoder_, cache, 1, {0}, {0}, pool()));
+    CHECK_THROWS(std::invalid_argument, run(cache, 0, {shape_.vocab}, {0}, pool()));
+    CHECK_THROWS(CacheError, run(cache, 0, {0}, {shape_.max_context}, pool()));
+    CHECK_THROWS(CacheError, run(cache, 1, {0}, {0}, pool()));
     const std::int64_t room = cache.shape().capacity;
     const Ids many(static_cast<std::size_t>(room + 1), 0);
-    CHECK_THROWS(CacheError, run(*decoder_, cache, 0, many, count_from(0, room + 1), pool()));
+    CHECK_THROWS(CacheError, run(cache, 0, many, count_from(0, room + 1), pool()));
     CHECK_THROWS(CacheError, cache.keep(0, 0, {0}));
-    expect(run(*decoder_, cache, 0, text_, count_from(0, length), pool()), 0, "after bad input");
+    const View view = std::exchange(view_, coin(random_) ? View{-1, 3} : View{3, -1});
+    CHECK_THROWS(std::invalid_argument, run(cache, 0, {0}, {0}, pool()));
+    view_ = view;
+    expect(run(cache, 0, text_, count_from(0, length), pool()), 0, "after bad input");
   }
 
  private:
   ThreadPool& pool() { return *pools_[between(random_, 0, 2)]; }
   KvCache make_cache(std::int64_t rows) {
     return KvCache(decoder_->cache_shape(rows, static_cast<std::int64_t>(text_.size()) + 60));
+  }
+
+  // Logits [tokens, vocab] of the tokens that are appended to one row.
+  std::vector<float> run(KvCache& cache, std::int64_t row, const Ids& ids, const Ids& positions,
+                         ThreadPool& pool, const std::vector<std::uint8_t>& mask = {},
+                         std::int64_t columns = 0) {
+    const auto n = static_cast<std::int64_t>(ids.size());
+    std::vector<float> logits(static_cast<std::size_t>(n * decoder_->shape().vocab));
+    ForwardCall call;
+    call.cache = &cache;
+    call.rows = {row};
+    call.width = n;
+    call.token_ids = ids.data();
+    call.positions = positions.data();
+    call.end_layer = decoder_->shape().layers;
+    call.logits = logits.data();
+    call.view = view_;
+    if (!mask.empty()) {
+      call.tree_mask = mask.data();
+      call.mask_columns = columns;
+    }
+    const Forward forward(pool);
+    decoder_->forward(call, pool);
+    return logits;
   }
 
   // Tokens [at, at + n) of the text through some layers; the states above them go to `out`.
@@ -222,6 +227,7 @@ class Case {
     call.hidden_in = in;
     if (out != nullptr) call.hidden_out = {{layers.second, out}};
     call.logits_for = LogitsFor::none;
+    call.view = view_;
     ThreadPool& threads = pool();
     const Forward forward(threads);
     decoder_->forward(call, threads);
@@ -245,8 +251,7 @@ class Case {
     KvCache cache = make_cache(1);
     std::vector<float> all;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      const auto one =
-          run(*decoder_, cache, 0, {ids[i]}, {static_cast<std::int64_t>(i)}, *pools_[0]);
+      const auto one = run(cache, 0, {ids[i]}, {static_cast<std::int64_t>(i)}, *pools_[0]);
       all.insert(all.end(), one.begin(), one.end());
     }
     return all;
@@ -272,6 +277,7 @@ class Case {
     call.positions = positions.data();
     call.end_layer = shape_.layers;
     call.logits = logits.data();
+    call.view = view_;
     ThreadPool& threads = pool();
     const Forward forward(threads);
     decoder_->forward(call, threads);
@@ -293,7 +299,7 @@ class Case {
       ids.push_back(tree.ids[static_cast<std::size_t>(first + i)]);
       positions.push_back(static_cast<std::int64_t>(text_.size() + path.size()) - 1);
     }
-    return run(*decoder_, cache, row, ids, positions, pool(), mask, columns);
+    return run(cache, row, ids, positions, pool(), mask, columns);
   }
 
   Ids with_path(const Tree& tree, const Ids& path) const {
@@ -315,7 +321,7 @@ class Case {
     const auto length = static_cast<std::int64_t>(ids.size());
     ids.push_back(0);
     const auto expected = plain(ids);
-    const auto got = run(*decoder_, cache, row, {0}, {length}, pool());
+    const auto got = run(cache, row, {0}, {length}, pool());
     CHECK(same_bits(got.data(), expected.data() + length * shape_.vocab, shape_.vocab),
           "after keep");
   }
@@ -332,6 +338,7 @@ class Case {
   DecoderShape shape_;
   std::unique_ptr<Decoder> decoder_;
   Ids text_;
+  View view_;  // of all forwards
   std::vector<float> plain_;
 };
 

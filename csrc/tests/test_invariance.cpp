@@ -1,6 +1,7 @@
 // The promise: a token's result is the same, bit for bit, for every n from 1 to 64, whatever stands
 // beside it, however rows and contexts are shared out, with 1, 2 and 3 threads.
 #include <algorithm>
+#include <cmath>
 
 #include "check.h"
 #include "forerun/modules.h"
@@ -81,6 +82,8 @@ void check_attention(Precision precision, Level level, std::int64_t text, Thread
   source.heads = source.kv_heads * between(random, 1, 3);
   source.head_dim = 2 * between(random, 1, 20);
   source.window = between(random, 0, 1) * between(random, 1, 2 * text / 3);
+  View view;
+  if (between(random, 0, 1) == 0) view = {between(random, 0, 90), between(random, 1, text / 3)};
   const std::int64_t cols = between(random, 1, 90);
   const std::int64_t hidden = between(random, 1, 90);
   const std::int64_t rows = (source.heads + 2 * source.kv_heads) * source.head_dim;
@@ -112,6 +115,7 @@ void check_attention(Precision precision, Level level, std::int64_t text, Thread
     batch.width = n;
     batch.positions = positions.data();
     batch.end_layer = 1;
+    batch.view = view;
     attention.run(batch, {{in.data(), cols}}, y.data(), pool);
     return y;
   };
@@ -121,6 +125,19 @@ void check_attention(Precision precision, Level level, std::int64_t text, Thread
     const auto y = run(alone, t, 1, false, *pools[0]);
     expected.insert(expected.end(), y.begin(), y.begin() + hidden);
   }
+  // What lies outside of the last token's view may be anything.
+  const std::vector<float> nothing(static_cast<std::size_t>(source.head_dim), NAN);
+  const std::int64_t outside = view.window == 0 || source.window != 0 ? 0 : text - view.window;
+  for (std::int64_t slot = view.sinks; slot < outside; ++slot) {
+    for (std::int64_t head = 0; head < source.kv_heads; ++head)
+      alone.write(0, 0, head, slot, nothing.data(), nothing.data());
+  }
+  alone.trim(0, text - 1, 0, 1);
+  const auto again = run(alone, text - 1, 1, false, *pools[between(random, 0, 2)]);
+  CHECK(same_bits(again.data(), expected.data() + (text - 1) * hidden, hidden),
+        "%s %s attention with a view of %lld and %lld", level_name(level),
+        precision_name(precision), static_cast<long long>(view.sinks),
+        static_cast<long long>(view.window));
   KvCache cache(attention.cache_shape(2, text));
   for (std::int64_t at = 0; at < text;) {
     const std::int64_t n = std::min(between(random, 2, 2 * text / 3), text - at);

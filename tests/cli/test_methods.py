@@ -18,7 +18,7 @@ from tests.helpers.refusals import refused
 GREEDY = ("--temperature", "0")
 # Text to copy from, so that drafters without a model have something to say.
 PROMPT = "def add(a, b):\n    return a + b\n" * 3
-NEEDS = {"layer_skip": ("--exit-layer", "1"), "self_sparse": ("--backend", "torch")}
+NEEDS = {"layer_skip": ("--exit-layer", "1")}
 SIZES: dict[str, Any] = {"hidden": 16, "target_hidden": 16, "vocab": 300}
 # Random heads for the target, by the method that drafts with them.
 HEADS: dict[str, Callable[[Path], Path]] = {

@@ -16,6 +16,8 @@ from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import load_model
 from forerun.params import SamplingParams
 from forerun.testing import check_drafter
+from tests.helpers.kernel_models import PRECISIONS, needs_kernels
+from tests.helpers.kernel_models import model as kernel_model
 from tests.helpers.layered import LayeredToyModel
 from tests.helpers.tiny_models import tiny_model, tokens
 from tests.matrix import VOCAB
@@ -40,8 +42,9 @@ def engine_of(
 
 def accepted(engine: forerun.Engine, params: SamplingParams) -> float:
     """Every output is plain decoding's; the share of drafted tokens that were accepted."""
-    completions = engine.generate(TEXTS, params)
-    for text, completion in zip(TEXTS, completions, strict=True):
+    texts = [[token % engine.target.vocab_size for token in text] for text in TEXTS]
+    completions = engine.generate(texts, params)
+    for text, completion in zip(texts, completions, strict=True):
         plain = [event.token_id for event in engine.stream_plain(text, params)]
         assert list(completion.token_ids) == plain
     total = forerun.Stats.total(one.stats for one in completions)
@@ -74,6 +77,21 @@ def test_plain_decodings_tokens(name: str, skip: tuple[int, ...], kind: str, loa
     assert min(shares) < 1
 
 
+@needs_kernels
+@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gpt2"])
+def test_plain_decodings_tokens_on_the_kernels(name: str, precision: str, kind: str) -> None:
+    target = kernel_model(name, precision)
+    for skip in ((), (1,)):
+        engine = engine_of(target, NARROW, skip, **TREES[kind])
+        shares = [accepted(engine, GREEDY), accepted(engine, SEEDED)]
+        assert max(shares) > 0
+        assert min(shares) < 1
+    if kind == "chain":
+        assert accepted(engine_of(target, WIDE, **TREES[kind]), GREEDY) == 1.0
+
+
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_who_reads_everything_drafts_what_it_will_say(params: SamplingParams, load: Any) -> None:
     assert accepted(engine_of(load("llama"), WIDE), params) == 1.0
@@ -103,6 +121,20 @@ def test_it_says_what_it_reads(load: Any) -> None:
             shares.append(share)
         assert shares[2] < shares[1]
         assert (shares[0] == shares[1] == 1.0) == (not skip)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_kernels_say_what_they_read(precision: str) -> None:
+    """Layer by layer the packed weights and each token's keys and values, and the head once."""
+    target = kernel_model("qwen3", precision)
+    shape, layers = target.shape, target.num_layers
+    key = 2 * shape.num_kv_heads * shape.head_dim * (4 if precision == "fp32" else 2)
+    # Its head is the embedding, so all matrices are read.
+    assert target.bytes_read(0, layers) == target.weight_bytes
+    assert target.bytes_read(50, layers) - target.bytes_read(0, layers) == 50 * layers * key
+    per_layer = (target.bytes_read(7, layers) - target.bytes_read(7, 0)) / layers
+    assert target.bytes_read(7, 1) - target.bytes_read(7, 0) == pytest.approx(per_layer)
 
 
 class BrokenError(Exception):

@@ -7,10 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.core import View
+from forerun.core import Tree, View
 from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.models import load_model
+from tests.helpers.backends import needs_kernels, on_both
 from tests.helpers.forwards import run
-from tests.helpers.tiny_models import NATIVE, PATHS, TREE, close, tokens
+from tests.helpers.kernel_models import PRECISIONS
+from tests.helpers.kernel_models import model as kernel_model
+from tests.helpers.tiny_models import (
+    NATIVE,
+    PATHS,
+    TREE,
+    close,
+    random_model,
+    tiny_config,
+    tokens,
+)
 
 VIEW = View(2, 4)
 LENGTH = 20
@@ -23,25 +35,32 @@ def seen(length: int, view: View) -> torch.Tensor:
     return (at[None, :] <= at[:, None]) & (near | (at[None, :] < view.sinks))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def exact(load: Any, name: str, backend: str) -> tuple[Any, float]:
+    """A model, and how far results may lie apart: not at all on the kernels."""
+    if backend == "kernels":
+        return load(name, "fp32", backend), 0.0
+    return load(name, "fp64"), 1e-10
+
+
+@on_both(["llama", "qwen3", "gpt2"])
 @pytest.mark.parametrize("view", [VIEW, View(0, 3), View(3, 1), View(5, 64)], ids=str)
-def test_a_view_is_a_mask(name: str, view: View, load: Any, reference: Any) -> None:
+def test_a_view_is_a_mask(name: str, backend: str, view: View, load: Any, reference: Any) -> None:
     """Token by token, in parts that are read apart, as transformers with a mask of its own."""
     ids = tokens(1, LENGTH)
     mask = torch.zeros(1, 1, LENGTH, LENGTH).masked_fill(~seen(LENGTH, view), -torch.inf)
     with torch.no_grad():
         wanted = reference(name)(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    model = load(name, "fp64")
+    model, _ = exact(load, name, backend)
     cache = model.new_cache(1, 32)
     for token in range(LENGTH):
         found = run(model, cache, ids[:, token : token + 1], view=view).logits
         close(found[0, 0].float(), wanted[0, token])
 
 
-@pytest.mark.parametrize("name", NATIVE)
-def test_chunks_trees_and_ragged_rows_read_the_same(name: str, load: Any) -> None:
+@on_both(NATIVE)
+def test_chunks_trees_and_ragged_rows_read_the_same(name: str, backend: str, load: Any) -> None:
     """Whatever is run together, each token reads what its own position and path say."""
-    model = load(name, "fp64")
+    model, tolerance = exact(load, name, backend)
     prompts = [tokens(1, length, seed=length)[0].tolist() for length in (13, 3, 7)]
     nodes = tokens(3, len(TREE), seed=1).tolist()
     cache, rows = model.new_cache(4, 40), [3, 0, 2]
@@ -52,7 +71,67 @@ def test_chunks_trees_and_ragged_rows_read_the_same(name: str, load: Any) -> Non
             alone, line = model.new_cache(1, 40), prompt + [nodes[index][step] for step in path]
             for token in line:
                 wanted = run(model, alone, [[token]], view=VIEW).logits
-            close(logits[index, node], wanted[0, 0], 1e-10)
+            close(logits[index, node], wanted[0, 0], tolerance)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", NATIVE)
+def test_kernels_read_what_torch_reads(name: str, load: Any) -> None:
+    """Layers with windows of their own too, a prompt and a tree behind it."""
+    ids, nodes = tokens(1, 17), tokens(1, len(TREE), seed=1)
+    for view in (VIEW, View(0, 2), View(6, 3), View(20, 1)):
+        found = []
+        for backend in ("kernels", "torch"):
+            model, _ = exact(load, name, backend)
+            cache = model.new_cache(1, 32)
+            prompt = run(model, cache, ids, view=view).logits
+            tree = run(model, cache, nodes, trees=[TREE], view=view).logits
+            found.append(torch.cat((prompt, tree), 1).float())
+        close(*found)
+
+
+@pytest.fixture(scope="module")
+def long_texts(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A checkpoint with room for contexts that the kernels split among threads."""
+    config = tiny_config("llama")
+    config.max_position_embeddings = 2048
+    folder = tmp_path_factory.mktemp("long")
+    random_model(config).save_pretrained(folder)
+    return folder
+
+
+@needs_kernels
+def test_long_contexts_are_read_in_parts(long_texts: Any) -> None:
+    """Sinks and windows that lie parts of the context apart, touch, or cross from one to another."""
+    kernels = load_model(long_texts, dtype="fp32", device="cpu", backend="kernels")
+    exactly = load_model(long_texts, dtype="fp64", device="cpu", backend="torch")
+    ids, new, tree = tokens(1, 1700), tokens(1, 3, seed=2), Tree((-1, 0, 0))
+    caches = [model.new_cache(1, 1800) for model in (kernels, exactly)]
+    for model, cache in zip((kernels, exactly), caches, strict=True):
+        run(model, cache, ids, logits_for="none")
+    for view in (View(4, 100), View(600, 200), View(0, 700), View(1000, 690), View(1, 1)):
+        logits = []
+        for model, cache in zip((kernels, exactly), caches, strict=True):
+            logits.append(run(model, cache, new, trees=[tree], view=view).logits.float())
+            cache.trim(0, 1700)
+        close(*logits)
+        whole = run(kernels, caches[0], new, trees=[tree]).logits
+        caches[0].trim(0, 1700)
+        assert (whole - logits[0]).abs().max() > 0.01
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["mistral", "qwen3", "gpt2"])
+def test_threads_and_chunks_change_no_view(name: str, precision: str) -> None:
+    view, ids = View(70, 33), tokens(1, 150) % 33
+    wanted: list[torch.Tensor] = []
+    for threads, width in ((1, 1), (1, 150), (2, 1), (2, 64), (2, 7)):
+        model = kernel_model(name, precision, "", threads)
+        cache = model.new_cache(1, 160)
+        chunks = [run(model, cache, chunk, view=view).logits for chunk in ids.split(width, 1)]
+        wanted = wanted or chunks
+        assert torch.equal(torch.cat(chunks, 1), torch.cat(wanted, 1))
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
@@ -71,11 +150,12 @@ def test_what_lies_outside_is_not_read(name: str, load: Any) -> None:
     assert name == "mistral" or run(model, cache, new).logits.isnan().all()
 
 
-def test_a_wide_view_reads_all(load: Any) -> None:
-    model = load("llama", "fp64")
+@on_both(["llama", "mistral"])
+def test_a_wide_view_reads_all(name: str, backend: str, load: Any) -> None:
+    model, tolerance = exact(load, name, backend)
     ids = tokens(2, 12)
     found = run(model, model.new_cache(2, 16), ids, view=View(0, 12)).logits
-    close(found, run(model, model.new_cache(2, 16), ids).logits, 1e-12)
+    close(found, run(model, model.new_cache(2, 16), ids).logits, tolerance)
 
 
 @pytest.mark.parametrize(("sinks", "window"), [(-1, 4), (2, 0)])

@@ -8,6 +8,13 @@
 
 namespace forerun::cpu {
 
+// What tokens read of their text: positions below `sinks` and those above their own less `window`;
+// window 0: all of it.
+struct View {
+  std::int64_t sinks = 0;
+  std::int64_t window = 0;
+};
+
 struct BatchRows {
   KvCache* cache = nullptr;
   std::vector<std::int64_t> rows;           // of the cache, one for each row of the batch
@@ -19,6 +26,7 @@ struct BatchRows {
   std::int64_t mask_columns = 0;
   std::int64_t first_layer = 0;  // the layers of the cache that grow
   std::int64_t end_layer = 0;
+  View view;
 };
 
 }  // namespace forerun::cpu

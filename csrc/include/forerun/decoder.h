@@ -78,6 +78,9 @@ class Decoder {
 
   const DecoderShape& shape() const;
   std::size_t weight_bytes() const;
+  // Of the matrices of all layers, and of the output head.
+  std::size_t layer_bytes() const;
+  std::size_t head_bytes() const;
 
   // Fills rows [first, first + count) of a weight from row-major values; a vector has one row.
   // Names are those of layouts.py. Throws std::invalid_argument for a name or size that does not

@@ -18,7 +18,7 @@ def check_view(model: CausalLM, batch: Batch) -> None:
     if batch.view is not None and Ability.VIEWS not in model.abilities:
         raise UnsupportedModelError(
             f"{model.name} reads all that its cache holds and cannot draft from a part of it; load a "
-            "model that forerun runs itself with backend 'torch', or use another method."
+            "model that forerun runs itself, or use another method."
         )
 
 

@@ -88,7 +88,7 @@ class CpuModel:
     """
 
     exactness = Exactness.BITWISE
-    abilities = frozenset({Ability.DRAFT_CHAINS, Ability.MODULES, Ability.SESSIONS})
+    abilities = frozenset({Ability.DRAFT_CHAINS, Ability.MODULES, Ability.SESSIONS, Ability.VIEWS})
 
     def __init__(
         self,
@@ -132,6 +132,13 @@ class CpuModel:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
 
+    def bytes_read(self, context: int, layers: int) -> float:
+        """Of weights and of keys and values by one token, as `forerun.contracts.ReadsViews` says."""
+        shape, decoder = self.shape, self._decoder
+        element = 4 if self.precision == "fp32" else 2
+        cached = 2 * shape.num_kv_heads * shape.head_dim * element * context
+        return float(decoder.head_bytes + layers * (decoder.layer_bytes / self.num_layers + cached))
+
     def new_cache(self, rows: int, capacity: int) -> CpuCache:
         """An empty cache of `rows` rows of `capacity` tokens each.
 
@@ -155,7 +162,7 @@ class CpuModel:
             raise CacheError(
                 f"{self.name} was given a {type(cache).__name__}; make a cache with its new_cache."
             )
-        last = batch.logits_for == "last"
+        last, view = batch.logits_for == "last", batch.view
         # Padding is not written to, but it should be numbers.
         make = torch.empty if batch.even else torch.zeros
         logits = None
@@ -175,6 +182,7 @@ class CpuModel:
                 batch.tree_mask,
                 None if batch.hidden_in is None else _floats(batch.hidden_in),
                 [(layer, out.numpy()) for layer, out in hidden.items()],
+                None if view is None else (view.sinks, view.window),
             )
         return ForwardOutput(logits, hidden)
 
