@@ -149,17 +149,17 @@ class Case {
   void copied() {
     KvCache cache = make_cache(1);
     const auto length = static_cast<std::int64_t>(text_.size());
-    run(*decoder_, cache, 0, text_, count_from(0, length), pool());
+    run(cache, 0, text_, count_from(0, length), pool());
     const std::int64_t n = between(random_, 0, length - 1);
     KvCache other(decoder_->cache_shape(2, length + between(random_, 0, 2000)));
-    run(*decoder_, other, 1, {0, 0, 0}, count_from(0, 3), pool());
+    run(other, 1, {0, 0, 0}, count_from(0, 3), pool());
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       std::vector<std::uint8_t> tiles(static_cast<std::size_t>(cache.row_bytes(layer, 0, n)));
       cache.read_row(layer, 0, n, tiles.data());
       other.write_row(layer, 1, n, tiles.data());
     }
     const Ids rest(text_.begin() + n, text_.end());
-    expect(run(*decoder_, other, 1, rest, count_from(n, length - n), pool()), n, "a copied row");
+    expect(run(other, 1, rest, count_from(n, length - n), pool()), n, "a copied row");
     CHECK_THROWS(CacheError, cache.row_bytes(0, 1, 1));
     CHECK_THROWS(CacheError, cache.row_bytes(shape_.layers, 0, 1));
     CHECK_THROWS(CacheError, cache.row_bytes(0, 0, cache.shape().capacity + 1));
