@@ -1,6 +1,8 @@
 // Whole chains of draft steps.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +14,7 @@
 #include "bindings.h"
 #include "forerun/draft_chains.h"
 #include "forerun/thread_pool.h"
+#include "model_arguments.h"
 #include "row_arguments.h"
 
 namespace forerun::cpu {
@@ -47,7 +50,8 @@ DraftChain make_chain(std::int64_t row, std::vector<std::int64_t> pending, std::
 // probs[i] has no rows where chain i wants none.
 std::vector<std::vector<std::int64_t>> run(Decoder& decoder, ThreadPool& pool, KvCache& cache,
                                            std::vector<DraftChain> chains,
-                                           const std::vector<Rows>& probs, std::int64_t vocab) {
+                                           const std::vector<Rows>& probs, std::int64_t vocab,
+                                           std::optional<ViewArguments> view) {
   if (probs.size() != chains.size())
     throw std::invalid_argument("there must be probs for each chain");
   for (std::size_t i = 0; i < chains.size(); ++i) {
@@ -59,7 +63,7 @@ std::vector<std::vector<std::int64_t>> run(Decoder& decoder, ThreadPool& pool, K
   }
   const nb::gil_scoped_release released;
   const Forward forward(pool);
-  draft_chains(decoder, cache, chains, vocab, pool, scratches<float>());
+  draft_chains(decoder, cache, chains, vocab, view_of(view), pool, scratches<float>());
   std::vector<std::vector<std::int64_t>> tokens;
   for (DraftChain& chain : chains) tokens.push_back(std::move(chain.tokens));
   return tokens;
@@ -80,7 +84,7 @@ void bind_draft_chains(nb::module_& m) {
           nb::arg("row"), nb::arg("pending"), nb::arg("limit"), nb::arg("stops"),
           nb::arg("drawing"), nb::arg("warp"), nb::arg("seed"), nb::arg("committed"));
   m.def("draft_chains", &run, nb::arg("decoder"), nb::arg("pool"), nb::arg("cache"),
-        nb::arg("chains"), nb::arg("probs").noconvert(), nb::arg("vocab"),
+        nb::arg("chains"), nb::arg("probs").noconvert(), nb::arg("vocab"), nb::arg("view").none(),
         "Draft all chains side by side; the tokens of each.");
 }
 

@@ -93,7 +93,7 @@ void forward(Decoder& decoder, ThreadPool& pool, KvCache& cache, std::vector<std
              std::optional<Array<float, 3>> logits, bool last,
              std::optional<Array<const bool, 3>> tree_mask,
              std::optional<Array<const float, 3>> hidden_in, const HiddenOut& hidden_out,
-             std::optional<std::pair<std::int64_t, std::int64_t>> view) {
+             std::optional<ViewArguments> view) {
   const BatchArguments batch(std::move(rows), positions, std::move(tree_mask));
   expect(token_ids.size() == positions.size(), "token_ids");
   for (std::size_t row = 0; row < positions.size(); ++row) {
@@ -105,7 +105,7 @@ void forward(Decoder& decoder, ThreadPool& pool, KvCache& cache, std::vector<std
   call.cache = &cache;
   call.token_ids = ids.data();
   std::tie(call.first_layer, call.end_layer) = layers;
-  if (view) call.view = {view->first, view->second};
+  call.view = view_of(view);
   Arrays{std::move(logits), last, std::move(hidden_in), hidden_out}.put(call, decoder.shape());
   const nb::gil_scoped_release released;
   const Forward forward(pool);

@@ -40,6 +40,14 @@ bool is_shaped(const Array<T, dimensions>& array, const std::int64_t (&shape)[di
   return true;
 }
 
+using ViewArguments = std::pair<std::int64_t, std::int64_t>;  // sinks and window
+
+inline View view_of(const std::optional<ViewArguments>& view) {
+  if (!view) return {};
+  if (view->second < 1) throw std::invalid_argument("a view has a window of 1 or more");
+  return {view->first, view->second};
+}
+
 // Empty: the best.
 inline Level level_named(const std::string& name) {
   if (name.empty()) return best_level();

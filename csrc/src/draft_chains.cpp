@@ -14,11 +14,12 @@ constexpr std::int64_t kAlone = 16384;
 class Growing {
  public:
   Growing(Decoder& decoder, KvCache& cache, std::vector<DraftChain>& chains, std::int64_t vocab,
-          ScratchPool<float>& scratches)
+          const View& view, ScratchPool<float>& scratches)
       : decoder_(decoder),
         cache_(cache),
         vocab_(vocab),
         known_(std::min(vocab, decoder.shape().vocab)),
+        view_(view),
         scratches_(scratches),
         logits_(chains.size() * static_cast<std::size_t>(decoder.shape().vocab)) {
     for (DraftChain& chain : chains) {
@@ -70,6 +71,7 @@ class Growing {
     call.token_ids = ids_.data();
     call.positions = positions_.data();
     call.end_layer = decoder_.shape().layers;
+    call.view = view_;
     call.logits_for = LogitsFor::last;
     call.logits = logits_.data();
     decoder_.forward(call, pool);
@@ -115,6 +117,7 @@ class Growing {
   KvCache& cache_;
   std::int64_t vocab_;
   std::int64_t known_;
+  View view_;
   ScratchPool<float>& scratches_;
   std::vector<DraftChain*> chains_;
   std::vector<std::vector<std::int64_t>> tokens_;  // of each chain, to be run next
@@ -126,8 +129,9 @@ class Growing {
 }  // namespace
 
 void draft_chains(Decoder& decoder, KvCache& cache, std::vector<DraftChain>& chains,
-                  std::int64_t vocab, ThreadPool& pool, ScratchPool<float>& scratches) {
-  Growing growing(decoder, cache, chains, vocab, scratches);
+                  std::int64_t vocab, const View& view, ThreadPool& pool,
+                  ScratchPool<float>& scratches) {
+  Growing growing(decoder, cache, chains, vocab, view, scratches);
   while (growing.any()) growing.step(pool);
 }
 

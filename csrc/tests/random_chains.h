@@ -30,7 +30,8 @@ inline DraftChain random_chain(Random& random, std::int64_t row, std::int64_t vo
 
 // Drafts chains in a cache of their own; the rows that each was drawn from.
 inline std::vector<std::vector<float>> draft(Decoder& decoder, std::vector<DraftChain>& chains,
-                                             std::int64_t vocab, ThreadPool& pool) {
+                                             std::int64_t vocab, const View& view,
+                                             ThreadPool& pool) {
   KvCache cache(decoder.cache_shape(4, 32));
   ScratchPool<float> scratches;
   std::vector<std::vector<float>> probs;
@@ -38,7 +39,7 @@ inline std::vector<std::vector<float>> draft(Decoder& decoder, std::vector<Draft
     probs.emplace_back(static_cast<std::size_t>(chain.limit * vocab));
   for (std::size_t i = 0; i < chains.size(); ++i) chains[i].probs = probs[i].data();
   const Forward forward(pool);
-  draft_chains(decoder, cache, chains, vocab, pool, scratches);
+  draft_chains(decoder, cache, chains, vocab, view, pool, scratches);
   return probs;
 }
 
@@ -55,10 +56,12 @@ inline void check_chains(Random& random, ThreadPool* (&pools)[3], Level level) {
   for (std::int64_t row = between(random, 0, 3); row >= 0; --row)
     chains.push_back(random_chain(random, row, shape.vocab));
   const std::vector<DraftChain> asked = chains;
-  const auto together = draft(*decoder, chains, vocab, *pools[between(random, 0, 2)]);
+  View view;
+  if (coin(random)) view = {between(random, 0, 4), between(random, 1, 9)};
+  const auto together = draft(*decoder, chains, vocab, view, *pools[between(random, 0, 2)]);
   for (std::size_t i = 0; i < asked.size(); ++i) {
     std::vector<DraftChain> alone = {asked[i]};
-    const auto rows = draft(*decoder, alone, vocab, *pools[0]);
+    const auto rows = draft(*decoder, alone, vocab, view, *pools[0]);
     CHECK(alone[0].tokens == chains[i].tokens, "tokens of chain %zu", i);
     const auto drawn = static_cast<std::int64_t>(alone[0].tokens.size());
     CHECK(drawn >= 1 && drawn <= asked[i].limit, "%lld tokens", static_cast<long long>(drawn));

@@ -92,6 +92,22 @@ def test_plain_decodings_tokens_on_the_kernels(name: str, precision: str, kind: 
         assert accepted(engine_of(target, WIDE, **TREES[kind]), GREEDY) == 1.0
 
 
+@needs_kernels
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_chains_in_one_call_are_those_grown_step_by_step(params: SamplingParams) -> None:
+    found: list[list[Any]] = []
+    for one_call in (True, False):
+        engine = engine_of(kernel_model("qwen3", "bf16"), NARROW, **TREES["chain"])
+        drafter: Any = engine.drafter
+        assert drafter._drafts_chains
+        drafter._drafts_chains = one_call
+        found.append([])
+        engine.watch_rounds(lambda _, draft, __: found[-1].append(draft.token_ids))
+        engine.generate(TEXTS, params)
+    assert found[0] == found[1]
+    assert any(map(len, found[0]))
+
+
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_who_reads_everything_drafts_what_it_will_say(params: SamplingParams, load: Any) -> None:
     assert accepted(engine_of(load("llama"), WIDE), params) == 1.0

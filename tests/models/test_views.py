@@ -80,14 +80,14 @@ def test_kernels_read_what_torch_reads(name: str, load: Any) -> None:
     """Layers with windows of their own too, a prompt and a tree behind it."""
     ids, nodes = tokens(1, 17), tokens(1, len(TREE), seed=1)
     for view in (VIEW, View(0, 2), View(6, 3), View(20, 1)):
-        found = []
+        found = {}
         for backend in ("kernels", "torch"):
             model, _ = exact(load, name, backend)
             cache = model.new_cache(1, 32)
             prompt = run(model, cache, ids, view=view).logits
             tree = run(model, cache, nodes, trees=[TREE], view=view).logits
-            found.append(torch.cat((prompt, tree), 1).float())
-        close(*found)
+            found[backend] = torch.cat((prompt, tree), 1).float()
+        close(found["kernels"], found["torch"])
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_long_contexts_are_read_in_parts(long_texts: Any) -> None:
         for model, cache in zip((kernels, exactly), caches, strict=True):
             logits.append(run(model, cache, new, trees=[tree], view=view).logits.float())
             cache.trim(0, 1700)
-        close(*logits)
+        close(logits[0], logits[1])
         whole = run(kernels, caches[0], new, trees=[tree]).logits
         caches[0].trim(0, 1700)
         assert (whole - logits[0]).abs().max() > 0.01

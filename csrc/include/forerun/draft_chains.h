@@ -21,10 +21,11 @@ struct DraftChain {
 };
 
 // Drafts all chains side by side, one forward for each step. `vocab` is the target's: the draft's
-// own logits beyond it are ignored, and tokens that the draft lacks have no probability. Within one
-// Forward of the pool. Throws what Decoder::forward throws, std::domain_error for logits that are
-// not numbers.
+// own logits beyond it are ignored, and tokens that the draft lacks have no probability. Every
+// token reads no more than the view. Within one Forward of the pool. Throws what Decoder::forward
+// throws, std::domain_error for logits that are not numbers.
 void draft_chains(Decoder& decoder, KvCache& cache, std::vector<DraftChain>& chains,
-                  std::int64_t vocab, ThreadPool& pool, ScratchPool<float>& scratches);
+                  std::int64_t vocab, const View& view, ThreadPool& pool,
+                  ScratchPool<float>& scratches);
 
 }  // namespace forerun::cpu

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from forerun.core import Batch, Draft, Drawing, Exactness, ForwardOutput, Request
+from forerun.core import Batch, Draft, Drawing, Exactness, ForwardOutput, Request, View
 
 if TYPE_CHECKING:
     import torch
@@ -219,7 +219,11 @@ class DraftsChains(CausalLM, Protocol):
     """A model with `Ability.DRAFT_CHAINS`."""
 
     def draft_chains(
-        self, cache: Any, requests: Sequence[ChainRequest], vocab_size: int
+        self,
+        cache: Any,
+        requests: Sequence[ChainRequest],
+        vocab_size: int,
+        view: View | None = None,
     ) -> list[Draft]:
         """Draft chains side by side, all steps in one call.
 
@@ -230,6 +234,7 @@ class DraftsChains(CausalLM, Protocol):
             cache: of this model.
             requests: of different rows.
             vocab_size: the target's; tokens that this model lacks have no probability.
+            view: what each token reads of its text, for a model with `Ability.VIEWS`; None: all of it.
 
         Raises:
             CacheError: when a row is full or a position lies beyond the context.

@@ -100,6 +100,17 @@ class BaseDrafter(ABC):
         """Nothing to forget."""
 
 
+def fits_one_call(
+    requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
+) -> bool:
+    """Whether a model that drafts chains may draft alone: no trees, penalties, masks or record of keys."""
+    return (
+        randomness.by_key_alone
+        and not any(request.params.adjusts for request in requests)
+        and all(plan.is_chain for plan in plans)
+    )
+
+
 class LookupDrafter(BaseDrafter):
     """Looks its tokens up, for each request by itself, as chains and as trees."""
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from forerun.contracts import CausalLM, ChainRequest, DrafterSetup, drafts_chains
 from forerun.core import MOST_NODES, NO_DRAFT, Draft, Drawing, Plan, Request
-from forerun.drafters.base import BaseDrafter
+from forerun.drafters.base import BaseDrafter, fits_one_call
 from forerun.options import known, options
 
 # What needs torch is imported where it is used: options and help are read without it.
@@ -107,7 +107,7 @@ class DraftModelDrafter(BaseDrafter):
         if not drafting:
             return drafts
         chosen, fitting = [requests[index] for index in drafting], list(drafting.values())
-        if self._in_one_call(chosen, fitting, randomness):
+        if self._drafts_chains and fits_one_call(chosen, fitting, randomness):
             chains = [
                 ChainRequest(request.row, pending, plan.num_tokens, plan.drawing, request)
                 for request, pending, plan in zip(chosen, missing, fitting, strict=True)
@@ -135,17 +135,6 @@ class DraftModelDrafter(BaseDrafter):
         if self.translation is None:
             return request.token_ids
         return self.translation.retokenizer.ids(request.request_id, request.token_ids)
-
-    def _in_one_call(
-        self, requests: list[Request], plans: list[Plan], randomness: Randomness
-    ) -> bool:
-        """Whether the model drafts alone: chains, without penalties, masks or a record of keys."""
-        return (
-            self._drafts_chains
-            and randomness.by_key_alone
-            and not any(request.params.adjusts for request in requests)
-            and all(plan.is_chain for plan in plans)
-        )
 
     def _grow(
         self, growths: list[Growth], missing: list[list[int]], randomness: Randomness

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from forerun.contracts import CausalLM, DrafterSetup, reads_views
+from forerun.contracts import CausalLM, ChainRequest, DrafterSetup, drafts_chains, reads_views
 from forerun.core import NO_DRAFT, NO_TREE, Draft, Plan, Request, Tree, View
+from forerun.drafters.base import fits_one_call
 from forerun.drafters.own_layers import OwnLayersDrafter, check_runs_apart, drafting_layers
 from forerun.options import options
 
@@ -74,6 +75,7 @@ class SelfSparseDrafter(OwnLayersDrafter):
         self.view = view
         self._layers = drafting_layers(skip_layers, target.num_layers)
         check_runs_apart(target, view)
+        self._drafts_chains = drafts_chains(target) and len(self._layers) == 1
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> SelfSparseDrafter:
@@ -92,37 +94,53 @@ class SelfSparseDrafter(OwnLayersDrafter):
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
         """One draft a request. However it ends, the cache holds what it held before."""
-        from forerun.trees.growth import start
-
         drafts = [NO_DRAFT] * len(requests)
         most = min(self._cache.capacity, self.target.max_context)
-        growths = {
-            index: start(request, plan.cut(most - len(request)))
+        drafting = {
+            index: plan.cut(most - len(request))
             for index, (request, plan) in enumerate(zip(requests, plans, strict=True))
             if plan.num_tokens and len(request) < most
         }
-        if not growths:
+        if not drafting:
             return drafts
+        chosen, fitting = [requests[index] for index in drafting], list(drafting.values())
         try:
-            self._grow(list(growths.values()), randomness)
+            if self._drafts_chains and fits_one_call(chosen, fitting, randomness):
+                proposed = self._chains(chosen, fitting)
+            else:
+                proposed = self._grown(chosen, fitting, randomness)
         finally:
-            for growth in growths.values():
-                self._cache.trim(growth.request.row, len(growth.request) - 1)
-        for index, growth in growths.items():
-            drafts[index] = growth.finish()
+            for request in chosen:
+                self._cache.trim(request.row, len(request) - 1)
+        for index, draft in zip(drafting, proposed, strict=True):
+            drafts[index] = draft
         return drafts
 
-    def _grow(self, growing: list[Growth], randomness: Randomness) -> None:
-        """Grow trees level by level; each row runs its newest token first, then the nodes."""
-        from forerun.trees.growth import grow
+    def _chains(self, requests: list[Request], plans: list[Plan]) -> list[Draft]:
+        assert drafts_chains(self.target)
+        chains = [
+            ChainRequest(
+                request.row, request.token_ids[-1:], plan.num_tokens, plan.drawing, request
+            )
+            for request, plan in zip(requests, plans, strict=True)
+        ]
+        return self.target.draft_chains(self._cache, chains, self.target.vocab_size, self.view)
 
+    def _grown(
+        self, requests: list[Request], plans: list[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        """Trees level by level; each row runs its newest token first, then the nodes."""
+        from forerun.trees.growth import grow, start
+
+        growths = [start(*pair) for pair in zip(requests, plans, strict=True)]
+        growing = growths
         trees = {growth.request.row: NO_TREE for growth in growing}
         tokens = [growth.request.token_ids[-1:] for growth in growing]
         while True:
             grow(growing, self._logits(growing, tokens, trees), randomness)
             growing = [growth for growth in growing if growth.frontier]
             if not growing:
-                return
+                return [growth.finish() for growth in growths]
             tokens = []
             for growth in growing:
                 frontier, parents = growth.run_frontier()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun import _native
 from forerun.contracts import Ability, ChainRequest
-from forerun.core import Batch, Draft, Drawing, Exactness, ForwardOutput
+from forerun.core import Batch, Draft, Drawing, Exactness, ForwardOutput, View
 from forerun.errors import (
     CacheError,
     CheckpointError,
@@ -162,7 +162,7 @@ class CpuModel:
             raise CacheError(
                 f"{self.name} was given a {type(cache).__name__}; make a cache with its new_cache."
             )
-        last, view = batch.logits_for == "last", batch.view
+        last = batch.logits_for == "last"
         # Padding is not written to, but it should be numbers.
         make = torch.empty if batch.even else torch.zeros
         logits = None
@@ -182,7 +182,7 @@ class CpuModel:
                 batch.tree_mask,
                 None if batch.hidden_in is None else _floats(batch.hidden_in),
                 [(layer, out.numpy()) for layer, out in hidden.items()],
-                None if view is None else (view.sinks, view.window),
+                _native_view(batch.view),
             )
         return ForwardOutput(logits, hidden)
 
@@ -232,7 +232,11 @@ class CpuModel:
         return CpuModules(self._pool, "int8", level=self._level, layers="int4")
 
     def draft_chains(
-        self, cache: CpuCache, requests: Sequence[ChainRequest], vocab_size: int
+        self,
+        cache: CpuCache,
+        requests: Sequence[ChainRequest],
+        vocab_size: int,
+        view: View | None = None,
     ) -> list[Draft]:
         """Draft chains side by side, as `forerun.contracts.DraftsChains` says.
 
@@ -252,6 +256,7 @@ class CpuModel:
                 [_native_chain(chain) for chain in requests],
                 [rows.numpy() for rows in probs],
                 vocab_size,
+                _native_view(view),
             )
         return [
             Draft.chain(tokens, rows[: len(tokens)] if len(rows) and tokens else None)
@@ -299,6 +304,10 @@ def _native_chain(chain: ChainRequest) -> Any:
         text.seed % 2**64,
         len(text),
     )
+
+
+def _native_view(view: View | None) -> tuple[int, int] | None:
+    return None if view is None else (view.sinks, view.window)
 
 
 def _floats(hidden: Tensor) -> NDArray[np.float32]:
