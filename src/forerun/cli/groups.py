@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 CommandTable = Mapping[str, tuple[str, str]]
-"""By name: the module whose `command` it is, or whose `command_for` makes it of what follows a colon, and
-a line for the help."""
+"""By name, of one word or two: the module whose `command` it is, or whose `command_for` makes it of what
+follows a colon, and a line for the help."""
 
 
 class LazyGroup(click.Group):
@@ -38,6 +38,8 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if (words := " ".join(args[:2])) in self.table and len(args) > 1:
+            return words, self.get_command(ctx, words), args[2:]
         if args and not args[0].startswith("-") and args[0] not in self.table:
             raise click.exceptions.NoSuchCommand(args[0], possibilities=self.table, ctx=ctx)
         return super().resolve_command(ctx, args)
@@ -53,6 +55,6 @@ def every_command(group: LazyGroup) -> Iterator[tuple[tuple[str, ...], click.Com
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
-        yield (name,), command
+        yield tuple(name.split()), command
         if isinstance(command, LazyGroup):
             yield from (((name, *words), inner) for words, inner in every_command(command))

@@ -18,6 +18,10 @@ from forerun.errors import ForerunError
 
 COMMANDS = {
     "bench": ("forerun.cli.bench", "Which drafter pays for your model and prompts, and how much."),
+    "bench kv": (
+        "forerun.cli.bench_kv",
+        "What each setting of the cache costs in quality, and what it saves.",
+    ),
     "chat": ("forerun.cli.chat", "Talk with a model; each turn runs only its new tokens."),
     "check": (
         "forerun.cli.check",

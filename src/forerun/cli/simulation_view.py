@@ -24,6 +24,7 @@ STYLES = {
     Mark.FREE: "green",
     Mark.SLOWER: "red",
     Mark.NO_ROOM: "yellow",
+    Mark.APPROXIMATE: "yellow",
 }
 
 

@@ -63,6 +63,9 @@ class Evicts(Cache, Protocol):
     nothing that a row holds will be taken back.
     """
 
+    dropped: list[int]
+    """Tokens that each row has lost, the same in all layers."""
+
     def commit(self, row: int) -> None:
         """Take note of what a row holds, which may go on to be more of a prompt."""
 

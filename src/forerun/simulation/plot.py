@@ -79,8 +79,10 @@ def _draw_curves(axes: Any, chart: Curves) -> None:
             panel.set_xscale("log", base=2)
         panel.grid(alpha=0.3)
         _draw_lines(panel, lines)
+        if chart.reference is not None:
+            panel.axhline(1.0, color="black", linewidth=1, label=chart.reference)
     for panel in axes[:, 0]:
-        panel.set_ylabel("speed-up over plain decoding")
+        panel.set_ylabel(chart.y_label)
     # Beside the first row of panels, where it hides none of them.
     panels[: axes.shape[1]][-1].legend(
         loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize="small", borderaxespad=0.0
@@ -102,7 +104,6 @@ def _draw_lines(panel: Any, lines: Mapping[str, Line]) -> None:
         )
         if line.band is not None:
             panel.fill_between(line.x, *line.band, alpha=0.2, color=drawn.get_color())
-    panel.axhline(1.0, color="black", linewidth=1, label="break-even")
 
 
 def _draw_map(part: Any, axes: Any, chart: HeatMap) -> None:

@@ -16,6 +16,7 @@ class Mark(StrEnum):
     FREE = "="
     SLOWER = "-"
     NO_ROOM = "!"
+    APPROXIMATE = "~"
 
 
 MEANINGS = {
@@ -23,6 +24,7 @@ MEANINGS = {
     Mark.FREE: "as good as free to check",
     Mark.SLOWER: "no faster than plain decoding",
     Mark.NO_ROOM: "does not fit into the memory",
+    Mark.APPROXIMATE: "approximate: changes the output",
 }
 
 
@@ -75,12 +77,18 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines by name, in panels by title; all panels share both axes and the names of their lines."""
+    """Lines by name, in panels by title; all panels share both axes and the names of their lines.
+
+    Args:
+        reference: name of a line at 1, if there is one.
+    """
 
     title: str
     x_label: str
     panels: Mapping[str, Mapping[str, Line]]
     logarithmic: bool = False
+    y_label: str = "speed-up over plain decoding"
+    reference: str | None = "break-even"
 
 
 @dataclass(frozen=True)

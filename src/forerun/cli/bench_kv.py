@@ -1,0 +1,124 @@
+"""`forerun bench kv`: what each setting of the cache costs in quality, and what it saves."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import click
+
+from forerun.bench.kv.request import MOST_CONTEXT, Request, settings_of
+from forerun.cli.asked import open_checkpoint
+from forerun.cli.bars import bars, waiting
+from forerun.cli.config import config_option
+from forerun.cli.derived import derived
+from forerun.cli.flags import json_option, model_options
+from forerun.cli.lists import Numbers, Wholes, list_option
+from forerun.cli.machine import made_with, print_json
+from forerun.cli.options import Command, Option
+from forerun.cli.param_types import FileName
+from forerun.cli.plot import check_plot, draw_plot, plot_option
+from forerun.cli.quiet import quiet_libraries
+from forerun.cli.simulation_view import report, show
+from forerun.compression import Compression
+from forerun.errors import ConfigError, PromptError
+from forerun.files import read_text
+from forerun.options import pick, schema_of
+
+# Options of all methods; the others are what is measured.
+_SHARED = ("kv_recent", "kv_sinks", "kv_interval")
+
+
+def bench_kv(**values: Any) -> None:
+    """Find out what each setting of the cache costs in quality, and what it saves.
+
+    Reads prompts of several lengths with the full cache and with every method of eviction, and measures
+    perplexity of what follows, which numbers hidden in the prompt are found, memory and tokens a second.
+    All is generated or comes with Python; nothing is downloaded. Takes minutes with SmolLM2.
+    """
+    check_plot(values["plot"])
+    request = pick(Request, values)
+    settings = settings_of(request, {name: values[name] for name in _SHARED})
+    text = _text(values["text"])
+    quiet_libraries()
+    checkpoint = open_checkpoint({**values, "max_context": None})
+    if request.longest > checkpoint.summary.max_context:
+        raise ConfigError(
+            f"--contexts go up to {max(request.contexts)}, with what follows {request.longest} tokens; the "
+            f"context of {checkpoint.name} is {checkpoint.summary.max_context}. Give shorter ones."
+        )
+    with waiting("starting"):
+        from forerun.bench.kv.measure import Engines, measure
+        from forerun.bench.kv.report import report_of
+        from forerun.engine.load import load
+
+    if values["backend"] == "auto" and any(setting.compression.is_on for setting in settings):
+        values["backend"] = "torch"
+        click.echo("forerun: eviction runs on torch, and so do all settings", err=True)
+    places = {name: values[name] for name in ("dtype", "device", "backend")}
+    engines = Engines(partial(load, checkpoint, False, max_context=request.longest, **places))
+    with bars():
+        rows = list(measure(request, settings, engines, text))
+    target = engines.of(settings[0]).target
+    left_out = {"json", "plot", "config"}
+    options = {name: value for name, value in values.items() if name not in left_out}
+    result = report_of(rows, options, {"model": checkpoint.name, "precision": target.precision})
+    draw_plot(values["plot"], result.charts)
+    if values["json"]:
+        print_json(report("kv", result, made_with(target.device)))
+    else:
+        show(result)
+
+
+def _text(file: str | None) -> str:
+    if file is not None:
+        return read_text(file, "text", PromptError)
+    from forerun.bench.kv.texts import prose
+
+    return prose()
+
+
+def _options() -> list[click.Parameter]:
+    section = "Settings (lists: 0.5,0.75; integers also 4k)"
+    declared = schema_of(Request)
+    lists: dict[str, Numbers] = {
+        "ratios": Numbers(0, 1),
+        "budgets": Wholes(1, MOST_CONTEXT),
+        "contexts": Wholes(64, MOST_CONTEXT),
+        "depths": Numbers(0, 1),
+    }
+    models = [option for option in model_options(model="smollm2") if option.name != "max_context"]
+    return [
+        *models,
+        *derived(Request, section, without=declared.keys() - {"methods"}),
+        *(
+            list_option(
+                name,
+                section,
+                kind,
+                ",".join(f"{value:g}" for value in declared[name]["default"]) or None,
+                declared[name]["description"],
+            )
+            for name, kind in lists.items()
+        ),
+        *(option for option in derived(Compression, section) if option.name in _SHARED),
+        *derived(Request, "Text", without={*lists, "methods"}),
+        Option(
+            "text",
+            "Text",
+            type=FileName(),
+            help="A file to read instead of Python's help on its topics.",
+        ),
+        json_option(),
+        plot_option(),
+        config_option(),
+    ]
+
+
+command = Command(
+    "bench kv",
+    params=_options(),
+    callback=bench_kv,
+    example="forerun bench kv -m smollm2 --methods h2o,snapkv --contexts 1k",
+    assumed="all methods of eviction, with SmolLM2",
+)

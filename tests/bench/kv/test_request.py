@@ -1,0 +1,55 @@
+"""The settings that follow from what is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forerun.bench.kv.request import FULL, Request, settings_of
+from forerun.compression import METHODS
+from forerun.errors import ConfigError, UnknownNameError
+
+
+def labels(**options: Any) -> list[str]:
+    return [setting.label for setting in settings_of(Request(**options), {})]
+
+
+def test_every_method_is_crossed_with_every_size() -> None:
+    found = labels(ratios=(0.5,), budgets=(256,))
+    assert found[0] == FULL
+    wanted = {f"{name} {size}" for name in METHODS.names() for size in ("ratio 0.5", "budget 256")}
+    assert set(found[1:]) == wanted
+    assert len(found) == 1 + len(wanted)
+
+
+def test_a_setting_is_what_load_takes() -> None:
+    full, setting = settings_of(
+        Request(methods=("h2o",), ratios=(), budgets=(64,)), {"kv_recent": 8}
+    )
+    assert dict(full.load) == {}
+    assert not full.compression.is_on
+    wanted = {"kv_method": "h2o", "kv_recent": 8, "kv_budget": 64}
+    assert setting.load == {"compression": wanted}
+    assert setting.model == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ("h3o",)}, "h3o.*Did you mean 'h2o'"),
+        ({"ratios": (1.0,)}, "ratios"),
+        ({"contexts": (8,)}, "contexts"),
+        ({"depths": (1.5,)}, "depths"),
+        ({"timed_tokens": 9, "scored_tokens": 8}, "timed_tokens is 9 of 8 scored_tokens"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, UnknownNameError), match=message):
+        Request(**options)
+
+
+def test_a_budget_below_what_always_stays_names_the_numbers() -> None:
+    request = Request(methods=("h2o",), ratios=(), budgets=(64,))
+    with pytest.raises(ConfigError, match="kv_budget is 64 and 4 sinks with 128 recent"):
+        settings_of(request, {"kv_recent": 128, "kv_sinks": 4})

@@ -1,0 +1,112 @@
+"""`forerun bench kv`: the object of --json, the table, the plot, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.command_line import Cli, Write
+from tests.helpers.refusals import refused
+
+FEW = (
+    *(
+        "--contexts",
+        "256,400",
+        "--methods",
+        "streaming_llm,h2o",
+        "--ratios",
+        "0.5",
+        "--needles",
+        "1",
+    ),
+    *("--depths", "0.2,0.8", "--scored-tokens", "12", "--timed-tokens", "4", "--kv-recent", "16"),
+    *("--threads", "1"),
+)
+
+
+def run(cli: Cli, *options: str) -> Any:
+    return cli.run("bench", "kv", "-m", cli.target, *FEW, *options)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("text") / "prose.txt"
+    path.write_text("def add(a, b):\n    return a + b\n" * 200, encoding="utf-8")
+    return str(path)
+
+
+def test_rows_are_settings_by_context(cli: Cli, text: str) -> None:
+    result = run(cli, "--text", text, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["schema_version"], found["mode"]) == (1, "kv")
+    assert found["settings"]["contexts"] == [256, 400]
+    labels = ["full", "streaming_llm ratio 0.5", "h2o ratio 0.5"]
+    rows = found["rows"]
+    assert [(row["setting"], row["context"]) for row in rows] == [
+        (label, context) for context in (256, 400) for label in labels
+    ]
+    for row in rows:
+        full = row["setting"] == "full"
+        assert row["exactness"] == ("distributional" if full else "approximate")
+        assert row["perplexity_low"] <= row["perplexity_ratio"] <= row["perplexity_high"]
+        assert list(row["found_by_depth"]) == ["0.2", "0.8"]
+        assert 0 < row["memory_share"] <= 1
+        if full:
+            assert (row["perplexity_ratio"], row["memory_share"]) == (1.0, 1.0)
+        else:
+            assert row["memory_share"] == pytest.approx(
+                (row["context"] / 2 + 4) / (row["context"] + 3), abs=0.01
+            )
+        assert min(row["tokens_per_second"], row["read_seconds"], row["speed_ratio"]) > 0
+
+
+def test_the_table_marks_what_is_approximate(cli: Cli, text: str, tmp_path: Path) -> None:
+    plot = tmp_path / "kv.svg"
+    result = run(cli, "--text", text, "--plot", str(plot))
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert any("streaming_llm ratio 0.5~" in line for line in lines)
+    assert not any("full~" in line for line in lines)
+    assert "~ approximate: changes the output" in result.stderr
+    assert "The cache at a context of 400 tokens" in result.stdout
+    assert "Needles found by depth" in result.stdout
+    assert "at 80%" in result.stdout
+    content = plot.read_text(encoding="utf-8")
+    assert "over the full cache" in content or "<svg" in content
+
+
+def test_budgets_alone_and_the_prose_that_comes_with_python(cli: Cli) -> None:
+    usual = ("--needles", "1", "--depths", "0.5", "--scored-tokens", "8", "--timed-tokens", "4")
+    sizes = ("--ratios", "0.5", "--budgets", "64", "--methods", "snapkv", "--contexts", "300")
+    keep = ("--kv-recent", "16", "--threads", "1")
+    result = cli.run("bench", "kv", "-m", cli.target, *usual, *sizes, *keep, "--json")
+    assert result.exit_code == 0, result.output
+    labels = [row["setting"] for row in json.loads(result.stdout)["rows"]]
+    assert labels == ["full", "snapkv ratio 0.5", "snapkv budget 64"]
+
+
+def test_wrong_use_is_refused(cli: Cli, write: Write) -> None:
+    refused(run(cli, "--methods", "h3o"), "unknown kv_method 'h3o'", "Did you mean 'h2o'")
+    refused(run(cli, "--budgets", "16"), "kv_budget is 16", "4 sinks with 16 recent")
+    refused(run(cli, "--contexts", "20000"), "--contexts go up to 20000", "16384")
+    refused(run(cli, "--ratios", "0"), "ratios")
+    refused(run(cli, "--timed-tokens", "13"), "timed_tokens is 13 of 12")
+    short = write("short.txt", "two words")
+    result = run(cli, "--text", short)
+    assert result.exit_code == 2
+    assert "Give a longer one with --text" in result.stderr
+    result = run(cli, "--needles", "9")
+    assert result.exit_code == 2
+    assert "needles take" in result.stderr
+    result = run(cli, "--backend", "kernels")
+    assert result.exit_code == 2
+    assert "cannot run with kv_method" in result.stderr
+
+
+def test_bench_itself_still_takes_its_options(cli: Cli) -> None:
+    assert "forerun bench [OPTIONS]" in cli.run("bench", "--help").stdout
+    assert "forerun bench kv [OPTIONS]" in cli.run("bench", "kv", "--help").stdout
