@@ -89,6 +89,27 @@ def test_budgets_alone_and_the_prose_that_comes_with_python(cli: Cli) -> None:
     assert labels == ["full", "snapkv ratio 0.5", "snapkv budget 64"]
 
 
+def test_an_interruption_shows_what_there_is(
+    cli: Cli, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forerun.bench.kv.measure import _Reader
+
+    usual, count = _Reader.row, 0
+
+    def interrupted(self: Any, base: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+        return usual(self, base)
+
+    monkeypatch.setattr(_Reader, "row", interrupted)
+    result = run(cli, "--text", text, "--json")
+    assert result.exit_code == 130
+    assert len(json.loads(result.stdout)["rows"]) == 2
+    assert "interrupted" in result.stderr
+
+
 def test_wrong_use_is_refused(cli: Cli, write: Write) -> None:
     refused(run(cli, "--methods", "h3o"), "unknown kv_method 'h3o'", "Did you mean 'h2o'")
     refused(run(cli, "--budgets", "16"), "kv_budget is 16", "4 sinks with 16 recent")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +25,10 @@ from forerun.compression import Compression
 from forerun.errors import ConfigError, PromptError
 from forerun.files import read_text
 from forerun.options import pick, schema_of
+
+if TYPE_CHECKING:
+    from forerun.bench.kv.measure import Row
+    from forerun.contracts import CausalLM
 
 # Options of all methods; the others are what is measured.
 _SHARED = ("kv_recent", "kv_sinks", "kv_interval")
@@ -49,7 +54,6 @@ def bench_kv(**values: Any) -> None:
         )
     with waiting("starting"):
         from forerun.bench.kv.measure import Engines, measure
-        from forerun.bench.kv.report import report_of
         from forerun.engine.load import load
 
     if values["backend"] == "auto" and any(setting.compression.is_on for setting in settings):
@@ -57,12 +61,27 @@ def bench_kv(**values: Any) -> None:
         click.echo("forerun: eviction runs on torch, and so do all settings", err=True)
     places = {name: values[name] for name in ("dtype", "device", "backend")}
     engines = Engines(partial(load, checkpoint, False, max_context=request.longest, **places))
-    with bars():
-        rows = list(measure(request, settings, engines, text))
+    rows: list[Row] = []
     target = engines.of(settings[0]).target
+    try:
+        with bars():
+            for row in measure(request, settings, engines, text):
+                rows.append(row)
+    except KeyboardInterrupt:
+        click.echo("forerun: interrupted: this is what was measured until then", err=True)
+        if rows:
+            _finish(values, rows, checkpoint.name, target)
+        raise
+    _finish(values, rows, checkpoint.name, target)
+
+
+def _finish(values: dict[str, Any], rows: Sequence[Row], name: str, target: CausalLM) -> None:
+    """Show the result and draw the plot."""
+    from forerun.bench.kv.report import report_of
+
     left_out = {"json", "plot", "config"}
     options = {name: value for name, value in values.items() if name not in left_out}
-    result = report_of(rows, options, {"model": checkpoint.name, "precision": target.precision})
+    result = report_of(rows, options, {"model": name, "precision": target.precision})
     draw_plot(values["plot"], result.charts)
     if values["json"]:
         print_json(report("kv", result, made_with(target.device)))
