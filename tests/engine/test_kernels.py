@@ -8,10 +8,11 @@ import pytest
 
 import forerun
 from forerun.contracts import Drafter
-from forerun.core import Exactness
+from forerun.core import Exactness, View
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.models.cpu import CpuModel
@@ -38,6 +39,7 @@ def make(
         "suffix": SuffixDrafter,
         "token_recycling": lambda: TokenRecyclingDrafter(target.vocab_size),
         "layer_skip": lambda: LayerSkipDrafter(target, (1,)),
+        "self_sparse": lambda: SelfSparseDrafter(target, View(2, 4)),
     }
     config = forerun.SpeculativeConfig(num_speculative_tokens=4, tree=tree, policy="fixed")
     return forerun.Engine(target, drafters[drafter](), config, max_batch_size=rows)
@@ -67,7 +69,9 @@ def test_speculation_changes_nothing(name: str, precision: str, drafter: str, ro
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "suffix", "token_recycling"])
+@pytest.mark.parametrize(
+    "drafter", ["draft_model", "ngram", "self_sparse", "suffix", "token_recycling"]
+)
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 @pytest.mark.parametrize("name", ["mistral", "qwen3"])
 def test_trees_change_nothing(name: str, precision: str, drafter: str, rows: int) -> None:
@@ -81,10 +85,13 @@ def test_trees_change_nothing(name: str, precision: str, drafter: str, rows: int
 
 
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("drafter", ["layer_skip", "self_sparse"])
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 @pytest.mark.parametrize("name", ["mistral", "qwen3"])
-def test_the_targets_own_layers_change_nothing(name: str, precision: str, rows: int) -> None:
-    engine = make(name, precision, "layer_skip", rows)
+def test_the_targets_own_layers_change_nothing(
+    name: str, precision: str, drafter: str, rows: int
+) -> None:
+    engine = make(name, precision, drafter, rows)
     for params in SAMPLERS.values():
         for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
             assert list(completion.token_ids) == plain(engine, prompt, params)

@@ -116,8 +116,10 @@ void pack_groups(const PackTokenArgs& a) {
       values = filled;
     }
     const QuantizedGroup g = quantize_group<kGroup>(values, quantized);
-    panel[0] = kZeroPoint == 0 ? bits_of(static_cast<float>(g.sum) * g.scale)
-                               : static_cast<std::uint32_t>(-kZeroPoint * g.sum);
+    panel[0] = kZeroPoint == 0
+                   ? bits_of(static_cast<float>(g.sum) * g.scale)
+                   // Modulo 2^32: the sum of a group with a NaN is anything.
+                   : static_cast<std::uint32_t>(-kZeroPoint) * static_cast<std::uint32_t>(g.sum);
     panel[width] = bits_of(g.scale);
     panel += 2 * width;
     if (a.token_major) {

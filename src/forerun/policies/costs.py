@@ -36,9 +36,11 @@ class DraftTimes:
 
     Args:
         token_seconds, fixed_seconds: what is assumed at first.
+        computed: whether that follows from what a draft reads, and is no guess.
     """
 
-    def __init__(self, token_seconds: float, fixed_seconds: float) -> None:
+    def __init__(self, token_seconds: float, fixed_seconds: float, computed: bool = False) -> None:
+        self.computed = computed
         self.fixed, self.per_token, self.timed = fixed_seconds, token_seconds, 0
         # Of weights, tokens, seconds, tokens² and tokens · seconds: drafts of one and of four tokens.
         one, four = fixed_seconds + token_seconds, fixed_seconds + 4 * token_seconds
@@ -47,6 +49,10 @@ class DraftTimes:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Take in a draft, as deep as this."""
+        if not self.timed and self.computed:
+            # The first draft runs cold: it says less than what is assumed.
+            self.timed = 1
+            return
         if not self.timed and self(tokens) > 0.0:
             # What was assumed says how times rise, the first draft how long one is.
             scale = seconds / self(tokens)
@@ -177,10 +183,12 @@ class LiveCosts:
         self, name: str, looks_up: bool, batch_size: int, scale: float | None = None
     ) -> DraftTimes:
         """The times of a drafter's drafts; `scaled`, where a scale is given, and kept over it."""
-        if scale is not None:
-            times = self._drafts.setdefault((name, batch_size), DraftTimes(1.0, 0.0))
-            return times.scaled(scale)
         key = (name, batch_size)
+        if scale is not None:
+            times = self._drafts.get(key)
+            if times is None or not times.computed:
+                times = self._drafts[key] = DraftTimes(1.0, 0.0, computed=True)
+            return times.scaled(scale)
         if key not in self._drafts:
             plain = self.plain_seconds(1)
             token, fixed = (0.0, LOOKUP) if looks_up else (MODEL_TOKEN, 0.0)
@@ -238,11 +246,11 @@ class LiveCosts:
         return expected, before
 
     def as_dict(self) -> dict[str, Any]:
-        """What was learned of drafts, ready for JSON."""
+        """What was learned of drafts, ready for JSON; what can be computed is not kept."""
         return {
             name: [times.per_token, times.fixed, self._prefill.get(name)]
             for (name, batch_size), times in self._drafts.items()
-            if batch_size == 1 and times.timed
+            if batch_size == 1 and times.timed and not times.computed
         }
 
     def restore(self, values: Any) -> None:
