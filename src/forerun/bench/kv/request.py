@@ -47,7 +47,7 @@ class Request:
         description="Where in the prompt needles lie: 0 at its beginning, 1 at its end.",
     )
     needles: int = Field(
-        default=2, ge=1, le=64, description="Needles at each depth, each with its question."
+        default=1, ge=1, le=64, description="Needles at each depth, each with its question."
     )
     scored_tokens: int = Field(
         default=256, ge=1, le=MOST_CONTEXT, description="Tokens behind the prompt that are scored."
