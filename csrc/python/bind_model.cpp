@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -162,6 +163,24 @@ void write_row(KvCache& cache, std::int64_t layer, std::int64_t row, std::int64_
   cache.write_row(layer, row, length, tiles.data());
 }
 
+// Keys and values [kv_heads, n, head_dim] of the first n slots of a row.
+void read(const KvCache& cache, std::int64_t layer, std::int64_t row, const Array<float, 3>& keys,
+          const Array<float, 3>& values) {
+  const KvCache::Shape& shape = cache.shape();
+  cache.check_row(row);
+  expect(layer >= 0 && layer < shape.layers, "layer");
+  const auto count = static_cast<std::int64_t>(keys.shape(1));
+  expect(count <= cache.length(layer, row), "keys");
+  expect(is_shaped(keys, {shape.kv_heads, count, shape.head_dim}), "keys");
+  expect(is_shaped(values, {shape.kv_heads, count, shape.head_dim}), "values");
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    for (std::int64_t slot = 0; slot < count; ++slot) {
+      const std::int64_t at = (head * count + slot) * shape.head_dim;
+      cache.read(layer, row, head, slot, keys.data() + at, values.data() + at);
+    }
+  }
+}
+
 // `address` points to count * cols values, which the caller keeps alive.
 void load(Decoder& decoder, ThreadPool& pool, const std::string& name, std::int64_t first,
           std::int64_t count, std::int64_t cols, std::uintptr_t address, const std::string& type) {
@@ -196,6 +215,10 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("rows", [](const KvCache& c) { return c.shape().rows; })
       .def_prop_ro("capacity", [](const KvCache& c) { return c.shape().capacity; })
       .def_prop_ro("nbytes", &KvCache::bytes)
+      .def_prop_ro("precision",
+                   [](const KvCache& c) { return precision_name(c.shape().precision); })
+      .def("read", &read, nb::arg("layer"), nb::arg("row"), nb::arg("keys").noconvert(),
+           nb::arg("values").noconvert(), "What the first slots of a row hold, of all heads.")
       .def(
           "length",
           [](const KvCache& c, std::int64_t row) {
@@ -237,10 +260,14 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("head_bytes", &Decoder::head_bytes)
       .def(
           "new_cache",
-          [](const Decoder& d, std::int64_t rows, std::int64_t capacity) {
-            return new KvCache(d.cache_shape(rows, capacity));
+          [](const Decoder& d, std::int64_t rows, std::int64_t capacity,
+             const std::string& precision) {
+            KvCache::Shape shape = d.cache_shape(rows, capacity);
+            if (!precision.empty()) shape.precision = precision_named(precision);
+            return new KvCache(shape);
           },
-          nb::arg("rows"), nb::arg("capacity"), nb::rv_policy::take_ownership)
+          nb::arg("rows"), nb::arg("capacity"), nb::arg("precision") = "",
+          nb::rv_policy::take_ownership)
       .def("load", &load, nb::arg("pool"), nb::arg("name"), nb::arg("first"), nb::arg("count"),
            nb::arg("cols"), nb::arg("address"), nb::arg("type"))
       .def("load_codes", &load_codes, nb::arg("pool"), nb::arg("name"), nb::arg("first"),

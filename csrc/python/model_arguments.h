@@ -12,6 +12,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -40,12 +41,14 @@ bool is_shaped(const Array<T, dimensions>& array, const std::int64_t (&shape)[di
   return true;
 }
 
-using ViewArguments = std::pair<std::int64_t, std::int64_t>;  // sinks and window
+// Sinks, window, and whether codes are read coarsely.
+using ViewArguments = std::tuple<std::int64_t, std::int64_t, bool>;
 
 inline View view_of(const std::optional<ViewArguments>& view) {
   if (!view) return {};
-  if (view->second < 1) throw std::invalid_argument("a view has a window of 1 or more");
-  return {view->first, view->second};
+  const auto [sinks, window, coarse] = *view;
+  if (window < 1) throw std::invalid_argument("a view has a window of 1 or more");
+  return {sinks, window, coarse};
 }
 
 // Empty: the best.

@@ -103,6 +103,10 @@ void Attention::run(const AttentionCall& call, const Range& range) {
   }
 }
 
+TileAttention::Head Attention::head_of(const AttentionCall& call, const Columns& columns) {
+  return {call.cache, call.layer, columns.mask, columns.head, call.view.coarse};
+}
+
 void Attention::set_up(const AttentionCall& call, const Columns& columns,
                        TileAttention::Scratch& s) const {
   const RowMask& mask = *columns.mask;
@@ -126,7 +130,8 @@ void Attention::set_up(const AttentionCall& call, const Columns& columns,
       set.seen.include(s.visible[static_cast<std::size_t>(token)]);
       const std::int64_t head = columns.head * group + column % group;
       const float* query = call.queries + (mask.first_token + token) * call.stride + head * d;
-      tiles_.pack_query(query, set.columns(), static_cast<int>(column - begin), s, panel);
+      tiles_.pack_query(head_of(call, columns), query, set.columns(),
+                        static_cast<int>(column - begin), s, panel);
     }
     panel += d * set.columns();
     s.seen.include(set.seen);
@@ -167,7 +172,7 @@ void Attention::run_item(const AttentionCall& call, const Item& item, const std:
 void Attention::run_part(const AttentionCall& call, const Columns& columns, std::int64_t part,
                          const std::uint8_t* following, TileAttention::Scratch& s,
                          float* sums) const {
-  const TileAttention::Head head = {call.cache, call.layer, columns.mask, columns.head};
+  const TileAttention::Head head = head_of(call, columns);
   const std::int64_t end = std::min(s.seen.end, (part + 1) * kPartRanks);
   for (std::int64_t rank = s.seen.from(part * kPartRanks); rank < end;) {
     const std::int64_t next = s.seen.from(rank + kTileSlots);

@@ -37,6 +37,7 @@ class Attention {
   // Splits the work of a forward, the same for all of its layers, of which none reads more than
   // the view.
   void plan(const NewTokens& tokens);
+  Precision precision() const { return precision_; }
   int threads() const { return static_cast<int>(scratch_.size()); }
 
   std::int64_t items() const { return static_cast<std::int64_t>(items_.size()); }
@@ -90,6 +91,7 @@ class Attention {
                 TileAttention::Scratch& s);
   void run_part(const AttentionCall& call, const Columns& columns, std::int64_t part,
                 const std::uint8_t* following, TileAttention::Scratch& s, float* sums) const;
+  static TileAttention::Head head_of(const AttentionCall& call, const Columns& columns);
   void set_up(const AttentionCall& call, const Columns& columns, TileAttention::Scratch& s) const;
   const std::uint8_t* first_tile(const AttentionCall& call, const Item& item) const;
   void clear(float* sums, std::int64_t columns) const;

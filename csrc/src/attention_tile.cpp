@@ -18,6 +18,10 @@ std::int64_t within_tile(std::int64_t rank) {
   return std::clamp<std::int64_t>(rank, 0, kTileSlots);
 }
 
+bool is_coded(Precision precision) {
+  return precision == Precision::int8 || precision == Precision::int4;
+}
+
 // A line of two slots of bf16, each from the lower or upper half of the lanes of another line.
 void pair_lanes(const std::uint8_t* first, bool first_upper, const std::uint8_t* second,
                 bool second_upper, std::uint8_t* to) {
@@ -33,33 +37,13 @@ void pair_lanes(const std::uint8_t* first, bool first_upper, const std::uint8_t*
 
 }  // namespace
 
-struct TileAttention::Call {
-  const Head& head;
-  const Set& set;
-  std::int64_t rank;
-  const std::uint8_t* ahead;
-  Scratch& s;
-  float* sums;
-  std::int64_t origin;
-
-  const RowMask& mask() const { return *head.mask; }
-  std::int64_t end() const { return std::min(rank + kTileSlots, set.seen.end); }
-  // Whether slots are ranks in the whole tile.
-  bool in_order() const { return mask().chain || rank + kTileSlots <= mask().base; }
-  float* row(std::int64_t column) const { return s.scores.data() + column * kTileSlots; }
-  const std::uint8_t* tile() const {
-    return head.cache->tile(head.layer, mask().row, head.head, rank);
-  }
-  // From this tile to the one to fetch.
-  std::ptrdiff_t fetch() const { return ahead == nullptr ? 0 : ahead - tile(); }
-};
-
 TileAttention::TileAttention(const AttentionShape& shape, Precision precision, Level limit)
     : shape_(shape),
       precision_(precision),
-      kernels_(&kernel_set(precision, limit, 1)),
+      kernels_(&kernel_set(is_coded(precision) ? Precision::fp32 : precision, limit, 1)),
+      coded_(is_coded(precision) ? &coded_set(limit) : nullptr),
       ops_(&vector_set(kernels_->level).ops),
-      pack_(vector_set(kernels_->level).pack_token[static_cast<int>(precision)]),
+      pack_(vector_set(kernels_->level).pack_token[static_cast<int>(kernels_->precision)]),
       scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
       padded_(round_up(shape.head_dim)) {}
 
@@ -73,7 +57,11 @@ void TileAttention::reserve(Scratch& s, std::int64_t columns,
   s.query.reserve(shape_.head_dim);
   s.panels.reserve(shape_.head_dim * columns);
   s.scores.reserve(kTileSlots * max_columns());
-  s.weights.reserve(kTileSlots * max_columns());
+  // Codes of each group of dimensions have their own, one after the other.
+  constexpr std::int64_t kUnits = kPanelHeads + kTileSlots / kCodesOfLine * kPanelRowsOfLine;
+  s.weights.reserve(std::max(kTileSlots, kUnits) * max_columns());
+  if (coded_ != nullptr)
+    s.coded_sums.resize(static_cast<std::size_t>(sums_stride() * max_columns()));
   s.sums.reserve(sums_stride() * columns);
   s.merged.reserve(sums_stride() * columns);
   for (const RowMask& mask : masks) {
@@ -84,8 +72,9 @@ void TileAttention::reserve(Scratch& s, std::int64_t columns,
   if (s.tail.size() < tail) s.tail = Buffer(tail);
 }
 
-void TileAttention::pack_query(const float* query, int columns, int column, Scratch& s,
-                               std::uint32_t* panel) const {
+void TileAttention::pack_query(const Head& head, const float* query, int columns, int column,
+                               Scratch& s, std::uint32_t* panel) const {
+  if (coded_ != nullptr) return pack_coded_query(head, query, columns, column, panel);
   ops_->scale(query, scale_, shape_.head_dim, s.query.data());
   pack_({s.query.data(), 0, shape_.head_dim, 0, columns, column, panel});
 }
@@ -99,17 +88,23 @@ void TileAttention::add(const Head& head, const Set& set, std::int64_t rank,
   add_values(c);
 }
 
-void TileAttention::scores(const Call& c) const {
+void TileAttention::run_scores(const Call& c, const Scores& to) const {
+  if (coded_ != nullptr) return run_coded_scores(c, to);
   CacheTile keys;
   keys.lines = c.head.cache->key_lines();
-  keys.weights = c.tile();
-  keys.blocks = round_up(c.end() - c.rank) / kBlockRows;
+  keys.weights = to.tile;
+  keys.blocks = to.blocks;
   keys.block_bytes = keys.lines * kLine;
-  keys.ahead = c.fetch();
+  keys.ahead = to.ahead;
   keys.panel = c.set.panel;
-  keys.out = c.row(0);
-  keys.out_stride = kTileSlots;
+  keys.out = to.out;
+  keys.out_stride = to.out_stride;
   kernels_->scores[c.set.columns()](keys);
+}
+
+void TileAttention::scores(const Call& c) const {
+  const std::int64_t blocks = round_up(c.end() - c.rank) / kBlockRows;
+  run_scores(c, {c.tile(), blocks, c.fetch(), c.row(0), kTileSlots});
 }
 
 // The scores of all slots from the tile of the base on, of which each token then finds its own.
@@ -117,16 +112,10 @@ void TileAttention::slot_scores(const Call& c) const {
   const RowMask& mask = c.mask();
   const std::int64_t first = mask.base / kTileSlots * kTileSlots;
   const std::int64_t end = mask.start + mask.count;
-  CacheTile keys;
-  keys.lines = c.head.cache->key_lines();
-  keys.block_bytes = keys.lines * kLine;
-  keys.panel = c.set.panel;
-  keys.out_stride = slot_stride(mask);
   for (std::int64_t slot = first; slot < end; slot += kTileSlots) {
-    keys.weights = c.head.cache->tile(c.head.layer, mask.row, c.head.head, slot);
-    keys.blocks = round_up(std::min(end - slot, kTileSlots)) / kBlockRows;
-    keys.out = c.s.slots.data() + (slot - first);
-    kernels_->scores[c.set.columns()](keys);
+    const std::uint8_t* tile = c.head.cache->tile(c.head.layer, mask.row, c.head.head, slot);
+    const std::int64_t blocks = round_up(std::min(end - slot, kTileSlots)) / kBlockRows;
+    run_scores(c, {tile, blocks, 0, c.s.slots.data() + (slot - first), slot_stride(mask)});
   }
   for (std::int64_t column = 0; column < c.set.columns(); ++column) {
     to_ranks(c, (c.set.begin + column) / shape_.group(), c.row(column));
@@ -159,7 +148,7 @@ void TileAttention::softmax(const Call& c, std::int64_t column) const {
   const ColumnSums sums = sums_of(c.sums, c.set.begin + column - c.origin);
   const float factor = ops_->softmax_piece(row, kTileSlots, sums.top, sums.lanes);
   if (factor != 1.0f) ops_->scale(sums.values, factor, padded_, sums.values);
-  if (precision_ == Precision::fp32) return;
+  if (precision_ != Precision::bf16) return;
   ops_->weights_to_bf16(row, kTileSlots,
                         reinterpret_cast<std::uint16_t*>(c.s.weights.data()) + column * kTileSlots);
 }
@@ -170,6 +159,7 @@ const std::uint8_t* TileAttention::weights(const Call& c, std::int64_t column) c
 }
 
 void TileAttention::add_values(const Call& c) const {
+  if (coded_ != nullptr) return add_coded_values(c);
   const int per_line = c.head.cache->slots_per_line();
   const ValueSlot from = c.head.cache->values(c.head.layer, c.mask().row, c.head.head, c.rank);
   // What all tokens find at the same ranks; the rest of a tree follows for each token alone.

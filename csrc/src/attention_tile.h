@@ -2,6 +2,7 @@
 // tokens that share the key head.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -51,6 +52,7 @@ class TileAttention {
     std::int64_t layer;
     const RowMask* mask;
     std::int64_t head;
+    bool coarse;  // of codes of two nibbles, the upper one alone
   };
 
   // Columns [begin, end), at most max_columns(), and what any of them sees.
@@ -64,20 +66,21 @@ class TileAttention {
 
   // Memory of one thread.
   struct Scratch {
-    Floats query;                  // [head_dim]
-    Floats panels;                 // queries of an item, a panel for each of its sets of columns
-    Floats scores;                 // [columns of a set, kTileSlots]
-    Floats weights;                // the same as the kernels read them
-    Floats slots;                  // [columns of a set, slots of a tree]
-    Floats sums;                   // of an item's columns over a part of the context
-    Floats merged;                 // over all parts
-    Buffer tail;                   // values of one token's tail
-    std::vector<Visible> visible;  // by token of a row
-    std::vector<Set> sets;         // of an item
-    Visible seen;                  // by any column of an item
+    Floats query;    // [head_dim]
+    Floats panels;   // queries of an item, a panel for each of its sets of columns
+    Floats scores;   // [columns of a set, kTileSlots]
+    Floats weights;  // the same as the kernels read them
+    Floats slots;    // [columns of a set, slots of a tree]
+    Floats sums;     // of an item's columns over a part of the context
+    Floats merged;   // over all parts
+    Buffer tail;     // values of one token's tail
+    std::vector<std::int32_t> coded_sums;  // of values in several tiles, as Scratch::sums lie
+    std::vector<Visible> visible;          // by token of a row
+    std::vector<Set> sets;                 // of an item
+    Visible seen;                          // by any column of an item
   };
 
-  int max_columns() const { return kernels_->max_tokens; }
+  int max_columns() const { return coded_ == nullptr ? kernels_->max_tokens : coded_->max_tokens; }
   std::int64_t sums_stride() const { return padded_ + 2 * kBlockRows; }
   ColumnSums sums_of(float* sums, std::int64_t column) const {
     float* at = sums + column * sums_stride();
@@ -86,7 +89,7 @@ class TileAttention {
   void reserve(Scratch& s, std::int64_t columns, const std::vector<RowMask>& masks) const;
 
   // A column's query, scaled, into its place in a panel.
-  void pack_query(const float* query, int columns, int column, Scratch& s,
+  void pack_query(const Head& head, const float* query, int columns, int column, Scratch& s,
                   std::uint32_t* panel) const;
 
   // Adds the ranks [rank, rank + kTileSlots), of which the set sees some, to the sums of its
@@ -101,7 +104,34 @@ class TileAttention {
   const VectorOps& ops() const { return *ops_; }
 
  private:
-  struct Call;
+  struct Call {
+    const Head& head;
+    const Set& set;
+    std::int64_t rank;
+    const std::uint8_t* ahead;
+    Scratch& s;
+    float* sums;
+    std::int64_t origin;
+
+    const RowMask& mask() const { return *head.mask; }
+    std::int64_t end() const { return std::min(rank + kTileSlots, set.seen.end); }
+    // Whether slots are ranks in the whole tile.
+    bool in_order() const { return mask().chain || rank + kTileSlots <= mask().base; }
+    float* row(std::int64_t column) const { return s.scores.data() + column * kTileSlots; }
+    const std::uint8_t* tile() const {
+      return head.cache->tile(head.layer, mask().row, head.head, rank);
+    }
+    // From this tile to the one to fetch.
+    std::ptrdiff_t fetch() const { return ahead == nullptr ? 0 : ahead - tile(); }
+  };
+  // Scores of blocks of 16 slots from the start of a tile on, for all columns of a set.
+  struct Scores {
+    const std::uint8_t* tile;
+    std::int64_t blocks;
+    std::ptrdiff_t ahead;
+    float* out;
+    std::int64_t out_stride;
+  };
   std::int64_t slot_stride(const RowMask& mask) const;
   void scores(const Call& c) const;
   void slot_scores(const Call& c) const;
@@ -111,10 +141,28 @@ class TileAttention {
   void add_tail(const Call& c, std::int64_t column, int columns, std::int64_t from) const;
   void copy_tail(const Call& c, std::int64_t token, std::int64_t from, std::int64_t end) const;
   const std::uint8_t* weights(const Call& c, std::int64_t column) const;
+  void run_scores(const Call& c, const Scores& to) const;
+
+  // Of a cache of codes, in attention_coded.cpp.
+  void run_coded_scores(const Call& c, const Scores& to) const;
+  void pack_coded_query(const Head& head, const float* query, int columns, int column,
+                        std::uint32_t* panel) const;
+  void add_coded_values(const Call& c) const;
+  // One of the tiles that hold the slots of a tile of ranks: whether it is not the first, nor the
+  // last.
+  struct Piece {
+    std::int64_t slot;
+    bool resume;
+    bool keep;
+  };
+  void add_coded_group(const Call& c, std::int64_t group, const Piece& piece) const;
+  Digits split_slots(const Call& c, std::int64_t column, std::int64_t slot, std::int64_t group,
+                     Split& split) const;
 
   AttentionShape shape_;
   Precision precision_;
   const KernelSet* kernels_;
+  const CodedSet* coded_ = nullptr;  // of a cache of codes
   const VectorOps* ops_;
   PackToken pack_;
   float scale_;

@@ -71,6 +71,15 @@ const KernelSet& kernel_set(Precision precision, Level limit, std::int64_t token
   return portable_set(precision);
 }
 
+const CodedSet& coded_set(Level limit) {
+#if defined(FORERUN_X86_KERNELS)
+  if (limit >= Level::avx512 && cpu_features().avx512_vnni) return avx512_coded_set();
+  if (limit >= Level::avx2 && cpu_features().avx2) return avx2_coded_set();
+#endif
+  (void)limit;
+  return portable_coded_set();
+}
+
 const VectorSet& vector_set(Level level) {
 #if defined(FORERUN_X86_KERNELS)
   switch (lower(level, best_level())) {

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "coded_head.h"
 #include "forerun/errors.h"
 #include "numbers.h"
 
@@ -56,13 +57,21 @@ bool are_numbers(const float* x, std::int64_t count, Precision precision) {
 }  // namespace
 
 KvCache::KvCache(const Shape& shape) : shape_(shape) {
-  const bool known = shape.precision == Precision::fp32 || shape.precision == Precision::bf16;
+  const bool codes = shape.precision == Precision::int8 || shape.precision == Precision::int4;
+  const bool known =
+      codes || shape.precision == Precision::fp32 || shape.precision == Precision::bf16;
   const std::int64_t least =
       std::min({shape.layers, shape.rows, shape.kv_heads, shape.head_dim, shape.capacity});
   const std::int64_t most =
       std::max({shape.layers, shape.rows, shape.kv_heads, shape.head_dim, shape.capacity});
   if (!known || least < 1 || most > (std::int64_t{1} << 31)) {
-    throw std::invalid_argument("a cache is of fp32 or bf16 and all its sizes are 1 to 2^31");
+    throw std::invalid_argument(
+        "a cache is of fp32, bf16, int8 or int4 and all its sizes are 1 to 2^31");
+  }
+  if (codes) group_ = coded_group(shape.head_dim);
+  if (codes && group_ == 0) {
+    throw std::invalid_argument("heads of " + std::to_string(shape.head_dim) +
+                                " dimensions are not made of groups of 16");
   }
   const int per_line = slots_per_line();
   // Segments of one length, so that a small cache is not rounded up to a whole long one.
@@ -73,6 +82,7 @@ KvCache::KvCache(const Shape& shape) : shape_(shape) {
   value_blocks_ = blocks_of(shape.head_dim);
   key_bytes_ = kTileSlots / kBlockRows * key_lines_ * kLine;
   tile_bytes_ = key_bytes_ + value_blocks_ * (kTileSlots / per_line) * kLine;
+  if (codes) tile_bytes_ = scale_bytes() + 2 * planes() * plane_bytes();
   const std::int64_t head_bytes = segment_slots_ / kTileSlots * tile_bytes_;
   const auto heads = static_cast<double>(shape.layers) * static_cast<double>(shape.rows) *
                      static_cast<double>(shape.kv_heads * segments_);
@@ -131,6 +141,7 @@ void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std
     key = none.data();
     value = none.data() + dimensions;
   }
+  if (coded()) return write_codes(layer, row, head, slot, key, value);
   if (shape_.precision == Precision::fp32) {
     write_fp32(key, dimensions, k, kLine);
     for (std::int64_t first = 0; first < dimensions; first += kBlockRows) {
@@ -165,7 +176,31 @@ void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlot from, V
   }
 }
 
+void KvCache::read(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
+                   float* key, float* value) const {
+  if (coded()) return read_codes(layer, row, head, slot, key, value);
+  const std::uint8_t* k = keys(layer, row, head, slot) + slot % kBlockRows * 4;
+  const ValueSlot v = values(layer, row, head, slot);
+  const int per_line = slots_per_line();
+  for (std::int64_t i = 0; i < shape_.head_dim; ++i) {
+    const std::uint8_t* at = k + i / per_line * kLine + i % per_line * 2;
+    const std::uint8_t* line = v.memory + (i / kBlockRows * v.lines + v.slot / per_line) * kLine;
+    const std::uint8_t* held = line + i % kBlockRows * 4 + v.slot % per_line * 2;
+    std::uint16_t half[2];
+    if (per_line == 1) {
+      std::memcpy(key + i, at, 4);
+      std::memcpy(value + i, held, 4);
+      continue;
+    }
+    std::memcpy(half, at, 2);
+    std::memcpy(half + 1, held, 2);
+    key[i] = bf16_to_float(half[0]);
+    value[i] = bf16_to_float(half[1]);
+  }
+}
+
 void KvCache::move(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to) {
+  if (coded()) return move_codes(layer, row, from, to);
   for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
     const std::uint8_t* source = keys(layer, row, head, from) + from % kBlockRows * 4;
     std::uint8_t* target = keys(layer, row, head, to) + to % kBlockRows * 4;

@@ -82,7 +82,7 @@ Precision cache_precision(Precision weights) {
 
 void check_cache(const KvCache::Shape& cache, const KvCache::Shape& expected) {
   if (cache.layers != expected.layers || cache.kv_heads != expected.kv_heads ||
-      cache.head_dim != expected.head_dim || cache.precision != expected.precision) {
+      cache.head_dim != expected.head_dim) {
     throw std::invalid_argument("the cache is of another model");
   }
 }
@@ -137,9 +137,10 @@ void SelfAttention::prepare(LayerRun& run) const {
   const std::int64_t tokens = run.tokens.count();
   space.qkv.resize(size_of(tokens * qkv_rows()));
   space.mixed.resize(size_of(tokens * shape.heads * shape.head_dim));
-  if (space.attention == nullptr || space.attention->threads() < run.pool.size()) {
-    space.attention = std::make_unique<Attention>(shape, run.cache.shape().precision, space.limit,
-                                                  run.pool.size());
+  const Precision precision = run.cache.shape().precision;
+  if (space.attention == nullptr || space.attention->threads() < run.pool.size() ||
+      space.attention->precision() != precision) {
+    space.attention = std::make_unique<Attention>(shape, precision, space.limit, run.pool.size());
   }
   space.attention->plan(run.tokens);
 }
@@ -158,7 +159,7 @@ void SelfAttention::run(LayerRun& run, std::int64_t index, const float* x, float
 // What a layer's own window hides is no sink.
 View SelfAttention::layer_view(const View& view) const {
   if (window == 0) return view;
-  return {0, view.window == 0 ? window : std::min(window, view.window)};
+  return {0, view.window == 0 ? window : std::min(window, view.window), view.coarse};
 }
 
 void SelfAttention::attend(LayerRun& run, std::int64_t index) const {

@@ -33,7 +33,7 @@ void pack_codes(PackedMatrix& matrix, std::int64_t first, std::int64_t count, co
 // Keys and values are kept in fp32 beside fp32 weights, else in bf16.
 Precision cache_precision(Precision weights);
 
-// Throws std::invalid_argument unless a cache has the layers, heads and precision expected.
+// Throws std::invalid_argument unless a cache has the layers and heads expected.
 void check_cache(const KvCache::Shape& cache, const KvCache::Shape& expected);
 
 // Activations for each format that a model's matrices have; kept between forwards.

@@ -58,11 +58,13 @@ class Case {
   Case(Random& random, ThreadPool* (&pools)[3], Level level)
       : random_(random), pools_(pools), shape_(random_shape(random)) {
     decoder_ = random_decoder(shape_, level, random, pool());
+    cache_ = random_cache_shape(*decoder_, random);
     // Now and then past the first part of a context (attention.h).
     const bool longer = between(random, 0, 15) == 0;
     const std::int64_t length = longer ? between(random, 480, 560) : between(random, 1, 90);
     text_ = random_ids(random, length, shape_.vocab);
     if (coin(random)) view_ = {between(random, 0, 90), between(random, 1, length)};
+    view_.coarse = coin(random);
     plain_ = plain(text_);
   }
 
@@ -151,7 +153,10 @@ class Case {
     const auto length = static_cast<std::int64_t>(text_.size());
     run(cache, 0, text_, count_from(0, length), pool());
     const std::int64_t n = between(random_, 0, length - 1);
-    KvCache other(decoder_->cache_shape(2, length + between(random_, 0, 2000)));
+    KvCache::Shape shape = cache_;
+    shape.rows = 2;
+    shape.capacity = length + between(random_, 0, 2000);
+    KvCache other(shape);
     run(other, 1, {0, 0, 0}, count_from(0, 3), pool());
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       std::vector<std::uint8_t> tiles(static_cast<std::size_t>(cache.row_bytes(layer, 0, n)));
@@ -185,7 +190,10 @@ class Case {
  private:
   ThreadPool& pool() { return *pools_[between(random_, 0, 2)]; }
   KvCache make_cache(std::int64_t rows) {
-    return KvCache(decoder_->cache_shape(rows, static_cast<std::int64_t>(text_.size()) + 60));
+    KvCache::Shape shape = cache_;
+    shape.rows = rows;
+    shape.capacity = static_cast<std::int64_t>(text_.size()) + 60;
+    return KvCache(shape);
   }
 
   // Logits [tokens, vocab] of the tokens that are appended to one row.
@@ -338,6 +346,7 @@ class Case {
   DecoderShape shape_;
   std::unique_ptr<Decoder> decoder_;
   Ids text_;
+  KvCache::Shape cache_;
   View view_;  // of all forwards
   std::vector<float> plain_;
 };

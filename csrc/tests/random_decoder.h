@@ -35,7 +35,8 @@ inline DecoderShape random_shape(Random& random) {
   s.layers = between(random, 1, 3);
   s.kv_heads = between(random, 1, 3);
   s.heads = s.kv_heads * between(random, 1, 4);
-  s.head_dim = 2 * between(random, 1, 20);
+  // Every other one a size that a cache of codes can have.
+  s.head_dim = coin(random) ? 2 * between(random, 1, 20) : 16 * between(random, 1, 5);
   s.max_context = 700;
   s.activation = static_cast<Activation>(between(random, 0, 3));
   s.gated = coin(random);
@@ -54,6 +55,15 @@ inline DecoderShape random_shape(Random& random) {
     }
   }
   return s;
+}
+
+// A cache for the decoder, of any precision that its heads can have.
+inline KvCache::Shape random_cache_shape(const Decoder& decoder, Random& random) {
+  KvCache::Shape shape = decoder.cache_shape(1, 1);
+  const Precision others[] = {Precision::fp32, Precision::bf16, Precision::int8, Precision::int4};
+  const bool grouped = shape.head_dim % 16 == 0;
+  if (coin(random)) shape.precision = others[between(random, 0, grouped ? 3 : 1)];
+  return shape;
 }
 
 inline void fill(Decoder& decoder, const std::string& name, std::int64_t rows, std::int64_t cols,

@@ -9,10 +9,11 @@
 namespace forerun::cpu {
 
 // What tokens read of their text: positions below `sinks` and those above their own less `window`;
-// window 0: all of it.
+// window 0: all of it. Coarse: of a cache of int8, by the upper nibbles of its codes alone.
 struct View {
   std::int64_t sinks = 0;
   std::int64_t window = 0;
+  bool coarse = false;
 };
 
 struct BatchRows {

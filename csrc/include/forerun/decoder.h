@@ -93,6 +93,7 @@ class Decoder {
   void load_codes(const std::string& name, std::int64_t first, std::int64_t count,
                   std::int64_t cols, const CodedRows& rows, ThreadPool& pool);
 
+  // Of fp32 beside fp32 weights, else of bf16; a forward takes a cache of any precision.
   KvCache::Shape cache_shape(std::int64_t rows, std::int64_t capacity) const;
 
   // Within one Forward of the pool. Throws CacheError for a full row, layers of different lengths

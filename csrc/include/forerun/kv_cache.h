@@ -6,6 +6,12 @@
 // bf16. So scores and sums over values are skinny products like all others, and each tile is read
 // once for all tokens and heads that share it.
 //
+// Codes (int8 and int4, coded_head.h) lie in planes of nibbles: the scales of a tile's keys, then
+// of its values, by group and slot; the upper nibbles of keys, then of values; in int8 the lower
+// ones in the same order. A line of a plane has eight dimensions of 16 slots, or eight slots of 16
+// dimensions (CodedTile in kernels.h). Keys are turned first, and
+// queries with them (coded_head.h).
+//
 // A row's tiles lie in segments of a thousand slots, each with all layers and heads: a row takes
 // only the memory that its tokens fill, though it lies on huge pages.
 #pragma once
@@ -31,7 +37,7 @@ struct ValueSlot {
 class KvCache {
  public:
   struct Shape {
-    Precision precision = Precision::bf16;  // or fp32
+    Precision precision = Precision::bf16;  // or fp32, int8, int4
     std::int64_t layers = 1;
     std::int64_t rows = 1;
     std::int64_t kv_heads = 1;
@@ -39,7 +45,8 @@ class KvCache {
     std::int64_t capacity = 1;  // slots a row
   };
 
-  // Throws std::invalid_argument for sizes below 1 or a precision that is neither, std::bad_alloc.
+  // Throws std::invalid_argument for sizes below 1, another precision or heads that no group
+  // divides, std::bad_alloc.
   explicit KvCache(const Shape& shape);
 
   const Shape& shape() const { return shape_; }
@@ -81,6 +88,18 @@ class KvCache {
   // Throws CacheError for a row that is not there.
   void check_row(std::int64_t row) const;
 
+  bool coded() const { return group_ != 0; }
+  int planes() const { return shape_.precision == Precision::int8 ? 2 : 1; }
+  std::int64_t group() const { return group_; }  // dimensions that share a scale, 0 unless coded
+  // Of a tile's keys and values.
+  std::int64_t scale_bytes() const {
+    return 2 * (shape_.head_dim / group_) * kTileSlots *
+           static_cast<std::int64_t>(sizeof(std::uint16_t));
+  }
+  std::int64_t plane_bytes() const {
+    return shape_.head_dim * kTileSlots / 2;
+  }  // of keys or values
+
   int slots_per_line() const { return shape_.precision == Precision::bf16 ? 2 : 1; }
   std::int64_t key_lines() const { return key_lines_; }  // in a block of 16 slots
   std::int64_t value_blocks() const { return value_blocks_; }
@@ -95,6 +114,10 @@ class KvCache {
   ValueSlot values(std::int64_t layer, std::int64_t row, std::int64_t head,
                    std::int64_t slot) const;
 
+  // Reads what is stored of a head, [head_dim] each.
+  void read(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot, float* key,
+            float* value) const;
+
   // Stores one head's key and value [head_dim]. A value that is not finite becomes 0, and its key
   // NaN.
   void write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
@@ -105,8 +128,14 @@ class KvCache {
     return static_cast<std::size_t>(layer * shape_.rows + row);
   }
   void move(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to);
+  void write_codes(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
+                   const float* key, const float* value);
+  void read_codes(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
+                  float* key, float* value) const;
+  void move_codes(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to);
 
   Shape shape_;
+  std::int64_t group_ = 0;
   std::int64_t segments_ = 0;  // of a row
   std::int64_t segment_slots_ = 0;
   std::int64_t key_lines_ = 0;

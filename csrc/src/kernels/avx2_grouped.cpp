@@ -5,15 +5,6 @@
 namespace forerun::cpu {
 namespace {
 
-// Bytes 0 and 2 of each quad (even) or 1 and 3 (odd), as 16 bits.
-FORERUN_INLINE __m256i widen_unsigned(__m256i bytes, int odd) {
-  return odd ? _mm256_srli_epi16(bytes, 8) : _mm256_and_si256(bytes, _mm256_set1_epi16(0xff));
-}
-
-FORERUN_INLINE __m256i widen_signed(__m256i bytes, int odd) {
-  return _mm256_srai_epi16(odd ? bytes : _mm256_slli_epi16(bytes, 8), 8);
-}
-
 struct Bytes {
   static constexpr bool kOffset = false;
   static constexpr int kPanelRows = 1;

@@ -19,6 +19,16 @@ namespace {
       : "v"(weight), "r"(x), "i"((index) * sizeof(*(x))),             \
         "m"(*reinterpret_cast<const std::uint32_t(*)[T]>(x)))
 
+template <int kWidth, int kIndex>
+FORERUN_INLINE __m512i dot(__m512i acc, __m512i weight, const std::uint32_t* x) {
+  FORERUN_BROADCAST_STEP("vpdpbusd", acc, weight, x, kWidth, kIndex);
+  return acc;
+}
+
+FORERUN_INLINE __m512 in_all_lanes(std::uint32_t bits) {
+  return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(bits)));
+}
+
 FORERUN_INLINE __mmask16 row_mask(const TileArgs& a) {
   return static_cast<__mmask16>((1u << a.rows) - 1u);
 }

@@ -13,12 +13,6 @@ namespace {
 // sums then live in memory, in the first-level cache, and are touched once a group.
 constexpr int kSumsInRegisters = 12;
 
-template <int kWidth, int kIndex>
-FORERUN_INLINE __m512i dot(__m512i acc, __m512i weight, const std::uint32_t* x) {
-  FORERUN_BROADCAST_STEP("vpdpbusd", acc, weight, x, kWidth, kIndex);
-  return acc;
-}
-
 // In assembly to add in the sum's own register: GCC 12 would use d's, and copy.
 FORERUN_INLINE __m512 multiply_add(__m512 sum, __m512 d, __m512 scale) {
   asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(d), "v"(scale));
@@ -27,10 +21,6 @@ FORERUN_INLINE __m512 multiply_add(__m512 sum, __m512 d, __m512 scale) {
 
 FORERUN_INLINE __m512 load_scales(const std::uint8_t* scales) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)));
-}
-
-FORERUN_INLINE __m512 in_all_lanes(std::uint32_t bits) {
-  return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(bits)));
 }
 
 struct Bytes {

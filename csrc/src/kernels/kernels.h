@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../coded_panel.h"
 #include "forerun/cpu_level.h"
 #include "forerun/kv_cache.h"
 #include "forerun/packed_matrix.h"
@@ -69,6 +70,35 @@ struct CacheTile {
 
 using CacheKernel = void (*)(const CacheTile&);
 
+// The same of a cache of codes (coded_head.h), in one plane of nibbles or in two that are a byte
+// together. A line of a plane has eight codes for each of 16 slots or dimensions, four in the lower
+// halves of its bytes and four in the upper ones; to a kernel they count from 0.
+//
+// A panel holds two digits for each number, x = scale * (128 * high + low), so that sums are exact
+// integers: rows of T units of 4 bytes, first where the sums of high and of low digits start (what
+// the codes' zero point takes off) and the scales, then for each line the high digits of its two
+// fours and the low ones.
+struct CodedTile {
+  const std::uint8_t* upper = nullptr;
+  std::ptrdiff_t lower = 0;  // from the upper plane to the lower
+  std::int64_t blocks = 0;
+  std::int64_t block_bytes = 0;  // of a plane
+  std::int64_t lines = 0;        // of a group, in a block of a plane
+  std::int64_t groups = 1;       // in a block, each with a panel of its own, one behind the other
+  std::ptrdiff_t ahead = 0;      // as in CacheTile
+  const std::uint32_t* panel = nullptr;
+  const std::uint16_t* scales = nullptr;  // of scores: bf16 [groups, kTileSlots]
+  float* out = nullptr;                   // [T, out_stride]
+  std::int64_t out_stride = 0;
+  // Of values, which may lie in several tiles: integers that the sums go on from, and whether they
+  // are stored there once more instead of being added to `out`.
+  std::int32_t* sums = nullptr;  // [T, out_stride]
+  bool resume = false;
+  bool keep = false;
+};
+
+using CodedKernel = void (*)(const CodedTile&);
+
 constexpr int kMaxTileTokens = 24;
 constexpr std::size_t kBehindPanel = 128;
 
@@ -90,12 +120,26 @@ struct KernelSet {
   void (*end)() = nullptr;
 };
 
+// Kernels of a cache of codes, by planes less one and tokens.
+//   scores  for each group: s = fma(float(exact sum) * x_scale, slot's scale, s)
+//   values  out = fma(float(exact sum), x_scale, out)
+struct CodedSet {
+  int max_tokens = 1;
+  CodedKernel scores[2][kMaxTileTokens + 1] = {};
+  CodedKernel values[2][kMaxTileTokens + 1] = {};
+};
+
+const CodedSet& coded_set(Level limit);
+
 // The best set for so many tokens of this format that does not exceed `limit` or the processor;
 // `group` is that of integer formats.
 const KernelSet& kernel_set(Precision precision, Level limit, std::int64_t tokens, int group = 0);
 
 const KernelSet& portable_set(Precision precision);
+const CodedSet& portable_coded_set();
 #if defined(FORERUN_X86_KERNELS)
+const CodedSet& avx2_coded_set();
+const CodedSet& avx512_coded_set();
 const KernelSet& avx2_fp32_set();
 const KernelSet& avx2_bf16_set();
 const KernelSet& avx2_int8_set();

@@ -1,6 +1,7 @@
 // The vector code, compiled once for each level with that level's flags; FORERUN_VECTOR_SET names
 // the function that returns it. Loops are plain: what makes the levels agree is that none of them
 // may be reordered.
+#include "../coded_panel.h"
 #include "pack_token.h"
 #include "row_impl.h"
 
@@ -102,12 +103,48 @@ float softmax_piece(float* x, std::int64_t n, float* top, float* lanes) {
   return factor;
 }
 
+Digits split_digits(const float* x, std::int64_t n, std::int8_t* high, std::int8_t* low) {
+  constexpr float kMost = 127.0f * 128.0f + 63.0f;
+  std::uint32_t largest = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint32_t magnitude = bits_of(x[i]) & 0x7fffffffu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const bool finite = largest < 0x7f800000u;
+  const float peak = float_of(largest);
+  // Below 2^-100 they count as zero: the reciprocal need not exist.
+  const bool zero = peak < 0x1p-100f;
+  const float inverse = finite && !zero ? kMost / peak : 0.0f;
+  std::int32_t high_sum = 0;
+  std::int32_t low_sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int32_t whole = finite ? round_to_int(x[i] * inverse) : 0;
+    const std::int32_t upper = (whole + 64) >> 7;
+    const std::int32_t lower = whole - (upper << 7);
+    high[i] = static_cast<std::int8_t>(upper);
+    low[i] = static_cast<std::int8_t>(lower);
+    high_sum += upper;
+    low_sum += lower;
+  }
+  return {!finite ? float_of(0x7fc00000u) : zero ? 0.0f : peak / kMost, high_sum, low_sum};
+}
+
+void pack_weights(const WeightColumn& c) {
+  constexpr int kSlots = 64;
+  float scaled[kSlots];
+  for (int i = 0; i < kSlots; ++i) scaled[i] = c.weights[i] * bf16_to_float(c.scales[i]);
+  Split split;
+  Digits digits = split_digits(scaled, kSlots, split.high, split.low);
+  digits.scale *= c.step;
+  pack_split(split, digits, c.zero, kSlots / kCodesOfLine, c.columns, c.panel);
+}
+
 }  // namespace
 
 const VectorSet& FORERUN_VECTOR_SET() {
   static const VectorSet set = {
       {rms_norm, layer_norm, silu_mul, silu, gelu_tanh, gelu_erf, relu, rotate, multiply, add,
-       scale, blend, weights_to_bf16, softmax_piece},
+       scale, blend, weights_to_bf16, softmax_piece, split_digits, pack_weights},
       {pack_token_fp32, pack_token_bf16, pack_token_grouped<4, 128>, pack_token_grouped<8, 8>,
        pack_token_grouped<4, 0>, pack_token_grouped<8, 0>},
       row_ops_of<float>(),

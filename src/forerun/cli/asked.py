@@ -158,6 +158,7 @@ def load_engine(
             dtype=values["dtype"],
             device=values["device"],
             backend=values["backend"],
+            kv_dtype=values.get("kv_dtype", "auto"),
             max_batch_size=max_batch_size,
             max_context=max_context,
             prefix_reuse=prefix_reuse,

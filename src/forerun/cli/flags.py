@@ -184,8 +184,16 @@ def model_options(
 
 
 def cache_options() -> list[Option]:
-    """The options that say what of the target's cache is evicted."""
-    return derived(Compression, "Cache")
+    """The options of the target's cache: of what precision it is, and what of it is evicted."""
+    precision = Option(
+        "kv_dtype",
+        "Cache",
+        type=Name(),
+        default="auto",
+        help="Precision of the target's keys and values: auto (as its weights, or bf16), fp32, bf16, int8 or "
+        "int4; part of the model, like --dtype.",
+    )
+    return [precision, *derived(Compression, "Cache")]
 
 
 def place_options(dtype: str = "auto", context: str = AS_NEEDED) -> list[Option]:

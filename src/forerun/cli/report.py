@@ -118,6 +118,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "method": engine.config.method,
         "exactness": engine.exactness,
         "dtype": engine.target.precision,
+        "kv_dtype": getattr(engine.target, "kv_dtype", "auto"),
         "draft_dtype": _draft_dtype(engine),
         "template": outcome.prompt.template,
         "prompt": outcome.prompt.text,

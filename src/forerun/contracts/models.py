@@ -189,9 +189,9 @@ def compresses_cache(model: CausalLM) -> TypeGuard[CompressesCache]:
 class ReadsViews(CausalLM, Protocol):
     """A model with `Ability.VIEWS`."""
 
-    def bytes_read(self, context: int, layers: int) -> float:
+    def bytes_read(self, context: int, layers: int, coarse: bool = False) -> float:
         """Of weights and of keys and values, about, by one token that reads `context` tokens in so many
-        layers."""
+        layers, coarsely or not."""
 
 
 def reads_views(model: CausalLM) -> TypeGuard[ReadsViews]:

@@ -28,16 +28,19 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True)
 class View:
-    """The part of a text that new tokens read: its first tokens (attention sinks, arXiv 2309.17453) and
-    the most recent ones.
+    """What new tokens read of a text: its first tokens (attention sinks, arXiv 2309.17453) and the most
+    recent ones, exactly or nearly.
 
     Args:
         sinks: positions below this are seen, 0 or more.
         window: a token at position i sees those above i - window, 1 or more.
+        coarse: whether of keys and values in int8 the upper nibbles alone are read (QuantSpec, arXiv
+            2502.10424).
     """
 
     sinks: int
     window: int
+    coarse: bool = False
 
     def __post_init__(self) -> None:
         if self.sinks < 0 or self.window < 1:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-from forerun.contracts import CausalLM, ChainRequest, DrafterSetup, drafts_chains, reads_views
-from forerun.core import NO_DRAFT, NO_TREE, Draft, Plan, Request, Tree, View
-from forerun.drafters.base import fits_one_call
-from forerun.drafters.own_layers import OwnLayersDrafter, check_runs_apart, drafting_layers
+from forerun.contracts import DrafterSetup
+from forerun.core import View
+from forerun.drafters.own_view import OwnViewDrafter
 from forerun.options import options
-
-# What needs torch is imported where it is used: options and help are read without it.
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from forerun.randomness import Randomness
-    from forerun.trees.growth import Growth
 
 USUAL_VIEW = View(sinks=4, window=512)
 
@@ -45,123 +36,18 @@ class SelfSparseOptions:
     )
 
 
-class SelfSparseDrafter(OwnLayersDrafter):
-    """Drafts chains and trees with the target itself, which reads only the first and the newest of its keys.
+class SelfSparseDrafter(OwnViewDrafter):
+    """Drafts with the target, which reads only the first and the newest of its keys.
 
     The view of sinks and a window is StreamingLLM's (arXiv 2309.17453), as a draft MagicDec's (arXiv
-    2408.11049), here without a cache of its own: what drafting appends to the target's cache is
-    forgotten before verification, which reads everything. It pays where reading the keys and values takes
-    longer than reading the weights.
-
-    Args:
-        target: the model that drafts for itself; it must read views, and its layers run apart where some
-            are skipped.
-        view: what it reads while it drafts.
-        skip_layers: layers that drafting leaves out, never the first.
-
-    Raises:
-        ConfigError: for layers that cannot be skipped.
-        UnsupportedModelError: for a target that reads all that its cache holds.
+    2408.11049), here without a cache of its own.
     """
 
     name = "self_sparse"
-    takes_trees = True
     options = SelfSparseOptions
-
-    def __init__(
-        self, target: CausalLM, view: View = USUAL_VIEW, skip_layers: Collection[int] = ()
-    ) -> None:
-        super().__init__(target)
-        self.view = view
-        self._layers = drafting_layers(skip_layers, target.num_layers)
-        check_runs_apart(target, view)
-        self._drafts_chains = drafts_chains(target) and len(self._layers) == 1
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> SelfSparseDrafter:
         own = setup.read(SelfSparseOptions)
         view = View(own.sparse_sinks, own.sparse_window)
         return cls(setup.target, view, own.sparse_skip_layers)
-
-    def cost_share(self, request: Request) -> float | None:
-        """The bytes of weights, keys and values that a drafted token reads, over a plain token's."""
-        assert reads_views(self.target)
-        context, layers = len(request), sum(map(len, self._layers))
-        drafted = self.target.bytes_read(self.view.tokens(context), layers)
-        return drafted / self.target.bytes_read(context, self.target.num_layers)
-
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        """One draft a request. However it ends, the cache holds what it held before."""
-        drafts = [NO_DRAFT] * len(requests)
-        most = min(self._cache.capacity, self.target.max_context)
-        drafting = {
-            index: plan.cut(most - len(request))
-            for index, (request, plan) in enumerate(zip(requests, plans, strict=True))
-            if plan.num_tokens and len(request) < most
-        }
-        if not drafting:
-            return drafts
-        chosen, fitting = [requests[index] for index in drafting], list(drafting.values())
-        try:
-            if self._drafts_chains and fits_one_call(chosen, fitting, randomness):
-                proposed = self._chains(chosen, fitting)
-            else:
-                proposed = self._grown(chosen, fitting, randomness)
-        finally:
-            for request in chosen:
-                self._cache.trim(request.row, len(request) - 1)
-        for index, draft in zip(drafting, proposed, strict=True):
-            drafts[index] = draft
-        return drafts
-
-    def _chains(self, requests: list[Request], plans: list[Plan]) -> list[Draft]:
-        assert drafts_chains(self.target)
-        chains = [
-            ChainRequest(
-                request.row, request.token_ids[-1:], plan.num_tokens, plan.drawing, request
-            )
-            for request, plan in zip(requests, plans, strict=True)
-        ]
-        return self.target.draft_chains(self._cache, chains, self.target.vocab_size, self.view)
-
-    def _grown(
-        self, requests: list[Request], plans: list[Plan], randomness: Randomness
-    ) -> list[Draft]:
-        """Trees level by level; each row runs its newest token first, then the nodes."""
-        from forerun.trees.growth import grow, start
-
-        growths = [start(*pair) for pair in zip(requests, plans, strict=True)]
-        growing = growths
-        trees = {growth.request.row: NO_TREE for growth in growing}
-        tokens = [growth.request.token_ids[-1:] for growth in growing]
-        while True:
-            grow(growing, self._logits(growing, tokens, trees), randomness)
-            growing = [growth for growth in growing if growth.frontier]
-            if not growing:
-                return [growth.finish() for growth in growths]
-            tokens = []
-            for growth in growing:
-                frontier, parents = growth.run_frontier()
-                row = growth.request.row
-                trees[row] = Tree((*trees[row].parents, *parents))
-                tokens.append(frontier)
-
-    def _logits(
-        self, growing: list[Growth], tokens: list[list[int]], trees: dict[int, Tree]
-    ) -> Tensor:
-        """Run tokens behind what each row holds, [N, V], row after row."""
-        import torch
-
-        hidden: Tensor | None = None
-        logits: Tensor | None = None
-        rows = [trees[growth.request.row] or None for growth in growing]
-        for layers in self._layers:
-            hidden, logits = self._run(growing, tokens, layers, hidden, trees=rows, view=self.view)
-        if logits is None:
-            assert hidden is not None
-            logits = self.target.lm_head(self.target.final_norm(hidden))
-        if len(growing) == 1:
-            return logits[0]
-        return torch.cat([row[: len(new)] for row, new in zip(logits, tokens, strict=True)])

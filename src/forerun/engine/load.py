@@ -49,6 +49,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     backend: str = "auto",
+    kv_dtype: str = "auto",
     max_batch_size: int = 1,
     max_context: int | None = None,
     prefix_reuse: bool = True,
@@ -71,6 +72,9 @@ def load(
             kernels `int8` or `int4`.
         device: `auto`, `cpu`, `cuda` or `mps`.
         backend: `kernels`, the compiled ones for the CPU, `torch`, or `auto`.
+        kv_dtype: of the target's keys and values: `auto` (that of the weights, bf16 of quantized ones),
+            `fp32`, `bf16`, `int8` or `int4`. It is part of the model, as the precision of weights is:
+            drafts are verified with it.
         max_batch_size: requests that run at once.
         max_context: prompt and output tokens of a request at most; by default the model's own
             context, 4096 tokens at most.
@@ -82,7 +86,7 @@ def load(
         ForerunError: one of its kinds, saying what is wrong and what to do.
     """
     refuse_unknown(load, unknown)
-    placement = Placement(dtype, device, backend)  # type: ignore[arg-type]  # torch's own are named
+    placement = Placement(dtype, device, backend, kv_dtype)  # type: ignore[arg-type]  # torch's own are named
     settings = EngineSettings(max_batch_size, max_context, prefix_reuse=prefix_reuse)
     check_part("tokenizer", tokenizer)
     revision = check("revision", revision, Text | None)

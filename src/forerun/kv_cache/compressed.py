@@ -19,6 +19,7 @@ from forerun.compression.base import Held, Queries, Rotate
 from forerun.core import MOST_NODES, Batch
 from forerun.errors import CacheError
 from forerun.interrupts import held_back
+from forerun.kv_cache.codes import Codes, parts
 from forerun.kv_cache.fit import held_before
 from forerun.kv_cache.static import Appending, StaticCache
 
@@ -103,6 +104,7 @@ class CompressedCache(StaticCache):
         compression: which tokens stay.
         rotate: the model's rotary embedding.
         heads: that queries have.
+        kv_dtype: as of a `StaticCache`.
     """
 
     def __init__(
@@ -115,9 +117,11 @@ class CompressedCache(StaticCache):
         compression: Compression,
         rotate: Rotate,
         heads: int,
+        kv_dtype: str = "auto",
     ) -> None:
         rows, kv_heads, capacity, size = shape
-        super().__init__(num_layers, (rows, kv_heads, min(capacity, STEP), size), dtype, device)
+        first = (rows, kv_heads, min(capacity, STEP), size)
+        super().__init__(num_layers, first, dtype, device, kv_dtype)
         self.capacity = capacity
         self.compression, self.method, self._rotate = compression, compression.make(), rotate
         self.dropped = [0] * rows
@@ -233,9 +237,10 @@ class CompressedCache(StaticCache):
         """What a layer holds of the first `length` tokens."""
         end, log = length - self.dropped[row], self._logs[layer][row]
         observed = min(self.method.observed, len(log.positions))
+        index = (row, slice(None), slice(end))
         return Held(
-            self.keys[layer][row, :, :end],
-            self.values[layer][row, :, :end],
+            self.keys[layer][index].to(self.dtype),
+            self.values[layer][index].to(self.dtype),
             log.between(length - observed, length, self.dropped[row]),
             length,
             self._rotate,
@@ -252,9 +257,9 @@ class CompressedCache(StaticCache):
         return order[:, order.shape[1] - count :].sort(dim=-1).values
 
     def _compact(self, layer: int, row: int, slots: Tensor) -> None:
-        index = slots[:, :, None].expand(-1, -1, self.keys[layer].shape[-1])
-        for store in (self.keys[layer], self.values[layer]):
-            store[row, :, : slots.shape[1]] = store[row].gather(1, index)
+        for part in (*parts(self.keys[layer]), *parts(self.values[layer])):
+            index = slots[:, :, None].expand(-1, -1, part.shape[-1])
+            part[row, :, : slots.shape[1]] = part[row].gather(1, index)
         self.lengths[layer][row] = slots.shape[1]
         log = self._logs[layer][row]
         self._logs[layer][row] = replace(log, state=self.method.keep(log.state, slots))
@@ -276,7 +281,10 @@ class CompressedCache(StaticCache):
 
         for stores in (self.keys, self.values):
             for layer, store in enumerate(stores):
-                stores[layer] = resized(store, 2)
+                if isinstance(store, Codes):
+                    store.codes, store.scales = resized(store.codes, 2), resized(store.scales, 2)
+                else:
+                    stores[layer] = resized(store, 2)
         self.positions = resized(self.positions, 1)
 
 

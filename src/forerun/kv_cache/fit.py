@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.contracts import Cache
-from forerun.core import Batch
+from forerun.core import Batch, View
 from forerun.errors import CacheError
 
 
@@ -48,6 +48,19 @@ def check_row(row: int, rows: int) -> None:
     """
     if not 0 <= row < rows:
         raise CacheError(f"row {row} is not in this cache; it has rows 0 to {rows - 1}.")
+
+
+def check_view(view: View | None, kv_dtype: str) -> None:
+    """Raise for a view that reads codes coarsely where there are none.
+
+    Raises:
+        CacheError: for a cache of another precision than int8.
+    """
+    if view is not None and view.coarse and kv_dtype != "int8":
+        raise CacheError(
+            f"this cache is of kv_dtype {kv_dtype!r}, and only codes of int8 have upper nibbles that can be "
+            "read alone; load the model with kv_dtype 'int8'."
+        )
 
 
 def check_path(row: int, length: int, path: Sequence[int], held: int) -> None:

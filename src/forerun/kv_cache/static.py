@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.core import Batch
 from forerun.errors import CacheError
-from forerun.kv_cache.fit import check_length, check_path, check_row, held_before, layers_to_trim
+from forerun.kv_cache.codes import CODED, Codes, Store, parts, turn
+from forerun.kv_cache.fit import (
+    check_length,
+    check_path,
+    check_row,
+    check_view,
+    held_before,
+    layers_to_trim,
+)
+
+_STORED = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class StaticCache:
@@ -18,12 +29,13 @@ class StaticCache:
     Args:
         num_layers: layers of the model.
         shape: rows, heads that keys and values have, tokens a row, size of one head.
-        dtype: of keys and values.
+        dtype: of keys and values as they are read.
         device: where they lie.
+        kv_dtype: as they are stored: `fp32`, `bf16`, `int8`, `int4`, or `auto` for `dtype`.
 
     Attributes:
-        keys, values: one tensor [rows, kv_heads, capacity, head_dim] a layer; a row's i-th token
-            lies in slot i.
+        keys, values: one tensor [rows, kv_heads, capacity, head_dim] a layer, or its `Codes`; a row's i-th
+            token lies in slot i.
         positions: the position of each slot's token, int64 [rows, capacity]; a sliding window over
             the nodes of a tree needs it, as slots and positions differ there.
         lengths: tokens held, `lengths[layer][row]`.
@@ -36,13 +48,21 @@ class StaticCache:
         shape: tuple[int, int, int, int],
         dtype: torch.dtype,
         device: torch.device,
+        kv_dtype: str = "auto",
     ) -> None:
         self.rows, self.capacity = rows, capacity = shape[0], shape[2]
+        self.dtype, self.kv_dtype = dtype, kv_dtype
         if rows < 1 or capacity < 1:
             raise CacheError.no_room(rows, capacity)
-        # Zeros, not empty memory: a masked slot has weight 0, but 0 times NaN is NaN.
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+        def store(turned: bool) -> Store:
+            if kv_dtype in CODED:
+                return Codes(shape, kv_dtype, dtype, device, turned)
+            # Zeros, not empty memory: a masked slot has weight 0, but 0 times NaN is NaN.
+            return torch.zeros(shape, dtype=_STORED.get(kv_dtype, dtype), device=device)
+
+        self.keys = [store(turned=True) for _ in range(num_layers)]
+        self.values = [store(turned=False) for _ in range(num_layers)]
         self.positions = torch.zeros((rows, capacity), dtype=torch.int64, device=device)
         self.lengths = [[0] * rows for _ in range(num_layers)]
 
@@ -72,8 +92,9 @@ class StaticCache:
 
         Raises:
             CacheError: for a row that does not exist, is full, whose layers hold different numbers
-                of tokens, or whose positions leave some out.
+                of tokens, or whose positions leave some out, and for a coarse view where there is none.
         """
+        check_view(batch.view, self.kv_dtype)
         appending = Appending(self, batch, held_before(batch, self, layers), positions)
         appending.write_positions()
         return appending
@@ -99,8 +120,8 @@ class StaticCache:
             held = sum(length + token < lengths[row] for token in path)
             if held > still:
                 source = moved[: held - still]
-                self._move(self.keys[layer][row], length + still, source)
-                self._move(self.values[layer][row], length + still, source)
+                for part in (*parts(self.keys[layer]), *parts(self.values[layer])):
+                    self._move(part[row], length + still, source)
             lengths[row] = length + held
 
     @staticmethod
@@ -124,28 +145,39 @@ class StaticCache:
     @property
     def row_format(self) -> dict[str, str | int]:
         """See `forerun.contracts.SavesRows`."""
-        _, heads, _, size = self.keys[0].shape
-        dtype = str(self.keys[0].dtype).removeprefix("torch.")
+        keys = self.keys[0]
+        _, heads, _, size = keys.shape
         numbers = {"layers": len(self.keys), "kv_heads": heads, "head_dim": size}
+        coded = isinstance(keys, Codes)
+        dtype = self.kv_dtype if coded else str(keys.dtype).removeprefix("torch.")
         return {"layout": "token by token", "dtype": dtype, **numbers}
 
     def row_shapes(self, length: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """See `forerun.contracts.SavesRows`."""
-        _, heads, _, size = self.keys[0].shape
-        shape = (self.keys[0].dtype, (heads, length, size))
-        return {"keys": shape, "values": shape}
+        return {
+            name: (part.dtype, (part.shape[1], length, part.shape[3]))
+            for name, part in self._parts(0).items()
+        }
 
     def read_row(self, row: int, layer: int, length: int) -> dict[str, Tensor]:
         """See `forerun.contracts.SavesRows`."""
-        stores = {"keys": self.keys, "values": self.values}
-        return {name: store[layer][row, :, :length].cpu() for name, store in stores.items()}
+        return {name: part[row, :, :length].cpu() for name, part in self._parts(layer).items()}
 
     def write_row(self, row: int, layer: int, length: int, tensors: Mapping[str, Tensor]) -> None:
         """See `forerun.contracts.SavesRows`."""
-        self.keys[layer][row, :, :length] = tensors["keys"]
-        self.values[layer][row, :, :length] = tensors["values"]
+        for name, part in self._parts(layer).items():
+            part[row, :, :length] = tensors[name]
         self.positions[row, :length] = torch.arange(length, device=self.positions.device)
         self.lengths[layer][row] = length
+
+    def _parts(self, layer: int) -> dict[str, Tensor]:
+        """The tensors of a layer, by name."""
+        stores = {"keys": self.keys[layer], "values": self.values[layer]}
+        return {
+            f"{name}.{index}" if index else name: part
+            for name, store in stores.items()
+            for index, part in enumerate(parts(store))
+        }
 
 
 class Appending:
@@ -213,12 +245,28 @@ class Appending:
         for row, start, count in zip(self.batch.rows, self.starts, self.batch.counts, strict=True):
             self._cache.lengths[layer][row] = start + count
 
+    def turned(self, queries: Tensor) -> Tensor:
+        """Queries [B, heads, n, head_dim] as keys are when they are read."""
+        keys = self._cache.keys[0]
+        if not isinstance(keys, Codes):
+            return queries
+        return turn(queries, keys.group) / keys.group
+
     def read(self, layer: int, first: int = 0, end: int | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, kv_heads, end - first, head_dim] of the slots from `first` on, to `end` or
-        the last one in use."""
+        """Keys, for queries that are `turned`, and values [B, kv_heads, end - first, head_dim] of the slots
+        from `first` on, to `end` or the last one in use."""
         window = slice(first, self.total if end is None else end)
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        return keys[self._index, :, window], values[self._index, :, window]
+        index = (self._index, slice(None), window)
+        return self._numbers(self._cache.keys[layer], index), self._numbers(
+            self._cache.values[layer], index
+        )
+
+    def _numbers(self, store: Store, index: tuple[Any, ...]) -> Tensor:
+        """What is stored, as the model reads it."""
+        if isinstance(store, Codes):
+            coarse = self.batch.view is not None and self.batch.view.coarse
+            return store.read(index, coarse=coarse, as_stored=True)
+        return store[index].to(self._cache.dtype)
 
     def slot_positions(self, first: int = 0) -> Tensor:
         """Positions [B, total - first] of the slots from `first` on."""

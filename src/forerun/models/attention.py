@@ -178,6 +178,7 @@ class Step:
         if self.rotation is not None:
             query, key = rotate(query, self.rotation), rotate(key, self.rotation)
         self.appending.write(layer, key, value)
+        query = self.appending.turned(query)
         visible, scale = self.visible[window], shape.head_dim**-0.5
         rest = self.appending.read(layer, visible.first)
         if visible.sinks:

@@ -22,6 +22,7 @@ from forerun.models.gguf.held import Held, held_tensors
 from forerun.models.gguf.source import GgufSource
 from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
+from forerun.models.kv_dtype import with_kv_dtype
 from forerun.models.layouts import layout_of
 from forerun.models.memory import ModelSummary, describe, kernel_bytes, stored_bytes
 from forerun.models.once import once
@@ -191,7 +192,7 @@ class Checkpoint:
         Raises:
             ConfigError: for a precision that the device or backend lacks.
         """
-        placement = replace(placement, device=str(target.device))
+        placement = replace(placement, device=str(target.device), kv_dtype="auto")
         if placement.dtype != "auto" or not self.native:
             return self.run_config(placement)
         run = self.run_config(replace(placement, backend=target.backend))
@@ -211,7 +212,10 @@ class Checkpoint:
             UnsupportedModelError: for an architecture that cannot be run speculatively.
             MemoryLimitError: when the weights do not fit into memory.
         """
-        return once((self.location, run), lambda: self._load(run))
+        # Models whose keys and values alone differ have the same weights.
+        plain = replace(run, kv_dtype="auto")
+        model = once((self.location, plain), lambda: self._load(plain))
+        return with_kv_dtype(model, run.kv_dtype)
 
     def _load(self, run: RunConfig) -> CausalLM:
         if self.native:

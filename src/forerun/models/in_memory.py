@@ -17,6 +17,7 @@ from forerun.models.config import check_config, check_end_tokens
 from forerun.models.generation import sampling_defaults
 from forerun.models.hf import HFModel, refuse_unsupported
 from forerun.models.hub import Location
+from forerun.models.kv_dtype import with_kv_dtype
 from forerun.models.placement import Placement, RunConfig, dtype_name, resolve
 from forerun.models.sources import TensorSource, with_own_head
 
@@ -143,9 +144,10 @@ class LoadedModel(Checkpoint):
             CheckpointError, UnsupportedModelError, MemoryLimitError: as `Checkpoint.load` does.
         """
         if self.native:
-            if run not in self.loaded:
-                self.loaded[run] = build(self.architecture, self.source(), run, self.name)
-            return self.loaded[run]
+            plain = replace(run, kv_dtype="auto")
+            if plain not in self.loaded:
+                self.loaded[plain] = build(self.architecture, self.source(), plain, self.name)
+            return with_kv_dtype(self.loaded[plain], run.kv_dtype)
         if self.model.training:
             raise ConfigError(
                 f"{self.name} is in training mode, which drops out values; call model.eval()."

@@ -12,6 +12,7 @@ import torch
 
 from forerun.errors import CheckpointError, MemoryLimitError
 from forerun.files import size_text
+from forerun.kv_cache.codes import bytes_per_value
 from forerun.models.architecture import Architecture, native, read_architecture
 from forerun.models.config import layer_configs, one_line
 from forerun.models.hf import max_context, refuse_unsupported
@@ -29,6 +30,7 @@ class ModelSummary:
         parameters: shared ones counted once.
         weight_bytes: by name of the dtype.
         cache_values_per_token: values in the cache per token of a row.
+        head_dim: values of a head's key; 0 where layers differ.
         max_context: in tokens.
     """
 
@@ -37,14 +39,16 @@ class ModelSummary:
     parameters: int
     weight_bytes: dict[str, int]
     cache_values_per_token: int
+    head_dim: int
     max_context: int
     vocab_size: int
     num_layers: int
     hidden_size: int
 
-    def cache_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes per token of a row in a cache of `dtype`."""
-        return self.cache_values_per_token * dtype.itemsize
+    def cache_bytes_per_token(self, dtype: torch.dtype, kv_dtype: str = "auto") -> int:
+        """Bytes per token of a row in a cache of `kv_dtype`; `auto` is `dtype`."""
+        size = bytes_per_value(kv_dtype, self.head_dim, dtype.itemsize)
+        return int(self.cache_values_per_token * size)
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ def describe(
         parameters=parameters,
         weight_bytes={key: parameters * dtype.itemsize for key, dtype in DTYPES.items()}
         | quantized,
+        head_dim=_head_dim(layer_configs(text)),
         cache_values_per_token=2 * text.num_hidden_layers * sum(widths) // len(widths),
         max_context=text.max_position_embeddings if is_native else max_context(text, name),
         vocab_size=text.vocab_size,
@@ -97,10 +102,18 @@ def describe(
     )
 
 
+def _key_size(layer: Any) -> int:
+    return int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+
+
 def _key_width(layer: Any) -> int:
     heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
-    size = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
-    return int(heads * size)
+    return int(heads) * _key_size(layer)
+
+
+def _head_dim(layers: Sequence[Any]) -> int:
+    sizes = {_key_size(layer) for layer in layers}
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def kernel_bytes(layout: Layout, precision: str, *, read: bool = False) -> float:
@@ -173,7 +186,7 @@ def memory_need(
     return MemoryNeed(
         name,
         summary.weight_bytes[run.precision],
-        rows * capacity * summary.cache_bytes_per_token(run.dtype),
+        rows * capacity * summary.cache_bytes_per_token(run.dtype, run.kv_dtype),
     )
 
 

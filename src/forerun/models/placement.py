@@ -33,6 +33,7 @@ BACKENDS = ("auto", "kernels", "torch")
 # Quantized weights on the kernels as their file has them, matrix by matrix.
 STORED = "stored"
 KERNEL_PRECISIONS = ("fp32", "bf16", "int8", "int4")
+KV_DTYPES = ("auto", "fp32", "bf16", "int8", "int4")
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -95,6 +96,11 @@ class Placement:
         description="kernels (forerun's own, on the CPU), torch, or auto: the kernels where they can "
         "run the model.",
     )
+    kv_dtype: Annotated[str, known("kv_dtype", lambda: KV_DTYPES)] = Field(
+        default="auto",
+        description="Precision of the target's keys and values: auto (that of the weights, or bf16 of "
+        "quantized ones), fp32, bf16, int8 or int4; it is part of the model, as that of weights is.",
+    )
 
 
 @dataclass(frozen=True)
@@ -105,11 +111,13 @@ class RunConfig:
         precision: of its weights, one of PRECISIONS or STORED.
         backend: `kernels` or `torch`.
         device: where.
+        kv_dtype: of keys and values, one of KV_DTYPES.
     """
 
     precision: str
     backend: str
     device: torch.device
+    kv_dtype: str = "auto"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -147,14 +155,19 @@ def resolve(
     wanted = placement.backend == "kernels" or precision in QUANTIZED or _native_is_fast()
     if obstacle is None and placement.backend != "torch" and wanted:
         precision = STORED if auto and quantized else precision
-        return RunConfig(precision, "kernels", device)
+        return RunConfig(precision, "kernels", device, placement.kv_dtype)
     if placement.backend == "kernels" or precision in QUANTIZED:
         raise ConfigError(
             f"dtype {precision!r} is not available on the kernels: "
             f"{obstacle or 'the backend is torch'}; "
             "use dtype 'bf16' or 'fp32' with the backend 'auto'."
         )
-    return RunConfig(precision, "torch", device)
+    if not native and placement.kv_dtype != "auto":
+        raise ConfigError(
+            f"kv_dtype {placement.kv_dtype!r} is not available: the model runs through transformers, with a "
+            "cache of its own; leave kv_dtype out."
+        )
+    return RunConfig(precision, "torch", device, placement.kv_dtype)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

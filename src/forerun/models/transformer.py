@@ -14,6 +14,7 @@ from forerun.contracts import Ability
 from forerun.core import Batch, Exactness, ForwardOutput
 from forerun.errors import CacheError, UnsupportedModelError
 from forerun.kv_cache import Appending, CompressedCache, StaticCache
+from forerun.kv_cache.codes import bytes_per_value
 from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.attention import Parts, Step, apply_gate, norm, visibility
 from forerun.models.layers import layers_to_run
@@ -42,7 +43,8 @@ class Transformer:
         self.hidden_size, self.max_context = shape.hidden_size, shape.max_context
         embedding = weights["embedding.weight"]
         self.device, self.dtype = embedding.device, embedding.dtype
-        self.precision = dtype_name(self.dtype)
+        self.precision, self.kv_dtype = dtype_name(self.dtype), "auto"
+        self.head_dim = shape.head_dim
         self._head = embedding if shape.tied else weights["head.weight"]
         self._inside = sum(
             weight.numel() for name, weight in weights.items() if name.startswith("layers.")
@@ -58,18 +60,19 @@ class Transformer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
 
-    def bytes_read(self, context: int, layers: int) -> float:
+    def bytes_read(self, context: int, layers: int, coarse: bool = False) -> float:
         """Of weights and of keys and values by one token, as `forerun.contracts.ReadsViews` says."""
         shape, size = self.shape, self.dtype.itemsize
         cached = 2 * shape.num_kv_heads * shape.head_dim * context
         share = layers / self.num_layers
-        return float(size * (self._head.numel() + share * self._inside + layers * cached))
+        held = bytes_per_value(self.kv_dtype, shape.head_dim, size, coarse=coarse)
+        return size * (self._head.numel() + share * self._inside) + layers * held * cached
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
         """An empty cache of `rows` rows of `capacity` tokens each."""
         shape = self.shape
         sizes = (rows, shape.num_kv_heads, capacity, shape.head_dim)
-        return StaticCache(self.num_layers, sizes, self.dtype, self.device)
+        return StaticCache(self.num_layers, sizes, self.dtype, self.device, self.kv_dtype)
 
     def compressed_cache(
         self, rows: int, capacity: int, compression: Compression
@@ -98,6 +101,7 @@ class Transformer:
             compression=compression,
             rotate=self._rotated,
             heads=shape.num_heads,
+            kv_dtype=self.kv_dtype,
         )
 
     def _rotated(self, vectors: Tensor, positions: Tensor) -> Tensor:

@@ -133,6 +133,7 @@ def _key(target: CausalLM, drafter: Drafter, rows: int) -> str:
 
     parts = (
         *(__version__, FORM, target.name, target.precision, str(target.dtype), target.num_layers),
+        getattr(target, "kv_dtype", "auto"),
         *(target.hidden_size, target.vocab_size, rows),
         *(drafter.name, repr(drafter), drafter.origin, *map(repr, drafter.members)),
         *(processor, threads_in_use(), str(target.device)),

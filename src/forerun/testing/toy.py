@@ -88,7 +88,7 @@ class ToyModel:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.vocab_size})"
 
-    def bytes_read(self, context: int, layers: int) -> float:
+    def bytes_read(self, context: int, layers: int, coarse: bool = False) -> float:
         """As much for a token of the text as for the tables of a layer."""
         return float(layers * (1 + context))
 

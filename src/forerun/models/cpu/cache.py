@@ -23,6 +23,7 @@ class CpuCache:
 
     def __init__(self, native: Any) -> None:
         self.native = native
+        self.kv_dtype = str(native.precision)
         self.rows, self.capacity = int(native.rows), int(native.capacity)
 
     @property
@@ -68,9 +69,17 @@ class CpuCache:
         numbers = ("layers", "kv_heads", "head_dim", "tile_bytes")
         return {
             "layout": "tiles of the kernels",
-            "dtype": str(native.precision),
+            "dtype": self.kv_dtype,
             **{name: int(getattr(native, name)) for name in numbers},
         }
+
+    def numbers(self, layer: int, row: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [kv_heads, n, head_dim] of what a row holds in a layer, as numbers."""
+        shape = (self.native.kv_heads, self.length(row, layer), self.native.head_dim)
+        keys, values = torch.empty(shape), torch.empty(shape)
+        with _ERRORS:
+            self.native.read(layer, row, keys.numpy(), values.numpy())
+        return keys, values
 
     def row_shapes(self, length: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """See `forerun.contracts.SavesRows`."""
@@ -90,12 +99,19 @@ class CpuCache:
             self.native.write_row(layer, row, length, tensors["tiles"].numpy())
 
 
-def new_cache(native: Any, rows: int, capacity: int, name: str) -> CpuCache:
+def new_cache(
+    native: Any,
+    rows: int,
+    capacity: int,
+    name: str,
+    kv_dtype: str = "",
+) -> CpuCache:
     """An empty cache of `rows` rows of `capacity` tokens each.
 
     Args:
         native: the kernels' model or module that it is for.
         name: how messages call it.
+        kv_dtype: of keys and values; empty for the model's own.
 
     Raises:
         CacheError: for fewer than one row or token.
@@ -104,7 +120,8 @@ def new_cache(native: Any, rows: int, capacity: int, name: str) -> CpuCache:
     if rows < 1 or capacity < 1:
         raise CacheError.no_room(rows, capacity)
     try:
-        return CpuCache(native.new_cache(rows, capacity))
+        size = (rows, capacity, kv_dtype) if kv_dtype else (rows, capacity)
+        return CpuCache(native.new_cache(*size))
     except (MemoryError, ValueError, TypeError):  # The latter for numbers that no memory has.
         raise MemoryLimitError(
             f"there is not enough memory for {rows} x {capacity} tokens in the cache of {name}; "

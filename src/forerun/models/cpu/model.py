@@ -20,6 +20,8 @@ from forerun.errors import (
     MemoryLimitError,
     UnknownNameError,
 )
+from forerun.kv_cache import check_view
+from forerun.kv_cache.codes import bytes_per_value
 from forerun.models.architecture import Architecture
 from forerun.models.cpu.cache import CpuCache, new_cache
 from forerun.models.cpu.errors import TypedErrors
@@ -106,6 +108,7 @@ class CpuModel:
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._pool = shared_pool() if choice.threads is None else thread_pool(choice.threads)
         self._level = choice.level
+        self.kv_dtype, self.head_dim = "auto", shape.head_dim
         self._errors = TypedErrors(name)
         try:
             formats: Mapping[str, str] = {}
@@ -132,10 +135,11 @@ class CpuModel:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
 
-    def bytes_read(self, context: int, layers: int) -> float:
+    def bytes_read(self, context: int, layers: int, coarse: bool = False) -> float:
         """Of weights and of keys and values by one token, as `forerun.contracts.ReadsViews` says."""
         shape, decoder = self.shape, self._decoder
-        element = 4 if self.precision == "fp32" else 2
+        own = 4 if self.precision == "fp32" else 2
+        element = bytes_per_value(self.kv_dtype, shape.head_dim, own, coarse=coarse)
         cached = 2 * shape.num_kv_heads * shape.head_dim * element * context
         return float(decoder.head_bytes + layers * (decoder.layer_bytes / self.num_layers + cached))
 
@@ -146,7 +150,8 @@ class CpuModel:
             CacheError: for fewer than one row or token.
             MemoryLimitError: when it does not fit into memory.
         """
-        return new_cache(self._decoder, rows, capacity, self.name)
+        kv_dtype = "" if self.kv_dtype == "auto" else self.kv_dtype
+        return new_cache(self._decoder, rows, capacity, self.name, kv_dtype)
 
     def forward(self, batch: Batch, cache: CpuCache) -> ForwardOutput:
         """Run new tokens and append their keys and values, as `forerun.contracts.CausalLM` says.
@@ -162,6 +167,7 @@ class CpuModel:
             raise CacheError(
                 f"{self.name} was given a {type(cache).__name__}; make a cache with its new_cache."
             )
+        check_view(batch.view, cache.kv_dtype)
         last = batch.logits_for == "last"
         # Padding is not written to, but it should be numbers.
         make = torch.empty if batch.even else torch.zeros
@@ -244,6 +250,7 @@ class CpuModel:
             CacheError: when a row is full or a position lies beyond the context.
             DistributionError: for logits that are not numbers.
         """
+        check_view(view, cache.kv_dtype)
         probs = [
             torch.empty(chain.limit if chain.drawing is Drawing.SAMPLED else 0, vocab_size)
             for chain in requests
@@ -306,8 +313,8 @@ def _native_chain(chain: ChainRequest) -> Any:
     )
 
 
-def _native_view(view: View | None) -> tuple[int, int] | None:
-    return None if view is None else (view.sinks, view.window)
+def _native_view(view: View | None) -> tuple[int, int, bool] | None:
+    return None if view is None else (view.sinks, view.window, view.coarse)
 
 
 def _floats(hidden: Tensor) -> NDArray[np.float32]:

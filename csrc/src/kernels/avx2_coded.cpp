@@ -1,0 +1,119 @@
+// A cache of codes by vpmaddwd, as in avx2_grouped.cpp.
+#include "avx2_common.h"
+
+namespace forerun::cpu {
+namespace {
+
+// The codes of half a line as bytes, those in the lower or the upper halves of its bytes.
+template <int kPlanes>
+FORERUN_INLINE __m256i load_codes(const std::uint8_t* line, std::ptrdiff_t lower, int half,
+                                  int upper_nibbles) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  const auto nibbles = [&](__m256i bytes) {
+    return _mm256_and_si256(upper_nibbles != 0 ? _mm256_srli_epi16(bytes, 4) : bytes, mask);
+  };
+  const __m256i first = nibbles(load_half(line, half));
+  if constexpr (kPlanes == 1) return first;
+  return _mm256_or_si256(_mm256_slli_epi16(first, 4), nibbles(load_half(line + lower, half)));
+}
+
+struct Avx2Coded {
+  static constexpr int kMaxTokens = 2;
+
+  template <int kPlanes, int T>
+  static FORERUN_INLINE void sum_up(const CodedTile& c, const std::uint8_t* at,
+                                    const std::uint32_t* x, __m256i (&sum)[kHalves][T]) {
+    __m256i low[kHalves][T];
+    unroll_halves<T>([&](auto h, auto t) {
+      sum[h][t] = _mm256_set1_epi32(static_cast<int>(x[t]));
+      low[h][t] = _mm256_set1_epi32(static_cast<int>(x[T + t]));
+    });
+    x += kPanelHeads * T;
+    const std::uint8_t* end = at + c.lines * kLine;
+    for (; at != end; at += kLine, x += kPanelRowsOfLine * T) {
+      prefetch(at + c.ahead);
+      if constexpr (kPlanes == 2) prefetch(at + c.lower + c.ahead);
+      unroll<2>([&](auto nibbles) {
+        unroll<2>([&](auto odd) {
+          __m256i w[kHalves];
+          unroll<kHalves>([&](auto h) {
+            w[h] = widen_unsigned(load_codes<kPlanes>(at, c.lower, h, nibbles), odd);
+          });
+          unroll<T>([&](auto t) {
+            const auto digits = [&](int row) {
+              return widen_signed(_mm256_set1_epi32(static_cast<int>(x[row * T + t])), odd);
+            };
+            const __m256i high_digits = digits(nibbles);
+            const __m256i low_digits = digits(nibbles + 2);
+            unroll<kHalves>([&](auto h) {
+              sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_madd_epi16(w[h], high_digits));
+              low[h][t] = _mm256_add_epi32(low[h][t], _mm256_madd_epi16(w[h], low_digits));
+            });
+          });
+        });
+      });
+    }
+    unroll_halves<T>([&](auto h, auto t) {
+      sum[h][t] = _mm256_add_epi32(_mm256_slli_epi32(sum[h][t], 7), low[h][t]);
+    });
+  }
+
+  static FORERUN_INLINE __m256 scales(const std::uint16_t* bf16) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bf16));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+
+  static FORERUN_INLINE __m256 in_all_lanes(std::uint32_t bits) {
+    return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(bits)));
+  }
+
+  template <int kPlanes, int T>
+  FORERUN_FLATTEN static void scores(const CodedTile& c) {
+    const std::int64_t panel_units = (kPanelHeads + kPanelRowsOfLine * c.lines) * T;
+    for (std::int64_t b = 0; b < c.blocks; ++b) {
+      for (std::int64_t g = 0; g < c.groups; ++g) {
+        const std::uint32_t* x = c.panel + g * panel_units;
+        __m256i sum[kHalves][T];
+        sum_up<kPlanes, T>(c, c.upper + b * c.block_bytes + g * c.lines * kLine, x, sum);
+        unroll_halves<T>([&](auto h, auto t) {
+          float* to = c.out + t * c.out_stride + b * kBlockRows + h * kHalfRows;
+          const __m256 before = g == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(to);
+          const __m256 product =
+              _mm256_mul_ps(_mm256_cvtepi32_ps(sum[h][t]), in_all_lanes(x[2 * T + t]));
+          const __m256 scale = scales(c.scales + g * kTileSlots + b * kBlockRows + h * kHalfRows);
+          _mm256_storeu_ps(to, _mm256_fmadd_ps(product, scale, before));
+        });
+      }
+    }
+  }
+
+  template <int kPlanes, int T>
+  FORERUN_FLATTEN static void values(const CodedTile& c) {
+    for (std::int64_t b = 0; b < c.blocks; ++b) {
+      __m256i sum[kHalves][T];
+      sum_up<kPlanes, T>(c, c.upper + b * c.block_bytes, c.panel, sum);
+      unroll_halves<T>([&](auto h, auto t) {
+        const std::int64_t at = t * c.out_stride + b * kBlockRows + h * kHalfRows;
+        auto* held = reinterpret_cast<__m256i*>(c.sums + at);
+        if (c.resume) sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_loadu_si256(held));
+        if (c.keep) {
+          _mm256_storeu_si256(held, sum[h][t]);
+          return;
+        }
+        const __m256 scale = in_all_lanes(c.panel[2 * T + t]);
+        float* to = c.out + at;
+        _mm256_storeu_ps(
+            to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[h][t]), scale, _mm256_loadu_ps(to)));
+      });
+    }
+  }
+};
+
+}  // namespace
+
+const CodedSet& avx2_coded_set() {
+  static const CodedSet set = make_coded_set<Avx2Coded>();
+  return set;
+}
+
+}  // namespace forerun::cpu
