@@ -20,6 +20,7 @@ from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter
+from forerun.drafters.self_quantized import SelfQuantizedDrafter
 from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
@@ -225,6 +226,11 @@ DRAFTERS = [
     ),
     DrafterCase("ngram", lambda *_: NgramDrafter(1, 3), POINT_MASSES),
     DrafterCase("ngram-tree", lambda *_: NgramDrafter(1, 3), POINT_MASSES, config=TREE),
+    DrafterCase(
+        "self_quantized",
+        lambda target, _: SelfQuantizedDrafter(target, View(1, 2, coarse=True)),
+        ("auto", "token", "block", "traversal", "coupled"),
+    ),
     DrafterCase(
         "self_sparse",
         lambda target, _: SelfSparseDrafter(target, VIEW),

@@ -175,7 +175,7 @@ class DraftChain:
 
     def __init__(self, row: int, pending: Sequence[int], limit: int, stops: Sequence[int], drawing: str, warp: tuple[float, int, float, float], seed: int, committed: int) -> None: ...
 
-def draft_chains(decoder: Decoder, pool: ThreadPool, cache: KvCache, chains: Sequence[DraftChain], probs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], vocab: int, view: tuple[int, int] | None) -> list[list[int]]:
+def draft_chains(decoder: Decoder, pool: ThreadPool, cache: KvCache, chains: Sequence[DraftChain], probs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], vocab: int, view: tuple[int, int, bool] | None) -> list[list[int]]:
     """Draft all chains side by side; the tokens of each."""
 
 class Stream:

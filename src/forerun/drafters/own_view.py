@@ -38,9 +38,7 @@ class OwnViewDrafter(OwnLayersDrafter):
 
     takes_trees = True
 
-    def __init__(
-        self, target: CausalLM, view: View, skip_layers: Collection[int] = ()
-    ) -> None:
+    def __init__(self, target: CausalLM, view: View, skip_layers: Collection[int] = ()) -> None:
         super().__init__(target)
         self.view = view
         self._layers = drafting_layers(skip_layers, target.num_layers)

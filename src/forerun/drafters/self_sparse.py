@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 from pydantic import Field
 
-from forerun.contracts import DrafterSetup
+from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import View
 from forerun.drafters.own_view import OwnViewDrafter
 from forerun.options import options
@@ -45,6 +46,11 @@ class SelfSparseDrafter(OwnViewDrafter):
 
     name = "self_sparse"
     options = SelfSparseOptions
+
+    def __init__(
+        self, target: CausalLM, view: View = USUAL_VIEW, skip_layers: Collection[int] = ()
+    ) -> None:
+        super().__init__(target, view, skip_layers)
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> SelfSparseDrafter:

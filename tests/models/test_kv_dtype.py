@@ -1,0 +1,156 @@
+"""Models whose keys and values are of another precision than their weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from forerun.core import View
+from forerun.errors import CacheError, ConfigError, UnknownNameError
+from forerun.models import Checkpoint
+from forerun.models.kv_dtype import with_kv_dtype
+from forerun.models.once import loading_once
+from forerun.models.placement import KV_DTYPES, Placement, resolve
+from tests.helpers.backends import BACKENDS, needs_kernels
+from tests.helpers.forwards import run
+from tests.helpers.kernel_models import last_of
+from tests.helpers.tiny_models import PATHS, TREE, VOCAB, random_model, tokens
+
+CODED = ["int8", "int4"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Checkpoints with heads of 16 and 96 dimensions, and a sliding window."""
+    folder = tmp_path_factory.mktemp("kv_dtype")
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 3, "intermediate_size": 40}
+    sizes |= {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2}
+    sizes |= {"max_position_embeddings": 256, "eos_token_id": 3, "bos_token_id": 2}
+    kinds = {
+        "narrow": ("llama", {"head_dim": 16}),
+        "wide": ("qwen3", {"head_dim": 96}),
+        "sliding": ("mistral", {"head_dim": 32, "sliding_window": 5}),
+        "odd": ("llama", {"head_dim": 24}),
+    }
+    for name, (kind, extra) in kinds.items():
+        random_model(AutoConfig.for_model(kind, **sizes, **extra)).save_pretrained(folder / name)
+
+    def load(name: str, backend: str, kv_dtype: str = "auto") -> Any:
+        checkpoint = Checkpoint.open(str(folder / name))
+        placement = Placement("fp32", "cpu", backend, kv_dtype)
+        return checkpoint.load(checkpoint.run_config(placement))
+
+    return load
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["narrow", "wide", "sliding"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_kernels_give_the_same_whatever_runs_together(name: str, kv_dtype: str, saved: Any) -> None:
+    """A prompt in pieces beside others, then a tree: each node as its path token by token."""
+    model = saved(name, "kernels", kv_dtype)
+    prompts = [tokens(1, length, seed=length)[0].tolist() for length in (70, 3, 130)]
+    nodes = tokens(3, len(TREE), seed=1).tolist()
+    cache, rows = model.new_cache(4, 160), [3, 0, 2]
+    run(model, cache, [prompt[:2] for prompt in prompts], rows)
+    run(model, cache, [prompt[2:] for prompt in prompts], rows)
+    logits = run(model, cache, nodes, rows, trees=[TREE] * 3).logits
+    for index, prompt in enumerate(prompts):
+        for node in (0, len(TREE) - 1):
+            line = prompt + [nodes[index][step] for step in PATHS[node]]
+            assert torch.equal(logits[index, node], last_of(model, line))
+    for row, prompt in zip(rows, prompts, strict=True):
+        cache.keep(row, len(prompt), PATHS[-1])
+    following = run(model, cache, [[5]] * 3, rows).logits
+    for index, prompt in enumerate(prompts):
+        line = prompt + [nodes[index][step] for step in PATHS[-1]] + [5]
+        assert torch.equal(following[index, 0], last_of(model, line))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["narrow", "wide", "sliding"])
+@pytest.mark.parametrize("kv_dtype", CODED)
+@pytest.mark.parametrize("coarse", [False, True])
+def test_kernels_and_torch_read_the_same(
+    name: str, kv_dtype: str, coarse: bool, saved: Any
+) -> None:
+    if coarse and kv_dtype == "int4":
+        pytest.skip("int4 has no upper nibbles")
+    view = View(0, 64, coarse=True) if coarse else None
+    found = []
+    for backend, kept in (("kernels", kv_dtype), ("torch", kv_dtype), ("torch", "fp32")):
+        model = saved(name, backend, kept)
+        cache, seen = model.new_cache(1, 64), view if kept == "int8" else None
+        run(model, cache, tokens(1, 20), view=seen)
+        out = run(model, cache, tokens(1, len(TREE), seed=1), trees=[TREE], view=seen).logits
+        found.append(out)
+    kernels, by_torch, exact = found
+    # A number between two codes may become either, so not to the last digit.
+    assert (kernels - by_torch).norm() < 0.3 * (by_torch - exact).norm()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_errors_grow_as_bits_shrink(backend: str, saved: Any) -> None:
+    ids, off = tokens(1, 60), {}
+    exact = saved("wide", backend, "fp32")
+    wanted = run(exact, exact.new_cache(1, 64), ids).logits
+    for kv_dtype in ("bf16", "int8", "int4"):
+        model = saved("wide", backend, kv_dtype)
+        off[kv_dtype] = float((run(model, model.new_cache(1, 64), ids).logits - wanted).norm())
+    assert 0 < off["bf16"] < off["int8"] < off["int4"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kv_dtype", CODED)
+def test_memory_is_that_of_the_codes(backend: str, kv_dtype: str, saved: Any) -> None:
+    """Against bf16, with a scale for each 64 numbers or, in heads of 96 dimensions, 32."""
+    model, plain = saved("wide", backend, kv_dtype), saved("wide", backend, "bf16")
+    held, whole = (
+        one.new_cache(1, 128).nbytes - (128 * 8 if backend == "torch" else 0)
+        for one in (model, plain)
+    )
+    assert whole / held == {"int8": 2 / (1 + 2 / 32), "int4": 2 / (0.5 + 2 / 32)}[kv_dtype]
+    ratio = (plain.bytes_read(10**6, 3) - plain.bytes_read(0, 3)) / (
+        model.bytes_read(10**6, 3) - model.bytes_read(0, 3)
+    )
+    assert ratio == pytest.approx(whole / held)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_are_shared(backend: str, saved: Any) -> None:
+    with loading_once():
+        one, other = saved("narrow", backend), saved("narrow", backend, "int8")
+    assert one.kv_dtype == "auto"
+    assert other.kv_dtype == "int8"
+    shared = "_decoder" if backend == "kernels" else "weights"
+    assert getattr(one, shared) is getattr(other, shared)
+    assert with_kv_dtype(one, "auto") is one
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_heads_that_no_group_divides(backend: str, saved: Any) -> None:
+    with pytest.raises(ConfigError, match=r"multiple of 16 .* have 24; use 'bf16'"):
+        saved("odd", backend, "int4")
+    assert saved("odd", backend, "bf16").new_cache(1, 4).length(0) == 0
+
+
+def test_names_and_models_that_have_none() -> None:
+    with pytest.raises(UnknownNameError, match="int16"):
+        Placement(kv_dtype="int16")
+    with pytest.raises(ConfigError, match="runs through transformers"):
+        resolve(Placement(device="cpu", kv_dtype="int8"), None, native=False)
+    assert resolve(Placement(device="cpu", kv_dtype="auto"), None, native=False).kv_dtype == "auto"
+
+
+@needs_kernels
+def test_a_coarse_view_of_another_cache(saved: Any) -> None:
+    model = saved("narrow", "kernels", "int4")
+    cache = model.new_cache(1, 8)
+    with pytest.raises(CacheError, match="kv_dtype 'int4'"):
+        run(model, cache, [[1, 2]], view=View(0, 4, coarse=True))
+    assert cache.length(0) == 0
+    assert copy.copy(model).kv_dtype == "int4"
