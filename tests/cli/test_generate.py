@@ -23,6 +23,7 @@ BASE_KEYS = {
     "method",
     "exactness",
     "dtype",
+    "kv_dtype",
     "draft_dtype",
     "template",
     "prompt",
