@@ -23,7 +23,7 @@ FEW = (
         "1",
     ),
     *("--depths", "0.2,0.8", "--scored-tokens", "12", "--timed-tokens", "4", "--kv-recent", "16"),
-    *("--threads", "1"),
+    *("--threads", "1", "--kv-dtypes", "bf16"),
 )
 
 
@@ -44,20 +44,22 @@ def test_rows_are_settings_by_context(cli: Cli, text: str) -> None:
     found = json.loads(result.stdout)
     assert (found["schema_version"], found["mode"]) == (1, "kv")
     assert found["settings"]["contexts"] == [256, 400]
-    labels = ["full", "streaming_llm ratio 0.5", "h2o ratio 0.5"]
+    labels = ["full", "kv_dtype bf16", "streaming_llm ratio 0.5", "h2o ratio 0.5"]
     rows = found["rows"]
     assert [(row["setting"], row["context"]) for row in rows] == [
         (label, context) for context in (256, 400) for label in labels
     ]
     for row in rows:
         full = row["setting"] == "full"
-        assert row["exactness"] == ("distributional" if full else "approximate")
+        # A precision is part of the model, as that of weights is.
+        evicts = "ratio" in row["setting"]
+        assert row["exactness"] == ("approximate" if evicts else "distributional")
         assert row["perplexity_low"] <= row["perplexity_ratio"] <= row["perplexity_high"]
         assert list(row["found_by_depth"]) == ["0.2", "0.8"]
         assert 0 < row["memory_share"] <= 1
         if full:
             assert (row["perplexity_ratio"], row["memory_share"]) == (1.0, 1.0)
-        else:
+        elif evicts:
             assert row["memory_share"] == pytest.approx(
                 (row["context"] / 2 + 4) / (row["context"] + 3), abs=0.01
             )
@@ -82,11 +84,11 @@ def test_the_table_marks_what_is_approximate(cli: Cli, text: str, tmp_path: Path
 def test_budgets_alone_and_the_prose_that_comes_with_python(cli: Cli) -> None:
     usual = ("--needles", "1", "--depths", "0.5", "--scored-tokens", "8", "--timed-tokens", "4")
     sizes = ("--ratios", "0.5", "--budgets", "64", "--methods", "snapkv", "--contexts", "300")
-    keep = ("--kv-recent", "16", "--threads", "1")
+    keep = ("--kv-recent", "16", "--threads", "1", "--kv-dtypes", "fp32")
     result = cli.run("bench", "kv", "-m", cli.target, *usual, *sizes, *keep, "--json")
     assert result.exit_code == 0, result.output
     labels = [row["setting"] for row in json.loads(result.stdout)["rows"]]
-    assert labels == ["full", "snapkv ratio 0.5", "snapkv budget 64"]
+    assert labels == ["full", "kv_dtype fp32", "snapkv ratio 0.5", "snapkv budget 64"]
 
 
 def test_an_interruption_shows_what_there_is(
@@ -106,12 +108,16 @@ def test_an_interruption_shows_what_there_is(
     monkeypatch.setattr(_Reader, "row", interrupted)
     result = run(cli, "--text", text, "--json")
     assert result.exit_code == 130
-    assert len(json.loads(result.stdout)["rows"]) == 2
+    assert [row["setting"] for row in json.loads(result.stdout)["rows"]] == [
+        "full",
+        "kv_dtype bf16",
+    ]
     assert "interrupted" in result.stderr
 
 
 def test_wrong_use_is_refused(cli: Cli, write: Write) -> None:
     refused(run(cli, "--methods", "h3o"), "unknown kv_method 'h3o'", "Did you mean 'h2o'")
+    assert "kv_dtype 'int5'" in run(cli, "--kv-dtypes", "int5").stderr
     refused(run(cli, "--budgets", "16"), "kv_budget is 16", "4 sinks with 16 recent")
     refused(run(cli, "--contexts", "20000"), "--contexts go up to 20000", "16384")
     refused(run(cli, "--ratios", "0"), "ratios")

@@ -37,7 +37,8 @@ _SHARED = ("kv_recent", "kv_sinks", "kv_interval")
 def bench_kv(**values: Any) -> None:
     """Find out what each setting of the cache costs in quality, and what it saves.
 
-    Reads prompts of several lengths with the full cache and with every method of eviction, and measures
+    Reads prompts of several lengths with the full cache, with one of int8 and int4, and with every method of
+    eviction, and measures
     perplexity of what follows, which numbers hidden in the prompt are found, memory and tokens a second.
     All is generated or comes with Python; nothing is downloaded. Takes minutes with SmolLM2.
     """

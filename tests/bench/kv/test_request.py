@@ -16,16 +16,23 @@ def labels(**options: Any) -> list[str]:
 
 
 def test_every_method_is_crossed_with_every_size() -> None:
-    found = labels(ratios=(0.5,), budgets=(256,))
+    found = labels(ratios=(0.5,), budgets=(256,), kv_dtypes=())
     assert found[0] == FULL
     wanted = {f"{name} {size}" for name in METHODS.names() for size in ("ratio 0.5", "budget 256")}
     assert set(found[1:]) == wanted
     assert len(found) == 1 + len(wanted)
 
 
+def test_a_precision_is_a_model_of_its_own() -> None:
+    request = Request(kv_dtypes=("int8",), methods=("h2o",), ratios=(0.5,))
+    full, coded, evicting = settings_of(request, {})
+    assert coded.load == coded.model == {"kv_dtype": "int8"}
+    assert full.model == evicting.model == {}
+
+
 def test_a_setting_is_what_load_takes() -> None:
     full, setting = settings_of(
-        Request(methods=("h2o",), ratios=(), budgets=(64,)), {"kv_recent": 8}
+        Request(kv_dtypes=(), methods=("h2o",), ratios=(), budgets=(64,)), {"kv_recent": 8}
     )
     assert dict(full.load) == {}
     assert not full.compression.is_on

@@ -33,6 +33,10 @@ class Request:
     methods: tuple[str, ...] = Field(
         default=(), description="Methods of eviction, such as h2o,snapkv; all."
     )
+    kv_dtypes: tuple[str, ...] = Field(
+        default=("int8", "int4"),
+        description="Precisions of keys and values to compare with the usual one.",
+    )
     ratios: tuple[_Ratio, ...] = Field(
         default=(0.5, 0.75), description="Shares of the prompt that are evicted after it."
     )
@@ -112,7 +116,8 @@ def settings_of(request: Request, common: Mapping[str, Any]) -> list[Setting]:
     Raises:
         ConfigError: for a budget that the tokens that always stay exceed.
     """
-    return [Setting(FULL), *_evicting(request, common)]
+    precisions = [Setting(f"kv_dtype {name}", {"kv_dtype": name}) for name in request.kv_dtypes]
+    return [Setting(FULL), *precisions, *_evicting(request, common)]
 
 
 def _evicting(request: Request, common: Mapping[str, Any]) -> Iterator[Setting]:
