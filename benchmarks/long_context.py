@@ -1,4 +1,4 @@
-"""A target that drafts from a part of its own cache, beside plain decoding, by context and setting.
+"""A target that drafts from less of its own cache, beside plain decoding, by context and setting.
 
 python -m benchmarks.long_context --document FILE --question TEXT
 
@@ -6,7 +6,8 @@ A document, cut to each context, and a question behind it; greedy. The text is r
 session, so that each run starts with the cache of its prompt. Settings and an engine without a drafter take
 turns, each after a run of its own that is not counted. A number is plain seconds over the setting's from the
 first token to the last, the median of the pairs, with their range; outputs must be the same ones. Loops
-flatter drafts: the most often repeated sequence of four tokens is printed with its count.
+flatter drafts. With --coarse it drafts from the upper nibbles of an int8 cache (self_quantized), and plain
+decoding has that cache too. The most often repeated sequence of four tokens is printed with its count.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from forerun.core import View
+from forerun.drafters.self_quantized import SelfQuantizedDrafter
 from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.config import SpeculativeConfig
@@ -37,15 +39,19 @@ QUESTION = "Which drafters does the text above describe, and when does each of t
 
 @dataclass(frozen=True)
 class Setting:
-    """How to draft: the view's window, tokens a round at most, layers left out, and the policy."""
+    """How to draft: the view's window, tokens a round at most, layers left out, the policy, and whether
+    codes are read coarsely."""
 
     window: int
     tokens: int
     skip_layers: tuple[int, ...] = ()
     policy: str = "fixed"
+    coarse: bool = False
 
     def engine(self, plain: Engine) -> Engine:
-        drafter = SelfSparseDrafter(plain.target, View(4, self.window), self.skip_layers)
+        kind = SelfQuantizedDrafter if self.coarse else SelfSparseDrafter
+        view = View(4, self.window, self.coarse)
+        drafter = kind(plain.target, view, self.skip_layers)
         config = SpeculativeConfig(num_speculative_tokens=self.tokens, policy=self.policy)
         return Engine(plain.target, drafter, config, max_context=plain.max_context)
 
@@ -155,7 +161,12 @@ def prompt_of(engine: Engine, document: str, question: str, context: int) -> lis
 
 def run(options: argparse.Namespace, sessions: Path) -> Iterator[Row]:
     """The rows of all contexts and settings; each context's output on the way, as a comment."""
-    plain = load(options.model, False, max_context=max(options.contexts) + options.max_tokens + 64)
+    plain = load(
+        options.model,
+        False,
+        kv_dtype="int8" if options.coarse else options.kv_dtype,
+        max_context=max(options.contexts) + options.max_tokens + 64,
+    )
     document = "\n\n".join(Path(name).read_text() for name in options.document)
     for context in options.contexts:
         ids = prompt_of(plain, document, options.question, context)
@@ -166,7 +177,8 @@ def run(options: argparse.Namespace, sessions: Path) -> Iterator[Row]:
         print(f"# {reading.output.text!r}", flush=True)
         skips = {(), tuple(options.skip_layers)}
         for window, tokens, skip in itertools.product(options.windows, options.lengths, skips):
-            yield reading.measure(Setting(window, tokens, skip, options.policy), options.pairs)
+            setting = Setting(window, tokens, skip, options.policy, options.coarse)
+            yield reading.measure(setting, options.pairs)
 
 
 def line(row: Row) -> str:
@@ -175,7 +187,8 @@ def line(row: Row) -> str:
     skipped = f" without {','.join(map(str, setting.skip_layers))}" if setting.skip_layers else ""
     same = "same output" if row.identical else "ANOTHER OUTPUT"
     return (
-        f"context {row.context}, window {setting.window}, {setting.tokens} tokens{skipped}, "
+        f"context {row.context}, window {setting.window}{', coarse' * setting.coarse}, "
+        f"{setting.tokens} tokens{skipped}, "
         f"{setting.policy}: {row.speedup:.2f} ({row.least:.2f}-{row.most:.2f}) of "
         f"{row.plain_rate:.0f} tokens/s; {row.accepted:.0%} accepted, {row.drafted_rounds:.0%} of "
         f"rounds drafted; {row.draft_share:.0%} drafting, {row.target_share:.0%} target; {same}"
@@ -191,6 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--windows", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--skip-layers", type=int, nargs="*", default=[])
+    parser.add_argument("--kv-dtype", default="auto", help="of the cache, int8 with --coarse")
+    parser.add_argument("--coarse", action="store_true", help="draft from upper nibbles")
     parser.add_argument("--policy", default="fixed")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--pairs", type=int, default=5)

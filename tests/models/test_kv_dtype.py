@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig
 
+import forerun
+from forerun.compression import Compression
 from forerun.core import View
-from forerun.errors import CacheError, ConfigError, UnknownNameError
+from forerun.drafters.ngram import NgramDrafter
+from forerun.errors import CacheError, ConfigError, SessionError, UnknownNameError
 from forerun.models import Checkpoint
 from forerun.models.kv_dtype import with_kv_dtype
 from forerun.models.once import loading_once
 from forerun.models.placement import KV_DTYPES, Placement, resolve
+from forerun.params import SamplingParams
 from tests.helpers.backends import BACKENDS, needs_kernels
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import last_of
@@ -154,3 +159,36 @@ def test_a_coarse_view_of_another_cache(saved: Any) -> None:
         run(model, cache, [[1, 2]], view=View(0, 4, coarse=True))
     assert cache.length(0) == 0
     assert copy.copy(model).kv_dtype == "int4"
+
+
+@pytest.mark.parametrize("kv_dtype", CODED)
+def test_codes_are_evicted_too(kv_dtype: str, saved: Any) -> None:
+    """With drafts and without, and the memory is that of both."""
+    target = saved("wide", "torch", kv_dtype)
+    compression = Compression(kv_method="h2o", kv_budget=24, kv_recent=8, kv_sinks=2, kv_interval=8)
+    config = forerun.SpeculativeConfig(policy="fixed", num_speculative_tokens=3)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    found = []
+    for drafter in (None, NgramDrafter(1, 3)):
+        engine = forerun.Engine(target, drafter, config, compression=compression)
+        found.append(engine.generate(tokens(1, 90)[0].tolist(), params).token_ids)
+    assert found[0] == found[1]
+    whole = forerun.Engine(target).generate(tokens(1, 90)[0].tolist(), params).token_ids
+    assert whole != found[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kv_dtype", CODED)
+def test_a_session_of_codes(backend: str, kv_dtype: str, saved: Any, tmp_path: Path) -> None:
+    text, params = tokens(1, 100)[0].tolist(), SamplingParams(temperature=0, max_tokens=20)
+    target = saved("wide", backend, kv_dtype)
+    wanted = forerun.Engine(target).generate([*text, 5], params).token_ids
+    reader = forerun.Engine(target)
+    reader.generate(text, SamplingParams(temperature=0, max_tokens=1))
+    reader.save_session(tmp_path / "one.session", text)
+    other = forerun.Engine(target)
+    other.load_session(tmp_path / "one.session")
+    assert other.generate([*text, 5], params).token_ids == wanted
+    another = forerun.Engine(saved("wide", backend, "bf16"))
+    with pytest.raises(SessionError, match=kv_dtype):
+        another.load_session(tmp_path / "one.session")

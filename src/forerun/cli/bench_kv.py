@@ -110,7 +110,7 @@ def _options() -> list[click.Parameter]:
     models = [option for option in model_options(model="smollm2") if option.name != "max_context"]
     return [
         *models,
-        *derived(Request, section, without=declared.keys() - {"methods"}),
+        *derived(Request, section, without=declared.keys() - {"methods", "kv_dtypes"}),
         *(
             list_option(
                 name,
@@ -122,7 +122,7 @@ def _options() -> list[click.Parameter]:
             for name, kind in lists.items()
         ),
         *(option for option in derived(Compression, section) if option.name in _SHARED),
-        *derived(Request, "Text", without={*lists, "methods"}),
+        *derived(Request, "Text", without={*lists, "methods", "kv_dtypes"}),
         Option(
             "text",
             "Text",

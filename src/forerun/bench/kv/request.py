@@ -31,7 +31,8 @@ class Request:
     """
 
     methods: tuple[str, ...] = Field(
-        default=(), description="Methods of eviction, such as h2o,snapkv; all."
+        default=(),
+        description="Methods of eviction, such as h2o,snapkv; all by default, none for precisions alone.",
     )
     kv_dtypes: tuple[str, ...] = Field(
         default=("int8", "int4"),
@@ -65,7 +66,7 @@ class Request:
     seed: int = Field(default=0, ge=0, le=2**31, description="Of the needles.")
 
     def __post_init__(self) -> None:
-        for name in self.methods:
+        for name in () if self.methods == NO_METHOD else self.methods:
             if name not in METHODS.names():
                 raise UnknownNameError("kv_method", name, METHODS.names())
         if self.timed_tokens > self.scored_tokens:
@@ -80,6 +81,8 @@ class Request:
         return max(self.contexts) + max(self.scored_tokens, LONGEST_QUESTION)
 
 
+# In place of methods of eviction: precisions alone are compared.
+NO_METHOD = ("none",)
 # Tokens of a question and its answer, at most, where a token is a character.
 LONGEST_QUESTION = 128
 
@@ -121,6 +124,8 @@ def settings_of(request: Request, common: Mapping[str, Any]) -> list[Setting]:
 
 
 def _evicting(request: Request, common: Mapping[str, Any]) -> Iterator[Setting]:
+    if request.methods == NO_METHOD:
+        return
     for method in request.methods or METHODS.names():
         sizes: list[tuple[str, dict[str, Any]]] = [
             *((f"ratio {ratio:g}", {"kv_compression_ratio": ratio}) for ratio in request.ratios),
