@@ -199,15 +199,24 @@ void KvCache::read(std::int64_t layer, std::int64_t row, std::int64_t head, std:
   }
 }
 
+void KvCache::copy_slot(const std::uint8_t* source, std::int64_t from, std::uint8_t* target,
+                        std::int64_t to) const {
+  if (coded()) return copy_coded_slot(source, from, target, to);
+  const auto key = [&](std::int64_t slot) {
+    return slot / kBlockRows * key_lines_ * kLine + slot % kBlockRows * 4;
+  };
+  for (std::int64_t i = 0; i < key_lines_; ++i)
+    std::memcpy(target + key(to) + i * kLine, source + key(from) + i * kLine, 4);
+  const std::int64_t lines = kTileSlots / slots_per_line();
+  copy_value_slot(shape_.precision, value_blocks_,
+                  {const_cast<std::uint8_t*>(source) + key_bytes_, lines, from},
+                  {target + key_bytes_, lines, to});
+}
+
 void KvCache::move(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to) {
-  if (coded()) return move_codes(layer, row, from, to);
   for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-    const std::uint8_t* source = keys(layer, row, head, from) + from % kBlockRows * 4;
-    std::uint8_t* target = keys(layer, row, head, to) + to % kBlockRows * 4;
-    for (std::int64_t i = 0; i < key_lines_; ++i)
-      std::memcpy(target + i * kLine, source + i * kLine, 4);
-    copy_value_slot(shape_.precision, value_blocks_, values(layer, row, head, from),
-                    values(layer, row, head, to));
+    copy_slot(tile(layer, row, head, from), from % kTileSlots, tile(layer, row, head, to),
+              to % kTileSlots);
   }
 }
 
@@ -279,7 +288,14 @@ void KvCache::read_row(std::int64_t layer, std::int64_t row, std::int64_t length
   row_bytes(layer, row, length);
   for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
     for (std::int64_t slot = 0; slot < length; slot += kTileSlots, out += tile_bytes_) {
-      std::memcpy(out, tile(layer, row, head, slot), static_cast<std::size_t>(tile_bytes_));
+      const std::uint8_t* source = tile(layer, row, head, slot);
+      if (length - slot >= kTileSlots) {
+        std::memcpy(out, source, static_cast<std::size_t>(tile_bytes_));
+        continue;
+      }
+      // What else the tile holds is of other texts.
+      std::memset(out, 0, static_cast<std::size_t>(tile_bytes_));
+      for (std::int64_t i = 0; i < length - slot; ++i) copy_slot(source, i, out, i);
     }
   }
 }

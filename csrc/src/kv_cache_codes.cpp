@@ -91,24 +91,21 @@ void KvCache::read_codes(std::int64_t layer, std::int64_t row, std::int64_t head
   }
 }
 
-void KvCache::move_codes(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to) {
+void KvCache::copy_coded_slot(const std::uint8_t* source, std::int64_t from, std::uint8_t* target,
+                              std::int64_t to) const {
   const std::int64_t size = shape_.head_dim;
-  for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-    const std::uint8_t* source = tile(layer, row, head, from);
-    std::uint8_t* target = tile(layer, row, head, to);
-    for (std::int64_t i = 0; i < scale_bytes(); i += 2 * kTileSlots)
-      std::memcpy(target + i + to % kTileSlots * 2, source + i + from % kTileSlots * 2, 2);
-    for (std::int64_t p = 0; p < planes(); ++p) {
-      const std::int64_t plane = scale_bytes() + 2 * p * plane_bytes();
-      for (std::int64_t d = 0; d < size; d += kCodesOfLine)
-        std::memcpy(target + plane + key_place(size, to % kTileSlots, d).byte,
-                    source + plane + key_place(size, from % kTileSlots, d).byte, 4);
-      for (std::int64_t d = 0; d < size; ++d) {
-        const Place a = value_place(from % kTileSlots, d);
-        const Place b = value_place(to % kTileSlots, d);
-        const std::int64_t values = plane + plane_bytes();
-        set_nibble(target[values + b.byte], b.upper, nibble(source[values + a.byte], a.upper));
-      }
+  for (std::int64_t i = 0; i < scale_bytes(); i += 2 * kTileSlots)
+    std::memcpy(target + i + to * 2, source + i + from * 2, 2);
+  for (std::int64_t p = 0; p < planes(); ++p) {
+    const std::int64_t keys = scale_bytes() + 2 * p * plane_bytes();
+    const std::int64_t values = keys + plane_bytes();
+    for (std::int64_t d = 0; d < size; d += kCodesOfLine)
+      std::memcpy(target + keys + key_place(size, to, d).byte,
+                  source + keys + key_place(size, from, d).byte, 4);
+    for (std::int64_t d = 0; d < size; ++d) {
+      const Place a = value_place(from, d);
+      const Place b = value_place(to, d);
+      set_nibble(target[values + b.byte], b.upper, nibble(source[values + a.byte], a.upper));
     }
   }
 }

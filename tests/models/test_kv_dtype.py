@@ -192,3 +192,17 @@ def test_a_session_of_codes(backend: str, kv_dtype: str, saved: Any, tmp_path: P
     another = forerun.Engine(saved("wide", backend, "bf16"))
     with pytest.raises(SessionError, match=kv_dtype):
         another.load_session(tmp_path / "one.session")
+
+
+@needs_kernels
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_saved_row_holds_its_own_text_alone(kv_dtype: str, saved: Any) -> None:
+    model = saved("narrow", "kernels", kv_dtype)
+    used, fresh = model.new_cache(1, 200), model.new_cache(1, 200)
+    run(model, used, tokens(1, 190))
+    used.trim(0, 0)
+    for cache in (used, fresh):
+        run(model, cache, tokens(1, 100, seed=1))
+    for layer in range(3):
+        found, wanted = (cache.read_row(0, layer, 90)["tiles"] for cache in (used, fresh))
+        assert torch.equal(found, wanted)

@@ -132,7 +132,11 @@ class KvCache {
                    const float* key, const float* value);
   void read_codes(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
                   float* key, float* value) const;
-  void move_codes(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to);
+  // A slot of a tile to one of another, or of the same.
+  void copy_slot(const std::uint8_t* source, std::int64_t from, std::uint8_t* target,
+                 std::int64_t to) const;
+  void copy_coded_slot(const std::uint8_t* source, std::int64_t from, std::uint8_t* target,
+                       std::int64_t to) const;
 
   Shape shape_;
   std::int64_t group_ = 0;

@@ -120,7 +120,7 @@ Digits split_digits(const float* x, std::int64_t n, std::int8_t* high, std::int8
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int32_t whole = finite ? round_to_int(x[i] * inverse) : 0;
     const std::int32_t upper = (whole + 64) >> 7;
-    const std::int32_t lower = whole - (upper << 7);
+    const std::int32_t lower = whole - upper * 128;
     high[i] = static_cast<std::int8_t>(upper);
     low[i] = static_cast<std::int8_t>(lower);
     high_sum += upper;
