@@ -90,10 +90,9 @@ class Engine(Sessions):
         check_part("tokenizer", tokenizer)
         check_part("randomness", randomness)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
-        self.compression = compression
         self.eos_token_ids = frozenset(settings.eos_token_ids)
         self.max_context = settings.max_context or target.max_context
-        self.max_batch_size = settings.max_batch_size
+        self.max_batch_size, self.compression = settings.max_batch_size, compression
         self.rules: dict[str, Verifier] = {}
         """Rules in use by name; one that is put here is used in place of the table's."""
         self.policy = None if drafter is None else policy or self.config.make_policy()
