@@ -95,7 +95,7 @@ void TileAttention::run_scores(const Call& c, const Scores& to) const {
   keys.weights = to.tile;
   keys.blocks = to.blocks;
   keys.block_bytes = keys.lines * kLine;
-  keys.ahead = to.ahead;
+  keys.ahead = to.ahead == 0 ? 0 : c.fetch_line();
   keys.panel = c.set.panel;
   keys.out = to.out;
   keys.out_stride = to.out_stride;
@@ -171,7 +171,7 @@ void TileAttention::add_values(const Call& c) const {
   values.blocks = c.head.cache->value_blocks();
   values.block_bytes = from.lines * kLine;
   values.lines = shared;
-  values.ahead = c.fetch();
+  values.ahead = c.fetch_line();
   values.panel = weights(c, 0);
   values.out = sums_of(c.sums, c.set.begin - c.origin).values;
   values.out_stride = sums_stride();

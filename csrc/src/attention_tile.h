@@ -123,6 +123,16 @@ class TileAttention {
     }
     // From this tile to the one to fetch.
     std::ptrdiff_t fetch() const { return ahead == nullptr ? 0 : ahead - tile(); }
+    // From a line of numbers to the one to fetch. Few columns go through lines as fast as memory
+    // brings them: then nearer than the next tile, in step with the processor's own prefetching;
+    // both apart reach two thirds of memory's rate.
+    std::ptrdiff_t fetch_line() const {
+      constexpr int kFewColumns = 4;
+      constexpr std::ptrdiff_t kNear = 2048;
+      const std::ptrdiff_t next = fetch();
+      const bool behind = next == head.cache->tile_bytes();
+      return behind && set.columns() <= kFewColumns ? kNear : next;
+    }
   };
   // Scores of blocks of 16 slots from the start of a tile on, for all columns of a set.
   struct Scores {

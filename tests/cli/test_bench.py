@@ -12,6 +12,7 @@ import pytest
 from forerun import _native
 from forerun.bench.rows import Row
 from forerun.bench.session import Session
+from forerun.errors import ConfigError
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
@@ -52,6 +53,32 @@ def run_json(cli: Cli, *arguments: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     content: dict[str, Any] = json.loads(result.stdout)
     return content
+
+
+def test_all_engines_have_the_precision_of_the_cache(cli: Cli, prompts: str) -> None:
+    run = ("bench", "--model", "zoo", "--prompts", prompts, "--methods", "self_quantized")
+    few = ("--lengths", "2", "--temperatures", "0", "--max-tokens", "6", "--minutes", "0")
+    content = run_json(cli, *run, *few, "--limit", "1", "--kv-dtype", "int8")
+    assert content["facts"]["engine"].endswith("kv_dtype int8")
+    [whole] = [cell for cell in content["cells"] if cell["category"] == "all"]
+    assert whole["identical"] == whole["comparable"] > 0
+    assert "kv_dtype 'int8'" in refused(cli.run(*run, *few))
+    assert "kv_dtype 'int5'" in refused(cli.run(*run, *few, "--kv-dtype", "int5"))
+
+
+def test_other_engines_keep_their_own_caches(
+    cli: Cli, small: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the report says so."""
+    monkeypatch.setattr("forerun.bench.opponents._load", _missing)
+    against = (*small, "--against", "llama.cpp")
+    coded = run_json(cli, *against, "--kv-dtype", "bf16")
+    assert any("kv_dtype bf16 is forerun's alone" in text for text in coded["remarks"])
+    assert not any("kv_dtype" in text for text in run_json(cli, *against)["remarks"])
+
+
+def _missing(*_: Any) -> Any:
+    raise ConfigError("it is not there.")
 
 
 def test_from_prompts_to_a_verdict(cli: Cli, small: tuple[str, ...], tmp_path: Path) -> None:

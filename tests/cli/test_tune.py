@@ -10,6 +10,7 @@ import pytest
 
 from forerun.tuning.records import Records
 from forerun.tuning.workbench import Workbench
+from tests.cli.conftest import CONTEXT
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
@@ -116,6 +117,43 @@ def test_the_table_and_the_verdict_for_people(cli: Cli, prompts: str) -> None:
     lines = result.stdout.splitlines()
     assert "Speed-up over plain decoding" in lines[0]
     assert any(line.startswith(("Use ", "Decode plainly")) for line in lines)
+
+
+def test_from_which_context_on_a_part_of_the_cache_pays(cli: Cli, prompts: str) -> None:
+    """Said for the method whose drafts depend on it, in words and as an object."""
+    args = ("--methods", "ngram,self_sparse", "--longest", "2", "--confirm", "0")
+    content = tuned(cli, prompts, *args)
+    [found] = content["break_even_contexts"]
+    assert found["candidate"] == "self_sparse"
+    assert found["model_context"] == CONTEXT
+    # These prompts are shorter than the window.
+    assert found["untested"]
+    assert [line.startswith("self_sparse") for line in content["contexts"]] == [True, False, False]
+    own = {row["num_tokens"]: row["break_even"] for row in content["rows"] if row["break_even"]}
+    assert own[found["num_tokens"]].items() <= found.items()
+    people = cli.run("tune", "--model", cli.target, "--prompts", prompts, *SMALL, *args)
+    assert "Contexts are predicted from what drafts read" in people.stdout
+
+
+def test_the_precision_of_the_cache_is_part_of_the_model(
+    cli: Cli, prompts: str, tmp_path: Path
+) -> None:
+    """A method that needs one runs with it, and the file for other commands has it."""
+    file, records = str(tmp_path / "tuned.toml"), str(tmp_path / "rounds.jsonl")
+    small = ("--num-prompts", "1", "--confirm", "0", *SMALL[:6], "--longest", "2", "--json")
+    run = ("tune", "--model", "zoo", "--prompts", prompts, *small, "--methods", "self_quantized")
+    result = cli.run(*run, "--kv-dtype", "int8", "--output", file, "--records", records)
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert content["settings"]["kv_dtype"] == content["config"]["1"]["kv-dtype"] == "int8"
+    [found] = content["break_even_contexts"]
+    assert (found["candidate"], found["untested"]) == ("self_quantized", False)
+    done = cli.run("generate", "--config", file, "--max-tokens", "2", "--prompt", "def", "--json")
+    assert json.loads(done.stdout)["kv_dtype"] == "int8"
+    assert "kv_dtype 'int8'" in refused(cli.run(*run))
+    assert "kv_dtype 'int8', and now it is 'bf16'" in refused(
+        cli.run(*run, "--kv-dtype", "bf16", "--records", records)
+    )
 
 
 def test_what_cannot_be_tuned_is_refused(cli: Cli, write: Write, prompts: str) -> None:

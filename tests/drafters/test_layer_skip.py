@@ -25,6 +25,7 @@ from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, most_probable, warp
 from forerun.testing import ToyModel, check_drafter
+from tests.helpers.against_plain import accepted
 from tests.helpers.exit_adapters import adapter_for
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import model as kernel_model
@@ -53,17 +54,6 @@ def engine_of(
     return forerun.Engine(target, drafter, config, max_batch_size=rows)
 
 
-def check_against_plain(engine: forerun.Engine, texts: Any, params: SamplingParams) -> float:
-    """Every output is plain decoding's; the share of drafted tokens that were accepted."""
-    completions = engine.generate(texts, params)
-    for text, completion in zip(texts, completions, strict=True):
-        plain = [event.token_id for event in engine.stream_plain(text, params)]
-        assert list(completion.token_ids) == plain
-    total = forerun.Stats.total(one.stats for one in completions)
-    assert total.num_draft_tokens > 0
-    return total.num_accepted_tokens / total.num_draft_tokens
-
-
 def cache_of(engine: forerun.Engine) -> Any:
     return engine._parts.cache
 
@@ -83,7 +73,7 @@ def test_kernels_give_plain_decodings_tokens(name: str, route: str, precision: s
         SamplingParams(temperature=0, max_tokens=40),
         SamplingParams(temperature=0.7, top_p=0.9, seed=11, max_tokens=40),
     ):
-        check_against_plain(engine, TEXTS, params)
+        accepted(engine, TEXTS, params)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -92,13 +82,13 @@ def test_torch_gives_plain_decodings_tokens(name: str, route: str, tmp_path: Pat
     tiny_model(name).save_pretrained(tmp_path)
     target = load_model(tmp_path, dtype="fp64", backend="torch")
     engine = engine_of(target, ROUTES[route])
-    accepted = [
-        check_against_plain(engine, TEXTS, SamplingParams(temperature=0, max_tokens=30)),
-        check_against_plain(engine, TEXTS, SamplingParams(temperature=0.7, seed=3, max_tokens=30)),
+    shares = [
+        accepted(engine, TEXTS, SamplingParams(temperature=0, max_tokens=30)),
+        accepted(engine, TEXTS, SamplingParams(temperature=0.7, seed=3, max_tokens=30)),
     ]
     # Some drafts were followed and some were not, so rows were rolled back.
-    assert max(accepted) > 0
-    assert min(accepted) < 1
+    assert max(shares) > 0
+    assert min(shares) < 1
 
 
 class Watching(LayeredToyModel):
@@ -278,7 +268,7 @@ def test_a_draft_never_leaves_the_cache() -> None:
     target = LayeredToyModel(VOCAB, max_context=16)
     engine = engine_of(target, (1, 2), rows=1)
     params = SamplingParams(temperature=0, max_tokens=13)
-    check_against_plain(engine, [[1, 2, 3]], params)
+    accepted(engine, [[1, 2, 3]], params)
 
 
 @needs_kernels
@@ -300,7 +290,7 @@ def test_the_zoo(dtype: str, options: dict[str, Any]) -> None:
     texts = ["def add(a, b):\n    return a", "import os\nimport sys\n\n\nclass"]
     for temperature in (0.0, 0.8):
         params = SamplingParams(temperature=temperature, seed=5, max_tokens=20)
-        check_against_plain(engine, texts, params)
+        accepted(engine, texts, params)
 
 
 def test_the_layers_that_draft() -> None:
@@ -325,9 +315,9 @@ def test_one_engine_has_a_drafter_at_a_time(in_cascade: bool) -> None:
         forerun.Engine(target, drafter)
     alone.attach(cache_of(engine))
     params = SamplingParams(temperature=0, max_tokens=20)
-    check_against_plain(engine, TEXTS[:2], params)
+    accepted(engine, TEXTS[:2], params)
     del engine
-    check_against_plain(forerun.Engine(target, drafter), TEXTS[:2], params)
+    accepted(forerun.Engine(target, drafter), TEXTS[:2], params)
 
 
 def test_a_target_without_layers_is_refused() -> None:

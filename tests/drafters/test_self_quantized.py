@@ -15,6 +15,7 @@ from forerun.errors import CacheError
 from forerun.models import Checkpoint
 from forerun.models.placement import Placement
 from forerun.params import SamplingParams
+from tests.helpers.against_plain import accepted
 from tests.helpers.backends import BACKENDS
 from tests.helpers.tiny_models import VOCAB, random_model, tokens
 
@@ -65,11 +66,7 @@ def test_output_is_plain_decodings(folder: Path, backend: str, options: dict[str
         SamplingParams(temperature=0, max_tokens=20),
         SamplingParams(temperature=0.7, seed=3, max_tokens=20),
     ):
-        found = engine.generate(TEXTS, params)
-        for text, one in zip(TEXTS, found, strict=True):
-            plain = [event.token_id for event in engine.stream_plain(text, params)]
-            assert list(one.token_ids) == plain
-    assert forerun.Stats.total(one.stats for one in found).num_draft_tokens > 0
+        accepted(engine, TEXTS, params)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

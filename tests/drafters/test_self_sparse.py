@@ -16,6 +16,7 @@ from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import load_model
 from forerun.params import SamplingParams
 from forerun.testing import check_drafter
+from tests.helpers.against_plain import accepted
 from tests.helpers.kernel_models import PRECISIONS, needs_kernels
 from tests.helpers.kernel_models import model as kernel_model
 from tests.helpers.layered import LayeredToyModel
@@ -40,16 +41,10 @@ def engine_of(
     return forerun.Engine(target, drafter, config, max_batch_size=len(TEXTS))
 
 
-def accepted(engine: forerun.Engine, params: SamplingParams) -> float:
+def share_accepted(engine: forerun.Engine, params: SamplingParams) -> float:
     """Every output is plain decoding's; the share of drafted tokens that were accepted."""
     texts = [[token % engine.target.vocab_size for token in text] for text in TEXTS]
-    completions = engine.generate(texts, params)
-    for text, completion in zip(texts, completions, strict=True):
-        plain = [event.token_id for event in engine.stream_plain(text, params)]
-        assert list(completion.token_ids) == plain
-    total = forerun.Stats.total(one.stats for one in completions)
-    assert total.num_draft_tokens > 0
-    return total.num_accepted_tokens / total.num_draft_tokens
+    return accepted(engine, texts, params)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 def test_plain_decodings_tokens(name: str, skip: tuple[int, ...], kind: str, load: Any) -> None:
     engine = engine_of(load(name), NARROW, skip, **TREES[kind])
-    shares = [accepted(engine, GREEDY), accepted(engine, SEEDED)]
+    shares = [share_accepted(engine, GREEDY), share_accepted(engine, SEEDED)]
     # Some drafts were followed and some were not, so rows were rolled back.
     assert max(shares) > 0
     assert min(shares) < 1
@@ -85,11 +80,11 @@ def test_plain_decodings_tokens_on_the_kernels(name: str, precision: str, kind: 
     target = kernel_model(name, precision)
     for skip in ((), (1,)):
         engine = engine_of(target, NARROW, skip, **TREES[kind])
-        shares = [accepted(engine, GREEDY), accepted(engine, SEEDED)]
+        shares = [share_accepted(engine, GREEDY), share_accepted(engine, SEEDED)]
         assert max(shares) > 0
         assert min(shares) < 1
     if kind == "chain":
-        assert accepted(engine_of(target, WIDE, **TREES[kind]), GREEDY) == 1.0
+        assert share_accepted(engine_of(target, WIDE, **TREES[kind]), GREEDY) == 1.0
 
 
 @needs_kernels
@@ -110,7 +105,7 @@ def test_chains_in_one_call_are_those_grown_step_by_step(params: SamplingParams)
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_who_reads_everything_drafts_what_it_will_say(params: SamplingParams, load: Any) -> None:
-    assert accepted(engine_of(load("llama"), WIDE), params) == 1.0
+    assert share_accepted(engine_of(load("llama"), WIDE), params) == 1.0
 
 
 def test_enumerated() -> None:

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig
 
 import forerun
+from forerun.bench.traffic import forward_bytes
 from forerun.compression import Compression
 from forerun.core import View
 from forerun.drafters.ngram import NgramDrafter
@@ -206,3 +207,15 @@ def test_a_saved_row_holds_its_own_text_alone(kv_dtype: str, saved: Any) -> None
     for layer in range(3):
         found, wanted = (cache.read_row(0, layer, 90)["tiles"] for cache in (used, fresh))
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_bytes_that_reports_count_are_those_of_the_cache(
+    backend: str, kv_dtype: str, saved: Any
+) -> None:
+    """What benchmarks count grows with the context as what drafters are told does."""
+    model = saved("wide", backend, kv_dtype)
+    counted = forward_bytes(model, 1, 200) - forward_bytes(model, 1, 100)
+    told = model.bytes_read(200, model.num_layers) - model.bytes_read(100, model.num_layers)
+    assert counted == pytest.approx(told)

@@ -35,8 +35,6 @@ template <class Format>
 struct Avx2Float {
   static constexpr int kMaxTokens = kTokensAvx2;
   static constexpr int kTileUnits = Format::kTileUnits;
-  template <int T>
-  static constexpr int kTogether = 1;
 
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {

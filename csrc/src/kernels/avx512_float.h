@@ -12,8 +12,6 @@ template <class Op>
 struct Avx512Float {
   static constexpr int kMaxTokens = 24;
   static constexpr int kTileUnits = Op::kTileUnits;
-  template <int T>
-  static constexpr int kTogether = T <= 6 ? 4 : 1;
 
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {
@@ -45,35 +43,6 @@ struct Avx512Float {
       part_end = end;
     }
     unroll<T>([&](auto t) { store_rows(a, t, sum[t]); });
-  }
-
-  // kTogether<T> blocks from `block` on.
-  template <int T, class Panel>
-  static FORERUN_INLINE void multiply_blocks(const CacheTile& c, std::int64_t block) {
-    constexpr int kBlocks = kTogether<T>;
-    constexpr int kSize = (T - 1) * Panel::kToken + 1;
-    float* out = c.out + block * kBlockRows;
-    __m512 sum[kBlocks * T];
-    unroll<kBlocks * T>([&](auto i) {
-      const float* from = out + i % T * c.out_stride + i / T * kBlockRows;
-      sum[i] = c.resume ? _mm512_loadu_ps(from) : _mm512_setzero_ps();
-    });
-    const std::uint8_t* w = c.weights + block * c.block_bytes;
-    const std::uint8_t* end = w + c.lines * kLine;
-    const auto* x = static_cast<const std::uint32_t*>(c.panel);
-    for (; w != end; w += kLine, x += Panel::kLine) {
-      unroll<kBlocks>([&](auto b) {
-        const std::uint8_t* line = w + b * c.block_bytes;
-        prefetch(line + c.ahead);
-        const auto weight = Op::load(line);
-        unroll<T>([&](auto t) {
-          constexpr int kSum = decltype(b)() * T + decltype(t)();
-          sum[kSum] = Op::template multiply_add<kSize, t * Panel::kToken>(sum[kSum], weight, x);
-        });
-      });
-    }
-    unroll<kBlocks * T>(
-        [&](auto i) { _mm512_storeu_ps(out + i % T * c.out_stride + i / T * kBlockRows, sum[i]); });
   }
 };
 

@@ -53,17 +53,10 @@ inline TileArgs block_of(const CacheTile& c, std::int64_t block) {
   return a;
 }
 
-// As many blocks at a time as there are accumulators for: one token's products of one block wait
-// for each other.
 template <class Kernels, int T, class Panel>
 FORERUN_FLATTEN void run_tile(const CacheTile& c) {
-  constexpr int kTogether = Kernels::template kTogether<T>;
-  std::int64_t block = 0;
-  if constexpr (kTogether > 1) {
-    for (; block + kTogether <= c.blocks; block += kTogether)
-      Kernels::template multiply_blocks<T, Panel>(c, block);
-  }
-  for (; block < c.blocks; ++block) Kernels::template multiply<T, Panel>(block_of(c, block));
+  for (std::int64_t block = 0; block < c.blocks; ++block)
+    Kernels::template multiply<T, Panel>(block_of(c, block));
 }
 
 // The same for the float formats, with Kernels::multiply<T, Panel>(const TileArgs&).

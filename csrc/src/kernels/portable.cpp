@@ -47,8 +47,6 @@ template <class Format>
 struct PortableFloat {
   static constexpr int kMaxTokens = 8;
   static constexpr int kTileUnits = Format::kTileUnits;
-  template <int T>
-  static constexpr int kTogether = 1;
 
   template <int T>
   static void run(const TileArgs& a) {

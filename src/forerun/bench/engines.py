@@ -26,7 +26,7 @@ class Workshop:
 
     Args:
         checkpoint: of the target.
-        placement: dtype, device and backend, as `forerun.load` takes them.
+        placement: dtype, device, backend and kv_dtype, as `forerun.load` takes them.
         max_context: of prompt and output at most; None for the usual one.
     """
 

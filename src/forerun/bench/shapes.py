@@ -20,7 +20,8 @@ from forerun.models.placement import STORED
 from forerun.models.stored import StoredDirectory
 from forerun.models.zoo import PACKAGED, is_packaged
 
-MAX_CONTEXT = 8192
+# 32k, and what is checked behind it.
+MAX_CONTEXT = 2**15 + 64
 # Not a power of two, so that rows of a matrix differ.
 _BLOCK = 2**22 + 3
 

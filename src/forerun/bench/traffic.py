@@ -6,6 +6,7 @@ from typing import Any
 
 from forerun.contracts import CausalLM
 from forerun.errors import CheckpointError
+from forerun.kv_cache.codes import bytes_per_value
 from forerun.models.cpu import CpuModel
 from forerun.models.hf import HFModel
 from forerun.models.transformer import Transformer
@@ -71,9 +72,12 @@ def traffic_of(model: CausalLM) -> Traffic:
     assert isinstance(model, CpuModel | Transformer)
     shape = shape_of(model.shape.config, model.name, model.shape.tied)
     if isinstance(model, Transformer):
-        return Traffic(shape, model.dtype.itemsize, model.dtype.itemsize)
-    wide = 4 if model.precision == "fp32" else 2
-    return Traffic(shape, weight_bytes(model) / shape.shared_parameters, wide)
+        wide = model.dtype.itemsize
+        weights = float(wide)
+    else:
+        wide = 4 if model.precision == "fp32" else 2
+        weights = weight_bytes(model) / shape.shared_parameters
+    return Traffic(shape, weights, bytes_per_value(model.kv_dtype, shape.head_dim, wide))
 
 
 def weight_bytes(model: CpuModel) -> int:

@@ -11,6 +11,7 @@ from forerun.cli.config import config_option
 from forerun.cli.derived import derived
 from forerun.cli.flags import (
     json_option,
+    kv_dtype_option,
     model_options,
     system_option,
     template_var_option,
@@ -33,6 +34,7 @@ def bench_options() -> list[click.Parameter]:
     return [
         *_workload_options(),
         *model_options(model="smollm2"),
+        kv_dtype_option(),
         *_crossed_options(),
         *_speculation_options(),
         *derived(

@@ -92,7 +92,7 @@ def measuring(
     Args:
         values: of the options.
     """
-    placement = {name: values[name] for name in ("dtype", "device", "backend")}
+    placement = {name: values[name] for name in ("dtype", "device", "backend", "kv_dtype")}
     workshop = Workshop(checkpoint, placement, values["max_context"])
     batch = max(values["batch_sizes"])
     with loading_once(), bars():
@@ -120,7 +120,12 @@ def measuring(
             {} if file is None else {row.key: row for row in file.rows},
             bandwidth=_bandwidth(plain, prepared, params),
         )
-        notes = [*crossed.notes, *_left_out(prepared.too_long), *opponents.notes]
+        notes = [
+            *crossed.notes,
+            *_left_out(prepared.too_long),
+            *_other_caches(values),
+            *opponents.notes,
+        ]
         rows = session.usable()
         yield BenchRun(session, rows, file, facts, exactness, opponents.facts, notes)
 
@@ -196,8 +201,23 @@ def _facts(
     length = sum(len(prompt.token_ids) for prompt in prepared.prompts) / len(prepared.prompts)
     template = "the chat template" if prepared.template else "no template"
     return {
-        "engine": f"{made}, backend {values['backend']}, dtype {values['dtype']}",
+        "engine": f"{made}, {_placed(values)}",
         "machine": f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, {machine['device']}",
         "sampling": f"at most {params.max_tokens} tokens{options}{ends}",
         "workload": f"{len(prepared.prompts)} prompts of {length:.0f} tokens by {template}: {categories}",
     }
+
+
+def _placed(values: Mapping[str, Any]) -> str:
+    """How the target runs, as it was asked for."""
+    return ", ".join(f"{name} {values[name]}" for name in ("backend", "dtype", "kv_dtype"))
+
+
+def _other_caches(values: Mapping[str, Any]) -> list[str]:
+    """What is not alike where other engines take part."""
+    if values["kv_dtype"] == "auto" or not values["against"]:
+        return []
+    return [
+        f"kv_dtype {values['kv_dtype']} is forerun's alone; other engines keep keys and values as they do "
+        "by default, in the precision that their settings name"
+    ]

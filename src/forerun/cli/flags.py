@@ -185,15 +185,19 @@ def model_options(
 
 def cache_options() -> list[Option]:
     """The options of the target's cache: of what precision it is, and what of it is evicted."""
-    precision = Option(
+    return [kv_dtype_option("Cache"), *derived(Compression, "Cache")]
+
+
+def kv_dtype_option(section: str = "Model") -> Option:
+    """`--kv-dtype`."""
+    return Option(
         "kv_dtype",
-        "Cache",
+        section,
         type=Name(),
         default="auto",
         help="Precision of the target's keys and values: auto (as its weights, or bf16), fp32, bf16, int8 or "
         "int4; part of the model, like --dtype.",
     )
-    return [precision, *derived(Compression, "Cache")]
 
 
 def place_options(dtype: str = "auto", context: str = AS_NEEDED) -> list[Option]:

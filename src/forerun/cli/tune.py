@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from forerun.cli.asked import open_checkpoint
 from forerun.cli.bars import bars
 from forerun.cli.config import config_option
 from forerun.cli.derived import derived
-from forerun.cli.flags import json_option, model_options, system_option
+from forerun.cli.flags import json_option, kv_dtype_option, model_options, system_option
 from forerun.cli.machine import print_json
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from forerun.tuning.records import Records
     from forerun.tuning.tune import Tuning
 
+_PLACEMENT = ("dtype", "device", "backend", "kv_dtype")
 _SECTION = "Tuning (lists: 1,4,16)"
 _SAMPLING = ("temperature", "seed", "max_tokens")
 _OTHERS = schema_of(SamplingParams).keys() - set(_SAMPLING)
@@ -74,7 +76,7 @@ def _run(
     from forerun.tuning.workbench import Candidate, Workbench
 
     sample = read_sample(values["prompts"], settings.num_prompts)
-    placement = {name: values[name] for name in ("dtype", "device", "backend", "max_context")}
+    placement = {name: values[name] for name in (*_PLACEMENT, "max_context")}
     sampling = {name: values[name] for name in _SAMPLING}
     params = SamplingParams(**sampling)
     made_with = {
@@ -114,7 +116,7 @@ def _run(
 def _device(values: dict[str, Any], checkpoint: Checkpoint) -> Any:
     from forerun.models.placement import Placement
 
-    placement = Placement(*(values[name] for name in ("dtype", "device", "backend")))
+    placement = Placement(**{name: values[name] for name in _PLACEMENT})
     return checkpoint.run_config(placement).device
 
 
@@ -123,22 +125,30 @@ def _write_config(values: dict[str, Any], settings: TuneSettings, tuning: Tuning
 
     if values["output"] is not None:
         size = settings.batch_sizes[0]
-        content = config_values(tuning, size, values["model"])
+        content = config_values(tuning, size, _model(values))
         write_file("config", values["output"], as_toml(content, verdict(tuning, (size,))[:1]))
 
 
 def _content(settings: TuneSettings, tuning: Tuning, records: Records) -> dict[str, Any]:
     from forerun.cli.machine import SCHEMA_VERSION, versions
-    from forerun.tuning.words import config_values, verdict
+    from forerun.tuning.words import config_values, contexts_in_words, verdict
 
-    model = records.made_with["model"]
+    made_with, model = records.made_with, _model(records.made_with)
     return {
         "schema_version": SCHEMA_VERSION,
         "versions": versions(),
-        "hardware": records.made_with["hardware"],
-        "model": model,
-        "settings": asdict(settings) | {name: records.made_with[name] for name in _SAMPLING},
+        "hardware": made_with["hardware"],
+        "model": made_with["model"],
+        "settings": asdict(settings)
+        | {name: made_with[name] for name in (*_PLACEMENT, *_SAMPLING)},
         "verdict": verdict(tuning, settings.batch_sizes),
+        "break_even_contexts": [
+            {name: getattr(one, name) for name in ("candidate", "num_tokens", "batch_size")}
+            | asdict(one.break_even)
+            for one in tuning.from_contexts
+            if one.break_even is not None
+        ],
+        "contexts": contexts_in_words(tuning, settings.batch_sizes),
         "advice": _advice(settings, tuning, records),
         "config": {str(size): config_values(tuning, size, model) for size in settings.batch_sizes},
         "rows": [{**asdict(one), "error": one.error} for one in tuning.predictions],
@@ -146,10 +156,18 @@ def _content(settings: TuneSettings, tuning: Tuning, records: Records) -> dict[s
     }
 
 
+def _model(values: Mapping[str, Any]) -> dict[str, str]:
+    """The options that say what the model is, by the names of their flags."""
+    parts = {name: values[name] for name in ("dtype", "kv_dtype") if values[name] != "auto"}
+    return {"model": values["model"]} | {
+        name.replace("_", "-"): value for name, value in parts.items()
+    }
+
+
 def _print(settings: TuneSettings, tuning: Tuning, records: Records) -> None:
     from forerun.cli.simulation_view import show
     from forerun.simulation.report import Result, long_table
-    from forerun.tuning.words import verdict
+    from forerun.tuning.words import contexts_in_words, verdict
 
     tables = []
     for size in settings.batch_sizes:
@@ -159,7 +177,9 @@ def _print(settings: TuneSettings, tuning: Tuning, records: Records) -> None:
         )
         tables.append(long_table(title, _columns(), rows))
     show(Result({}, [], tables, []))
-    for line in [*verdict(tuning, settings.batch_sizes), *_advice(settings, tuning, records)]:
+    sizes = settings.batch_sizes
+    lines = [*verdict(tuning, sizes), *contexts_in_words(tuning, sizes)]
+    for line in [*lines, *_advice(settings, tuning, records)]:
         click.echo(line)
 
 
@@ -227,6 +247,7 @@ def _options() -> list[click.Parameter]:
         *model_options(
             context="Tokens of prompt and output at most; the model's context up to 4096."
         ),
+        kv_dtype_option(),
         json_option(),
         config_option(),
     ]

@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from forerun.tuning.contexts import BreakEven, Shares, break_even
 from forerun.tuning.costs import RoundCosts, fit_costs
 from forerun.tuning.records import Output, Records
-from forerun.tuning.replay import Fixed, Replayed, plain_seconds, replay
+from forerun.tuning.replay import Fixed, Replayed, plain_seconds, prompt_seconds, replay
 from forerun.tuning.workbench import Candidate
 
 
@@ -23,6 +24,7 @@ class Prediction:
         tokens_per_forward: over all prompts; 1 for plain decoding.
         acceptance_rate: accepted over verified tokens; None where nothing was drafted.
         draft_share: of the time of rounds.
+        break_even: from which context on it pays; None where drafts cost the same at all contexts.
         confirmed: the speed-up when it was run, the median over prompts; None where it was not.
         confirmed_by_category: the same by category.
     """
@@ -35,6 +37,7 @@ class Prediction:
     tokens_per_forward: float
     acceptance_rate: float | None
     draft_share: float
+    break_even: BreakEven | None = None
     confirmed: float | None = None
     confirmed_by_category: dict[str, float] | None = None
 
@@ -82,25 +85,33 @@ def predict(
     predictions = []
     for candidate in candidates:
         costs, outputs = costs_of(records, candidate.name), records.of(candidate.name)
+        shares = records.shares.get(candidate.name)
         for batch_size in batch_sizes:
             for length in candidate.lengths:
-                predictions.append(_predict(candidate.name, length, batch_size, outputs, costs))
+                setting = candidate.name, length, batch_size
+                predictions.append(_predict(setting, outputs, costs, shares))
     return predictions
 
 
 def _predict(
-    candidate: str, length: int, batch_size: int, outputs: Sequence[Output], costs: RoundCosts
+    setting: tuple[str, int, int],
+    outputs: Sequence[Output],
+    costs: RoundCosts,
+    shares: Shares | None,
 ) -> Prediction:
-    total = Replayed()
+    candidate, length, batch_size = setting
+    total, plain = Replayed(), 0.0
     gains: list[tuple[str, float]] = []
     for start in range(0, len(outputs), batch_size):
         group = outputs[start : start + batch_size]
         batch = [{candidate: output} for output in group]
         result = replay(batch, {candidate: costs}, Fixed(candidate, length))
         total += result
+        seconds = plain_seconds(batch, costs)
+        plain += seconds - prompt_seconds(batch, costs)
         categories = {output.category for output in group}
         name = categories.pop() if len(categories) == 1 else ""
-        gains.append((name, plain_seconds(batch, costs) / result.seconds))
+        gains.append((name, seconds / result.seconds))
     by_category = medians(gains)
     return Prediction(
         candidate=candidate,
@@ -110,8 +121,21 @@ def _predict(
         by_category=by_category,
         tokens_per_forward=total.tokens / sum(total.choices.values()),
         acceptance_rate=total.accepted / total.drafted if total.drafted else None,
-        draft_share=total.draft_seconds / (total.seconds - total.prefill_seconds),
+        draft_share=total.draft_seconds / total.round_seconds,
+        break_even=None if shares is None else _break_even(shares, total, plain, outputs),
     )
+
+
+def _break_even(
+    shares: Shares, total: Replayed, plain: float, outputs: Sequence[Output]
+) -> BreakEven | None:
+    """From what was replayed, and what plain decoding takes without prompts; None without drafts."""
+    if not total.drafted:
+        return None
+    drafting = total.draft_seconds / plain
+    rest = (total.round_seconds - total.draft_seconds) / plain
+    contexts = [len(output.prompt_ids) + len(output) / 2 for output in outputs]
+    return break_even(shares, drafting, rest, contexts)
 
 
 def medians(gains: Iterable[tuple[str, float]]) -> dict[str, float]:

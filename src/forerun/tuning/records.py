@@ -15,6 +15,7 @@ from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.files import parse_json, printable, read_text, write_text
+from forerun.tuning.contexts import Shares
 
 FORMAT = "forerun recorded rounds"
 VERSION = 1
@@ -166,6 +167,7 @@ class Records:
     Args:
         made_with: what the records depend on: model, sampler, versions, machine.
         path: of the file.
+        shares: by candidate, of those whose drafts cost less at longer contexts.
     """
 
     made_with: Mapping[str, Any] = field(default_factory=dict)
@@ -173,6 +175,7 @@ class Records:
     outputs: dict[tuple[str, str], Output] = field(default_factory=dict)
     timings: dict[tuple[str, str, int, int], Timing] = field(default_factory=dict)
     confirmed: dict[tuple[str, int, int, str, int], Confirmed] = field(default_factory=dict)
+    shares: dict[str, Shares] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], made_with: Mapping[str, Any]) -> Records:
@@ -193,7 +196,7 @@ class Records:
                     "name another file, or remove this one."
                 )
         records.outputs, records.timings = found.outputs, found.timings
-        records.confirmed = found.confirmed
+        records.confirmed, records.shares = found.confirmed, found.shares
         return records
 
     @classmethod
@@ -216,13 +219,15 @@ class Records:
             raise ConfigError(f"{printable(path)} is empty; record some rounds first.")
         return records
 
-    def add(self, *records: Output | Timing | Confirmed) -> None:
+    def add(self, *records: Output | Timing | Confirmed | Shares) -> None:
         """Keep records, in the file too."""
         for record in records:
             if isinstance(record, Output):
                 self.outputs[record.key] = record
             elif isinstance(record, Timing):
                 self.timings[record.key] = record
+            elif isinstance(record, Shares):
+                self.shares[record.candidate] = record
             else:
                 self.confirmed[record.key] = record
         self._save()
@@ -243,6 +248,9 @@ class Records:
         elif "plain_seconds" in content:
             confirmed = _made(Confirmed, content)
             self.confirmed[confirmed.key] = confirmed
+        elif "shares" in content:
+            shares = _made(Shares, content)
+            self.shares[shares.candidate] = shares
         else:
             rounds = tuple(Round(*values) for values in content["rounds"])
             timing = _made(Timing, {**content, "rounds": rounds})
@@ -257,6 +265,7 @@ class Records:
             *map(asdict, self.outputs.values()),
             *map(_flat, self.timings.values()),
             *map(asdict, self.confirmed.values()),
+            *map(asdict, self.shares.values()),
         ]
         write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in lines))
 

@@ -164,6 +164,11 @@ class Replayed:
     def tokens_per_forward(self) -> float:
         return self.tokens / self.rounds
 
+    @property
+    def round_seconds(self) -> float:
+        """Without prompts."""
+        return self.seconds - self.prefill_seconds
+
     def __iadd__(self, other: Replayed) -> Replayed:
         for name in vars(other):
             if name != "choices":
@@ -321,9 +326,15 @@ def plain_seconds(batch: Sequence[Recorded], costs: RoundCosts) -> float:
     """What plain decoding of the same outputs side by side takes, prompts included."""
     outputs = [next(iter(recorded.values())) for recorded in batch]
     prompts = [len(output.prompt_ids) for output in outputs]
-    seconds = sum(map(costs.plain_prompt, prompts))
+    seconds = prompt_seconds(batch, costs)
     for position in range(max(map(len, outputs))):
         running = [p for p, output in zip(prompts, outputs, strict=True) if position < len(output)]
         context = sum(running) / len(running) + position
         seconds += costs.plain.seconds(1, len(running), context)
     return seconds
+
+
+def prompt_seconds(batch: Sequence[Recorded], costs: RoundCosts) -> float:
+    """What plain decoding takes for the prompts alone."""
+    outputs = [next(iter(recorded.values())) for recorded in batch]
+    return sum(costs.plain_prompt(len(output.prompt_ids)) for output in outputs)

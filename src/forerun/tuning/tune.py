@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -50,6 +51,19 @@ class Tuning:
         """The settings that were run, the best first."""
         found = [one for one in self.predictions if one.confirmed is not None]
         return sorted(found, key=lambda one: -(one.confirmed or 0.0))
+
+    @property
+    def from_contexts(self) -> list[Prediction]:
+        """Of each candidate whose drafts cost less at longer contexts, by batch size, the setting that pays
+        at the shortest."""
+        chosen: dict[tuple[str, int], Prediction] = {}
+        for one in self.predictions:
+            key = one.candidate, one.batch_size
+            if one.break_even is not None and (
+                key not in chosen or _pays_from(one) < _pays_from(chosen[key])
+            ):
+                chosen[key] = one
+        return list(chosen.values())
 
     def best(self, batch_size: int) -> Prediction:
         """The best setting of a batch size: of those that were run, if any were."""
@@ -164,6 +178,9 @@ def measure(
 ) -> None:
     """Record a candidate on all prompts and time its rounds on some, where that was not done."""
     name = bench.candidate.name
+    shares = bench.shares()
+    if shares is not None and name not in records.shares:
+        records.add(shares)
     missing = [p for p in prompts if (name, p.prompt_id) not in records.outputs]
     if missing:
         bench.warm_up(missing[0], params)
@@ -220,6 +237,12 @@ def run_setting(
         if perf_counter() - started >= seconds:
             break
     records.add(*found)
+
+
+def _pays_from(one: Prediction) -> float:
+    """The context; infinite where there is none."""
+    context = None if one.break_even is None else one.break_even.context
+    return math.inf if context is None else context
 
 
 def best_few(predictions: Sequence[Prediction], batch_size: int, count: int) -> list[Prediction]:

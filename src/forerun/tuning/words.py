@@ -11,6 +11,10 @@ from forerun.tuning.prediction import Prediction
 from forerun.tuning.tune import Tuning
 from forerun.tuning.workbench import Candidate
 
+SUPPOSED = (
+    "Contexts are predicted from what drafts read of the cache, supposing that as much is accepted, and that "
+    "the rest of a round takes as many plain rounds, as on these prompts"
+)
 # The share of predictions that should be within this error.
 CLOSE = 0.1
 
@@ -45,10 +49,49 @@ def _named(one: Prediction) -> str:
     return f"{one.candidate} with {one.num_tokens} token{'s' if one.num_tokens > 1 else ''} a round"
 
 
-def config_values(tuning: Tuning, batch_size: int, model: str) -> dict[str, Any]:
-    """The best setting of a batch size as options of the command line, by the names of their flags."""
+def contexts_in_words(tuning: Tuning, batch_sizes: Sequence[int]) -> list[str]:
+    """From which context on drafts pay that read less of the cache, and what that supposes."""
+    found = tuning.from_contexts
+    lines = [_pays_from(one, len(batch_sizes) > 1) for one in found]
+    if not found:
+        return []
+    traffic = [one.break_even.traffic_context for one in found if one.break_even is not None]
+    lines.append(f"{SUPPOSED}, of {sum(traffic) / len(traffic):.0f} tokens on average.")
+    untested = [one.candidate for one in found if one.break_even and one.break_even.untested]
+    if untested:
+        lines.append(
+            f"These prompts are so short that drafts of {_list(untested)} leave out nothing of the cache; at "
+            "longer contexts fewer may be accepted: give longer prompts to know."
+        )
+    return lines
+
+
+def _pays_from(one: Prediction, several: bool) -> str:
+    where, found = f"Batch {one.batch_size}: " if several else "", one.break_even
+    assert found is not None
+    if found.context is None:
+        most = f"{found.model_context:,} tokens"
+        return f"{where}{one.candidate} pays at no context up to the model's {most}."
+    if found.context <= 1:
+        return f"{where}{_named(one)} pays at every context."
+    # The keys of all requests count, the weights once: with more of them it pays sooner.
+    about = "about" if one.batch_size == 1 else "at most about"
+    return f"{where}{_named(one)} pays from a context of {about} {found.context:,} tokens."
+
+
+def _list(names: Sequence[str]) -> str:
+    *others, last = dict.fromkeys(names)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def config_values(tuning: Tuning, batch_size: int, model: Mapping[str, str]) -> dict[str, Any]:
+    """The best setting of a batch size as options of the command line, by the names of their flags.
+
+    Args:
+        model: the options that say what the model is.
+    """
     best = tuning.best(batch_size)
-    values: dict[str, Any] = {"model": model}
+    values: dict[str, Any] = dict(model)
     if best.best_known < 1.0 + HARDLY:
         return {**values, "speculative": False}
     candidate: Candidate = tuning.candidates[best.candidate]

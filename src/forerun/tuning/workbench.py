@@ -20,6 +20,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.engine.round import TimedRound
 from forerun.params import SamplingParams
+from forerun.tuning.contexts import Shares, shares_of
 from forerun.tuning.records import Confirmed, Output, Round, Timing
 from forerun.tuning.steering import FirstToken, Noted, SetLength, Steered
 from forerun.verification import RULES, make_rule
@@ -124,6 +125,10 @@ class Workbench:
         policy = SetLength()
         config = candidate.config
         return cls(load(model, config, policy=policy, **options), policy, candidate)
+
+    def shares(self) -> Shares | None:
+        """What its drafts read by context, where that matters."""
+        return shares_of(self.drafter, self.candidate.name, self.engine.target.max_context)
 
     def record(self, prompt: Prompt, params: SamplingParams) -> Output:
         """One output, with what would be accepted at each of its positions."""

@@ -32,6 +32,7 @@ from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.testing import check_drafter
 from forerun.trees.growth import grow, start
+from tests.helpers.against_plain import accepted
 from tests.helpers.drafter_runs import save_target
 from tests.helpers.exit_adapters import adapter_for
 from tests.helpers.exit_layers import config_of, head_of, module_of, write
@@ -144,10 +145,7 @@ def test_output_is_plain_decodings(dtype: str) -> None:
     for drafter in (alone, CascadeDrafter([NgramDrafter(1, 3), alone])):
         engine = Engine(on, drafter, config, max_batch_size=3)
         for params in (GREEDY, SEEDED):
-            for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
-                plain = [event.token_id for event in engine.stream_plain(prompt, params)]
-                assert list(completion.token_ids) == plain
-                assert completion.stats.num_draft_tokens > 0
+            accepted(engine, PROMPTS, params)
         del engine
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from forerun.bench.peers.contract import PRECISIONS, Peer, PeerOptions
+from forerun.bench.peers.contract import MAX_CONTEXT, PRECISIONS, Peer, PeerOptions
 from forerun.errors import CheckpointError, ConfigError, UnknownNameError
 from forerun.options import check
 
@@ -34,6 +34,7 @@ def load_peer(
     threads: int,
     draft_dir: str | Path | None = None,
     cache_dir: str | Path,
+    max_context: int = MAX_CONTEXT,
 ) -> Peer:
     """Convert a checkpoint for a peer, unless `cache_dir` has it already, and load it.
 
@@ -44,6 +45,7 @@ def load_peer(
         threads: that the peer computes with.
         draft_dir: a draft model of the same vocabulary, to speculate with; None looks up.
         cache_dir: created if missing; its files are named after the contents of the checkpoints.
+        max_context: tokens that llama.cpp keeps keys and values for.
 
     Raises:
         UnknownNameError: for an unknown name or precision.
@@ -67,6 +69,7 @@ def load_peer(
         threads=check("threads", threads, int, ge=1, le=1024),
         draft_dir=None if draft_dir is None else _checkpoint(draft_dir),
         cache_dir=Path(cache_dir).resolve(),
+        max_context=check("max_context", max_context, int, ge=1),
     )
     load: Callable[[PeerOptions], Peer] = import_module(f"{__name__}.{PEERS[name]}").load
     options.cache_dir.mkdir(parents=True, exist_ok=True)

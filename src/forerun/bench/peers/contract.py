@@ -14,7 +14,8 @@ from forerun.errors import ConfigError, PromptError
 
 PRECISIONS = ("fp32", "bf16", "int8", "int4", "stored")
 MAX_CONTEXT = 2048
-"""Tokens that a peer keeps keys and values for, or fewer if the model's context is shorter."""
+"""Tokens that a peer keeps keys and values for where nothing else is said, or fewer if the model's context
+is shorter."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class PeerOptions:
         draft_dir: of the draft model, in the same precision; without one a peer drafts by its own prompt
             lookup.
         cache_dir: where converted models are kept between runs.
+        max_context: tokens that llama.cpp keeps keys and values for; the others have MAX_CONTEXT.
     """
 
     checkpoint_dir: Path
@@ -36,6 +38,7 @@ class PeerOptions:
     threads: int
     draft_dir: Path | None
     cache_dir: Path
+    max_context: int = MAX_CONTEXT
 
 
 @dataclass

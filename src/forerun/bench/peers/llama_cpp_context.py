@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.bench.peers.contract import MAX_CONTEXT, import_package
+from forerun.bench.peers.contract import import_package
 from forerun.errors import CacheError, CheckpointError
 
 MAX_BATCH = 512
@@ -24,12 +24,13 @@ class LlamaContext:
         path: of a GGUF file.
         threads: for prompts and for decoding alike.
         flash_attention: fused attention.
+        max_context: tokens to keep keys and values for, at most the model's own.
 
     Raises:
         CheckpointError: when llama.cpp cannot read the file.
     """
 
-    def __init__(self, path: Path, threads: int, flash_attention: bool) -> None:
+    def __init__(self, path: Path, threads: int, flash_attention: bool, max_context: int) -> None:
         self._library = library = import_package("llama_cpp").llama_cpp
         _silence(library)
         library.llama_backend_init()
@@ -39,7 +40,7 @@ class LlamaContext:
         if not self._model:
             raise CheckpointError(f"llama.cpp cannot read {path}; delete it to make it again.")
         self.size: int = library.llama_model_size(self._model)
-        self.max_context = min(MAX_CONTEXT, library.llama_model_n_ctx_train(self._model))
+        self.max_context = min(max_context, library.llama_model_n_ctx_train(self._model))
         self._context = library.llama_init_from_model(
             self._model, self._parameters(threads, flash_attention)
         )
@@ -52,6 +53,8 @@ class LlamaContext:
     def _parameters(self, threads: int, flash_attention: bool) -> Any:
         params = self._library.llama_context_default_params()
         params.n_ctx = self.max_context
+        # A second sequence, of the same cells, for `fill`.
+        params.n_seq_max, params.kv_unified = 2, True
         params.n_batch = params.n_ubatch = MAX_BATCH
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = int(flash_attention)
@@ -70,21 +73,33 @@ class LlamaContext:
         """
         for start in range(0, len(new), MAX_BATCH):
             piece = new[start : start + MAX_BATCH]
-            self._fill(piece, logits == "all")
-            self._batch.logits[len(piece) - 1] = logits != "none"
-            status = self._library.llama_decode(self._context, self._batch)
-            if status:
-                raise CacheError(f"llama_decode failed with {status} at {len(self.tokens)} tokens.")
-            self.tokens += piece
+            self._decode(piece, logits)
 
-    def _fill(self, piece: Sequence[int], logits: bool) -> None:
+    def fill(self, tokens: Sequence[int]) -> None:
+        """Put `tokens` into the cache, in pieces that do not see each other: what a later forward takes does
+        not depend on what its keys are, and long contexts are filled in seconds."""
+        self.keep(0)
+        for start in range(0, len(tokens), MAX_BATCH):
+            self._decode(tokens[start : start + MAX_BATCH], "none", sequence=1)
+            self._library.llama_memory_seq_cp(self._memory, 1, 0, -1, -1)
+            self._library.llama_memory_seq_rm(self._memory, 1, -1, -1)
+
+    def _decode(self, piece: Sequence[int], logits: str, sequence: int = 0) -> None:
+        self._put(piece, logits == "all", sequence)
+        self._batch.logits[len(piece) - 1] = logits != "none"
+        status = self._library.llama_decode(self._context, self._batch)
+        if status:
+            raise CacheError(f"llama_decode failed with {status} at {len(self.tokens)} tokens.")
+        self.tokens += piece
+
+    def _put(self, piece: Sequence[int], logits: bool, sequence: int) -> None:
         batch, position = self._batch, len(self.tokens)
         batch.n_tokens = len(piece)
         for at, token in enumerate(piece):
             batch.token[at] = token
             batch.pos[at] = position + at
             batch.n_seq_id[at] = 1
-            batch.seq_id[at][0] = 0
+            batch.seq_id[at][0] = sequence
             batch.logits[at] = logits
 
     def synchronize(self) -> None:

@@ -57,13 +57,12 @@ class LlamaCppPeer(Peer):
             from forerun.bench.peers.gguf_export import export
 
             path = export(directory, options.precision, options.cache_dir)
-        return LlamaContext(path, options.threads, FLASH_ATTENTION)
+        return LlamaContext(path, options.threads, FLASH_ATTENTION, options.max_context)
 
     def forward_seconds(self, n: int, context: int) -> float:
         target = self._target
         if target.tokens != [1] * context:
-            target.keep(0)
-            target.run([1] * context, logits="none")
+            target.fill([1] * context)
         seconds = 0.0
         # The first builds the graph, which later forwards of the same size reuse.
         for _ in range(2):

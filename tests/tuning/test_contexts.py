@@ -1,0 +1,248 @@
+"""From which context on drafts pay: as `forerun simulate` has it, and what moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+
+from forerun.bench.runs import Prompt
+from forerun.contracts import Drafter
+from forerun.core import CostTable
+from forerun.errors import ConfigError
+from forerun.params import SamplingParams
+from forerun.simulation.cost_model import RoundCosts as SimulatedCosts
+from forerun.simulation.cost_model import WindowedCosts
+from forerun.theory.formulas import expected_tokens
+from forerun.theory.inputs import Floats
+from forerun.tuning.contexts import BreakEven, Shares, break_even, shares_of
+from forerun.tuning.costs import RoundCosts
+from forerun.tuning.prediction import Prediction, _predict
+from forerun.tuning.records import Output, Records
+from forerun.tuning.tune import Tuning, tune
+from forerun.tuning.words import contexts_in_words
+from forerun.tuning.workbench import Candidate, Workbench
+
+WEIGHTS, WINDOW, LONGEST = 4000.0, 300, 1 << 16
+
+
+@dataclass(frozen=True)
+class LinearCosts:
+    """Forwards that read weights and cache once, and take a little more for each token beyond the first."""
+
+    per_token: float = 0.0
+
+    def seconds(self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike) -> Floats:
+        read = WEIGHTS + np.asarray(context) + 0.0 * np.asarray(batch_size)
+        return np.asarray(read * (1.0 + self.per_token * (np.asarray(num_tokens) - 1)))
+
+
+def windowed(context: int) -> float:
+    return (WEIGHTS + min(context, WINDOW)) / (WEIGHTS + context)
+
+
+def shares(share: Callable[[int], float | None] = windowed, longest: int = LONGEST) -> Shares:
+    found = shares_of(drafter(share), "made", longest)
+    assert found is not None
+    return found
+
+
+def drafter(share: Callable[[int], float | None]) -> Drafter:
+    return cast(Drafter, SimpleNamespace(cost_share=lambda request: share(len(request))))
+
+
+@pytest.mark.parametrize("context", [1, 7, 299, 300, 301, 1000, 4097, 20000, LONGEST])
+def test_shares_between_the_contexts_that_were_noted(context: int) -> None:
+    # The reciprocal bends where the window is full.
+    assert shares().at(context) == pytest.approx(windowed(context), rel=1e-3)
+
+
+@pytest.mark.parametrize("bound", [0.999, 0.9, 0.5, 0.2, 0.07])
+def test_the_first_context_below_a_share(bound: float) -> None:
+    exact = next(context for context in range(1, LONGEST + 1) if windowed(context) < bound)
+    found = shares().first_below(bound)
+    assert found == exact if exact > 2 * WINDOW else abs((found or 0) - exact) <= 4
+    assert shares().first_below(windowed(LONGEST)) is None
+    assert shares().first_below(1.1) == 1
+
+
+@pytest.mark.parametrize("traffic", [40, 700, 9000])
+@pytest.mark.parametrize("per_token", [0.0, 0.05])
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize("acceptance", [0.3, 0.7, 0.85, 0.95])
+def test_it_is_what_simulate_predicts_from_the_same_costs(
+    acceptance: float, length: int, per_token: float, traffic: int
+) -> None:
+    """Whatever the context is that they were measured at."""
+    target = LinearCosts(per_token)
+    simulated = SimulatedCosts(target, WindowedCosts(target, WINDOW)).break_even_context(
+        acceptance, lengths=[length], most=LONGEST
+    )
+    tokens = float(expected_tokens(acceptance, length))
+    plain = float(target.seconds(1, 1, traffic))
+    drafting = length * windowed(traffic) / tokens
+    rest = float(target.seconds(length + 1, 1, traffic)) / plain / tokens
+    found = break_even(shares(), drafting, rest, [traffic]).context
+    if simulated is None or found is None:
+        assert simulated is found
+    else:
+        assert found == pytest.approx(simulated, abs=2)
+
+
+def test_what_drafts_take_beside_reading_moves_it() -> None:
+    found = [break_even(shares(), 0.8 * more, 0.5, [40]).context for more in (1.0, 1.2, 2.0)]
+    assert found == sorted(found, key=lambda context: context or LONGEST)
+    assert len(set(found)) == len(found)
+    assert break_even(shares(), 0.1, 1.0, [40]).context is None
+    assert break_even(shares(), 0.3, 0.6, [40]).context == 1
+
+
+def output(accepted: int, length: int = 60) -> Output:
+    depths = tuple(min(6, length - at - 1) for at in range(length))
+    return Output(
+        candidate="made",
+        prompt_id="0",
+        category="made",
+        prompt_ids=tuple(range(30)),
+        token_ids=(1,) * length,
+        max_tokens=length,
+        nodes=depths,
+        depths=depths,
+        accepted=tuple(min(accepted, depth) for depth in depths),
+        confidences=(1.0,) * length,
+    )
+
+
+def costs(draft: float = 1.0) -> RoundCosts:
+    """A drafted token takes `draft` plain rounds, and checking nothing."""
+
+    def table(*points: tuple[int, float]) -> CostTable:
+        return CostTable.from_rows((n, 1, 0, seconds) for n, seconds in points)
+
+    return RoundCosts(
+        draft=table((1, 1e-9), (11, 10 * draft)),
+        target=table((1, 1.0)),
+        verify=table((1, 0.02)),
+        plain=table((1, 1.0)),
+        host=table((1, 0.01)),
+        first_draft=0.0,
+        prefill=(1.0, 0.0),
+        plain_prefill=1.0,
+    )
+
+
+def predicted(accepted: int, length: int, known: Shares | None, **of_costs: float) -> Prediction:
+    return _predict(("made", length, 1), [output(accepted)], costs(**of_costs), known)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 6])
+def test_the_more_is_accepted_the_earlier_it_pays(length: int) -> None:
+    contexts = []
+    for accepted in range(7):
+        found = predicted(accepted, length, shares()).break_even
+        assert found is not None
+        contexts.append(found.context or LONGEST + 1)
+    assert contexts == sorted(contexts, reverse=True)
+    assert contexts[0] > LONGEST >= contexts[-1]
+
+
+def test_at_the_traffic_itself_it_pays_where_the_prediction_says_so() -> None:
+    """Prompts cost both sides the same, and the traffic's context is among those that pay or not."""
+    for accepted in range(7):
+        for draft in (0.2, 0.6, 1.0):
+            one = predicted(accepted, 4, shares(lambda c: 100 / (100 + c)), draft=draft)
+            assert one.break_even is not None
+            pays = (one.break_even.context or LONGEST + 1) <= one.break_even.traffic_context
+            assert pays == (one.speedup > 1.0)
+
+
+@pytest.mark.parametrize("share", [lambda _: None, lambda _: 0.4, lambda _: 1.0])
+def test_drafts_that_cost_the_same_at_all_contexts_have_none(
+    share: Callable[[int], float | None],
+) -> None:
+    assert shares_of(drafter(share), "made", LONGEST) is None
+    assert predicted(3, 4, None).break_even is None
+
+
+def test_prompts_that_say_little_are_told() -> None:
+    assert break_even(shares(), 1.0, 0.5, [40, 200]).untested
+    assert not break_even(shares(), 1.0, 0.5, [40, 1000]).untested
+
+
+@pytest.mark.parametrize(
+    ("context", "batch", "words"),
+    [
+        (2345, 1, "made with 2 tokens a round pays from a context of about 2,345 tokens."),
+        (2345, 4, "made with 2 tokens a round pays from a context of at most about 2,345 tokens."),
+        (None, 1, "made pays at no context up to the model's 65,536 tokens."),
+        (1, 1, "made with 2 tokens a round pays at every context."),
+    ],
+)
+def test_the_words(context: int | None, batch: int, words: str) -> None:
+    one = replace(
+        predicted(3, 2, None),
+        batch_size=batch,
+        break_even=BreakEven(context, LONGEST, 60.0, untested=True),
+    )
+    never = replace(one, num_tokens=1, break_even=BreakEven(None, LONGEST, 60.0, untested=True))
+    lines = contexts_in_words(Tuning([never, one]), (batch,))
+    assert lines[0] == words
+    assert "supposing that as much is accepted" in lines[1]
+    assert "of 60 tokens on average" in lines[1]
+    assert "drafts of made leave out nothing" in lines[2]
+    assert contexts_in_words(Tuning([predicted(3, 2, None)]), (batch,)) == []
+
+
+def test_records_keep_shares(tmp_path: Path) -> None:
+    records = Records({}, tmp_path / "rounds.jsonl")
+    records.add(shares())
+    assert Records.read(tmp_path / "rounds.jsonl").shares == {"made": shares()}
+    text = (tmp_path / "rounds.jsonl").read_text()
+    (tmp_path / "rounds.jsonl").write_text(text.replace('"contexts": [1, ', '"contexts": ['))
+    with pytest.raises(ConfigError, match="line 2"):
+        Records.read(tmp_path / "rounds.jsonl")
+
+
+PROMPT = Prompt("0", "code", tuple(range(40, 140)))
+
+
+def test_on_the_zoo(tmp_path: Path) -> None:
+    """A short run: what a draft reads is the drafter's own word, and lookups have no such context."""
+    window = (("sparse_sinks", 2), ("sparse_window", 16))
+    candidates = [Candidate("self_sparse", None, 2, options=window), Candidate("ngram", None, 2)]
+    benches: dict[str, Workbench] = {}
+
+    def load(candidate: Candidate, rows: int) -> Workbench:
+        bench = Workbench.load("zoo", candidate, max_batch_size=rows, max_context=256)
+        return benches.setdefault(candidate.name, bench)
+
+    records = Records({}, tmp_path / "rounds.jsonl")
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+
+    def run(records: Records) -> dict[str, Any]:
+        found = tune(load, lambda _: [PROMPT], candidates, params, records, confirm=0, seconds=0.05)
+        return {
+            f"{one.candidate} {one.num_tokens}": one.break_even for one in found.predictions
+        } | {"least": found.from_contexts}
+
+    found = run(records)
+    sparse = candidates[0].name
+    assert {name for name, one in found.items() if one is None} == {"ngram 1", "ngram 2"}
+    [least] = found["least"]
+    assert least.candidate == sparse
+    assert not least.break_even.untested
+    assert least.break_even.traffic_context == pytest.approx(100 + 12)
+    target = benches[sparse].engine.target
+    assert least.break_even.model_context == target.max_context
+    known, own = records.shares[sparse], cast(Any, target)
+    for context in (18, 200, target.max_context):
+        read = own.bytes_read(min(context, 18), target.num_layers)
+        exact = read / own.bytes_read(context, target.num_layers)
+        assert known.at(context) == pytest.approx(exact, rel=0.01)
+    assert run(Records.read(tmp_path / "rounds.jsonl")) == found
