@@ -1,0 +1,91 @@
+"""Diffusion pipelines of the diffusers library with fewer network passes, one way of them exact.
+
+Speculative sampling keeps the law of a stochastic sampler; caches, key frames and distilled students are
+approximate, and say so. Needs `forerun[diffusion]`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
+    from forerun.diffusion.denoising import GuidedDenoiser, decode
+    from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_cache
+    from forerun.diffusion.methods import Job, Made, make
+    from forerun.diffusion.pipelines import open_pipeline, sample
+    from forerun.diffusion.proof import Proof, Subject, prove
+    from forerun.diffusion.reflection import couple
+    from forerun.diffusion.speculative_sampling import (
+        Draws,
+        SpeculativeSamplingConfig,
+        sample_plainly,
+        sample_speculatively,
+    )
+    from forerun.diffusion.step_distillation import DistillationConfig, Examples, distill
+    from forerun.diffusion.transitions import Transitions
+    from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig, sample_clips
+
+# Looked up when first used: the names alone load neither torch nor diffusers.
+_HOMES = {
+    "CFGCacheConfig": "cfg_cache",
+    "DistillationConfig": "step_distillation",
+    "Draws": "speculative_sampling",
+    "Examples": "step_distillation",
+    "FeatureCacheConfig": "feature_cache",
+    "GuidedDenoiser": "denoising",
+    "Job": "methods",
+    "Made": "methods",
+    "Proof": "proof",
+    "SpeculativeSamplingConfig": "speculative_sampling",
+    "Subject": "proof",
+    "Transitions": "transitions",
+    "VideoLatentCacheConfig": "video_latent_cache",
+    "apply_cfg_cache": "cfg_cache",
+    "apply_feature_cache": "feature_cache",
+    "couple": "reflection",
+    "decode": "denoising",
+    "distill": "step_distillation",
+    "make": "methods",
+    "open_pipeline": "pipelines",
+    "prove": "proof",
+    "sample": "pipelines",
+    "sample_clips": "video_latent_cache",
+    "sample_plainly": "speculative_sampling",
+    "sample_speculatively": "speculative_sampling",
+}
+
+__all__ = [
+    "CFGCacheConfig",
+    "DistillationConfig",
+    "Draws",
+    "Examples",
+    "FeatureCacheConfig",
+    "GuidedDenoiser",
+    "Job",
+    "Made",
+    "Proof",
+    "SpeculativeSamplingConfig",
+    "Subject",
+    "Transitions",
+    "VideoLatentCacheConfig",
+    "apply_cfg_cache",
+    "apply_feature_cache",
+    "couple",
+    "decode",
+    "distill",
+    "make",
+    "open_pipeline",
+    "prove",
+    "sample",
+    "sample_clips",
+    "sample_plainly",
+    "sample_speculatively",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,268 @@
+"""Classifier-free guidance with the unconditional prediction reused between steps. Approximate.
+
+Guidance runs the denoiser twice a step, once without the condition. What that run adds changes slowly,
+so it can be kept for some steps: with both runs at every k-th step only, 2k/(k+1) times fewer
+evaluations are left. An *error-gated* schedule instead watches the conditional prediction, which is run at
+every step anyway, and runs both again once it has drifted further than a bound that the user sets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from forerun.diffusion.evaluations import sample_argument
+from forerun.diffusion.halves import Halves, prediction_of, with_prediction
+from forerun.diffusion.pipelines import denoiser_of
+from forerun.diffusion.steps import StepTracker
+from forerun.diffusion.wrapping import Handle, Wrapper
+from forerun.errors import ConfigError
+
+Reuse = Literal["difference", "unconditional"]
+
+
+@dataclass(frozen=True)
+class CFGCacheConfig:
+    """When the unconditional prediction is reused, and how.
+
+    Args:
+        interval: both are run at every `interval`-th step at the least; 1 never reuses. `None` sets no
+            such limit, and then `drift_bound` must be given.
+        drift_bound: reuse while the conditional prediction of every sample differs from that of the last
+            full step by at most this share of its norm; 0 never reuses. `None` does not look.
+        window: the share of the steps in which reuse is allowed, from 0 to 1.
+        reuse: keep the unconditional prediction itself, or its difference from the conditional one.
+        extrapolate: continue the last two full steps linearly, instead of keeping the last.
+        guidance: whether the pipeline runs both halves in one call; `auto` for those that are known.
+        unconditional_first: the order of the halves, or of the calls; `None` for those that are known.
+
+    Raises:
+        ConfigError: for values out of range, or without any schedule.
+    """
+
+    interval: int | None = None
+    drift_bound: float | None = None
+    window: tuple[float, float] = (0.0, 1.0)
+    reuse: Reuse = "difference"
+    extrapolate: bool = False
+    guidance: Literal["auto", "batched", "two_call"] = "auto"
+    unconditional_first: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.interval is None and self.drift_bound is None:
+            raise ConfigError("CFG caching needs a schedule; set interval, drift_bound or both.")
+        if self.interval is not None and self.interval < 1:
+            raise ConfigError(f"interval must be at least 1, got {self.interval}.")
+        if self.drift_bound is not None and not self.drift_bound >= 0.0:
+            raise ConfigError(f"drift_bound must be 0 or more, got {self.drift_bound}.")
+        low, high = self.window
+        if not 0.0 <= low <= high <= 1.0:
+            raise ConfigError(
+                f"window must be two shares in order, from 0 to 1, got {self.window}."
+            )
+        if self.reuse not in ("difference", "unconditional"):
+            raise ConfigError(f"reuse must be difference or unconditional, got {self.reuse!r}.")
+        if self.guidance not in ("auto", "batched", "two_call"):
+            raise ConfigError(f"guidance must be auto, batched or two_call, got {self.guidance!r}.")
+
+
+@dataclass(frozen=True)
+class _Full:
+    """A step at which both halves were run: what is kept of it."""
+
+    step: int
+    timestep: float
+    conditional: Tensor
+    kept: Tensor
+
+
+class _Memory:
+    """The last full steps of a run, when they may be reused, and what they predict."""
+
+    def __init__(self, config: CFGCacheConfig, steps: StepTracker) -> None:
+        self.config, self.steps = config, steps
+        self.drifts: list[float] = []
+        self.full: list[_Full] = []
+
+    def may_reuse(self) -> bool:
+        """Whether this step can do without its unconditional half, the drift apart."""
+        config = self.config
+        if len(self.full) < 1 + config.extrapolate or config.drift_bound == 0.0:
+            return False
+        low, high = config.window
+        if not low <= self.steps.share < high:
+            return False
+        return config.interval is None or self.steps.step - self.full[-1].step < config.interval
+
+    def within_bound(self, conditional: Tensor) -> bool:
+        """Whether every sample's conditional prediction has drifted little enough since the last
+        full step."""
+        if self.config.drift_bound is None:
+            return True
+        last = self.full[-1].conditional.flatten(1)
+        apart = (conditional.flatten(1) - last).norm(dim=1)
+        drift = float((apart / last.norm(dim=1).clamp_min(1e-12)).max())
+        self.drifts.append(drift)
+        return drift <= self.config.drift_bound
+
+    def remember(self, conditional: Tensor, unconditional: Tensor) -> None:
+        """Keep a full step; the one before it serves to extrapolate."""
+        kept = unconditional
+        if self.config.reuse == "difference":
+            kept = unconditional - conditional
+        full = _Full(self.steps.step, self.steps.timestep, conditional.clone(), kept.clone())
+        self.full = [*self.full[-1:], full]
+
+    def unconditional(self, conditional: Tensor | None) -> Tensor:
+        """What stands in for the unconditional prediction of this step."""
+        last = self.full[-1]
+        kept = last.kept
+        if self.config.extrapolate:
+            before = self.full[-2]
+            ahead = (self.steps.timestep - last.timestep) / (last.timestep - before.timestep)
+            kept = torch.lerp(before.kept, last.kept, 1.0 + ahead)
+        if self.config.reuse == "unconditional":
+            return kept
+        assert conditional is not None
+        return conditional + kept
+
+
+class CFGCache(Handle):
+    """A CFG cache on a pipeline. Its counters cover all sampling runs since it was applied.
+
+    `full_steps` and `reused_steps` count the steps with both halves and those with one.
+    """
+
+    def __init__(self, pipeline: Any, config: CFGCacheConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.full_steps = self.reused_steps = 0
+        self._pipeline = pipeline
+        self._halves = Halves.of(pipeline, config.guidance, config.unconditional_first)
+        two_call = self._halves.two_call
+        self._check_order()
+        # Of a two-call step: what its first call predicted, and whether its other half is replaced.
+        self._first: Tensor | None = None
+        self._reusing = False
+        self._shape: torch.Size | None = None
+        # What an unconditional call returned, whose form a replaced one takes.
+        self._template: Any = None
+        self._steps = StepTracker(pipeline, self._reset, 2 if two_call else 1)
+        self._memory = _Memory(config, self._steps)
+        call = self._two_calls if two_call else self._one_call
+        self._wrappers = [Wrapper(denoiser_of(pipeline), "forward", call), self._steps.wrapper]
+
+    @property
+    def drifts(self) -> list[float]:
+        """Drifts of the conditional prediction, the largest of a batch, wherever it was looked at."""
+        return self._memory.drifts
+
+    @property
+    def evaluations(self) -> int:
+        """Halves that were run: without the cache, two a step."""
+        return 2 * self.full_steps + self.reused_steps
+
+    @property
+    def factor(self) -> float:
+        """How many times fewer evaluations than without the cache: from 1 to 2."""
+        steps = self.full_steps + self.reused_steps
+        return 2 * steps / self.evaluations if steps else 1.0
+
+    def _check_order(self) -> None:
+        late = self._halves.two_call and self._halves.unconditional_first
+        if late and (self.config.drift_bound is not None or self.config.reuse == "difference"):
+            raise ConfigError(
+                "this pipeline runs its unconditional call first, before the drift and the difference are "
+                "known; use an interval with reuse='unconditional'."
+            )
+
+    def _reset(self) -> None:
+        self._memory.full.clear()
+        self._first = self._shape = self._template = None
+        self._reusing = False
+
+    def _observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        shape = sample_argument(args, kwargs).shape
+        if self._shape is not None and shape != self._shape:
+            self._steps.reset()
+        self._steps.observe(args, kwargs)
+        self._shape = shape
+
+    def _one_call(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        """A step of a pipeline that gives both halves in one batch."""
+        self._observe(args, kwargs)
+        self._halves.check_batched(self._pipeline, sample_argument(args, kwargs))
+        if not self._memory.may_reuse():
+            output = inner(*args, **kwargs)
+            first, second = prediction_of(output).chunk(2)
+            pair = (second, first) if self._halves.unconditional_first else (first, second)
+            self._remember(*pair)
+            return output
+        half_args, half_kwargs = self._halves.split(args, kwargs, conditional=True)
+        output = inner(*half_args, **half_kwargs)
+        conditional = prediction_of(output)
+        if self._memory.within_bound(conditional):
+            self.reused_steps += 1
+            return self._halves.join(output, self._memory.unconditional(conditional))
+        half_args, half_kwargs = self._halves.split(args, kwargs, conditional=False)
+        unconditional = prediction_of(inner(*half_args, **half_kwargs))
+        self._remember(conditional, unconditional)
+        return self._halves.join(output, unconditional)
+
+    def _two_calls(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        """One of the two calls of a step."""
+        self._observe(args, kwargs)
+        is_first = self._steps.call == 0
+        is_unconditional = is_first == self._halves.unconditional_first
+        if is_first:
+            self._check_pair()
+            self._reusing = self._memory.may_reuse()
+        if is_unconditional and self._reusing:
+            # Called second, its step's conditional prediction is known, and may have drifted too far.
+            if is_first or self._memory.within_bound(self._known()):
+                prediction = self._memory.unconditional(None if is_first else self._known())
+                self.reused_steps += 1
+                self._first = prediction if is_first else None
+                return with_prediction(self._template, prediction)
+            self._reusing = False
+        output = inner(*args, **kwargs)
+        if is_unconditional:
+            self._template = output
+        if is_first:
+            self._first = prediction_of(output)
+            return output
+        if not self._reusing:
+            pair = (self._known(), prediction_of(output))
+            self._remember(*(pair if is_unconditional else reversed(pair)))
+        self._first = None
+        return output
+
+    def _known(self) -> Tensor:
+        """What the first call of this step predicted."""
+        assert self._first is not None
+        return self._first
+
+    def _check_pair(self) -> None:
+        if self._first is not None:
+            raise ConfigError(
+                "the pipeline called its denoiser once in a step, so it runs without guidance; use a "
+                "guidance_scale above 1 or remove the CFG cache."
+            )
+
+    def _remember(self, conditional: Tensor, unconditional: Tensor) -> None:
+        self.full_steps += 1
+        self._memory.remember(conditional, unconditional)
+
+
+def apply_cfg_cache(pipeline: Any, config: CFGCacheConfig) -> CFGCache:
+    """Let a pipeline reuse its unconditional predictions, until the returned handle is removed.
+
+    Raises:
+        ConfigError: for a pipeline without guidance, of a class that is not known, or whose order of
+            calls the schedule does not allow; when sampling, if guidance is off.
+        UnsupportedModelError: for a pipeline without a denoiser.
+    """
+    return CFGCache(pipeline, config)

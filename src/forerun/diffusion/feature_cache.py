@@ -1,0 +1,147 @@
+"""Deep features of a UNet reused between steps. Approximate.
+
+The idea of DeepCache (Ma et al., arXiv 2312.00858): the features of the deep levels change slowly from
+step to step, so they are computed at every n-th step only; at the others just the outermost levels
+run, fed with the kept ones. For transformers diffusers has caches of its own (`enable_cache`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from forerun.diffusion.evaluations import sample_argument
+from forerun.diffusion.pipelines import denoiser_name, denoiser_of
+from forerun.diffusion.steps import StepTracker
+from forerun.diffusion.wrapping import Handle, Wrapper
+from forerun.errors import ConfigError, UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class FeatureCacheConfig:
+    """When deep features are reused.
+
+    Args:
+        interval: the deep levels run at every `interval`-th step; 1 never reuses.
+        shallow_levels: how many of the outermost levels run at every step.
+        window: the share of the steps in which reuse is allowed, from 0 to 1.
+
+    Raises:
+        ConfigError: for values out of range.
+    """
+
+    interval: int = 2
+    shallow_levels: int = 1
+    window: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.interval < 1:
+            raise ConfigError(f"interval must be at least 1, got {self.interval}.")
+        if self.shallow_levels < 1:
+            raise ConfigError(f"shallow_levels must be at least 1, got {self.shallow_levels}.")
+        low, high = self.window
+        if not 0.0 <= low <= high <= 1.0:
+            raise ConfigError(
+                f"window must be two shares in order, from 0 to 1, got {self.window}."
+            )
+
+
+@dataclass
+class _Features:
+    """What the deep blocks returned at a full step, in the order in which they run."""
+
+    step: int
+    outputs: dict[int, Any]
+
+
+class FeatureCache(Handle):
+    """A feature cache on a pipeline. Its counters cover all sampling runs since it was applied.
+
+    `full_calls` and `reused_calls` count the calls of the UNet with its deep levels and without.
+    """
+
+    def __init__(self, pipeline: Any, config: FeatureCacheConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.full_calls = self.reused_calls = 0
+        # One set of features for each branch of guidance, and for each batch.
+        self._kept: dict[tuple[Any, ...], _Features] = {}
+        self._features = _Features(0, {})
+        self._reusing = False
+        blocks = _deep_blocks(pipeline, config.shallow_levels)
+        self._steps = StepTracker(pipeline, self._kept.clear)
+        # Below a CFG cache, whichever was applied first: that one decides which branches are run.
+        forward = Wrapper(denoiser_of(pipeline), "forward", self._forward, innermost=True)
+        deep = [
+            Wrapper(block, "forward", partial(self._deep, place))
+            for place, block in enumerate(blocks)
+        ]
+        self._wrappers = [forward, *deep, self._steps.wrapper]
+
+    @property
+    def reused_share(self) -> float:
+        """The share of the calls that went without the deep levels."""
+        calls = self.full_calls + self.reused_calls
+        return self.reused_calls / calls if calls else 0.0
+
+    def _forward(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        self._steps.observe(args, kwargs)
+        key = _branch(args, kwargs, self._steps.call)
+        kept = self._kept.get(key)
+        low, high = self.config.window
+        self._reusing = (
+            kept is not None
+            and low <= self._steps.share < high
+            and 0 < self._steps.step - kept.step < self.config.interval
+        )
+        if kept is None or not self._reusing:
+            kept = self._kept[key] = _Features(self._steps.step, {})
+        self._features = kept
+        self.reused_calls += self._reusing
+        self.full_calls += not self._reusing
+        return inner(*args, **kwargs)
+
+    def _deep(self, place: int, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._reusing:
+            return self._features.outputs[place]
+        output = self._features.outputs[place] = inner(*args, **kwargs)
+        return output
+
+
+def _branch(args: tuple[Any, ...], kwargs: dict[str, Any], call: int) -> tuple[Any, ...]:
+    """What tells the branches of guidance apart: the batch, and where the condition is stored; without
+    one, the place of the call in its step."""
+    samples = sample_argument(args, kwargs)
+    condition = kwargs.get("encoder_hidden_states", args[2] if len(args) > 2 else None)
+    stored = condition.data_ptr() if isinstance(condition, torch.Tensor) else None
+    return (*samples.shape, samples.dtype, stored, call if stored is None else 0)
+
+
+def _deep_blocks(pipeline: Any, shallow_levels: int) -> list[Any]:
+    """The blocks below the outermost levels, in the order in which they run."""
+    unet = denoiser_of(pipeline)
+    parts = [getattr(unet, name, None) for name in ("down_blocks", "up_blocks")]
+    if denoiser_name(pipeline) != "unet" or None in parts:
+        raise UnsupportedModelError(
+            f"{type(unet).__name__} has no levels to cache; for transformers use enable_cache of diffusers."
+        )
+    down, up = (list(part) for part in parts if part is not None)
+    if shallow_levels >= len(down):
+        raise ConfigError(
+            f"shallow_levels must be below the UNet's {len(down)} levels, got {shallow_levels}."
+        )
+    middle = [] if unet.mid_block is None else [unet.mid_block]
+    return [*down[shallow_levels:], *middle, *up[: len(up) - shallow_levels]]
+
+
+def apply_feature_cache(pipeline: Any, config: FeatureCacheConfig) -> FeatureCache:
+    """Let a UNet pipeline reuse its deep features, until the returned handle is removed.
+
+    Raises:
+        ConfigError: for as many shallow levels as the UNet has.
+        UnsupportedModelError: for a pipeline without a UNet of down and up blocks.
+    """
+    return FeatureCache(pipeline, config)

@@ -1,0 +1,176 @@
+"""Key frames of a clip: which they are, and what lies between them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ConfigError
+
+Interpolation = Literal["slerp", "linear", "nearest"]
+
+# Sine of the angle below which two directions count as one, or as opposite.
+_LEAST_SINE = 1e-4
+# Of the mean motion: what every frame counts besides its own, so that a still clip is split evenly.
+_LEAST_MOTION = 1e-3
+
+
+def spaced_key_frames(num_frames: int, interval: int) -> Tensor:
+    """Every `interval`-th frame and the last: `[K]`, ascending.
+
+    Raises:
+        ConfigError: for an interval longer than the clip.
+    """
+    if not 1 <= interval < num_frames:
+        raise ConfigError(
+            f"key_interval must lie in [1, {num_frames - 1}] for a clip of {num_frames} frames, "
+            f"got {interval}."
+        )
+    return torch.tensor([*range(0, num_frames - 1, interval), num_frames - 1])
+
+
+def spread_key_frames(num_frames: int, count: int) -> Tensor:
+    """`count` frames spread evenly, among them the first and the last: `[K]`, ascending.
+
+    Raises:
+        ConfigError: for fewer than 2, or more than the clip has.
+    """
+    check_count(num_frames, count)
+    return torch.linspace(0, num_frames - 1, count, dtype=torch.float64).round().long()
+
+
+def check_count(num_frames: int, count: int) -> None:
+    """Raise where a clip cannot have so many key frames.
+
+    Raises:
+        ConfigError: for fewer than 2, or more than the clip has.
+    """
+    if not 2 <= count <= num_frames:
+        raise ConfigError(
+            f"key_frames must lie in [2, {num_frames}] for a clip of {num_frames} frames, got {count}."
+        )
+
+
+def motion_of(latents: Tensor) -> Tensor:
+    """How far each frame lies from the one before: norms `[B, F - 1]` of clips `[B, C, F, H, W]`."""
+    differences = latents[:, :, 1:] - latents[:, :, :-1]
+    return differences.square().sum((1, 3, 4)).sqrt()
+
+
+def key_frames_by_motion(motion: Tensor, count: int) -> Tensor:
+    """Key frames between which about equal motion lies, for each clip.
+
+    Of all choices the one with the least sum of squares of the motion in its stretches; that sum is
+    least where all are equal.
+
+    Args:
+        motion: between neighbouring frames, `[B, F - 1]`.
+        count: of key frames, the first and the last among them.
+
+    Returns:
+        Frames `[B, K]`, ascending.
+
+    Raises:
+        ConfigError: for fewer than 2, or more than the clip has; for motion that is not finite.
+    """
+    check_count(motion.shape[1] + 1, count)
+    if not bool(motion.isfinite().all()):
+        raise ConfigError(
+            "motion must be finite to choose key frames by it; it holds NaN or infinity."
+        )
+    return torch.tensor([_even_stretches(clip, count) for clip in motion.double().tolist()])
+
+
+def _even_stretches(motion: list[float], count: int) -> list[int]:
+    """The key frames of one clip, by dynamic programming over the last stretch."""
+    least = _LEAST_MOTION * sum(motion) / len(motion) or 1.0
+    places = [0.0]
+    for step in motion:
+        places.append(places[-1] + step + least)
+    # By frame: the cost of the best stretches that end there, and the key frames between them.
+    best = {0: (0.0, [0])}
+    for done in range(1, count):
+        longer = {}
+        for end in range(done, len(places)):
+            longer[end] = min(
+                (cost + (places[end] - places[start]) ** 2, [*keys, end])
+                for start, (cost, keys) in best.items()
+                if start < end
+            )
+        best = longer
+    return best[len(places) - 1][1]
+
+
+def frames_at(clips: Tensor, frames: Tensor) -> Tensor:
+    """Some frames `[B, K]` of clips `[B, C, F, H, W]`: `[B, C, K, H, W]`."""
+    return clips.gather(2, _index(clips, frames))
+
+
+def with_frames(clips: Tensor, frames: Tensor, values: Tensor) -> Tensor:
+    """Clips `[B, C, F, H, W]` with other values `[B, C, K, H, W]` at frames `[B, K]`."""
+    return clips.scatter(2, _index(clips, frames), values)
+
+
+def _index(clips: Tensor, frames: Tensor) -> Tensor:
+    count, channels, _, height, width = clips.shape
+    shape = (count, channels, frames.shape[1], height, width)
+    return frames.to(clips.device)[:, None, :, None, None].expand(shape)
+
+
+def fill_between(values: Tensor, keys: Tensor, num_frames: int, how: Interpolation) -> Tensor:
+    """Whole clips from their key frames; each frame lies between its neighbours by its place in time.
+
+    Args:
+        values: of the key frames, `[B, C, K, H, W]`.
+        keys: their places, `[B, K]`, ascending, from 0 to `num_frames` - 1.
+        num_frames: of the clips.
+        how: `slerp` along the arc between two frames, each seen as one vector; `linear` along the line;
+            `nearest` repeats the nearer key frame, the later one half-way.
+
+    Returns:
+        `[B, C, F, H, W]`; key frames as they were given.
+    """
+    keys = keys.to(values.device).contiguous()
+    places = torch.arange(num_frames, device=keys.device).expand(len(keys), -1).contiguous()
+    before = (torch.searchsorted(keys, places, right=True) - 1).clamp(max=keys.shape[1] - 2)
+    start, end = keys.gather(1, before), keys.gather(1, before + 1)
+    weights = ((places - start) / (end - start)).to(values.dtype)
+    first, second = (frames_at(values, index) for index in (before, before + 1))
+    flat = [side.transpose(1, 2).flatten(2) for side in (first, second)]
+    filled = _between(flat[0], flat[1], weights, how)
+    clips = filled.view(first.transpose(1, 2).shape).transpose(1, 2)
+    return with_frames(clips, keys, values)
+
+
+def _between(first: Tensor, second: Tensor, weights: Tensor, how: Interpolation) -> Tensor:
+    if how == "nearest":
+        return torch.where(weights[..., None] < 0.5, first, second)
+    if how == "linear":
+        return torch.lerp(first, second, weights[..., None])
+    return slerp(first, second, weights)
+
+
+def slerp(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
+    """Spherical interpolation (Shoemake, SIGGRAPH 1985): direction and length both change evenly.
+
+    On a line between two vectors the middle is shorter than both, and latents that are too short are
+    denoised to pale pictures; on the arc it is not. Vectors without an arc between them, parallel,
+    opposite or zero, are interpolated linearly.
+
+    Args:
+        first, second: vectors `[..., n]`.
+        weights: `[...]`; 0 gives the first, 1 the second.
+    """
+    lengths = first.norm(dim=-1), second.norm(dim=-1)
+    product = (lengths[0] * lengths[1]).clamp_min(torch.finfo(first.dtype).tiny)
+    angle = ((first * second).sum(-1) / product).clamp(-1.0, 1.0).acos()
+    sine = angle.sin()
+    flat = (sine < _LEAST_SINE) | (lengths[0] == 0.0) | (lengths[1] == 0.0)
+    divisor = torch.where(flat, torch.ones_like(sine), sine)
+    shares = ((1.0 - weights) * angle).sin() / divisor, (weights * angle).sin() / divisor
+    length = torch.lerp(lengths[0], lengths[1], weights)
+    ratios = [length / one.clamp_min(torch.finfo(first.dtype).tiny) for one in lengths]
+    arc = (shares[0] * ratios[0])[..., None] * first + (shares[1] * ratios[1])[..., None] * second
+    return torch.where(flat[..., None], torch.lerp(first, second, weights[..., None]), arc)

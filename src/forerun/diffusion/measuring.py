@@ -1,0 +1,204 @@
+"""What each method costs and saves beside the full sampler, and where its network lies on a roofline."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.diffusion.classifier import FEATURES, Classifier
+from forerun.diffusion.methods import Config, Job, Made, call_denoiser, make
+from forerun.diffusion.pipelines import denoiser_of
+from forerun.diffusion.quality import (
+    feature_distance,
+    label_accuracy,
+    mean_squared_error,
+    psnr,
+    temporal_consistency,
+)
+from forerun.progress import report
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method with its configuration, or the sampler as it is.
+
+    Args:
+        name: for tables.
+        config: None: no method.
+        eta: of the sampler that it is compared with; speculative sampling needs noise.
+    """
+
+    name: str
+    config: Config | None
+    eta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting beside the full sampler.
+
+    Args:
+        setting: its name.
+        exactness: exact, or approximate.
+        calls, full_calls: of the network, one after the other.
+        evaluations, full_evaluations: samples in them.
+        speedup, least, most: the full sampler's seconds over these, of pairs in turns.
+        seconds: the median.
+        psnr, mse: of the samples beside the full sampler's from the same noise, with 95 % intervals; an
+            exact method's samples are others of the same law.
+        frechet: distance of the samples' features from those of the full sampler's, likewise; None where no
+            classifier fits, or for fewer samples than features.
+        accuracy: share that the classifier takes for their label, likewise; None where none fits.
+        consistency: of neighbouring frames, likewise; None of images.
+        facts: of the method.
+    """
+
+    setting: str
+    exactness: str
+    calls: int
+    full_calls: int
+    evaluations: int
+    full_evaluations: int
+    speedup: float
+    least: float
+    most: float
+    seconds: float
+    psnr: dict[str, float]
+    mse: dict[str, float]
+    frechet: dict[str, float] | None
+    accuracy: dict[str, float] | None
+    consistency: dict[str, float] | None
+    facts: dict[str, Any]
+
+
+def measure(
+    pipeline: Any,
+    job: Job,
+    settings: Sequence[Setting],
+    pairs: int,
+    classifier: Classifier | None = None,
+    keep: Callable[[str, Tensor], object] = lambda *_: None,
+) -> Iterator[Row]:
+    """A row for each setting; it and the full sampler take turns.
+
+    Args:
+        pipeline: of diffusers.
+        job: samples to make.
+        settings: to measure.
+        pairs: of timed runs, after one run each that is not timed.
+        classifier: for distance, accuracy and consistency; None leaves these out.
+        keep: given the images of the full sampler and of each setting, by name.
+    """
+    for number, setting in enumerate(settings):
+        own = Job(**{**vars(job), "eta": setting.eta})
+        full = make(pipeline, own)
+        made = make(pipeline, own, setting.config)
+        keep(f"the sampler, eta {setting.eta:g}", full.images)
+        keep(setting.name, made.images)
+        ratios, seconds = [], []
+        for pair in range(pairs):
+            report("settings", number * pairs + pair, len(settings) * pairs)
+            plain = make(pipeline, own).seconds
+            seconds.append(make(pipeline, own, setting.config).seconds)
+            ratios.append(plain / seconds[-1])
+        yield _row(setting, job, made, full, ratios, seconds, classifier)
+    report("settings", 1, 1)
+
+
+def _row(
+    setting: Setting,
+    job: Job,
+    made: Made,
+    full: Made,
+    ratios: Sequence[float],
+    seconds: Sequence[float],
+    classifier: Classifier | None,
+) -> Row:
+    frechet = accuracy = consistency = None
+    if classifier is not None:
+        frames, others = (
+            images.flatten(0, 1) if images.ndim == 5 else images
+            for images in (made.images, full.images)
+        )
+        if len(frames) > FEATURES:
+            frechet = asdict(feature_distance(classifier, frames, others))
+        if job.labels is not None:
+            each = len(frames) // len(job.labels)
+            labels = [label for label in job.labels for _ in range(each)]
+            accuracy = asdict(label_accuracy(classifier, frames, labels))
+        if made.images.ndim == 5:
+            consistency = asdict(temporal_consistency(classifier, made.images))
+    return Row(
+        setting=setting.name,
+        exactness="exact" if made.exact else "approximate",
+        calls=made.evaluations.calls,
+        full_calls=full.evaluations.calls,
+        evaluations=_passes(made),
+        full_evaluations=_passes(full),
+        speedup=statistics.median(ratios),
+        least=min(ratios),
+        most=max(ratios),
+        seconds=statistics.median(seconds),
+        psnr=asdict(psnr(made.images, full.images)),
+        mse=asdict(mean_squared_error(made.images, full.images)),
+        frechet=frechet,
+        accuracy=accuracy,
+        consistency=consistency,
+        facts=made.facts,
+    )
+
+
+def _passes(made: Made) -> int:
+    """Samples that the network ran, of clips frames."""
+    return made.evaluations.frames if made.images.ndim == 5 else made.evaluations.samples
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a denoiser at a batch size.
+
+    Args:
+        batch: samples.
+        flops: floating-point operations.
+        bytes: of the weights, which are read once, the least that it reads.
+        seconds: the median.
+    """
+
+    batch: int
+    flops: int
+    bytes: int
+    seconds: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations a byte, at the most: activations are read too."""
+        return self.flops / self.bytes
+
+
+def runs_by_batch(
+    pipeline: Any, batches: Sequence[int], num_frames: int | None = None, times: int = 7
+) -> list[Run]:
+    """Runs of a pipeline's denoiser, for a roofline."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    weights = denoiser_of(pipeline).parameters()
+    size = sum(weight.numel() * weight.element_size() for weight in weights)
+    runs = []
+    for index, batch in enumerate(batches):
+        report("batches", index, len(batches))
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            call_denoiser(pipeline, batch, num_frames)
+        taken = []
+        for _ in range(times):
+            started = perf_counter()
+            call_denoiser(pipeline, batch, num_frames)
+            taken.append(perf_counter() - started)
+        runs.append(Run(batch, counter.get_total_flops(), size, statistics.median(taken)))
+    report("batches", 1, 1)
+    return runs

@@ -1,0 +1,207 @@
+"""Every way to sample behind one call, with what it took: for the command line and its bench."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
+from forerun.diffusion.denoising import GuidedDenoiser, decode
+from forerun.diffusion.evaluations import Evaluations, count_evaluations
+from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_cache
+from forerun.diffusion.library import diffusers
+from forerun.diffusion.pipelines import denoiser_of, draw_noise, kind_of, sample
+from forerun.diffusion.speculative_sampling import (
+    Draws,
+    SpeculativeSamplingConfig,
+    sample_speculatively,
+)
+from forerun.diffusion.transitions import STOCHASTIC, Transitions
+from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig, sample_clips
+from forerun.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from forerun.progress import report
+
+Config = CFGCacheConfig | FeatureCacheConfig | VideoLatentCacheConfig | SpeculativeSamplingConfig
+SCHEDULERS = {
+    "ddpm": "DDPMScheduler",
+    "ddim": "DDIMScheduler",
+    "euler_ancestral": "EulerAncestralDiscreteScheduler",
+}
+"""By name: schedulers that a pipeline's own can be exchanged for."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Samples to make.
+
+    Args:
+        seeds: of their noise, one each.
+        steps: of the sampler.
+        labels: one each; None for a pipeline that takes none, or with prompts.
+        prompt_embeds, negative_prompt_embeds: `[B, tokens, width]`, in place of labels.
+        guidance_scale: 1 is no guidance.
+        eta: of DDIM: the share of DDPM's noise; 0 is deterministic.
+        num_frames: of clips.
+    """
+
+    seeds: Sequence[int]
+    steps: int
+    labels: Sequence[int] | None = None
+    prompt_embeds: Tensor | None = None
+    negative_prompt_embeds: Tensor | None = None
+    guidance_scale: float = 1.0
+    eta: float = 0.0
+    num_frames: int | None = None
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What steers the samples, as keyword arguments."""
+        return {
+            "labels": self.labels,
+            "prompt_embeds": self.prompt_embeds,
+            "negative_prompt_embeds": self.negative_prompt_embeds,
+            "guidance_scale": self.guidance_scale,
+        }
+
+
+@dataclass(frozen=True)
+class Made:
+    """Samples, and what they took.
+
+    Args:
+        images: in [0, 1]: `[B, C, H, W]`, clips `[B, F, C, H, W]`.
+        exact: whether they have the law of the sampler as it is.
+        evaluations: runs of the network, one after the other, and samples in them.
+        seconds: from the noise to the images.
+        facts: of the method.
+    """
+
+    images: Tensor
+    exact: bool
+    evaluations: Evaluations
+    seconds: float
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def exchange_scheduler(pipeline: Any, name: str) -> None:
+    """Give a pipeline another scheduler with the same noise levels.
+
+    Raises:
+        UnknownNameError: for a name that is not one of SCHEDULERS.
+        UnsupportedModelError: where the pipeline's own has no such levels: flow matching.
+    """
+    if name not in SCHEDULERS:
+        raise UnknownNameError("scheduler", name, SCHEDULERS)
+    config = dict(pipeline.scheduler.config)
+    if "beta_schedule" not in config:
+        raise UnsupportedModelError(
+            f"{type(pipeline.scheduler).__name__} has no betas, so its noise levels are not {name}'s."
+        )
+    # DDPM and DDIM clip unless they are told not to.
+    config.setdefault("clip_sample", False)
+    pipeline.scheduler = getattr(diffusers(), SCHEDULERS[name]).from_config(config)
+
+
+def make(pipeline: Any, job: Job, config: Config | None = None) -> Made:
+    """Sample by one method, or by none: as the sampler is.
+
+    All methods start from the same noise and add the same, each sample's by its own seed.
+
+    Raises:
+        UnsupportedModelError: for a network whose samples are not finite.
+        ForerunError: for what the method does not take; see its own module.
+    """
+    started = perf_counter()
+    with count_evaluations(pipeline) as counted:
+        images, exact, facts = _run(pipeline, job, config)
+    if not bool(images.isfinite().all()):
+        raise UnsupportedModelError("the samples are not finite; look at weights and conditions.")
+    return Made(images, exact, counted, perf_counter() - started, facts)
+
+
+def _run(pipeline: Any, job: Job, config: Config | None) -> tuple[Tensor, bool, dict[str, Any]]:
+    kind = kind_of(pipeline)
+    shape = kind.noise_shape(1, job.num_frames)[1:]
+    if isinstance(config, SpeculativeSamplingConfig):
+        return _speculate(pipeline, job, shape, config)
+    noise = draw_noise(kind, job.seeds, job.num_frames)
+    if isinstance(config, VideoLatentCacheConfig):
+        if job.eta:
+            raise ConfigError("interpolating latents needs DDIM with eta 0; leave eta out.")
+        clips = sample_clips(pipeline, noise, steps=job.steps, config=config, **job.conditions)
+        assert clips.images is not None
+        return clips.images, False, {"passes": clips.passes, "full_passes": clips.full_passes}
+    applied: Any = nullcontext()
+    if isinstance(config, CFGCacheConfig):
+        applied = apply_cfg_cache(pipeline, config)
+    elif isinstance(config, FeatureCacheConfig):
+        applied = apply_feature_cache(pipeline, config)
+    conditions = dict(job.conditions)
+    if not kind.guided:
+        del conditions["guidance_scale"]
+    draws = Draws.of(job.seeds, job.steps, shape) if is_stochastic(pipeline, job.eta) else None
+    with applied, _steps_draw(pipeline, draws):
+        made = sample(pipeline, noise, steps=job.steps, eta=job.eta, **conditions)
+    assert made.images is not None
+    return made.images, config is None, {}
+
+
+@contextmanager
+def _steps_draw(pipeline: Any, draws: Draws | None) -> Iterator[None]:
+    """Let a scheduler's steps add this noise: each calls `randn_tensor` of its own module once."""
+    if draws is None:
+        yield
+        return
+    steps = iter(draws.noise.unbind(1))
+
+    def given(shape: Any, dtype: Any = None, **_: Any) -> Tensor:
+        return next(steps).to(dtype or torch.float32).reshape(shape)
+
+    with patch.object(sys.modules[type(pipeline.scheduler).__module__], "randn_tensor", given):
+        yield
+
+
+def is_stochastic(pipeline: Any, eta: float) -> bool:
+    """Whether a pipeline's sampler adds noise at its steps, and is one that is known to."""
+    name = type(pipeline.scheduler).__name__
+    return name in STOCHASTIC and (name != "DDIMScheduler" or eta > 0)
+
+
+def _speculate(
+    pipeline: Any, job: Job, shape: tuple[int, ...], config: SpeculativeSamplingConfig
+) -> tuple[Tensor, bool, dict[str, Any]]:
+    network = GuidedDenoiser(pipeline, **job.conditions)
+    transitions = Transitions.of(pipeline.scheduler, job.steps, job.eta)
+    latents, passes = sample_speculatively(
+        network,
+        transitions,
+        Draws.of(job.seeds, job.steps, shape),
+        config,
+        progress=lambda done, total: report("denoising steps", done, total),
+    )
+    facts = {"acceptance": passes.acceptance, "sequential_passes": passes.sequential}
+    return decode(pipeline, latents), True, facts
+
+
+@torch.no_grad()
+def call_denoiser(pipeline: Any, batch: int, num_frames: int | None = None) -> None:
+    """One run of a pipeline's denoiser over `batch` samples, as its sampler calls it without guidance."""
+    kind = kind_of(pipeline)
+    samples = torch.zeros(kind.noise_shape(batch, num_frames))
+    labels = None if kind.conditioning == "none" else [0] * batch
+    if kind.video:
+        width = denoiser_of(pipeline).config.cross_attention_dim
+        # One for each frame.
+        conditions = torch.zeros(len(samples) * samples.shape[2], 1, width)
+        denoiser_of(pipeline)(samples, torch.tensor(1), encoder_hidden_states=conditions)
+        return
+    times = torch.ones(batch, dtype=torch.long)
+    GuidedDenoiser(pipeline, labels=labels)(samples, times, torch.arange(batch))

@@ -1,0 +1,392 @@
+"""Pipeline directories of diffusers: opened without running any code of theirs, told apart, sampled.
+
+Noise is always given, so that two ways to sample can be compared from the same start.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
+
+import torch
+from torch import Generator, Tensor
+
+from forerun.diffusion.library import diffusers
+from forerun.errors import (
+    CheckpointError,
+    ConfigError,
+    UnknownNameError,
+    UnsupportedModelError,
+    shown,
+)
+from forerun.files import is_regular, parse_json, printable, read_text
+
+INDEX = "model_index.json"
+_LIBRARIES = ("diffusers", "transformers")
+_DENOISERS = ("unet", "transformer")
+
+Denoiser = Literal["unet", "transformer"]
+Conditioning = Literal["prompt", "class", "none"]
+
+
+@dataclass(frozen=True)
+class PipelineKind:
+    """What a pipeline is.
+
+    Args:
+        name: of its class.
+        denoiser: the component that is run at each step.
+        conditioning: what steers it: prompt embeddings, class labels or nothing.
+        video: whether it makes clips.
+        latent_shape: of one sample's latents, `(C, H, W)`; a clip has its frames after the channels.
+        guided: whether it knows classifier-free guidance.
+    """
+
+    name: str
+    denoiser: Denoiser
+    conditioning: Conditioning
+    video: bool
+    latent_shape: tuple[int, int, int]
+    guided: bool
+
+    def noise_shape(self, count: int, num_frames: int | None = None) -> tuple[int, ...]:
+        """The shape of the noise that `count` samples start from.
+
+        Raises:
+            ConfigError: for frames of an image, or a clip without.
+        """
+        if self.video != (num_frames is not None):
+            what = "clips; say how many frames" if self.video else "images, which have no frames"
+            raise ConfigError(f"{self.name} makes {what}.")
+        channels, height, width = self.latent_shape
+        frames = () if num_frames is None else (num_frames,)
+        return (count, channels, *frames, height, width)
+
+
+def open_pipeline(directory: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Any:
+    """Load a pipeline directory that diffusers wrote.
+
+    Only classes of diffusers and transformers and only safetensors are loaded; components that the
+    directory leaves out, such as the text encoder, stay `None`.
+
+    Raises:
+        CheckpointError: for what is no pipeline, has code of its own, or lacks files.
+        UnknownNameError: for a scheduler class that the installed diffusers lacks.
+        UnsupportedModelError: for a pipeline class that it lacks, or one without a denoiser.
+        ConfigError: where diffusers is not installed.
+    """
+    folder = Path(directory)
+    where = printable(folder)
+    index = _read_index(folder, where)
+    library = diffusers()
+    _check_classes(index, where, library)
+    absent = {name: None for name, value in index.items() if _is_null(value)}
+    pipeline_class = getattr(library, index["_class_name"])
+    try:
+        with _quiet():
+            pipeline = pipeline_class.from_pretrained(
+                folder,
+                torch_dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                low_cpu_mem_usage=False,
+                **absent,
+            )
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as problem:
+        reason = " ".join(str(problem).split())[:200]
+        raise CheckpointError(f"the pipeline {where} cannot be loaded: {reason}") from problem
+    denoiser_of(pipeline)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def save_pipeline(pipeline: Any, directory: Path) -> None:
+    """Write an ordinary pipeline directory, with safetensors."""
+    with _quiet():
+        pipeline.save_pretrained(directory, safe_serialization=True)
+
+
+def denoiser_name(pipeline: Any) -> Denoiser:
+    """The name of the component that is run at each step.
+
+    Raises:
+        UnsupportedModelError: for a pipeline that has none.
+    """
+    for name in _DENOISERS:
+        if isinstance(getattr(pipeline, name, None), torch.nn.Module):
+            return name  # type: ignore[return-value]
+    raise UnsupportedModelError(
+        f"{type(pipeline).__name__} has no denoiser: neither a unet nor a transformer."
+    )
+
+
+def denoiser_of(pipeline: Any) -> Any:
+    """The module that is run at each step; see `denoiser_name`."""
+    return getattr(pipeline, denoiser_name(pipeline))
+
+
+def is_guided(pipeline: Any) -> bool:
+    """Whether a pipeline knows classifier-free guidance."""
+    return "guidance_scale" in inspect.signature(type(pipeline).__call__).parameters
+
+
+def kind_of(pipeline: Any) -> PipelineKind:
+    """What a pipeline is, from its components and what it can be called with.
+
+    Raises:
+        UnsupportedModelError: for a pipeline without a denoiser, or one of unknown size.
+    """
+    name = denoiser_name(pipeline)
+    config = getattr(pipeline, name).config
+    accepted = inspect.signature(type(pipeline).__call__).parameters
+    conditioning: Conditioning = "none"
+    if "prompt_embeds" in accepted:
+        conditioning = "prompt"
+    elif "class_labels" in accepted:
+        conditioning = "class"
+    size, channels = config.get("sample_size"), config.get("in_channels")
+    if size is None or channels is None:
+        raise UnsupportedModelError(
+            f"the {name} of {type(pipeline).__name__} does not say its sample_size and in_channels."
+        )
+    height, width = (size, size) if isinstance(size, int) else size
+    return PipelineKind(
+        name=type(pipeline).__name__,
+        denoiser=name,
+        conditioning=conditioning,
+        video="num_frames" in accepted,
+        latent_shape=(channels, height, width),
+        guided=is_guided(pipeline),
+    )
+
+
+def label_embeds(labels: Sequence[int], width: int) -> Tensor:
+    """Labels as prompt embeddings `[B, 1, width]`: one-hot, and zeros for the label -1, which is none.
+
+    Raises:
+        ConfigError: for a label that does not fit.
+    """
+    embeds = torch.zeros(len(labels), 1, width)
+    for row, label in enumerate(labels):
+        if not -1 <= label < width:
+            raise ConfigError(f"label {label} does not fit; use -1 to {width - 1}.")
+        if label >= 0:
+            embeds[row, 0, label] = 1.0
+    return embeds
+
+
+def draw_noise(kind: PipelineKind, seeds: Sequence[int], num_frames: int | None = None) -> Tensor:
+    """Noise `[B, ...]` to start from: each sample's follows from its own seed alone."""
+    shape = kind.noise_shape(1, num_frames)
+    return torch.cat([torch.randn(shape, generator=Generator().manual_seed(s)) for s in seeds])
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a pipeline made.
+
+    Args:
+        latents: as the last step left them: `[B, C, H, W]`, clips `[B, C, F, H, W]`; `None` for a
+            pipeline that does not hand them out.
+        images: in [0, 1]: `[B, C, H, W]`, clips `[B, F, C, H, W]`; `None` unless they were decoded.
+    """
+
+    latents: Tensor | None
+    images: Tensor | None
+
+
+@torch.no_grad()
+def sample(
+    pipeline: Any,
+    noise: Tensor,
+    *,
+    steps: int,
+    labels: Sequence[int] | None = None,
+    prompt_embeds: Tensor | None = None,
+    negative_prompt_embeds: Tensor | None = None,
+    guidance_scale: float | None = None,
+    eta: float = 0.0,
+    generator: Generator | None = None,
+    latent: bool = False,
+) -> Samples:
+    """Run a pipeline's own loop from given noise.
+
+    Args:
+        pipeline: of diffusers.
+        noise: `[B, C, H, W]`, for clips `[B, C, F, H, W]`.
+        steps: of the scheduler.
+        labels: one a sample; for a pipeline that takes prompt embeddings they become one-hot rows.
+        prompt_embeds: `[B, tokens, width]`, in place of labels.
+        negative_prompt_embeds: for guidance; zeros if not given.
+        guidance_scale: 1 is no guidance; the pipeline's own default if not given.
+        eta: of DDIM: 0 is deterministic.
+        generator: for the noise that a stochastic scheduler adds.
+        latent: leave the latents as they are, undecoded.
+
+    Raises:
+        ConfigError: for arguments that this pipeline does not take.
+    """
+    kind = kind_of(pipeline)
+    if noise.ndim != (5 if kind.video else 4):
+        raise ConfigError(f"noise of shape {tuple(noise.shape)} does not fit {kind.name}.")
+    accepted = inspect.signature(type(pipeline).__call__).parameters
+    arguments: dict[str, Any] = {"num_inference_steps": steps, "generator": generator}
+    arguments |= _conditions(
+        pipeline, kind, len(noise), labels, prompt_embeds, negative_prompt_embeds
+    )
+    if guidance_scale is not None:
+        arguments["guidance_scale"] = guidance_scale
+    if eta:
+        arguments["eta"] = eta
+    if kind.video:
+        arguments["num_frames"] = noise.shape[2]
+    if "latents" in accepted:
+        arguments["latents"] = noise
+    if latent and "prompt_embeds" not in accepted:
+        raise ConfigError(f"{kind.name} does not hand out its latents; take its images.")
+    arguments["output_type"] = "latent" if latent else "pt"
+    _check_accepted(kind, arguments, accepted)
+    with _given_noise(pipeline, None if "latents" in accepted else noise):
+        output = pipeline(**arguments)[0]
+    result = torch.as_tensor(output)
+    return Samples(result, None) if latent else Samples(None, result)
+
+
+def _conditions(
+    pipeline: Any,
+    kind: PipelineKind,
+    count: int,
+    labels: Sequence[int] | None,
+    embeds: Tensor | None,
+    negative: Tensor | None,
+) -> dict[str, Any]:
+    """The arguments that steer a pipeline."""
+    if kind.conditioning == "none":
+        if labels is not None or embeds is not None:
+            raise ConfigError(
+                f"{kind.name} is not conditional: it takes neither labels nor prompts."
+            )
+        return {"batch_size": count}
+    given = labels if labels is not None else embeds
+    if given is None or (labels is not None and embeds is not None) or len(given) != count:
+        raise ConfigError(f"give {kind.name} either labels or prompt embeddings, {count} of them.")
+    if kind.conditioning == "class":
+        if labels is None:
+            raise ConfigError(f"{kind.name} takes labels, not prompt embeddings.")
+        return {"class_labels": list(labels)}
+    if labels is not None:
+        width = denoiser_of(pipeline).config.get("cross_attention_dim")
+        if not isinstance(width, int):
+            raise ConfigError(f"{kind.name} takes prompt embeddings, not labels.")
+        embeds = label_embeds(labels, width)
+    assert embeds is not None
+    negative = torch.zeros_like(embeds) if negative is None else negative
+    return {"prompt_embeds": embeds, "negative_prompt_embeds": negative}
+
+
+def _check_accepted(kind: PipelineKind, arguments: dict[str, Any], accepted: Any) -> None:
+    for name in arguments:
+        if name not in accepted:
+            raise ConfigError(f"{kind.name} does not take {name}.")
+
+
+@contextmanager
+def _given_noise(pipeline: Any, noise: Tensor | None) -> Iterator[None]:
+    """Let a pipeline that draws its own noise start from this.
+
+    Its first call to `randn_tensor` gives the noise; a scheduler's calls are its own module's.
+    """
+    if noise is None:
+        yield
+        return
+    for base in type(pipeline).__mro__:
+        module = sys.modules[base.__module__]
+        if hasattr(module, "randn_tensor"):
+            break
+    else:
+        raise ConfigError(f"{type(pipeline).__name__} cannot start from given noise.")
+
+    def given(shape: Any, *_: Any, **__: Any) -> Tensor:
+        if tuple(shape) != tuple(noise.shape):
+            raise ConfigError(
+                f"noise of shape {tuple(noise.shape)} does not fit; {type(pipeline).__name__} "
+                f"takes {tuple(shape)}."
+            )
+        return noise.clone()
+
+    with patch.object(module, "randn_tensor", given):
+        yield
+
+
+def _read_index(folder: Path, where: str) -> dict[str, Any]:
+    path = folder / INDEX
+    if not is_regular(path):
+        raise CheckpointError(f"{where} is not a pipeline directory: it has no {INDEX}.")
+    index = parse_json(read_text(path, "pipeline", CheckpointError), str(path), CheckpointError)
+    if not isinstance(index, dict) or "_class_name" not in index:
+        raise CheckpointError(f"{printable(path)} does not name a pipeline class.")
+    return index
+
+
+def _is_null(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and value == [None, None]
+
+
+def _check_classes(index: dict[str, Any], where: str, library: Any) -> None:
+    """Refuse code of the checkpoint's own and classes that are not installed."""
+    name = index["_class_name"]
+    if not isinstance(name, str):
+        raise CheckpointError(f"{where} brings a pipeline class of its own; its code is not run.")
+    if not _is_pipeline(name, library):
+        raise UnsupportedModelError(
+            f"{where}: the installed diffusers has no pipeline {shown(name)}."
+        )
+    for component, value in index.items():
+        if component.startswith("_") or not isinstance(value, list) or _is_null(value):
+            continue
+        if len(value) != 2 or not all(isinstance(part, str) for part in value):
+            raise CheckpointError(f"{where}: {INDEX} has no class for {component}.")
+        if value[0] not in _LIBRARIES and value[0] != "stable_diffusion":
+            raise CheckpointError(
+                f"{where} takes {component} from {value[0]!r}; only classes of "
+                f"{' and '.join(_LIBRARIES)} are loaded, no code of a checkpoint."
+            )
+        if component == "scheduler":
+            _check_scheduler(value[1], library)
+
+
+def _check_scheduler(name: str, library: Any) -> None:
+    names = [one for one in dir(library) if one.endswith("Scheduler")]
+    if name not in names:
+        raise UnknownNameError("scheduler", name, names)
+
+
+def _is_pipeline(name: str, library: Any) -> bool:
+    found = getattr(library, name, None) if name.isidentifier() else None
+    return isinstance(found, type) and issubclass(found, library.DiffusionPipeline)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the remarks of diffusers on components that are left out on purpose."""
+    logging_of = diffusers().utils.logging
+    before, shown = logging_of.get_verbosity(), logging_of.is_progress_bar_enabled()
+    logging_of.set_verbosity(logging.ERROR)
+    logging_of.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging_of.set_verbosity(before)
+        if shown:
+            logging_of.enable_progress_bar()

@@ -1,0 +1,374 @@
+"""Is speculative sampling exact here? Tests of every step against the law that the target's own passes say.
+
+Given the states before it, each step of the sampler adds a standard normal *innovation*: its outcome, less
+the target's mean, over the step's deviation. That holds for any network. A coupling acts along one
+direction, from the draft's mean to the target's, so innovations are tested along it, where every error must
+show, and as a whole. The passes of the target are made anew, at the states of the path.
+
+Where the law is known in closed form (a Gaussian through a linear network), every marginal is tested too;
+and final samples are compared with those of the plain sampler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import optimize, stats
+from torch import Tensor
+
+from forerun.diffusion.closed_forms import Law
+from forerun.diffusion.reflection import Coupling, chance_kept, couple
+from forerun.diffusion.speculative_sampling import (
+    Committed,
+    Draws,
+    Network,
+    SpeculativeSamplingConfig,
+    sample_plainly,
+    sample_speculatively,
+)
+from forerun.diffusion.transitions import Transitions
+from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.progress import report
+
+ALPHA = 1e-4
+"""The chance, at the most, that an exact sampler is refused, over all of its checks."""
+LIMIT = ALPHA / 6
+"""Each check's share: there are six at the most."""
+POWER = 0.99
+_FEWEST = 50
+_PROJECTIONS = 8
+# Of the noisiest step's deviation: below, a network's rounding counts.
+_LEAST_NOISE = 1e-4
+# From the seeds of the samples to those of the plain ones that they are compared with.
+_OTHERS = 1_000_003
+
+
+@dataclass(frozen=True)
+class Check:
+    """One test.
+
+    Args:
+        name: of what is tested.
+        p_value: the chance of what was seen, or worse, with an exact sampler.
+        count: of numbers that it looks at.
+        finds: the smallest error that it finds with a chance of POWER, in words.
+    """
+
+    name: str
+    p_value: float
+    count: int
+    finds: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether this is what an exact sampler gives."""
+        return self.p_value >= LIMIT
+
+
+@dataclass(frozen=True)
+class Proof:
+    """All checks of one setting.
+
+    Args:
+        checks: each at its share of ALPHA.
+        samples, steps: that were run.
+        untested_steps: that add no noise, or too little to be told from rounding; final samples and marginals
+            are tested all the same.
+        fewer: steps for each pass of the target, one after the other.
+        acceptance: share of drafted steps that were kept.
+    """
+
+    checks: Sequence[Check]
+    samples: int
+    steps: int
+    untested_steps: int
+    fewer: float
+    acceptance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check found a defect."""
+        return all(check.passed for check in self.checks)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is tested.
+
+    Args:
+        network: the target.
+        transitions: its sampler.
+        shape: of one sample.
+        law: of the sampler's states, where it is known.
+    """
+
+    network: Network
+    transitions: Transitions
+    shape: tuple[int, ...]
+    law: Law | None = None
+
+
+class Paths:
+    """All states of a batch on its way, and the means that its steps were drafted around."""
+
+    def __init__(self, start: Tensor, num_steps: int) -> None:
+        self.states = torch.zeros(len(start), num_steps + 1, *start.shape[1:], dtype=torch.float64)
+        self.states[:, 0] = start
+        self.draft_means = torch.zeros_like(self.states[:, 1:])
+        self.kept = torch.zeros(len(start), num_steps, dtype=torch.bool)
+
+    def observe(self, committed: Committed) -> None:
+        """Write down the steps of a round."""
+        rows, steps = committed.rows, committed.steps
+        self.states[rows, steps + 1] = committed.outcomes
+        self.draft_means[rows, steps] = committed.draft_means
+        self.kept[rows, steps] = committed.kept
+
+
+def prove(
+    subject: Subject, config: SpeculativeSamplingConfig, *, samples: int = 512, seed: int = 0
+) -> Proof:
+    """Run speculative sampling and test it.
+
+    Args:
+        subject: target and sampler.
+        config: how to draft, and the coupling.
+        samples: to run; more find smaller errors.
+        seed: of all randomness.
+
+    Raises:
+        ConfigError: for fewer than 50 samples, or steps without noise.
+        UnsupportedModelError: for a network whose predictions are not finite.
+    """
+    if samples < _FEWEST:
+        raise ConfigError(f"samples is {samples}; tests need at least {_FEWEST}.")
+    transitions = subject.transitions
+    tested = sum(is_tested(transitions, step) for step in range(len(transitions)))
+    if float(transitions.std.max()) == 0:
+        raise ConfigError(f"a sampler of {len(transitions)} steps adds no noise; give more steps.")
+    draws = Draws.of(range(seed, seed + samples), len(transitions), subject.shape)
+    paths = Paths(draws.start.double() * transitions.start, len(transitions))
+    final, passes = sample_speculatively(
+        subject.network,
+        transitions,
+        draws,
+        config,
+        progress=lambda done, total: report("speculative sampling", done, total),
+        observer=paths.observe,
+    )
+    others = range(seed + _OTHERS, seed + _OTHERS + samples)
+    plain = sample_plainly(
+        subject.network, transitions, Draws.of(others, len(transitions), subject.shape)
+    )
+    for which in (paths.states, plain):
+        if not bool(which.isfinite().all()):
+            raise UnsupportedModelError("the network predicts numbers that are not finite.")
+    checks = [*_innovations(subject, paths)]
+    if subject.law is not None:
+        checks += _marginals(subject.law, paths)
+    checks += _two_samples(final, plain, seed)
+    return Proof(
+        checks,
+        samples,
+        len(transitions),
+        len(transitions) - tested,
+        passes.fewer,
+        passes.acceptance,
+    )
+
+
+def _innovations(subject: Subject, paths: Paths) -> Iterator[Check]:
+    """Of all steps that add noise: along the draft's direction, as a whole, and how many were kept."""
+    transitions = subject.transitions
+    along, squares, chances, kept, numbers = [], 0.0, [], 0, 0
+    for step in range(len(transitions)):
+        report("the target's own means", step + 1, len(transitions))
+        if not is_tested(transitions, step):
+            continue
+        target = _means(subject, paths.states[:, step], step).flatten(1)
+        std = transitions.std[step]
+        innovations = (paths.states[:, step + 1].flatten(1) - target) / std
+        squares += float(innovations.square().sum())
+        numbers += innovations.numel()
+        drafted = paths.draft_means[:, step].flatten(1)
+        apart = (drafted - target) / std
+        length = apart.norm(dim=1)
+        # What the passes' rounding alone sets apart has no direction.
+        real = length > 1e-3
+        along.append(((innovations * apart).sum(1) / length)[real])
+        chances.append(chance_kept(drafted, target, std)[real])
+        kept += int(paths.kept[real, step].sum())
+    yield Check(
+        "innovations have the length of standard normal ones",
+        _two_sided(stats.chi2, squares, numbers),
+        numbers,
+        f"a deviation wrong by {_shift_found() / math.sqrt(2 * numbers):.1e} of its own size",
+    )
+    if not len(torch.cat(along)):
+        return  # The draft was right everywhere.
+    values = torch.cat(along).numpy()
+    yield Check(
+        "innovations along the draft's direction are standard normal",
+        float(stats.kstest(values, "norm").pvalue),
+        len(values),
+        f"a shift along it by {_shift_found_by_ks(len(values)):.1e} of a step's deviation",
+    )
+    chance = torch.cat(chances).numpy()
+    yield Check(
+        "as many steps are kept as a maximal coupling keeps",
+        _count_p_value(kept, chance),
+        len(chance),
+        f"a share of kept steps off by about {_share_found(chance):.1e}",
+    )
+
+
+def is_tested(transitions: Transitions, step: int) -> bool:
+    """Whether a step adds enough noise for its innovation to be told from the network's rounding."""
+    return float(transitions.std[step]) > _LEAST_NOISE * float(transitions.std.max())
+
+
+def _marginals(law: Law, paths: Paths) -> Iterator[Check]:
+    """Of every state on the way, from a law in closed form: length and mean, of all steps together."""
+    lengths, means = [], []
+    samples, steps = len(paths.states), paths.states.shape[1] - 1
+    dimensions = paths.states[0, 0].numel()
+    for step in range(1, steps + 1):
+        whitened = law.whiten(step, paths.states[:, step].flatten(1))
+        lengths.append(_two_sided(stats.chi2, float(whitened.square().sum()), whitened.numel()))
+        mean = whitened.mean(0) * math.sqrt(samples)
+        means.append(float(stats.chi2.sf(float(mean.square().sum()), dimensions)))
+    # Bonferroni over the steps, which depend on each other.
+    limit = LIMIT / steps
+    spread = _shift_found(limit) / math.sqrt(2 * samples * dimensions)
+    yield Check(
+        "every marginal has the variance of its closed form",
+        min(1.0, min(lengths) * steps),
+        samples,
+        f"a deviation wrong by {spread:.1e} of its own size",
+    )
+    yield Check(
+        "every marginal has the mean of its closed form",
+        min(1.0, min(means) * steps),
+        samples,
+        f"a mean off by {_mean_found(samples, dimensions, limit):.1e} deviations in all",
+    )
+
+
+def _two_samples(ours: Tensor, plain: Tensor, seed: int) -> Iterator[Check]:
+    """Final samples against those of the plain sampler with other seeds, by projections of both."""
+    ours, plain = ours.flatten(1), plain.flatten(1)
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.randn(_PROJECTIONS, ours.shape[1], generator=generator, dtype=torch.float64)
+    values = [
+        float(stats.ks_2samp((ours @ one).numpy(), (plain @ one).numpy()).pvalue)
+        for one in directions
+    ]
+    shift = _shift_found_by_ks(len(ours) / 2, LIMIT / _PROJECTIONS)
+    yield Check(
+        "final samples are like those of the plain sampler",
+        min(1.0, min(values) * len(values)),
+        len(ours),
+        f"a shift by {shift:.2f} of their deviation along one of {_PROJECTIONS} random directions",
+    )
+
+
+def _means(subject: Subject, states: Tensor, step: int) -> Tensor:
+    """The target's means of a step from these states, by passes of its own."""
+    transitions = subject.transitions
+    rows = torch.arange(len(states))
+    steps = torch.full_like(rows, step)
+    with torch.no_grad():
+        output = subject.network(
+            transitions.scaled(steps, states).float(), transitions.timesteps[steps], rows
+        )
+    return transitions.mean(steps, states, output.double())
+
+
+def _two_sided(law: Any, value: float, degrees: int) -> float:
+    return float(2 * min(law.cdf(value, degrees), law.sf(value, degrees)))
+
+
+def _count_p_value(count: int, chances: NDArray[np.float64]) -> float:
+    """At most this likely: a count as far from what independent events of these chances give.
+
+    Chernoff's bound of the rarer of the two outcomes, which holds for small counts as for large ones.
+    """
+    mean = float(chances.sum())
+    if mean > len(chances) / 2:
+        count, mean = len(chances) - count, len(chances) - mean
+    if count == mean:
+        return 1.0
+    exponent = count - mean - (count * math.log(count / mean) if count and mean else 0.0)
+    return min(1.0, 2 * math.exp(exponent)) if mean else 0.0
+
+
+def _shift_found(limit: float = LIMIT) -> float:
+    """The shift of one standard normal number that a two-sided test finds with a chance of POWER."""
+    return float(stats.norm.isf(limit / 2) + stats.norm.isf(1 - POWER))
+
+
+def _shift_found_by_ks(count: float, limit: float = LIMIT) -> float:
+    """The same of `count` numbers by a Kolmogorov-Smirnov test: its critical distance, and what it varies by,
+    over the distance that a small shift makes."""
+    critical = math.sqrt(math.log(2 / limit) / 2)
+    varies = float(stats.norm.isf(1 - POWER)) / 2
+    return (critical + varies) / math.sqrt(count) / float(stats.norm.pdf(0))
+
+
+def _mean_found(samples: int, dimensions: int, limit: float) -> float:
+    """The length of a shift of the mean, in deviations, that a chi-squared test finds so."""
+    critical = float(stats.chi2.isf(limit, dimensions))
+
+    def missing(shift: float) -> float:
+        return float(stats.ncx2.sf(critical, dimensions, shift) - POWER)
+
+    return math.sqrt(float(optimize.brentq(missing, 1e-6, 100 + 10 * critical)) / samples)
+
+
+def _share_found(chances: NDArray[np.float64]) -> float:
+    """About what Chernoff's bound finds: of the rarer outcome, by its mean."""
+    mean = min(float(chances.sum()), len(chances) - float(chances.sum()))
+    spread = math.sqrt(2 * math.log(2 / LIMIT)) + float(stats.norm.isf(1 - POWER))
+    return spread * math.sqrt(max(mean, 1.0)) / len(chances)
+
+
+def keep_all(
+    draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A wrong coupling, planted: the draft's steps as they are."""
+    del target_mean
+    return draft_mean + std * noise, torch.ones_like(uniform, dtype=torch.bool)
+
+
+def redraw(
+    draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A wrong coupling, planted: what is refused is drawn again from the target, not from what is missing.
+
+    The mistake that speculative decoding without its recovered distribution makes.
+    """
+    drafted, kept = couple(draft_mean, target_mean, std, noise, uniform)
+    fresh = torch.randn(noise.shape, generator=torch.Generator().manual_seed(7), dtype=noise.dtype)
+    return torch.where(kept[:, None], drafted, target_mean + std * fresh), kept
+
+
+def not_mirrored(
+    draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A wrong coupling, planted: what is refused keeps its noise, which was refused for being what it is."""
+    drafted, kept = couple(draft_mean, target_mean, std, noise, uniform)
+    return torch.where(kept[:, None], drafted, target_mean + std * noise), kept
+
+
+PLANTED: dict[str, Coupling] = {
+    "keep_all": keep_all,
+    "redraw": redraw,
+    "not_mirrored": not_mirrored,
+}
+"""Wrong couplings, which `prove` must find."""

@@ -1,0 +1,164 @@
+"""How good samples are: beside the full sampler's from the same noise, and by themselves.
+
+Every figure that is a mean over samples comes with a bootstrap interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forerun.diffusion.classifier import Classifier, in_batches
+from forerun.errors import ConfigError
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure and its bootstrap interval.
+
+    Args:
+        value: of all samples.
+        low, high: between which 95 of 100 resamplings lie.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+def bootstrap(
+    count: int, statistic: Callable[[NDArray[np.int64]], float], *, rounds: int = 400, seed: int = 0
+) -> Interval:
+    """A statistic of `count` samples with its interval; it is given the indices that were drawn."""
+    draws = np.random.default_rng(seed)
+    found = [statistic(draws.integers(0, count, count)) for _ in range(rounds)]
+    low, high = np.quantile(found, (0.025, 0.975))
+    return Interval(statistic(np.arange(count)), float(low), float(high))
+
+
+def squared_errors(samples: Tensor, reference: Tensor) -> Array:
+    """Mean squared error of each sample against the reference at the same noise: `[B]`.
+
+    Raises:
+        ConfigError: for samples of another shape, such as clips of another number of frames.
+    """
+    if samples.shape != reference.shape:
+        raise ConfigError(
+            f"samples of shape {tuple(samples.shape)} cannot be compared with a reference of "
+            f"{tuple(reference.shape)}."
+        )
+    return (samples - reference).double().square().flatten(1).mean(1).numpy()
+
+
+def mean_squared_error(samples: Tensor, reference: Tensor) -> Interval:
+    """Over samples in [0, 1]: `[B, ...]`, each beside its reference."""
+    errors = squared_errors(samples, reference)
+    return bootstrap(len(errors), lambda index: float(errors[index].mean()))
+
+
+def psnr(samples: Tensor, reference: Tensor) -> Interval:
+    """Peak signal-to-noise ratio in dB of samples in [0, 1]: of their mean squared error."""
+    errors = squared_errors(samples, reference)
+
+    def decibels(index: NDArray[np.int64]) -> float:
+        return float(-10.0 * np.log10(max(float(errors[index].mean()), 1e-12)))
+
+    return bootstrap(len(errors), decibels)
+
+
+def frechet_distance(first: Array, second: Array) -> float:
+    """The Fréchet distance of the Gaussians with the means and covariances of two sets `[B, n]`.
+
+    Of feature vectors of Inception it is known as FID; here the features are a small classifier's, so
+    figures compare with each other alone.
+    """
+    means = first.mean(0), second.mean(0)
+    covariances = np.cov(first, rowvar=False), np.cov(second, rowvar=False)
+    # The trace of the root of a product of two: the sum of the roots of its eigenvalues, which are
+    # real and not negative but for rounding.
+    eigenvalues = np.linalg.eigvals(covariances[0] @ covariances[1]).real.clip(0.0)
+    gap = float(np.square(means[0] - means[1]).sum())
+    traces = float(np.trace(covariances[0]) + np.trace(covariances[1]))
+    return gap + traces - 2.0 * float(np.sqrt(eigenvalues).sum())
+
+
+def feature_distance(
+    classifier: Classifier, samples: Tensor, real: Tensor, *, rounds: int = 100
+) -> Interval:
+    """The Fréchet distance of samples from real images, both `[B, 1, 32, 32]` in [0, 1].
+
+    Samples and real images are resampled. That repeats some, which moves the distance up: the interval is
+    shifted back, so that its middle is the figure. Take many more samples than features, 32.
+    """
+    sets = [in_batches(classifier, images)[0].double().numpy() for images in (samples, real)]
+    draws = np.random.default_rng(0)
+    found = []
+    for _ in range(rounds):
+        drawn = [one[draws.integers(0, len(one), len(one))] for one in sets]
+        found.append(frechet_distance(drawn[0], drawn[1]))
+    value = frechet_distance(sets[0], sets[1])
+    low, middle, high = np.quantile(found, (0.025, 0.5, 0.975))
+    return Interval(value, float(value + low - middle), float(value + high - middle))
+
+
+def label_accuracy(classifier: Classifier, samples: Tensor, labels: Sequence[int]) -> Interval:
+    """The share of samples `[B, 1, 32, 32]` in [0, 1] that the classifier takes for their label."""
+    right = (in_batches(classifier, samples)[1] == torch.as_tensor(labels)).double().numpy()
+    return bootstrap(len(right), lambda index: float(right[index].mean()))
+
+
+def temporal_consistency(classifier: Classifier, clips: Tensor) -> Interval:
+    """How alike neighbouring frames are to the classifier: the mean cosine of their features.
+
+    Args:
+        classifier: whose features are compared; they depend on the digit more than on its place.
+        clips: `[B, F, 1, 32, 32]` in [0, 1], of at least 2 frames.
+
+    Raises:
+        ConfigError: for clips of a single frame.
+    """
+    count, frames = clips.shape[:2]
+    if frames < 2:
+        raise ConfigError("consistency over time needs clips of at least 2 frames.")
+    features = in_batches(classifier, clips.flatten(0, 1))[0].view(count, frames, -1)
+    cosines = torch.nn.functional.cosine_similarity(features[:, 1:], features[:, :-1], dim=-1)
+    by_clip = cosines.mean(1).double().numpy()
+    return bootstrap(count, lambda index: float(by_clip[index].mean()))
+
+
+def roughness(clips: Tensor) -> Interval:
+    """How unevenly clips move: the mean acceleration of the digit's centre, in pixels a frame².
+
+    The centre is that of brightness. A digit that moves straight on has none; one that jumps between
+    frames has much. Clips are `[B, F, 1, H, W]` in [0, 1], of at least 3 frames.
+
+    Raises:
+        ConfigError: for shorter clips.
+    """
+    if clips.shape[1] < 3:
+        raise ConfigError("an acceleration needs clips of at least 3 frames.")
+    centres = brightness_centres(clips)
+    bends = centres[:, 2:] - 2.0 * centres[:, 1:-1] + centres[:, :-2]
+    by_clip = bends.norm(dim=-1).mean(1).numpy()
+    return bootstrap(len(by_clip), lambda index: float(by_clip[index].mean()))
+
+
+def brightness_centres(clips: Tensor) -> Tensor:
+    """The centre of brightness of each frame in pixels: `[B, F, 2]` of clips `[B, F, 1, H, W]`."""
+    light = clips[:, :, 0].double().clamp_min(0.0)
+    total = light.sum((-2, -1)).clamp_min(1e-9)
+    rows = torch.arange(light.shape[-2], dtype=torch.float64)
+    columns = torch.arange(light.shape[-1], dtype=torch.float64)
+    down = (light.sum(-1) * rows).sum(-1) / total
+    across = (light.sum(-2) * columns).sum(-1) / total
+    return torch.stack((down, across), -1)

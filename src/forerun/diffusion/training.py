@@ -1,0 +1,188 @@
+"""A small training loop: a fixed number of steps, averaged weights, and a state that it resumes from.
+
+Every random number of a step follows from the seed and the step's index, so a run that was
+interrupted ends with the same weights, bit for bit, as one that was not.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from forerun.errors import ConfigError, TrainingError
+from forerun.files import atomic_path
+from forerun.progress import report
+
+logger = logging.getLogger(__name__)
+
+Loss = Callable[[nn.Module, Generator], Tensor]
+"""The loss of one step, a scalar; it draws its batch with the generator and nothing else."""
+
+_PRIME = 1_000_003
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How to train. The learning rate rises over the warm-up and then falls as a cosine to zero.
+
+    Args:
+        steps: of the optimizer.
+        learning_rate: at its peak.
+        warmup_steps: until the peak.
+        ema_decay: of the averaged weights; smaller at first, so that the average forgets the start.
+        clip: the largest norm of a gradient.
+        seed: of all that is drawn.
+        save_every_seconds: between two saved states.
+        log_every_steps: between two lines of the log.
+    """
+
+    steps: int
+    learning_rate: float = 1e-3
+    warmup_steps: int = 50
+    ema_decay: float = 0.999
+    clip: float = 1.0
+    seed: int = 0
+    save_every_seconds: float = 60.0
+    log_every_steps: int = 50
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"training needs at least 1 step, got {self.steps}.")
+        if not 0.0 <= self.ema_decay < 1.0:
+            raise ConfigError(f"ema_decay must lie in [0, 1), got {self.ema_decay}.")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        rise = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        return self.learning_rate * rise * 0.5 * (1.0 + math.cos(math.pi * step / self.steps))
+
+
+class Trainer:
+    """Trains `model` and leaves the averaged weights in it.
+
+    Args:
+        model: whose parameters that need a gradient are trained.
+        loss: of a step.
+        settings: how to train.
+        state: the file that a run resumes from; written atomically.
+        what: how the log and the progress call this run.
+
+    Raises:
+        TrainingError: for a state of another run, and when the loss is not finite; the state on disk
+            is then the last good one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        settings: TrainingSettings,
+        state: Path,
+        *,
+        what: str = "training",
+    ) -> None:
+        self.model, self.loss, self.settings = model, loss, settings
+        self.state, self.what = state, what
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.average = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(),
+            lr=settings.learning_rate,
+            betas=(0.9, 0.99),
+            weight_decay=1e-4,
+        )
+        self.step = 0
+        if state.exists():
+            self._load()
+
+    def run(self) -> None:
+        """Train what is left of the steps, then put the averaged weights into the model."""
+        started = saved = time.monotonic()
+        first, total = self.step, 0.0
+        self.model.train()
+        while self.step < self.settings.steps:
+            total += self._train_step()
+            report(self.what, self.step, self.settings.steps)
+            if self.step % self.settings.log_every_steps == 0:
+                pace = (time.monotonic() - started) / (self.step - first)
+                mean = total / self.settings.log_every_steps
+                logger.info(
+                    "%s: step %d, loss %.5f, %.3f s a step", self.what, self.step, mean, pace
+                )
+                total = 0.0
+            if time.monotonic() - saved > self.settings.save_every_seconds:
+                self._save()
+                saved = time.monotonic()
+        self._save()
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(self.average[name])
+        self.model.eval()
+
+    def _train_step(self) -> float:
+        generator = Generator().manual_seed(self.settings.seed * _PRIME + self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.rate(self.step)
+        loss = self.loss(self.model, generator)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip)
+        if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+            raise TrainingError(
+                f"{self.what}: the loss of step {self.step} is {loss.item()}, its gradient's norm "
+                f"{norm.item()}; take a smaller learning rate or remove {self.state} to begin anew."
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        decay = min(self.settings.ema_decay, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                self.average[name].lerp_(parameter, 1.0 - decay)
+        self.step += 1
+        return float(loss.item())
+
+    def _identity(self) -> dict[str, Any]:
+        shapes = {name: list(p.shape) for name, p in self.parameters.items()}
+        settings = asdict(self.settings)
+        for free in ("save_every_seconds", "log_every_steps"):
+            del settings[free]
+        return {"settings": settings, "shapes": shapes}
+
+    def _save(self) -> None:
+        content = {
+            "identity": self._identity(),
+            "step": self.step,
+            "weights": {name: p.detach() for name, p in self.parameters.items()},
+            "average": self.average,
+            "optimizer": self.optimizer.state_dict(),
+        }
+        with atomic_path(self.state) as temporary:
+            torch.save(content, temporary)
+
+    def _load(self) -> None:
+        try:
+            content = torch.load(self.state, weights_only=True)
+            identity = content["identity"]
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as problem:
+            raise TrainingError(
+                f"{self.state} is not a training state; remove it to begin anew."
+            ) from problem
+        if identity != self._identity():
+            raise TrainingError(
+                f"{self.state} belongs to a run with other settings or another model; "
+                "use those, or remove it to begin anew."
+            )
+        self.step = content["step"]
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(content["weights"][name])
+        self.average = content["average"]
+        self.optimizer.load_state_dict(content["optimizer"])

@@ -1,0 +1,308 @@
+"""CFG caching: counts follow the formula, full schedules change nothing, removal restores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FirstBlockCacheConfig
+from torch import Tensor
+
+from forerun.diffusion.cfg_cache import CFGCache, CFGCacheConfig, apply_cfg_cache
+from forerun.diffusion.evaluations import Evaluations, count_evaluations
+from forerun.diffusion.feature_cache import FeatureCache, FeatureCacheConfig, apply_feature_cache
+from forerun.diffusion.pipelines import denoiser_of, draw_noise, kind_of, sample
+from forerun.diffusion.wrapping import Handle
+from forerun.errors import ConfigError
+from tests.helpers import tiny_pipelines as tiny
+
+STEPS = 8
+PIPELINES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "unet": (tiny.unet_pipeline, {}),
+    "transformer": (tiny.transformer_pipeline, {}),
+    "clips": (tiny.clip_pipeline, {}),
+    "two calls": (
+        tiny.two_call_pipeline,
+        {"guidance": "two_call", "unconditional_first": False},
+    ),
+    "two calls, unconditional first": (
+        lambda: tiny.two_call_pipeline(True),
+        {"guidance": "two_call", "unconditional_first": True, "reuse": "unconditional"},
+    ),
+}
+KNOWING = [name for name in PIPELINES if name != "two calls, unconditional first"]
+
+
+def run(pipeline: Any, steps: int = STEPS, seeds: tuple[int, ...] = (0, 1)) -> Tensor:
+    kind = kind_of(pipeline)
+    latent = kind.conditioning == "prompt"
+    noise = draw_noise(kind, seeds, 4 if kind.video else None)
+    found = sample(
+        pipeline, noise, steps=steps, labels=[1] * len(seeds), guidance_scale=3.0, latent=latent
+    )
+    result = found.latents if latent else found.images
+    assert result is not None
+    return result
+
+
+def cached(name: str, **schedule: Any) -> tuple[Tensor, Tensor, CFGCache, Evaluations]:
+    """Samples without and with a cache, the cache, and what was evaluated."""
+    make, order = PIPELINES[name]
+    pipeline = make()
+    plain = run(pipeline)
+    with (
+        apply_cfg_cache(pipeline, CFGCacheConfig(**{**order, **schedule})) as cache,
+        count_evaluations(pipeline) as counted,
+    ):
+        samples = run(pipeline)
+    return plain, samples, cache, counted
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_interval_1_is_the_plain_pipeline_bit_for_bit(name: str) -> None:
+    plain, samples, cache, counted = cached(name, interval=1)
+    assert torch.equal(samples, plain)
+    assert (cache.full_steps, cache.reused_steps, cache.factor) == (STEPS, 0, 1.0)
+    assert counted.samples == 2 * 2 * STEPS
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("interval", [2, 4])
+def test_evaluations_follow_the_formula(name: str, interval: int) -> None:
+    plain, samples, cache, counted = cached(name, interval=interval)
+    assert cache.full_steps == STEPS // interval
+    assert cache.factor == pytest.approx(2 * interval / (interval + 1))
+    # Each half runs two samples; so many were really computed.
+    assert counted.samples == 2 * cache.evaluations
+    assert not torch.equal(samples, plain)
+    assert cache.approximate
+
+
+@pytest.mark.parametrize("name", KNOWING)
+def test_a_bound_of_0_is_the_plain_pipeline_bit_for_bit(name: str) -> None:
+    plain, samples, cache, _ = cached(name, drift_bound=0.0)
+    assert torch.equal(samples, plain)
+    assert cache.reused_steps == 0
+
+
+@pytest.mark.parametrize("name", KNOWING)
+def test_the_gate_holds_the_drift_within_its_bound(name: str) -> None:
+    plain, samples, cache, counted = cached(name, drift_bound=1e-7)
+    # Halves that are run apart may be rounded otherwise than together.
+    torch.testing.assert_close(samples, plain, rtol=1e-4, atol=1e-4)
+    assert counted.samples == 2 * 2 * STEPS
+    middle = sorted(cache.drifts)[len(cache.drifts) // 2]
+    _, _, cache, _ = cached(name, drift_bound=middle)
+    kept = sum(drift <= middle for drift in cache.drifts)
+    assert cache.reused_steps == kept > 0
+    assert cache.full_steps == STEPS - kept
+
+
+@pytest.mark.parametrize("name", KNOWING)
+def test_an_interval_limits_the_gate(name: str) -> None:
+    _, _, cache, _ = cached(name, drift_bound=1e9, interval=4)
+    assert cache.full_steps == STEPS // 4
+    _, _, cache, _ = cached(name, drift_bound=1e9)
+    assert cache.full_steps == 1
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_outside_the_window_every_step_is_full(name: str) -> None:
+    _, _, cache, _ = cached(name, interval=100, window=(0.25, 0.75))
+    # Steps 2 to 5 of 8; step 1 was full already.
+    assert (cache.full_steps, cache.reused_steps) == (4, 4)
+    plain, samples, _, _ = cached(name, interval=100, window=(0.5, 0.5))
+    assert torch.equal(samples, plain)
+
+
+def test_extrapolation_is_exact_for_what_is_linear_in_the_timestep() -> None:
+    pipeline = tiny.unet_pipeline()
+    slope = torch.randn(1, 4, 8, 8)
+
+    def linear(latents: Tensor, timestep: Tensor, **kwargs: Any) -> tuple[Tensor]:
+        condition = kwargs["encoder_hidden_states"].sum((1, 2)).view(-1, 1, 1, 1)
+        return (0.1 * latents + slope * (condition - 0.5) * timestep / 64.0,)
+
+    pipeline.unet.forward = linear
+    plain = run(pipeline)
+    schedule: dict[str, Any] = {"interval": 3, "reuse": "difference"}
+    for extrapolate, same in ((True, True), (False, False)):
+        with apply_cfg_cache(
+            pipeline, CFGCacheConfig(extrapolate=extrapolate, **schedule)
+        ) as cache:
+            samples = run(pipeline)
+        assert torch.allclose(samples, plain, atol=1e-4) == same
+        assert cache.reused_steps > 0
+    assert pipeline.unet.forward is linear
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_removal_restores_the_pipeline(name: str) -> None:
+    make, order = PIPELINES[name]
+    pipeline = make()
+    denoiser, scheduler = denoiser_of(pipeline), pipeline.scheduler
+    plain = run(pipeline)
+    before = set(vars(denoiser)), set(vars(scheduler))
+    cache = apply_cfg_cache(pipeline, CFGCacheConfig(**{**order, "interval": 4}))
+    run(pipeline)
+    cache.remove()
+    assert not cache.applied
+    assert (set(vars(denoiser)), set(vars(scheduler))) == before
+    assert torch.equal(run(pipeline), plain)
+    cache.remove()
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_sampling_run_does_not_see_the_one_before(name: str) -> None:
+    make, order = PIPELINES[name]
+    pipeline = make()
+    with apply_cfg_cache(pipeline, CFGCacheConfig(**{**order, "interval": 3})) as cache:
+        first = run(pipeline)
+        run(pipeline, steps=1, seeds=(5, 6))
+        run(pipeline, steps=4, seeds=(7, 8, 9))
+        assert torch.equal(run(pipeline), first)
+    # Of 8, 1, 4 and 8 steps, the first of each run and every third.
+    assert cache.full_steps == 3 + 1 + 2 + 3
+
+
+def test_caches_are_removed_in_any_order() -> None:
+    pipeline = tiny.unet_pipeline()
+    plain = run(pipeline)
+    guidance = apply_cfg_cache(pipeline, CFGCacheConfig(interval=1))
+    features = apply_feature_cache(pipeline, FeatureCacheConfig(interval=1))
+    with count_evaluations(pipeline) as counted:
+        assert torch.equal(run(pipeline), plain)
+        guidance.remove()
+        assert torch.equal(run(pipeline), plain)
+    features.remove()
+    assert counted.calls == 2 * STEPS
+    assert "forward" not in vars(pipeline.unet)
+    assert torch.equal(run(pipeline), plain)
+
+
+def test_both_caches_together_keep_the_branches_apart() -> None:
+    """Neither the order of the calls nor that of the caches decides whose features are reused."""
+    config = {"guidance": "two_call", "reuse": "unconditional", "interval": 2}
+    found = []
+    for first in (False, True):
+        guidance = CFGCacheConfig(**config, unconditional_first=first)  # type: ignore[arg-type]
+        for outer in (False, True):
+            pipeline = tiny.two_call_pipeline(first)
+            applied: list[Callable[[], Handle]] = [
+                partial(apply_cfg_cache, pipeline, guidance),
+                partial(apply_feature_cache, pipeline, FeatureCacheConfig(interval=2)),
+            ]
+            handles = [apply() for apply in (applied[::-1] if outer else applied)]
+            found.append(run(pipeline))
+            features = next(handle for handle in handles if isinstance(handle, FeatureCache))
+            # The conditional call reuses at every other step; the other only runs at those between.
+            assert (features.full_calls, features.reused_calls) == (STEPS, STEPS // 2)
+    assert all(torch.equal(other, found[0]) for other in found)
+
+
+def test_a_scheduler_may_be_exchanged() -> None:
+    pipeline = tiny.unet_pipeline()
+    with apply_cfg_cache(pipeline, CFGCacheConfig(interval=3)):
+        first = run(pipeline)
+        pipeline.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)
+        assert torch.equal(run(pipeline), first)
+        assert torch.equal(run(pipeline), first)
+
+
+def run_wan(pipeline: Any) -> Tensor:
+    embeds = torch.ones(1, 2, tiny.WIDTH)
+    found: Tensor = pipeline(
+        prompt_embeds=embeds,
+        negative_prompt_embeds=torch.zeros_like(embeds),
+        height=64,
+        width=64,
+        num_frames=9,
+        num_inference_steps=STEPS,
+        guidance_scale=3.0,
+        generator=torch.Generator().manual_seed(0),
+        output_type="latent",
+    ).frames
+    return found
+
+
+def test_a_two_call_pipeline_of_diffusers_with_its_own_cache_below() -> None:
+    """FirstBlockCache skips blocks inside a call, the CFG cache skips calls; each knows its branch."""
+    pipeline = tiny.wan_pipeline()
+    plain = run_wan(pipeline)
+    with apply_cfg_cache(pipeline, CFGCacheConfig(interval=1)):
+        assert torch.equal(run_wan(pipeline), plain)
+    flops, samples = {}, {}
+    for interval in (1, 2):
+        for blocks in (False, True):
+            if blocks:
+                pipeline.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.2))
+            with (
+                apply_cfg_cache(pipeline, CFGCacheConfig(interval=interval)) as cache,
+                count_evaluations(pipeline, flops=True) as counted,
+            ):
+                samples[interval, blocks] = run_wan(pipeline)
+            if blocks:
+                pipeline.transformer.disable_cache()
+            flops[interval, blocks] = counted.flops
+            assert counted.calls == cache.evaluations == STEPS + STEPS // interval
+    assert flops[2, False] * 4 == flops[1, False] * 3
+    assert flops[2, True] < min(flops[1, True], flops[2, False])
+    for found in samples.values():
+        assert float((found - plain).norm() / plain.norm()) < 0.1
+    assert torch.equal(run_wan(pipeline), plain)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no classifier-free guidance"):
+        apply_cfg_cache(tiny.unguided_pipeline(), CFGCacheConfig(interval=2))
+    with pytest.raises(ConfigError, match="is not known"):
+        apply_cfg_cache(tiny.two_call_pipeline(), CFGCacheConfig(interval=2))
+    late: dict[str, Any] = {"guidance": "two_call", "unconditional_first": True}
+    schedules: list[dict[str, Any]] = [
+        {"interval": 2},
+        {"drift_bound": 0.1, "reuse": "unconditional"},
+    ]
+    for schedule in schedules:
+        with pytest.raises(ConfigError, match="unconditional call first"):
+            apply_cfg_cache(tiny.two_call_pipeline(True), CFGCacheConfig(**late, **schedule))
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_run_without_guidance_is_refused(name: str) -> None:
+    make, order = PIPELINES[name]
+    pipeline = make()
+    kind = kind_of(pipeline)
+    noise = draw_noise(kind, (0, 1), 4 if kind.video else None)
+    with (
+        apply_cfg_cache(pipeline, CFGCacheConfig(**{**order, "interval": 2})),
+        pytest.raises(ConfigError, match="without guidance"),
+    ):
+        sample(
+            pipeline,
+            noise,
+            steps=4,
+            labels=[1, 2],
+            guidance_scale=1.0,
+            latent=kind.conditioning == "prompt",
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"interval": 0},
+        {"drift_bound": -0.1},
+        {"drift_bound": float("nan")},
+        {"interval": 2, "window": (0.5, 0.2)},
+        {"interval": 2, "window": (0.0, 1.5)},
+        {"interval": 2, "reuse": "half"},
+        {"interval": 2, "guidance": "three_call"},
+    ],
+)
+def test_a_config_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        CFGCacheConfig(**wrong)

@@ -1,0 +1,144 @@
+"""Quality measures: known values, and intervals that hold what they should."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from forerun.diffusion.classifier import Classifier, load_classifier, save_classifier
+from forerun.diffusion.quality import (
+    bootstrap,
+    feature_distance,
+    frechet_distance,
+    label_accuracy,
+    mean_squared_error,
+    psnr,
+    roughness,
+    temporal_consistency,
+)
+from forerun.diffusion.sheets import save_clips, save_sheet
+from forerun.errors import CheckpointError, ConfigError
+
+
+@pytest.fixture
+def classifier() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier().eval().requires_grad_(False)
+
+
+def test_psnr_of_a_known_error() -> None:
+    reference = torch.rand(20, 1, 8, 8)
+    found = psnr(reference + 0.1, reference)
+    assert found.value == pytest.approx(20.0, abs=1e-4)
+    assert mean_squared_error(reference + 0.1, reference).value == pytest.approx(0.01)
+    assert psnr(reference, reference).value == pytest.approx(120.0)
+
+
+def test_samples_of_another_shape_are_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be compared"):
+        psnr(torch.rand(2, 8, 1, 4, 4), torch.rand(2, 6, 1, 4, 4))
+
+
+def test_the_frechet_distance_of_known_gaussians() -> None:
+    draws = np.random.default_rng(0)
+    first = draws.normal(size=(200_000, 2)) * [1.0, 2.0]
+    second = draws.normal(size=(200_000, 2)) * [3.0, 2.0] + [1.0, 0.0]
+    # The means are 1 apart; one standard deviation is 1 and 3.
+    assert frechet_distance(first, second) == pytest.approx(1.0 + (3.0 - 1.0) ** 2, rel=0.02)
+    assert frechet_distance(first, first) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_bootstrap_interval_is_as_wide_as_the_standard_error_says() -> None:
+    values = np.random.default_rng(1).normal(size=400)
+    found = bootstrap(400, lambda index: float(values[index].mean()), rounds=2000)
+    width = 2 * 1.96 * values.std() / math.sqrt(400)
+    assert found.high - found.low == pytest.approx(width, rel=0.1)
+    assert found.low < found.value < found.high
+
+
+def test_feature_distance_sees_noise(classifier: Classifier) -> None:
+    torch.manual_seed(0)
+    real, same = torch.rand(2, 200, 1, 32, 32) * 0.5
+    far = real.clone()
+    far[:, :, 8:24] = 1.0
+    near = feature_distance(classifier, same, real, rounds=20)
+    off = feature_distance(classifier, far, real, rounds=20)
+    assert near.high < off.low
+
+
+def test_label_accuracy(classifier: Classifier) -> None:
+    images = torch.rand(10, 1, 32, 32)
+    labels = classifier(images).argmax(-1).tolist()
+    assert label_accuracy(classifier, images, labels).value == 1.0
+    wrong = [(label + 1) % 10 for label in labels]
+    assert label_accuracy(classifier, images, wrong).value == 0.0
+
+
+def moving(step: float, jump: float = 0.0) -> torch.Tensor:
+    """A bright square that moves straight on, with a jump to and fro."""
+    clip = torch.zeros(1, 8, 1, 32, 32)
+    for frame in range(8):
+        across = round(4 + step * frame + jump * (frame % 2))
+        clip[0, frame, 0, 10:14, across : across + 4] = 1.0
+    return clip
+
+
+def test_roughness_is_the_acceleration_of_the_centre() -> None:
+    assert roughness(moving(2.0)).value == pytest.approx(0.0, abs=1e-9)
+    # To and fro by 3 pixels: an acceleration of 6 at each frame.
+    assert roughness(moving(2.0, 3.0)).value == pytest.approx(6.0)
+    with pytest.raises(ConfigError, match="3 frames"):
+        roughness(moving(1.0)[:, :2])
+
+
+def test_consistency_of_still_and_of_unrelated_frames(classifier: Classifier) -> None:
+    still = torch.rand(3, 1, 1, 32, 32).expand(3, 6, 1, 32, 32)
+    assert temporal_consistency(classifier, still).value == pytest.approx(1.0)
+    torch.manual_seed(0)
+    unrelated = torch.rand(3, 6, 1, 32, 32) * torch.rand(3, 6, 1, 1, 1)
+    assert temporal_consistency(classifier, unrelated).value < 1.0 - 1e-4
+    with pytest.raises(ConfigError, match="2 frames"):
+        temporal_consistency(classifier, still[:, :1])
+
+
+def test_a_saved_classifier_reads_as_before(classifier: Classifier, tmp_path: Path) -> None:
+    path = tmp_path / "classifier.safetensors"
+    save_classifier(classifier, path)
+    images = torch.rand(4, 1, 32, 32)
+    torch.testing.assert_close(
+        load_classifier(path)(images), classifier(images), rtol=2e-2, atol=2e-2
+    )
+    path.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="not a digit classifier"):
+        load_classifier(path)
+    with pytest.raises(CheckpointError, match="no classifier"):
+        load_classifier(tmp_path / "missing")
+
+
+def test_a_sheet_holds_every_image_where_it_belongs(tmp_path: Path) -> None:
+    rows = torch.rand(2, 3, 1, 5, 4)
+    save_sheet(rows, tmp_path / "sheet.png", scale=2)
+    pixels = np.asarray(Image.open(tmp_path / "sheet.png"))
+    assert pixels.shape == ((2 * 6 + 1) * 2, (3 * 5 + 1) * 2)
+    cell = pixels[::2, ::2][7:12, 11:15]
+    assert np.array_equal(cell, (rows[1, 2, 0] * 255).round().byte().numpy())
+    with pytest.raises(ConfigError, match="NaN"):
+        save_sheet(rows * math.nan, tmp_path / "bad.png")
+    with pytest.raises(ConfigError, match="rows, columns"):
+        save_sheet(rows[0], tmp_path / "bad.png")
+    assert not (tmp_path / "bad.png").exists()
+
+
+def test_clips_keep_their_frames(tmp_path: Path) -> None:
+    rows = torch.zeros(1, 2, 6, 3, 5, 4)
+    rows[:, :, torch.arange(6), :] = torch.linspace(0, 1, 6).view(1, 1, 6, 1, 1, 1)
+    save_clips(rows, tmp_path / "clips.gif")
+    with Image.open(tmp_path / "clips.gif") as picture:
+        assert getattr(picture, "n_frames", 0) == 6
+    with pytest.raises(ConfigError, match="clips are"):
+        save_clips(rows[0], tmp_path / "bad.gif")
