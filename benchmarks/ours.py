@@ -18,6 +18,7 @@ from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.models.cpu import CpuModel
+from forerun.models.kv_dtype import with_kv_dtype
 from forerun.models.placement import draft_precision
 from forerun.params import SamplingParams
 
@@ -33,11 +34,19 @@ class Ours:
         precision: of the target.
         threads: to run on.
         draft: likewise a draft model, in the precision that `auto` means; None: plain decoding only.
+        kv_dtype: of the target's cache.
     """
 
-    def __init__(self, model: str, precision: str, threads: int, draft: str | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        precision: str,
+        threads: int,
+        draft: str | None = None,
+        kv_dtype: str = "auto",
+    ) -> None:
         self.threads = use_threads(threads)
-        self.model = build(model, precision)
+        self.model = with_kv_dtype(build(model, precision), kv_dtype)
         self._draft_name = draft
         self._timers: dict[int, Forwards] = {}
         self._engines: dict[int, Engine] = {}

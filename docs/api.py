@@ -26,6 +26,7 @@ drafter of your own: [own-drafter.md](own-drafter.md).
 PUBLIC: tuple[tuple[str, tuple[str, ...] | None], ...] = (
     ("forerun", None),
     ("forerun.hf", None),
+    ("forerun.diffusion", None),
     ("forerun.testing", None),
     ("forerun.engine.sessions", ("Sessions", "Session", "read_session")),
     ("forerun.monitor", ("Decision", "Snapshot")),

@@ -34,7 +34,7 @@ FILES = {
 CODE = "def add(a, b):\n"
 WRITTEN = ("--certificate", "--html", "--markdown", "--output", "--plot", "--rows", "--save")
 # They run no model, or one that takes minutes: parsed, not run.
-PARSED_ONLY = ("prove", "roofline")
+PARSED_ONLY = (("prove",), ("roofline",), ("diffusion", "prove"), ("diffusion", "distill"))
 
 WITH_PYTHON = [page for page in PAGES if blocks_of(page, "python")]
 COMMANDS = [
@@ -106,6 +106,19 @@ def _own_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", entry_points)
 
 
+def parse(path: tuple[str, ...], rest: list[str]) -> None:
+    """The options of the command at a path, read and checked; nothing runs."""
+    command: click.Command = application
+    context = click.Context(application, info_name="forerun")
+    for name in path:
+        assert isinstance(command, click.Group)
+        found = command.get_command(context, name)
+        assert found is not None, name
+        command, context = found, click.Context(found, context, info_name=name)
+    assert context.parent is not None
+    command.make_context(path[-1], rest, context.parent)
+
+
 def make_files(folder: Path, words: list[str]) -> None:
     """The files that a command reads."""
     pairs = list(pairwise(words))
@@ -147,11 +160,10 @@ def test_the_options_of_a_command_resolve(
         raise Reached
 
     monkeypatch.setattr("forerun.models.Checkpoint.open", reached)
-    if words and words[0] in PARSED_ONLY:
-        parent = click.Context(application, info_name="forerun")
-        found = application.get_command(parent, words[0])
-        assert found is not None
-        found.make_context(words[0], words[1:], parent)
+    monkeypatch.setattr("forerun.diffusion.pipelines.open_pipeline", reached)
+    path = next((path for path in PARSED_ONLY if tuple(words[: len(path)]) == path), None)
+    if path is not None:
+        parse(path, words[len(path) :])
         return
     try:
         result = cli.run(*words, input=CODE)

@@ -49,6 +49,7 @@ def test_the_object(prove: Any) -> None:
     assert content["statistics"]["looks"][0]["rules"] == ["block"]
     assert content["settings"]["sampling"] == {"temperature": 0.8, "presence_penalty": 0.3}
     assert content["settings"]["num_prompts"] == 3
+    assert content["settings"]["kv_dtype"] == "auto"
     assert content["settings"]["prefix_reuse"] is True
     assert content["enumeration"]["largest_deviation"] <= 1e-12
     look = content["statistics"]["looks"][0]

@@ -27,6 +27,10 @@ COMMANDS = {
         "forerun.cli.check",
         "Does a trained head load in other engines, and draft as trained?",
     ),
+    "diffusion": (
+        "forerun.cli.diffusion",
+        "Diffusion models with fewer network passes, one way of them exact.",
+    ),
     "export": ("forerun.cli.export", "Write a trained head as other engines load it."),
     "generate": ("forerun.cli.generate", "Answer or complete a prompt: the model's own text."),
     "info": ("forerun.cli.info", "What a model is, what it needs and what would draft for it."),

@@ -147,6 +147,7 @@ def _settings(
         "model": values["model"],
         "revision": values["revision"],
         "dtype": engine.target.precision,
+        "kv_dtype": values["kv_dtype"],
         "prompts": values["prompts"] or "held-out prompts of the zoo",
         "num_prompts": num_prompts,
         "prompt_tokens": values["prompt_tokens"],
