@@ -39,10 +39,11 @@ QUESTION = "Which drafters does the text above describe, and when does each of t
 
 @dataclass(frozen=True)
 class Setting:
-    """How to draft: the view's window, tokens a round at most, layers left out, the policy, and whether
-    codes are read coarsely."""
+    """How to draft: the view's window and blocks, tokens a round at most, layers left out, the policy, and
+    whether codes are read coarsely."""
 
     window: int
+    blocks: int
     tokens: int
     skip_layers: tuple[int, ...] = ()
     policy: str = "fixed"
@@ -50,7 +51,7 @@ class Setting:
 
     def engine(self, plain: Engine) -> Engine:
         kind = SelfQuantizedDrafter if self.coarse else SelfSparseDrafter
-        view = View(4, self.window, self.coarse)
+        view = View(4, self.window, self.coarse, self.blocks)
         drafter = kind(plain.target, view, self.skip_layers)
         config = SpeculativeConfig(num_speculative_tokens=self.tokens, policy=self.policy)
         return Engine(plain.target, drafter, config, max_context=plain.max_context)
@@ -176,8 +177,9 @@ def run(options: argparse.Namespace, sessions: Path) -> Iterator[Row]:
         print(f"# {len(ids)} tokens; {count} x {plain.tokenizer.decode(list(grams))!r}")
         print(f"# {reading.output.text!r}", flush=True)
         skips = {(), tuple(options.skip_layers)}
-        for window, tokens, skip in itertools.product(options.windows, options.lengths, skips):
-            setting = Setting(window, tokens, skip, options.policy, options.coarse)
+        views = itertools.product(options.windows, options.blocks)
+        for (window, blocks), tokens, skip in itertools.product(views, options.lengths, skips):
+            setting = Setting(window, blocks, tokens, skip, options.policy, options.coarse)
             yield reading.measure(setting, options.pairs)
 
 
@@ -187,7 +189,8 @@ def line(row: Row) -> str:
     skipped = f" without {','.join(map(str, setting.skip_layers))}" if setting.skip_layers else ""
     same = "same output" if row.identical else "ANOTHER OUTPUT"
     return (
-        f"context {row.context}, window {setting.window}{', coarse' * setting.coarse}, "
+        f"context {row.context}, window {setting.window}, {setting.blocks} blocks"
+        f"{', coarse' * setting.coarse}, "
         f"{setting.tokens} tokens{skipped}, "
         f"{setting.policy}: {row.speedup:.2f} ({row.least:.2f}-{row.most:.2f}) of "
         f"{row.plain_rate:.0f} tokens/s; {row.accepted:.0%} accepted, {row.drafted_rounds:.0%} of "
@@ -202,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--question", default=QUESTION)
     parser.add_argument("--contexts", type=int, nargs="+", default=[1000, 2000, 4000, 7600])
     parser.add_argument("--windows", type=int, nargs="+", default=[256, 512, 1024])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[8])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--skip-layers", type=int, nargs="*", default=[])
     parser.add_argument("--kv-dtype", default="auto", help="of the cache, int8 with --coarse")

@@ -41,14 +41,14 @@ bool is_shaped(const Array<T, dimensions>& array, const std::int64_t (&shape)[di
   return true;
 }
 
-// Sinks, window, and whether codes are read coarsely.
-using ViewArguments = std::tuple<std::int64_t, std::int64_t, bool>;
+// Sinks, window, whether codes are read coarsely, and blocks.
+using ViewArguments = std::tuple<std::int64_t, std::int64_t, bool, std::int64_t>;
 
 inline View view_of(const std::optional<ViewArguments>& view) {
   if (!view) return {};
-  const auto [sinks, window, coarse] = *view;
+  const auto [sinks, window, coarse, blocks] = *view;
   if (window < 1) throw std::invalid_argument("a view has a window of 1 or more");
-  return {sinks, window, coarse};
+  return {sinks, window, coarse, blocks};
 }
 
 // Empty: the best.

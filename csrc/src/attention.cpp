@@ -27,7 +27,9 @@ Attention::Parts Attention::parts_of(const RowMask& mask, const View& view) {
   if (view.window == 0 || mask.count == 0) return {all, 0, all};
   const Visible seen = mask.seen(view);
   const std::int64_t sinks = round_up(seen.sinks);
-  const std::int64_t hidden = std::max<std::int64_t>(seen.first / kPartRanks - sinks, 0);
+  // What is chosen of them may lie in any part.
+  const std::int64_t hidden =
+      view.blocks > 0 ? 0 : std::max<std::int64_t>(seen.first / kPartRanks - sinks, 0);
   return {sinks, hidden, round_up(seen.end) - hidden};
 }
 
@@ -70,7 +72,7 @@ void Attention::add_items(const RowMask& mask, std::int64_t head, const Parts& p
 }
 
 // All memory is taken here: the threads must not throw.
-void Attention::plan(const NewTokens& tokens) {
+void Attention::plan(const NewTokens& tokens, const KvCache& cache) {
   const std::vector<RowMask>& masks = tokens.masks;
   items_.clear();
   merges_.clear();
@@ -86,6 +88,9 @@ void Attention::plan(const NewTokens& tokens) {
   partials_.reserve(partial_size_);
   const std::int64_t most = kSetsOfItem * tiles_.max_columns();
   for (const auto& s : scratch_) tiles_.reserve(*s, most, masks);
+  if (tokens.view.blocks == 0) return;
+  // Of the tokens, the sets of columns, and all of them.
+  for (const auto& s : scratch_) s->choice.reserve(cache, most + kSetsOfItem + 2);
 }
 
 // As in linear.cpp: what vdpbf16ps does in any mode, the other levels are set to.
@@ -107,23 +112,41 @@ TileAttention::Head Attention::head_of(const AttentionCall& call, const Columns&
   return {call.cache, call.layer, columns.mask, columns.head, call.view.coarse};
 }
 
+void Attention::find_visible(const AttentionCall& call, const Columns& columns,
+                             TileAttention::Scratch& s) const {
+  const RowMask& mask = *columns.mask;
+  const std::int64_t group = shape_.group();
+  const bool chooses = call.view.blocks > 0;
+  if (chooses) s.choice.begin(*call.cache, mask.row, call.layer, columns.head);
+  s.visible.resize(static_cast<std::size_t>(mask.count));
+  for (std::int64_t token = columns.begin / group; token <= (columns.end - 1) / group; ++token) {
+    Visible seen = mask.seen(token, call.view);
+    const float* queries = call.queries + (mask.first_token + token) * call.stride +
+                           columns.head * group * shape_.head_dim;
+    if (chooses)
+      seen = s.choice.choose(seen, call.view.blocks, mask.orderly_tiles(), queries, group,
+                             tiles_.ops());
+    s.visible[static_cast<std::size_t>(token)] = seen;
+  }
+}
+
 void Attention::set_up(const AttentionCall& call, const Columns& columns,
                        TileAttention::Scratch& s) const {
   const RowMask& mask = *columns.mask;
   const std::int64_t group = shape_.group();
   const std::int64_t d = shape_.head_dim;
-  s.visible.resize(static_cast<std::size_t>(mask.count));
-  for (std::int64_t token = columns.begin / group; token <= (columns.end - 1) / group; ++token) {
-    s.visible[static_cast<std::size_t>(token)] = mask.seen(token, call.view);
-  }
+  find_visible(call, columns, s);
+  const auto own = [&](const Visible& seen) {
+    return seen.chosen == nullptr ? seen : s.choice.copy(seen);
+  };
   const std::int64_t count = (columns.count() + tiles_.max_columns() - 1) / tiles_.max_columns();
   auto* panel = reinterpret_cast<std::uint32_t*>(s.panels.data());
   s.sets.clear();
-  s.seen = s.visible[static_cast<std::size_t>(columns.begin / group)];
+  s.seen = own(s.visible[static_cast<std::size_t>(columns.begin / group)]);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t begin = columns.begin + columns.count() * i / count;
     const std::int64_t end = columns.begin + columns.count() * (i + 1) / count;
-    TileAttention::Set set = {begin, end, s.visible[static_cast<std::size_t>(begin / group)],
+    TileAttention::Set set = {begin, end, own(s.visible[static_cast<std::size_t>(begin / group)]),
                               panel};
     for (std::int64_t column = begin; column < end; ++column) {
       const std::int64_t token = column / group;
@@ -160,6 +183,8 @@ void Attention::run_item(const AttentionCall& call, const Item& item, const std:
   if (whole) clear(s.merged.data(), columns.count());
   for (std::int64_t part = item.first_part; part < item.end_part; ++part) {
     const std::int64_t stride = columns.count() * tiles_.sums_stride();
+    const std::int64_t first = item.parts.at(part) * kPartRanks;
+    if (whole && s.seen.from(first) >= first + kPartRanks) continue;
     float* sums =
         whole ? s.sums.data() : partials_.data() + item.partial + (part - item.first_part) * stride;
     clear(sums, columns.count());

@@ -36,7 +36,7 @@ class Attention {
 
   // Splits the work of a forward, the same for all of its layers, of which none reads more than
   // the view.
-  void plan(const NewTokens& tokens);
+  void plan(const NewTokens& tokens, const KvCache& cache);
   Precision precision() const { return precision_; }
   int threads() const { return static_cast<int>(scratch_.size()); }
 
@@ -93,6 +93,8 @@ class Attention {
                 const std::uint8_t* following, TileAttention::Scratch& s, float* sums) const;
   static TileAttention::Head head_of(const AttentionCall& call, const Columns& columns);
   void set_up(const AttentionCall& call, const Columns& columns, TileAttention::Scratch& s) const;
+  void find_visible(const AttentionCall& call, const Columns& columns,
+                    TileAttention::Scratch& s) const;
   const std::uint8_t* first_tile(const AttentionCall& call, const Item& item) const;
   void clear(float* sums, std::int64_t columns) const;
   void merge_part(const Columns& columns, float* sums, float* merged) const;

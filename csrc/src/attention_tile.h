@@ -11,6 +11,7 @@
 #include "forerun/vector_ops.h"
 #include "kernels/kernels.h"
 #include "row_mask.h"
+#include "tile_choice.h"
 #include "vector/vector_set.h"
 
 namespace forerun::cpu {
@@ -78,6 +79,7 @@ class TileAttention {
     std::vector<Visible> visible;          // by token of a row
     std::vector<Set> sets;                 // of an item
     Visible seen;                          // by any column of an item
+    TileChoice choice;                     // of a view with blocks
   };
 
   int max_columns() const { return coded_ == nullptr ? kernels_->max_tokens : coded_->max_tokens; }

@@ -182,20 +182,18 @@ void KvCache::read(std::int64_t layer, std::int64_t row, std::int64_t head, std:
   const std::uint8_t* k = keys(layer, row, head, slot) + slot % kBlockRows * 4;
   const ValueSlot v = values(layer, row, head, slot);
   const int per_line = slots_per_line();
+  const auto number = [&](const std::uint8_t* at) {
+    std::uint16_t half = 0;
+    float whole = 0.0f;
+    if (per_line == 1) std::memcpy(&whole, at, 4);
+    else std::memcpy(&half, at, 2);
+    return per_line == 1 ? whole : bf16_to_float(half);
+  };
   for (std::int64_t i = 0; i < shape_.head_dim; ++i) {
-    const std::uint8_t* at = k + i / per_line * kLine + i % per_line * 2;
+    key[i] = number(k + i / per_line * kLine + i % per_line * 2);
+    if (value == nullptr) continue;
     const std::uint8_t* line = v.memory + (i / kBlockRows * v.lines + v.slot / per_line) * kLine;
-    const std::uint8_t* held = line + i % kBlockRows * 4 + v.slot % per_line * 2;
-    std::uint16_t half[2];
-    if (per_line == 1) {
-      std::memcpy(key + i, at, 4);
-      std::memcpy(value + i, held, 4);
-      continue;
-    }
-    std::memcpy(half, at, 2);
-    std::memcpy(half + 1, held, 2);
-    key[i] = bf16_to_float(half[0]);
-    value[i] = bf16_to_float(half[1]);
+    value[i] = number(line + i % kBlockRows * 4 + v.slot % per_line * 2);
   }
 }
 
@@ -252,6 +250,7 @@ void KvCache::keep(std::int64_t row, std::int64_t start, const std::vector<std::
       if (from != start + held) move(layer, row, from, start + held);
     }
     length = start + held;
+    forget_means(layer, row, start);
   }
 }
 
@@ -270,6 +269,7 @@ void KvCache::trim(std::int64_t row, std::int64_t length, std::int64_t first_lay
   for (std::int64_t layer = first_layer; layer < end_layer; ++layer) {
     std::int64_t& held = lengths_[at(layer, row)];
     held = std::min(held, length);
+    forget_means(layer, row, length);
   }
 }
 
@@ -310,6 +310,48 @@ void KvCache::write_row(std::int64_t layer, std::int64_t row, std::int64_t lengt
   }
   for (std::int64_t slot = 0; slot < length; ++slot) positions(row)[slot] = slot;
   set_length(layer, row, length);
+  forget_means(layer, row, 0);
+}
+
+void KvCache::reserve_means() {
+  if (!summarized_.empty()) return;
+  const auto heads = static_cast<std::size_t>(shape_.layers * shape_.rows * shape_.kv_heads);
+  mean_stride_ = blocks_of(shape_.capacity / kTileSlots) * kBlockRows;
+  means_ = Buffer(heads * static_cast<std::size_t>(shape_.head_dim * mean_stride_) * sizeof(float));
+  summarized_.assign(heads, 0);
+}
+
+void KvCache::summarize(std::int64_t layer, std::int64_t row, std::int64_t head,
+                        std::int64_t tiles) {
+  const auto index = static_cast<std::int64_t>(at(layer, row)) * shape_.kv_heads + head;
+  std::int64_t& known = summarized_[static_cast<std::size_t>(index)];
+  if (known >= tiles) return;
+  const std::int64_t size = shape_.head_dim;
+  float* means = reinterpret_cast<float*>(means_.data()) + index * size * mean_stride_;
+  std::vector<float> key(static_cast<std::size_t>(size));
+  for (; known < tiles; ++known) {
+    std::vector<float> sums(static_cast<std::size_t>(size), 0.0f);
+    for (std::int64_t slot = known * kTileSlots; slot < (known + 1) * kTileSlots; ++slot) {
+      read(layer, row, head, slot, key.data(), nullptr);
+      for (std::size_t d = 0; d < key.size(); ++d) sums[d] += key[d];
+    }
+    for (std::int64_t d = 0; d < size; ++d)
+      means[d * mean_stride_ + known] = sums[static_cast<std::size_t>(d)] / kTileSlots;
+  }
+}
+
+const float* KvCache::means(std::int64_t layer, std::int64_t row, std::int64_t head) const {
+  const auto index = static_cast<std::int64_t>(at(layer, row)) * shape_.kv_heads + head;
+  return reinterpret_cast<const float*>(means_.data()) + index * shape_.head_dim * mean_stride_;
+}
+
+void KvCache::forget_means(std::int64_t layer, std::int64_t row, std::int64_t length) {
+  if (summarized_.empty()) return;
+  for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+    std::int64_t& known = summarized_[at(layer, row) * static_cast<std::size_t>(shape_.kv_heads) +
+                                      static_cast<std::size_t>(head)];
+    known = std::min(known, length / kTileSlots);
+  }
 }
 
 }  // namespace forerun::cpu

@@ -74,7 +74,7 @@ void KvCache::read_codes(std::int64_t layer, std::int64_t row, std::int64_t head
   const auto* scales = reinterpret_cast<const std::uint16_t*>(memory) + within;
   const std::uint8_t* plane = memory + scale_bytes();
   for (const bool keys : {true, false}) {
-    for (std::int64_t d = 0; d < size; ++d) {
+    for (std::int64_t d = 0; d < size && (keys || value != nullptr); ++d) {
       const Place at = keys ? key_place(size, within, d) : value_place(within, d);
       std::int32_t code = nibble(plane[at.byte], at.upper) - kZeroOfNibble;
       if (planes() == 2)

@@ -142,7 +142,8 @@ void SelfAttention::prepare(LayerRun& run) const {
       space.attention->precision() != precision) {
     space.attention = std::make_unique<Attention>(shape, precision, space.limit, run.pool.size());
   }
-  space.attention->plan(run.tokens);
+  if (run.tokens.view.blocks > 0) run.cache.reserve_means();
+  space.attention->plan(run.tokens, run.cache);
 }
 
 void SelfAttention::run(LayerRun& run, std::int64_t index, const float* x, float* y,
@@ -159,7 +160,7 @@ void SelfAttention::run(LayerRun& run, std::int64_t index, const float* x, float
 // What a layer's own window hides is no sink.
 View SelfAttention::layer_view(const View& view) const {
   if (window == 0) return view;
-  return {0, view.window == 0 ? window : std::min(window, view.window), view.coarse};
+  return {0, view.window == 0 ? window : std::min(window, view.window), view.coarse, 0};
 }
 
 void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
@@ -224,6 +225,8 @@ void SelfAttention::prepare_head(LayerRun& run, std::int64_t index, std::int64_t
     turn(key, k_norm);
     run.cache.write(index, mask.row, head, mask.start + i, key, key + shape.kv_heads * d);
   }
+  if (layer_view(run.tokens.view).blocks > 0)
+    run.cache.summarize(index, mask.row, head, mask.orderly_tiles());
 }
 
 void Mlp::run(LayerRun& run, const float* x, float* y, const PackedMatrix* next) const {

@@ -15,8 +15,8 @@ void check(const BatchRows& batch) {
     throw std::invalid_argument("there are no such layers");
   }
   if (batch.rows.empty() || batch.width < 1) throw std::invalid_argument("there is nothing to run");
-  if (batch.view.sinks < 0 || batch.view.window < 0)
-    throw std::invalid_argument("a view has no negative sinks or window");
+  if (batch.view.sinks < 0 || batch.view.window < 0 || batch.view.blocks < 0)
+    throw std::invalid_argument("a view has no negative sinks, window or blocks");
   for (std::size_t i = 0; i < batch.rows.size(); ++i) {
     batch.cache->check_row(batch.rows[i]);
     for (std::size_t j = 0; j < i; ++j) {
@@ -126,7 +126,18 @@ void order_slots(const KvCache& cache, const TreeMask& tree, RowMask& mask) {
 
 }  // namespace
 
+std::int64_t Visible::from(std::int64_t rank) const {
+  if (rank < sinks || rank + kTileSlots > first) return rank;
+  const std::int64_t last = first / kTileSlots;
+  if (chosen == nullptr) return last * kTileSlots;
+  std::int64_t tile = rank / kTileSlots;
+  while (tile < last && chosen[tile] == 0) ++tile;
+  return tile * kTileSlots;
+}
+
 void Visible::include(const Visible& other) {
+  for (std::int64_t tile = 0; chosen != nullptr && tile < other.first / kTileSlots; ++tile)
+    chosen[tile] |= other.chosen[tile];
   sinks = std::max(sinks, other.sinks);
   first = std::min(first, other.first);
   end = std::max(end, other.end);

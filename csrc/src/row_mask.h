@@ -10,18 +10,23 @@
 namespace forerun::cpu {
 
 // What a token sees by rank: the index of a key on the token's path, wherever it is stored. Ranks
-// [0, sinks) and [first, end); where the two touch there are no sinks, and `first` is 0.
+// [0, sinks) and [first, end); where the two touch there are no sinks, and `first` is 0. Of the
+// tiles that end at `first` or before, those that are `chosen` too, all of each.
 struct Visible {
   std::int64_t sinks = 0;
   std::int64_t first = 0;
   std::int64_t end = 0;
+  std::uint8_t* chosen = nullptr;  // by tile; null for none
 
   // The first rank from `rank` on from which tiles are seen, in part at least; `end` or more: none.
-  std::int64_t from(std::int64_t rank) const {
-    return rank < sinks || rank + kTileSlots > first ? rank : first / kTileSlots * kTileSlots;
-  }
+  std::int64_t from(std::int64_t rank) const;
   // Whether some of [rank, rank + kTileSlots) is seen.
   bool meets(std::int64_t rank) const { return from(rank) == rank && rank < end; }
+  // Whether all of [rank, rank + kTileSlots) is seen since it is chosen.
+  bool chose(std::int64_t rank) const {
+    return chosen != nullptr && rank + kTileSlots <= first && chosen[rank / kTileSlots] != 0;
+  }
+  // Its own `chosen` then has those of both.
   void include(const Visible& other);
 };
 
@@ -47,6 +52,8 @@ struct RowMask {
     if (chain) return start + token + 1;
     return base + static_cast<std::int64_t>(tails[static_cast<std::size_t>(token)].size());
   }
+  // Tiles in which slots are ranks, whatever else is stored.
+  std::int64_t orderly_tiles() const { return (chain ? start + count : base) / kTileSlots; }
   Visible seen(std::int64_t token, const View& view) const;
   // By any of the tokens, of which there are some.
   Visible seen(const View& view) const;

@@ -61,9 +61,17 @@ class Case {
     cache_ = random_cache_shape(*decoder_, random);
     // Now and then past the first part of a context (attention.h).
     const bool longer = between(random, 0, 15) == 0;
-    const std::int64_t length = longer ? between(random, 480, 560) : between(random, 1, 90);
+    const bool chooses = between(random, 0, 7) == 0;
+    const std::int64_t length = longer    ? between(random, 480, 560)
+                                : chooses ? between(random, 190, 330)
+                                          : between(random, 1, 90);
     text_ = random_ids(random, length, shape_.vocab);
     if (coin(random)) view_ = {between(random, 0, 90), between(random, 1, length)};
+    // The window holds all nodes of a tree.
+    if (chooses) {
+      view_ = {between(random, 0, 90), between(random, 40, 100)};
+      view_.blocks = between(random, 1, 3);
+    }
     view_.coarse = coin(random);
     plain_ = plain(text_);
   }

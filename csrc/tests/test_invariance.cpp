@@ -84,6 +84,7 @@ void check_attention(Precision precision, Level level, std::int64_t text, Thread
   source.window = between(random, 0, 1) * between(random, 1, 2 * text / 3);
   View view;
   if (between(random, 0, 1) == 0) view = {between(random, 0, 90), between(random, 1, text / 3)};
+  view.blocks = between(random, 0, 1) * between(random, 1, 3);
   const std::int64_t cols = between(random, 1, 90);
   const std::int64_t hidden = between(random, 1, 90);
   const std::int64_t rows = (source.heads + 2 * source.kv_heads) * source.head_dim;
@@ -127,7 +128,8 @@ void check_attention(Precision precision, Level level, std::int64_t text, Thread
   }
   // What lies outside of the last token's view may be anything.
   const std::vector<float> nothing(static_cast<std::size_t>(source.head_dim), NAN);
-  const std::int64_t outside = view.window == 0 || source.window != 0 ? 0 : text - view.window;
+  const bool all = view.window == 0 || source.window != 0 || view.blocks != 0;
+  const std::int64_t outside = all ? 0 : text - view.window;
   for (std::int64_t slot = view.sinks; slot < outside; ++slot) {
     for (std::int64_t head = 0; head < source.kv_heads; ++head)
       alone.write(0, 0, head, slot, nothing.data(), nothing.data());

@@ -17,10 +17,11 @@ from forerun.models import load_model
 from forerun.params import SamplingParams
 from forerun.testing import check_drafter
 from tests.helpers.against_plain import accepted
+from tests.helpers.backends import on_both
 from tests.helpers.kernel_models import PRECISIONS, needs_kernels
 from tests.helpers.kernel_models import model as kernel_model
 from tests.helpers.layered import LayeredToyModel
-from tests.helpers.tiny_models import tiny_model, tokens
+from tests.helpers.tiny_models import random_model, tiny_config, tiny_model, tokens
 from tests.matrix import VOCAB
 
 TEXTS = [tokens(1, length, seed=length)[0].tolist() for length in (19, 1, 7)]
@@ -87,6 +88,24 @@ def test_plain_decodings_tokens_on_the_kernels(name: str, precision: str, kind: 
         assert share_accepted(engine_of(target, WIDE, **TREES[kind]), GREEDY) == 1.0
 
 
+@on_both(["llama"])
+@pytest.mark.parametrize("kind", TREES)
+def test_blocks_of_long_texts(name: str, backend: str, kind: str, tmp_path: Path) -> None:
+    """Plain decoding's tokens, and with all blocks more of them are drafted right than with none."""
+    config = tiny_config(name)
+    config.max_position_embeddings = 512
+    random_model(config).save_pretrained(tmp_path)
+    dtype = "fp32" if backend == "kernels" else "fp64"
+    target = load_model(tmp_path, dtype=dtype, backend=backend)
+    texts = [tokens(1, length, seed=length)[0].tolist() for length in (300, 5, 200)]
+    shares = []
+    for blocks in (0, 1, 8):
+        engine = engine_of(target, View(1, 12, blocks=blocks), **TREES[kind])
+        shares.append(accepted(engine, texts, GREEDY))
+        accepted(engine, texts, SEEDED)
+    assert shares[0] < shares[2]
+
+
 @needs_kernels
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_chains_in_one_call_are_those_grown_step_by_step(params: SamplingParams) -> None:
@@ -141,6 +160,13 @@ def test_the_kernels_say_what_they_read(precision: str) -> None:
     target = kernel_model("qwen3", precision)
     shape, layers = target.shape, target.num_layers
     key = 2 * shape.num_kv_heads * shape.head_dim * (4 if precision == "fp32" else 2)
+    for context, read in ((20, 20), (1000, 10 + 2 * 64)):
+        told = target.bytes_read(context, layers, View(2, 8, blocks=2)) - target.bytes_read(
+            0, layers
+        )
+        # Besides, a mean key in fp32 of every block that is not.
+        means = 4 * shape.num_kv_heads * shape.head_dim * (context - read) / 64
+        assert told == pytest.approx(layers * (key * read + means))
     # Its head is the embedding, so all matrices are read.
     assert target.bytes_read(0, layers) == target.weight_bytes
     assert target.bytes_read(50, layers) - target.bytes_read(0, layers) == 50 * layers * key

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.core import Tree, View
+from forerun.core import BLOCK_SIZE, Tree, View
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import load_model
+from forerun.models.block_choice import BlockChoice
+from forerun.models.cpu.model import CpuModel
 from tests.helpers.backends import needs_kernels, on_both
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import PRECISIONS
@@ -109,7 +111,8 @@ def test_long_contexts_are_read_in_parts(long_texts: Any) -> None:
     caches = [model.new_cache(1, 1800) for model in (kernels, exactly)]
     for model, cache in zip((kernels, exactly), caches, strict=True):
         run(model, cache, ids, logits_for="none")
-    for view in (View(4, 100), View(600, 200), View(0, 700), View(1000, 690), View(1, 1)):
+    views = (View(4, 100), View(600, 200), View(0, 700), View(1000, 690), View(1, 1))
+    for view in (*views, View(4, 100, blocks=3), View(70, 9, blocks=1), View(0, 700, blocks=9)):
         logits = []
         for model, cache in zip((kernels, exactly), caches, strict=True):
             logits.append(run(model, cache, new, trees=[tree], view=view).logits.float())
@@ -118,6 +121,103 @@ def test_long_contexts_are_read_in_parts(long_texts: Any) -> None:
         whole = run(kernels, caches[0], new, trees=[tree]).logits
         caches[0].trim(0, 1700)
         assert (whole - logits[0]).abs().max() > 0.01
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def long_model(request: pytest.FixtureRequest, long_texts: Any) -> Any:
+    """A model with room for some blocks, on either backend."""
+    if request.param == "kernels":
+        request.applymarker(needs_kernels)
+        return load_model(long_texts, dtype="fp32", device="cpu", backend="kernels")
+    return load_model(long_texts, dtype="fp64", device="cpu", backend="torch")
+
+
+def seen_with_blocks(layer: tuple[torch.Tensor, torch.Tensor], at: int, view: View) -> torch.Tensor:
+    """Bool [kv_heads, at + 1]: what a token at a position reads, by the definition.
+
+    Args:
+        layer: queries [kv_heads, groups, head_dim] of the token, and keys [kv_heads, at + 1, head_dim].
+    """
+    queries, keys = layer
+    visible = seen(at + 1, view)[-1].repeat(len(keys), 1)
+    ends = range(BLOCK_SIZE, at + 2 - view.window, BLOCK_SIZE)
+    blocks = [slice(end - BLOCK_SIZE, end) for end in ends if end > view.sinks]
+    for head, (query, key) in enumerate(zip(queries, keys, strict=True)):
+        scores = [float((query @ key[block].mean(0)).sum()) for block in blocks]
+        ranked = sorted(range(len(blocks)), key=lambda block: -scores[block])
+        for block in ranked[: view.blocks]:
+            visible[head, blocks[block]] = True
+    return visible
+
+
+def test_blocks_are_those_that_fit_best(long_texts: Any) -> None:
+    """What a layer gives is attention over what the definition says, head by head."""
+    model = load_model(long_texts, dtype="fp64", device="cpu", backend="torch")
+    cache, view = model.new_cache(1, 400), View(3, 50, blocks=2)
+    run(model, cache, tokens(1, 333), logits_for="none")
+    layers: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    read = BlockChoice.read
+
+    def noting(self: BlockChoice, appending: Any, index: int, query: torch.Tensor) -> Any:
+        chosen = read(self, appending, index, query)
+        keys = appending.read(index)[0][0]
+        # No two keys are alike.
+        alike = (keys[:, :, None] == chosen.keys[0, :, 0][:, None]).all(-1)
+        shown = (alike & (chosen.mask[0, :, 0] == 0)[:, None]).any(-1)
+        layers.append((query[0, :, 0].unflatten(0, (len(keys), -1)), keys, shown))
+        return chosen
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BlockChoice, "read", noting)
+        run(model, cache, tokens(1, 1, seed=3), view=view)
+    assert len(layers) == model.num_layers
+    for queries, keys, chosen in layers:
+        wanted = seen_with_blocks((queries, keys), 333, view) & ~seen(334, view)[-1]
+        assert torch.equal(wanted, chosen)
+
+
+@pytest.mark.parametrize("window", [14, 334 - 4 * BLOCK_SIZE])
+def test_all_blocks_are_the_whole_text(window: int, long_model: Any) -> None:
+    """Where a window begins with a block, and all blocks before it are read."""
+    cache, new = long_model.new_cache(1, 400), tokens(1, 1, seed=3)
+    run(long_model, cache, tokens(1, 333), logits_for="none")
+    whole = run(long_model, cache, new).logits
+    tolerance = 0.0 if isinstance(long_model, CpuModel) else 1e-10
+    for view in (View(0, window, blocks=9), View(70, window, blocks=5), View(3, window, blocks=5)):
+        cache.trim(0, 333)
+        close(run(long_model, cache, new, view=view).logits, whole, tolerance)
+
+
+def test_what_a_row_forgets_is_no_block(long_model: Any) -> None:
+    """Blocks of another text that was trimmed, or of which a path was kept, are worked out again."""
+    view, new = View(2, 40, blocks=1), tokens(2, 1, seed=3)
+    texts = [tokens(1, 300, seed=seed) for seed in (1, 2, 3)]
+    fresh = long_model.new_cache(2, 400)
+    run(long_model, fresh, torch.cat((texts[2], texts[1])), logits_for="none")
+    wanted = run(long_model, fresh, new, view=view).logits
+    cache = long_model.new_cache(2, 400)
+    run(long_model, cache, torch.cat((texts[0], texts[1])), logits_for="none")
+    other = run(long_model, cache, new, view=view).logits
+    assert not torch.equal(other[0], wanted[0])
+    cache.trim(0, 0)
+    cache.trim(1, 300)
+    run(long_model, cache, texts[2], [0], logits_for="none")
+    again = run(long_model, cache, new, view=view).logits
+    assert torch.equal(again, wanted)
+
+
+def test_a_path_that_is_kept_makes_blocks_anew(long_model: Any) -> None:
+    """Whether or not a view chose among blocks of what was thrown away."""
+    view, new, found = View(2, 40, blocks=1), tokens(1, 1, seed=3), []
+    for chooses_before in (False, True):
+        cache = long_model.new_cache(1, 400)
+        run(long_model, cache, tokens(1, 280, seed=1), logits_for="none")
+        if chooses_before:
+            run(long_model, cache, new, view=view)
+        cache.keep(0, 240, [0, 39])
+        run(long_model, cache, tokens(1, 140, seed=5), logits_for="none")
+        found.append(run(long_model, cache, new, view=view).logits)
+    assert torch.equal(*found)
 
 
 @needs_kernels
@@ -158,10 +258,11 @@ def test_a_wide_view_reads_all(name: str, backend: str, load: Any) -> None:
     close(found, run(model, model.new_cache(2, 16), ids).logits, tolerance)
 
 
-@pytest.mark.parametrize(("sinks", "window"), [(-1, 4), (2, 0)])
-def test_views_that_are_none(sinks: int, window: int) -> None:
-    with pytest.raises(ConfigError, match=f"{sinks} sinks and a window of {window}"):
-        View(sinks, window)
+@pytest.mark.parametrize(("sinks", "window", "blocks"), [(-1, 4, 0), (2, 0, 0), (2, 4, -1)])
+def test_views_that_are_none(sinks: int, window: int, blocks: int) -> None:
+    named = f"{sinks} sinks, a window of {window} tokens and {blocks} blocks"
+    with pytest.raises(ConfigError, match=named):
+        View(sinks, window, blocks=blocks)
 
 
 def test_the_adapter_takes_no_views(load: Any) -> None:

@@ -214,7 +214,7 @@ PROMPT = Prompt("0", "code", tuple(range(40, 140)))
 
 def test_on_the_zoo(tmp_path: Path) -> None:
     """A short run: what a draft reads is the drafter's own word, and lookups have no such context."""
-    window = (("sparse_sinks", 2), ("sparse_window", 16))
+    window = (("sparse_blocks", 0), ("sparse_sinks", 2), ("sparse_window", 16))
     candidates = [Candidate("self_sparse", None, 2, options=window), Candidate("ngram", None, 2)]
     benches: dict[str, Workbench] = {}
 

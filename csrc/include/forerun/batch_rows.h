@@ -9,11 +9,13 @@
 namespace forerun::cpu {
 
 // What tokens read of their text: positions below `sinks` and those above their own less `window`;
-// window 0: all of it. Coarse: of a cache of int8, by the upper nibbles of its codes alone.
+// window 0: all of it. Coarse: of a cache of int8, by the upper nibbles of its codes alone. Of the
+// tiles between, each head reads `blocks`: those whose mean key fits a token's queries best.
 struct View {
   std::int64_t sinks = 0;
   std::int64_t window = 0;
   bool coarse = false;
+  std::int64_t blocks = 0;
 };
 
 struct BatchRows {

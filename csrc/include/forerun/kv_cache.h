@@ -50,7 +50,7 @@ class KvCache {
   explicit KvCache(const Shape& shape);
 
   const Shape& shape() const { return shape_; }
-  std::size_t bytes() const { return memory_.size(); }
+  std::size_t bytes() const { return memory_.size() + means_.size(); }
 
   std::int64_t length(std::int64_t layer, std::int64_t row) const {
     return lengths_[at(layer, row)];
@@ -114,9 +114,17 @@ class KvCache {
   ValueSlot values(std::int64_t layer, std::int64_t row, std::int64_t head,
                    std::int64_t slot) const;
 
-  // Reads what is stored of a head, [head_dim] each.
+  // Reads what is stored of a head, [head_dim] each; `value` may be null.
   void read(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot, float* key,
             float* value) const;
+
+  // Memory for means of keys. Throws std::bad_alloc.
+  void reserve_means();
+  // Works out the means of a head's first tiles, which are full, where they are not known yet.
+  void summarize(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t tiles);
+  // Of a head's tiles, [head_dim, mean_stride()]: a number for each tile that has been summarized.
+  const float* means(std::int64_t layer, std::int64_t row, std::int64_t head) const;
+  std::int64_t mean_stride() const { return mean_stride_; }
 
   // Stores one head's key and value [head_dim]. A value that is not finite becomes 0, and its key
   // NaN.
@@ -128,6 +136,8 @@ class KvCache {
     return static_cast<std::size_t>(layer * shape_.rows + row);
   }
   void move(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to);
+  // Of means, those of tiles with slots from `length` on.
+  void forget_means(std::int64_t layer, std::int64_t row, std::int64_t length);
   void write_codes(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
                    const float* key, const float* value);
   void read_codes(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
@@ -146,7 +156,10 @@ class KvCache {
   std::int64_t value_blocks_ = 0;
   std::int64_t key_bytes_ = 0;   // of a tile
   std::int64_t tile_bytes_ = 0;  // keys and values of it
+  std::int64_t mean_stride_ = 0;
   Buffer memory_;
+  Buffer means_;                          // [layers, rows, kv_heads, head_dim, mean_stride]
+  std::vector<std::int64_t> summarized_;  // tiles, by layer, row and head
   std::vector<std::int64_t> lengths_;
   std::vector<std::int64_t> positions_;
 };

@@ -88,7 +88,7 @@ class Decoder:
 
     def load_codes(self, pool: ThreadPool, name: str, first: int, count: int, cols: int, codes: int, scales: int, offsets: int) -> None: ...
 
-    def forward(self, pool: ThreadPool, cache: KvCache, rows: Sequence[int], token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], layers: tuple[int, int], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')] | None, last: bool, tree_mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, hidden_in: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, hidden_out: Sequence[tuple[int, Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]]], view: tuple[int, int, bool] | None) -> None: ...
+    def forward(self, pool: ThreadPool, cache: KvCache, rows: Sequence[int], token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], layers: tuple[int, int], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')] | None, last: bool, tree_mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, hidden_in: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, hidden_out: Sequence[tuple[int, Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]]], view: tuple[int, int, bool, int] | None) -> None: ...
 
     def embed(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
 
@@ -175,7 +175,7 @@ class DraftChain:
 
     def __init__(self, row: int, pending: Sequence[int], limit: int, stops: Sequence[int], drawing: str, warp: tuple[float, int, float, float], seed: int, committed: int) -> None: ...
 
-def draft_chains(decoder: Decoder, pool: ThreadPool, cache: KvCache, chains: Sequence[DraftChain], probs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], vocab: int, view: tuple[int, int, bool] | None) -> list[list[int]]:
+def draft_chains(decoder: Decoder, pool: ThreadPool, cache: KvCache, chains: Sequence[DraftChain], probs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], vocab: int, view: tuple[int, int, bool, int] | None) -> list[list[int]]:
     """Draft all chains side by side; the tokens of each."""
 
 class Stream:

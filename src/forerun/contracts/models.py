@@ -189,9 +189,9 @@ def compresses_cache(model: CausalLM) -> TypeGuard[CompressesCache]:
 class ReadsViews(CausalLM, Protocol):
     """A model with `Ability.VIEWS`."""
 
-    def bytes_read(self, context: int, layers: int, coarse: bool = False) -> float:
-        """Of weights and of keys and values, about, by one token that reads `context` tokens in so many
-        layers, coarsely or not."""
+    def bytes_read(self, context: int, layers: int, view: View | None = None) -> float:
+        """Of weights and of keys and values, about, by one token behind `context` of them, in so many layers,
+        with a view or in full."""
 
 
 def reads_views(model: CausalLM) -> TypeGuard[ReadsViews]:

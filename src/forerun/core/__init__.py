@@ -1,6 +1,6 @@
 """The words of the system: trees, drafts, plans, verdicts, requests, batches, statistics."""
 
-from forerun.core.batch import Batch, ForwardOutput, LogitsFor, View
+from forerun.core.batch import BLOCK_SIZE, Batch, ForwardOutput, LogitsFor, View
 from forerun.core.costs import CostTable
 from forerun.core.draft import (
     NO_DRAFT,
@@ -19,6 +19,7 @@ from forerun.core.stats import RoundTimes, Stats
 from forerun.core.tree import MOST_NODES, NO_TREE, Tree
 
 __all__ = [
+    "BLOCK_SIZE",
     "MOST_NODES",
     "NO_DRAFT",
     "NO_HINTS",

@@ -26,32 +26,41 @@ class Lengths(Protocol):
         """Tokens of `row` in `layer`; in its shortest layer if None."""
 
 
+BLOCK_SIZE = 64
+"""Tokens of a block that a view chooses."""
+
+
 @dataclass(frozen=True)
 class View:
-    """What new tokens read of a text: its first tokens (attention sinks, arXiv 2309.17453) and the most
-    recent ones, exactly or nearly.
+    """What new tokens read of a text: its first tokens (attention sinks, arXiv 2309.17453), the most
+    recent ones, and of what lies between the blocks that matter most (heavy hitters); exactly or nearly.
 
     Args:
         sinks: positions below this are seen, 0 or more.
         window: a token at position i sees those above i - window, 1 or more.
         coarse: whether of keys and values in int8 the upper nibbles alone are read (QuantSpec, arXiv
             2502.10424).
+        blocks: of whole blocks of 64 tokens (positions 0 to 63, and so on) that end before the window,
+            each layer and key head reads so many besides: those whose mean key has the largest product
+            with the sum of the token's queries. A block that holds nodes of a tree is none, and layers with
+            a sliding window have none.
     """
 
     sinks: int
     window: int
     coarse: bool = False
+    blocks: int = 0
 
     def __post_init__(self) -> None:
-        if self.sinks < 0 or self.window < 1:
+        if self.sinks < 0 or self.window < 1 or self.blocks < 0:
             raise ConfigError(
-                f"a view of {self.sinks} sinks and a window of {self.window} tokens is empty or negative; "
-                "give 0 or more sinks and a window of 1 or more."
+                f"a view of {self.sinks} sinks, a window of {self.window} tokens and {self.blocks} blocks is "
+                "empty or negative; give 0 or more sinks, a window of 1 or more and 0 or more blocks."
             )
 
     def tokens(self, context: int) -> int:
         """How many of a text's tokens the newest of them reads."""
-        return min(context, self.sinks + self.window)
+        return min(context, self.sinks + self.window + self.blocks * BLOCK_SIZE)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class OwnViewDrafter(OwnLayersDrafter):
         """The bytes of weights, keys and values that a drafted token reads, over a plain token's."""
         assert reads_views(self.target)
         context, layers = len(request), sum(map(len, self._layers))
-        drafted = self.target.bytes_read(self.view.tokens(context), layers, self.view.coarse)
+        drafted = self.target.bytes_read(context, layers, self.view)
         return drafted / self.target.bytes_read(context, self.target.num_layers)
 
     def propose(

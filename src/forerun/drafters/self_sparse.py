@@ -12,7 +12,7 @@ from forerun.core import View
 from forerun.drafters.own_view import OwnViewDrafter
 from forerun.options import options
 
-USUAL_VIEW = View(sinks=4, window=512)
+USUAL_VIEW = View(sinks=4, window=512, blocks=8)
 
 
 @options
@@ -31,6 +31,13 @@ class SelfSparseOptions:
         le=2**31,
         description="And the most recent ones; verification reads all.",
     )
+    sparse_blocks: int = Field(
+        default=USUAL_VIEW.blocks,
+        ge=0,
+        le=2**25,
+        description="And so many of the blocks of 64 tokens between, in each layer and key head: those whose "
+        "mean key fits best.",
+    )
     sparse_skip_layers: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] = Field(
         default=(),
         description="Layers that drafting leaves out besides, e.g. 8,9,12; never layer 0.",
@@ -38,10 +45,11 @@ class SelfSparseOptions:
 
 
 class SelfSparseDrafter(OwnViewDrafter):
-    """Drafts with the target, which reads only the first and the newest of its keys.
+    """Drafts with the target, which reads only the first and the newest of its keys, and the blocks between
+    that matter most.
 
     The view of sinks and a window is StreamingLLM's (arXiv 2309.17453), as a draft MagicDec's (arXiv
-    2408.11049), here without a cache of its own.
+    2408.11049), here without a cache of its own; blocks are chosen as in MoBA (arXiv 2502.13189).
     """
 
     name = "self_sparse"
@@ -55,5 +63,5 @@ class SelfSparseDrafter(OwnViewDrafter):
     @classmethod
     def build(cls, setup: DrafterSetup) -> SelfSparseDrafter:
         own = setup.read(SelfSparseOptions)
-        view = View(own.sparse_sinks, own.sparse_window)
+        view = View(own.sparse_sinks, own.sparse_window, blocks=own.sparse_blocks)
         return cls(setup.target, view, own.sparse_skip_layers)

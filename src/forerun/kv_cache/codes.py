@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.core import BLOCK_SIZE, View
+
 GROUPS = (64, 32, 16)
 CODED = ("int8", "int4")
 # Codes are stored plus this: a nibble's, and both of a byte.
@@ -37,6 +39,24 @@ def bytes_per_value(kv_dtype: str, head_dim: int, auto: int, *, coarse: bool = F
         return float({"fp32": 4, "bf16": 2}.get(kv_dtype, auto))
     codes = 1.0 if kv_dtype == "int8" and not coarse else 0.5
     return codes + 2 / (group_of(head_dim) or head_dim)
+
+
+def bytes_of_text(
+    context: int, heads: tuple[int, int], kv_dtype: str, auto: int, view: View | None = None
+) -> float:
+    """What one token reads of a text in a layer, about.
+
+    Args:
+        context: tokens of the text.
+        heads: how many there are of keys, and the size of one.
+        kv_dtype, auto: as `bytes_per_value` takes them.
+        view: what is read of the text; None for all.
+    """
+    number = bytes_per_value(kv_dtype, heads[1], auto, coarse=view is not None and view.coarse)
+    read = context if view is None else view.tokens(context)
+    # Mean keys are about as wide as uncoded ones.
+    means = 0.0 if view is None or not view.blocks else (context - read) / BLOCK_SIZE * 4
+    return heads[0] * heads[1] * (2 * read * number + means)
 
 
 class Codes:

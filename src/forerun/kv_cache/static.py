@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.core import Batch
+from forerun.core import BLOCK_SIZE, Batch
 from forerun.errors import CacheError
+from forerun.kv_cache.block_means import BlockMeans
 from forerun.kv_cache.codes import CODED, Codes, Store, parts, turn
 from forerun.kv_cache.fit import (
     check_length,
@@ -39,6 +40,7 @@ class StaticCache:
         positions: the position of each slot's token, int64 [rows, capacity]; a sliding window over
             the nodes of a tree needs it, as slots and positions differ there.
         lengths: tokens held, `lengths[layer][row]`.
+        block_means: mean keys of blocks, by layer, where a view chose among them.
         rows, capacity: rows, and tokens a row.
     """
 
@@ -65,11 +67,13 @@ class StaticCache:
         self.values = [store(turned=False) for _ in range(num_layers)]
         self.positions = torch.zeros((rows, capacity), dtype=torch.int64, device=device)
         self.lengths = [[0] * rows for _ in range(num_layers)]
+        self.block_means: dict[int, BlockMeans] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys, values and positions."""
-        return sum(t.nbytes for t in (*self.keys, *self.values, self.positions))
+        """Bytes of all keys, values and positions, and of what is known of blocks."""
+        means = [one.means for one in self.block_means.values()]
+        return sum(t.nbytes for t in (*self.keys, *self.values, self.positions, *means))
 
     def length(self, row: int, layer: int | None = None) -> int:
         """Tokens of `row` in `layer`; in its shortest layer if None.
@@ -117,6 +121,7 @@ class StaticCache:
         for layer, lengths in enumerate(self.lengths):
             if lengths[row] <= length:
                 continue
+            self._forget(row, layer, length)
             held = sum(length + token < lengths[row] for token in path)
             if held > still:
                 source = moved[: held - still]
@@ -141,6 +146,11 @@ class StaticCache:
         check_length(row, length)
         for layer in layers_to_trim(layers, len(self.lengths)):
             self.lengths[layer][row] = min(self.lengths[layer][row], length)
+            self._forget(row, layer, length)
+
+    def _forget(self, row: int, layer: int, length: int) -> None:
+        if layer in self.block_means:
+            self.block_means[layer].forget(row, length)
 
     @property
     def row_format(self) -> dict[str, str | int]:
@@ -169,6 +179,7 @@ class StaticCache:
             part[row, :, :length] = tensors[name]
         self.positions[row, :length] = torch.arange(length, device=self.positions.device)
         self.lengths[layer][row] = length
+        self._forget(row, layer, 0)
 
     def _parts(self, layer: int) -> dict[str, Tensor]:
         """The tensors of a layer, by name."""
@@ -260,6 +271,31 @@ class Appending:
         return self._numbers(self._cache.keys[layer], index), self._numbers(
             self._cache.values[layer], index
         )
+
+    def read_at(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The same [B, kv_heads, s, head_dim] of some slots, int64 [B, kv_heads, s], of each head."""
+        rows = torch.tensor(self.batch.rows, device=slots.device)[:, None, None]
+        index = (rows, torch.arange(slots.shape[1], device=slots.device)[:, None], slots)
+        return self._numbers(self._cache.keys[layer], index), self._numbers(
+            self._cache.values[layer], index
+        )
+
+    def block_means(self, layer: int) -> Tensor:
+        """Mean keys [B, kv_heads, blocks, head_dim] of the blocks in use; those of a row that are not whole
+        mean nothing."""
+        cache = self._cache
+        store = cache.keys[layer]
+        if layer not in cache.block_means:
+            sizes = (cache.rows, store.shape[1], cache.capacity, store.shape[3])
+            cache.block_means[layer] = BlockMeans(sizes, cache.dtype, self.positions.device)
+        known = cache.block_means[layer]
+
+        def read(row: int, slots: slice) -> Tensor:
+            return self._numbers(store, (row, slice(None), slots))
+
+        for row, start, count in zip(self.batch.rows, self.starts, self.batch.counts, strict=True):
+            known.reach(row, start + count, read)
+        return known.means[self._index, :, : self.total // BLOCK_SIZE]
 
     def _numbers(self, store: Store, index: tuple[Any, ...]) -> Tensor:
         """What is stored, as the model reads it."""

@@ -12,6 +12,7 @@ from torch.nn import functional
 from forerun.contracts import AttentionShape
 from forerun.kv_cache import Appending
 from forerun.models.architecture import Architecture
+from forerun.models.block_choice import BlockChoice, Chosen
 from forerun.models.rope import rotate
 
 Parts = Mapping[str, tuple[Tensor, Tensor | None]]
@@ -28,12 +29,14 @@ class Visibility:
             them, or `causal`.
         causal: whether the tokens are the whole text, so that attention can mask by itself.
         sinks: so many slots before `first` are read too, by all tokens.
+        choice: of which blocks each head reads some besides; None for none.
     """
 
     first: int
     mask: Tensor | None
     causal: bool
     sinks: int = 0
+    choice: BlockChoice | None = None
 
 
 def visibility(appending: Appending, window: int | None, dtype: torch.dtype) -> Visibility:
@@ -45,18 +48,21 @@ def visibility(appending: Appending, window: int | None, dtype: torch.dtype) -> 
             limit. A view narrows it; what a layer's own window hides is no sink.
         dtype: of the additive mask.
     """
-    batch, view, sinks = appending.batch, appending.batch.view, 0
+    batch, view, sinks, blocks = appending.batch, appending.batch.view, 0, 0
     if view is not None:
-        sinks = view.sinks if window is None else 0
+        sinks, blocks = (view.sinks, view.blocks) if window is None else (0, 0)
         window = view.window if window is None else min(window, view.window)
     # A slot's position never exceeds its index, so these slots are out of every token's window.
     first = 0 if window is None else max(0, min(map(min, batch.positions)) + 1 - window)
+    choice = None
+    if blocks and window is not None:
+        choice = BlockChoice.of(appending, sinks, window, blocks)
     # Where the two touch in some row all is read, and the mask hides what that row does not see.
     apart = sinks if sinks < first else 0
     first = first if apart or not sinks else 0
     if batch.tree_mask is None:
         if batch.width == 1 and appending.even:
-            return Visibility(first, None, False, apart)
+            return Visibility(first, None, False, apart, choice)
         fits = window is None or appending.total <= window
         if max(appending.starts) == 0 and appending.total == batch.width and fits:
             return Visibility(0, None, True)
@@ -69,7 +75,8 @@ def visibility(appending: Appending, window: int | None, dtype: torch.dtype) -> 
         # Padding is thrown away later, but a row that sees nothing would make NaN of it.
         visible[:, :, 0] |= appending.positions < 0
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return Visibility(first, mask.masked_fill_(~visible, -torch.inf)[:, None], False, apart)
+    mask = mask.masked_fill_(~visible, -torch.inf)[:, None]
+    return Visibility(first, mask, False, apart, choice)
 
 
 def _visible(appending: Appending, first: int) -> Tensor:
@@ -93,7 +100,11 @@ def _visible(appending: Appending, first: int) -> Tensor:
 
 
 def attend_apart(
-    query: Tensor, parts: Sequence[tuple[Tensor, Tensor]], mask: Tensor | None, scale: float
+    query: Tensor,
+    parts: Sequence[tuple[Tensor, Tensor]],
+    mask: Tensor | None,
+    scale: float,
+    chosen: Chosen | None = None,
 ) -> Tensor:
     """Attention of query [B, heads, n, d] over several parts of the cache, read where they lie.
 
@@ -102,6 +113,7 @@ def attend_apart(
         parts: keys and values [B, kv_heads, m, d] of each.
         mask: additive, of the last part; all tokens see the others.
         scale: on the scores.
+        chosen: what each token reads besides.
 
     Returns:
         [B, n, heads * d].
@@ -111,11 +123,14 @@ def attend_apart(
     scores = [folded @ keys.mT for keys, _ in parts]
     if mask is not None:
         scores[-1] = scores[-1] + mask.repeat(1, 1, folded.shape[2] // width, 1)
+    if chosen is not None:
+        scores.append(chosen.scores(folded))
     weights = torch.cat(scores, dim=-1).softmax(dim=-1)
-    shares = torch.split(weights, [keys.shape[2] for keys, _ in parts], dim=-1)
-    mixed = torch.stack(
-        [share @ values for share, (_, values) in zip(shares, parts, strict=True)]
-    ).sum(0)
+    shares = torch.split(weights, [part.shape[-1] for part in scores], dim=-1)
+    mixes = [share @ values for share, (_, values) in zip(shares, parts, strict=False)]
+    if chosen is not None:
+        mixes.append(chosen.mix(shares[-1]))
+    mixed = torch.stack(mixes).sum(0)
     return mixed.reshape(batch, heads, width, size).transpose(1, 2).reshape(batch, width, -1)
 
 
@@ -180,12 +195,16 @@ class Step:
         self.appending.write(layer, key, value)
         query = self.appending.turned(query)
         visible, scale = self.visible[window], shape.head_dim**-0.5
-        rest = self.appending.read(layer, visible.first)
+        parts_read = [self.appending.read(layer, visible.first)]
         if visible.sinks:
-            sinks = self.appending.read(layer, 0, visible.sinks)
-            mixed = attend_apart(query, (sinks, rest), visible.mask, scale)
+            parts_read.insert(0, self.appending.read(layer, 0, visible.sinks))
+        chosen = (
+            None if visible.choice is None else visible.choice.read(self.appending, layer, query)
+        )
+        if chosen is not None or visible.sinks:
+            mixed = attend_apart(query, parts_read, visible.mask, scale, chosen)
         else:
-            mixed = attend(query, *rest, visible, scale)
+            mixed = attend(query, *parts_read[0], visible, scale)
         return functional.linear(mixed, *parts["output"])
 
 

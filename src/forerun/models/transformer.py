@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from forerun.compression import Compression
 from forerun.contracts import Ability
-from forerun.core import Batch, Exactness, ForwardOutput
+from forerun.core import Batch, Exactness, ForwardOutput, View
 from forerun.errors import CacheError, UnsupportedModelError
 from forerun.kv_cache import Appending, CompressedCache, StaticCache
-from forerun.kv_cache.codes import bytes_per_value
+from forerun.kv_cache.codes import bytes_of_text
 from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.attention import Parts, Step, apply_gate, norm, visibility
 from forerun.models.layers import layers_to_run
@@ -60,13 +60,13 @@ class Transformer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
 
-    def bytes_read(self, context: int, layers: int, coarse: bool = False) -> float:
+    def bytes_read(self, context: int, layers: int, view: View | None = None) -> float:
         """Of weights and of keys and values by one token, as `forerun.contracts.ReadsViews` says."""
         shape, size = self.shape, self.dtype.itemsize
-        cached = 2 * shape.num_kv_heads * shape.head_dim * context
         share = layers / self.num_layers
-        held = bytes_per_value(self.kv_dtype, shape.head_dim, size, coarse=coarse)
-        return size * (self._head.numel() + share * self._inside) + layers * held * cached
+        heads = (shape.num_kv_heads, shape.head_dim)
+        cached = bytes_of_text(context, heads, self.kv_dtype, size, view)
+        return size * (self._head.numel() + share * self._inside) + layers * cached
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
         """An empty cache of `rows` rows of `capacity` tokens each."""

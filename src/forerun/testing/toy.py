@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import Ability
-from forerun.core import Batch, Exactness, ForwardOutput
+from forerun.core import Batch, Exactness, ForwardOutput, View
 from forerun.errors import CacheError, UnsupportedModelError
 from forerun.kv_cache import check_length, check_path, check_row, held_before
 
@@ -88,9 +88,9 @@ class ToyModel:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.vocab_size})"
 
-    def bytes_read(self, context: int, layers: int, coarse: bool = False) -> float:
+    def bytes_read(self, context: int, layers: int, view: View | None = None) -> float:
         """As much for a token of the text as for the tables of a layer."""
-        return float(layers * (1 + context))
+        return float(layers * (1 + (context if view is None else view.tokens(context))))
 
     def new_cache(self, rows: int, capacity: int) -> ToyCache:
         return ToyCache(rows, capacity)

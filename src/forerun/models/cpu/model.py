@@ -21,7 +21,7 @@ from forerun.errors import (
     UnknownNameError,
 )
 from forerun.kv_cache import check_view
-from forerun.kv_cache.codes import bytes_per_value
+from forerun.kv_cache.codes import bytes_of_text
 from forerun.models.architecture import Architecture
 from forerun.models.cpu.cache import CpuCache, new_cache
 from forerun.models.cpu.errors import TypedErrors
@@ -135,12 +135,12 @@ class CpuModel:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
 
-    def bytes_read(self, context: int, layers: int, coarse: bool = False) -> float:
+    def bytes_read(self, context: int, layers: int, view: View | None = None) -> float:
         """Of weights and of keys and values by one token, as `forerun.contracts.ReadsViews` says."""
         shape, decoder = self.shape, self._decoder
         own = 4 if self.precision == "fp32" else 2
-        element = bytes_per_value(self.kv_dtype, shape.head_dim, own, coarse=coarse)
-        cached = 2 * shape.num_kv_heads * shape.head_dim * element * context
+        heads = (shape.num_kv_heads, shape.head_dim)
+        cached = bytes_of_text(context, heads, self.kv_dtype, own, view)
         return float(decoder.head_bytes + layers * (decoder.layer_bytes / self.num_layers + cached))
 
     def new_cache(self, rows: int, capacity: int) -> CpuCache:
@@ -313,8 +313,8 @@ def _native_chain(chain: ChainRequest) -> Any:
     )
 
 
-def _native_view(view: View | None) -> tuple[int, int, bool] | None:
-    return None if view is None else (view.sinks, view.window, view.coarse)
+def _native_view(view: View | None) -> tuple[int, int, bool, int] | None:
+    return None if view is None else (view.sinks, view.window, view.coarse, view.blocks)
 
 
 def _floats(hidden: Tensor) -> NDArray[np.float32]:
