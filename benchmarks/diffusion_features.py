@@ -1,4 +1,4 @@
-"""Feature caching: operations and PSNR by interval, alone and below a CFG cache.
+"""Feature caching: operations, seconds and PSNR by interval, alone and below a CFG cache.
 
 ``python -m benchmarks.diffusion_features --out docs/benchmarks/diffusion-features.json``
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import statistics
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from benchmarks.diffusion_models import Task, set_threads, shipped
@@ -23,6 +26,12 @@ INTERVALS = (1, 2, 3, 4, 6)
 GATED = CFGCacheConfig(drift_bound=0.25, extrapolate=True)
 
 
+def seconds(task: Task, pipeline: Any) -> float:
+    started = perf_counter()
+    task.run(pipeline)
+    return perf_counter() - started
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pipeline", type=Path, default=shipped("images"))
@@ -30,6 +39,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--pairs", type=int, default=3, help="timed runs of each, in turns")
     options = parser.parse_args()
     set_threads(options.threads)
     pipeline = open_pipeline(options.pipeline)
@@ -38,16 +48,29 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for guidance in (None, GATED):
         for interval in INTERVALS:
-            with contextlib.ExitStack() as applied:
-                if guidance is not None:
-                    applied.enter_context(apply_cfg_cache(pipeline, guidance))
-                applied.enter_context(apply_feature_cache(pipeline, FeatureCacheConfig(interval)))
+
+            @contextlib.contextmanager
+            def caches(guidance: Any = guidance, interval: int = interval) -> Iterator[None]:
+                with contextlib.ExitStack() as applied:
+                    if guidance is not None:
+                        applied.enter_context(apply_cfg_cache(pipeline, guidance))
+                    features = FeatureCacheConfig(interval)
+                    applied.enter_context(apply_feature_cache(pipeline, features))
+                    yield
+
+            with caches():
                 images, counted = task.counted(pipeline, flops=True)
+            ratios = []
+            for _ in range(options.pairs):
+                plain = seconds(task, pipeline)
+                with caches():
+                    ratios.append(plain / seconds(task, pipeline))
             rows.append(
                 {
                     "interval": interval,
                     "cfg_cache": None if guidance is None else asdict(guidance),
                     "operations": full.flops / counted.flops,
+                    "seconds": (statistics.median(ratios), min(ratios), max(ratios)),
                     "psnr": asdict(psnr(images, reference)),
                 }
             )

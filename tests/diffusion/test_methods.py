@@ -17,6 +17,7 @@ from forerun.diffusion.pipelines import denoiser_of, kind_of
 from forerun.diffusion.speculative_sampling import Draws, SpeculativeSamplingConfig, sample_plainly
 from forerun.diffusion.transitions import Transitions
 from forerun.errors import UnknownNameError, UnsupportedModelError
+from forerun.progress import watched_by
 from tests.helpers.tiny_pipelines import transformer_pipeline, unet_pipeline, unguided_pipeline
 
 JOB = Job(range(3), 8, [1, 4, 2], guidance_scale=2.5)
@@ -42,6 +43,20 @@ def test_the_pipelines_own_loop_is_plain_sampling(name: str) -> None:
     ours = sample_plainly(GuidedDenoiser(pipeline, **job.conditions), transitions, draws)
     theirs = make(pipeline, job).images
     torch.testing.assert_close(decode(pipeline, ours), theirs, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("maker", [unet_pipeline, transformer_pipeline, unguided_pipeline])
+def test_every_step_is_reported(maker: Any) -> None:
+    """Of the loops of diffusers, whose own bars come back afterwards."""
+    pipeline, seen = maker(), []
+    labels = None if maker is unguided_pipeline else JOB.labels
+    if maker is unguided_pipeline:
+        exchange_scheduler(pipeline, "ddpm")
+    job = replace(JOB, labels=labels, eta=1.0 if maker is unet_pipeline else 0.0)
+    with watched_by(lambda what, done, total: seen.append((what, done, total))):
+        make(pipeline, job)
+    assert seen == [("denoising steps", step, 8) for step in range(1, 9)]
+    assert "progress_bar" not in vars(pipeline)
 
 
 def test_a_sample_is_the_same_alone() -> None:

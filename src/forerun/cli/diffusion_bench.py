@@ -56,7 +56,7 @@ def bench(**values: Any) -> None:
     with waiting("starting"):
         import torch
 
-        from forerun.diffusion.measuring import measure, runs_by_batch
+        from forerun.diffusion.measuring import machine_limits, measure, runs_by_batch
 
         pipeline = open_named(values)
         job = job_of(pipeline, values)
@@ -74,17 +74,19 @@ def bench(**values: Any) -> None:
                 rows += [asdict(row) for row in found]
             except ForerunError as error:
                 notes.append(f"without {setting.name}: {error}")
-        runs = (
-            runs_by_batch(pipeline, values["batches"], job.num_frames) if values["batches"] else []
-        )
-        limits = _limits() if runs else None
-    if not rows:
+        runs: list[Run] = []
+        try:
+            runs = runs_by_batch(pipeline, values["batches"], job.num_frames)
+        except ForerunError as error:
+            notes.append(f"without the roofline: {error}")
+        limits = machine_limits() if runs else None
+    if not rows and not runs:
         raise ConfigError("; ".join(notes) or "there is nothing to measure; give --methods.")
     left_out = ("json", "plot", "config")
     result = Result(
         settings={name: value for name, value in values.items() if name not in left_out},
         rows=rows,
-        tables=[_table(rows), *([_batches(runs)] if runs else [])],
+        tables=[*([_table(rows)] if rows else []), *([_batches(runs)] if runs else [])],
         charts=[_roof(type(pipeline).__name__, runs, *limits)] if limits else [],
         facts={"roofline": [{**asdict(run), "intensity": run.intensity} for run in runs]},
         notes=notes,
@@ -149,28 +151,6 @@ def _classifier(pipeline: Any) -> Classifier | None:
         return None
 
 
-def _limits() -> tuple[float, float]:
-    """Bytes and multiply-adds in fp32 a second of this machine, by torch."""
-    from time import perf_counter
-
-    import torch
-
-    numbers = torch.zeros(64 << 20)
-    square = torch.zeros(1024, 1024)
-
-    def best(run: Any) -> float:
-        taken = []
-        for _ in range(5):
-            started = perf_counter()
-            run()
-            taken.append(perf_counter() - started)
-        return min(taken)
-
-    reading = best(lambda: torch.sum(numbers))
-    computing = best(lambda: square @ square)
-    return numbers.numel() * 4 / reading, 2 * 1024**3 / computing
-
-
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     def name(row: Any) -> Cell:
         mark = Mark.NONE if row["exactness"] == "exact" else Mark.APPROXIMATE
@@ -179,7 +159,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     columns: dict[str, Any] = {
         "setting": name,
         "passes": lambda row: f"{row['calls']} of {row['full_calls']}",
-        "evaluations fewer by": lambda row: f"{row['full_evaluations'] / row['evaluations']:.2f}",
+        "evaluations": _evaluations,
         "seconds fewer by": lambda row: (
             f"{row['speedup']:.2f} ({row['least']:.2f}-{row['most']:.2f})"
         ),
@@ -195,6 +175,11 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         if rows and rows[0][field] is not None:
             columns[title] = lambda row, field=field: f"{row[field]['value']:.3f}"
     return long_table("Methods beside the full sampler, from the same noise", columns, rows)
+
+
+def _evaluations(row: Any) -> str:
+    fewer = row["full_evaluations"] / row["evaluations"]
+    return f"{fewer:.2f} x fewer" if fewer >= 1 else f"{1 / fewer:.2f} x as many"
 
 
 def _batches(runs: Sequence[Run]) -> Table:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import click
 from pydantic import Field
 
+from forerun.cli.combinations import yields
 from forerun.cli.derived import derived
 from forerun.cli.flags import threads_option
-from forerun.cli.options import Option
+from forerun.cli.options import Option, flag_of, given
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.target_file import check_writable
 from forerun.errors import CheckpointError, ConfigError
@@ -153,6 +155,22 @@ def check_numbers(values: dict[str, Any]) -> None:
     pick(Sampling, {**values, "count": values.get("count", 1), "frames": values.get("frames")})
     if "cfg_interval" in values:
         pick(Methods, values)
+
+
+def check_methods_own(ctx: click.Context, method: str) -> None:
+    """Refuse options of other methods than the one that is chosen; help says whose each is.
+
+    Raises:
+        ConfigError: for the first that is given.
+    """
+    for option in method_options():
+        owner, _, _ = (option.help or "").partition(":")
+        name = str(option.name)
+        if owner != method and given(ctx, name) and not yields(ctx, name, ("method",)):
+            raise ConfigError(
+                f"{flag_of(ctx, name)} is of --method {owner}, and --method is {method}; choose "
+                f"{owner}, or leave it out."
+            )
 
 
 def open_named(values: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from forerun.cli.bars import bars, waiting
 from forerun.cli.config import config_option
 from forerun.cli.diffusion_flags import (
     ACROSS,
+    check_methods_own,
     check_numbers,
     check_output,
     config_of,
@@ -45,6 +46,7 @@ def sample(**values: Any) -> None:
     """
     output = values["output"]
     check_numbers(values)
+    check_methods_own(click.get_current_context(), values["method"])
     quiet_libraries()
     with waiting("starting"):
         pipeline = open_named(values)

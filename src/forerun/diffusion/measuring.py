@@ -202,3 +202,19 @@ def runs_by_batch(
         runs.append(Run(batch, counter.get_total_flops(), size, statistics.median(taken)))
     report("batches", 1, 1)
     return runs
+
+
+def machine_limits() -> tuple[float, float]:
+    """Bytes that this machine reads and operations in fp32 that it does a second, by torch, at best."""
+    numbers, square = torch.zeros(64 << 20), torch.zeros(1024, 1024)
+
+    def best(run: Callable[[], object]) -> float:
+        taken = []
+        for _ in range(5):
+            started = perf_counter()
+            run()
+            taken.append(perf_counter() - started)
+        return min(taken)
+
+    reading, computing = best(lambda: torch.sum(numbers)), best(lambda: square @ square)
+    return numbers.numel() * numbers.element_size() / reading, 2 * 1024**3 / computing

@@ -19,6 +19,7 @@ from forerun.diffusion.evaluations import Evaluations, count_evaluations
 from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_cache
 from forerun.diffusion.library import diffusers
 from forerun.diffusion.pipelines import denoiser_of, draw_noise, kind_of, sample
+from forerun.diffusion.reported import reported
 from forerun.diffusion.speculative_sampling import (
     Draws,
     SpeculativeSamplingConfig,
@@ -148,7 +149,7 @@ def _run(pipeline: Any, job: Job, config: Config | None) -> tuple[Tensor, bool, 
     if not kind.guided:
         del conditions["guidance_scale"]
     draws = Draws.of(job.seeds, job.steps, shape) if is_stochastic(pipeline, job.eta) else None
-    with applied, _steps_draw(pipeline, draws):
+    with applied, _steps_draw(pipeline, draws), reported(pipeline):
         made = sample(pipeline, noise, steps=job.steps, eta=job.eta, **conditions)
     assert made.images is not None
     return made.images, config is None, {}
