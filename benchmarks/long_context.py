@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--question", default=QUESTION)
     parser.add_argument("--contexts", type=int, nargs="+", default=[1000, 2000, 4000, 7600])
     parser.add_argument("--windows", type=int, nargs="+", default=[256, 512, 1024])
-    parser.add_argument("--blocks", type=int, nargs="+", default=[8])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[0])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--skip-layers", type=int, nargs="*", default=[])
     parser.add_argument("--kv-dtype", default="auto", help="of the cache, int8 with --coarse")

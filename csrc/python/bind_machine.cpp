@@ -83,6 +83,8 @@ void fill(KvCache& cache, std::int64_t row, std::int64_t length) {
     }
     cache.positions(row)[slot] = slot;
   }
+  // What was known of its slots is of other text.
+  cache.trim(row, 0, 0, shape.layers);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) cache.set_length(layer, row, length);
 }
 

@@ -168,6 +168,8 @@ void Attention::clear(float* sums, std::int64_t columns) const {
 }
 
 const std::uint8_t* Attention::first_tile(const AttentionCall& call, const Item& item) const {
+  // Which tile is first depends on queries.
+  if (call.view.blocks > 0) return nullptr;
   const RowMask& mask = *item.columns.mask;
   const Visible seen = mask.seen(item.columns.begin / shape_.group(), call.view);
   const std::int64_t rank = seen.from(item.parts.at(item.first_part) * kPartRanks);

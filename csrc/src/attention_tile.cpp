@@ -143,7 +143,7 @@ void TileAttention::softmax(const Call& c, std::int64_t column) const {
   const std::int64_t low = within_tile(seen.first - c.rank);
   const std::int64_t high = within_tile(seen.end - c.rank);
   float* row = c.row(column);
-  if (!seen.chose(c.rank)) std::fill(row + sinks, row + low, -INFINITY);
+  if (!seen.is_chosen(c.rank)) std::fill(row + sinks, row + low, -INFINITY);
   std::fill(row + high, row + kTileSlots, -INFINITY);
   const ColumnSums sums = sums_of(c.sums, c.set.begin + column - c.origin);
   const float factor = ops_->softmax_piece(row, kTileSlots, sums.top, sums.lanes);

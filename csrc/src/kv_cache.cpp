@@ -178,7 +178,10 @@ void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlot from, V
 
 void KvCache::read(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
                    float* key, float* value) const {
-  if (coded()) return read_codes(layer, row, head, slot, key, value);
+  if (coded()) {
+    read_codes(layer, row, head, slot, key, value);
+    return turn_back(key);
+  }
   const std::uint8_t* k = keys(layer, row, head, slot) + slot % kBlockRows * 4;
   const ValueSlot v = values(layer, row, head, slot);
   const int per_line = slots_per_line();
@@ -318,25 +321,29 @@ void KvCache::reserve_means() {
   const auto heads = static_cast<std::size_t>(shape_.layers * shape_.rows * shape_.kv_heads);
   mean_stride_ = blocks_of(shape_.capacity / kTileSlots) * kBlockRows;
   means_ = Buffer(heads * static_cast<std::size_t>(shape_.head_dim * mean_stride_) * sizeof(float));
+  key_sums_.resize(static_cast<std::size_t>(2 * shape_.rows * shape_.kv_heads * shape_.head_dim));
   summarized_.assign(heads, 0);
 }
 
 void KvCache::summarize(std::int64_t layer, std::int64_t row, std::int64_t head,
                         std::int64_t tiles) {
+  if (summarized_.empty()) return;
   const auto index = static_cast<std::int64_t>(at(layer, row)) * shape_.kv_heads + head;
   std::int64_t& known = summarized_[static_cast<std::size_t>(index)];
-  if (known >= tiles) return;
   const std::int64_t size = shape_.head_dim;
   float* means = reinterpret_cast<float*>(means_.data()) + index * size * mean_stride_;
-  std::vector<float> key(static_cast<std::size_t>(size));
+  float* key = key_sums_.data() + 2 * (row * shape_.kv_heads + head) * size;
+  float* sums = key + size;
   for (; known < tiles; ++known) {
-    std::vector<float> sums(static_cast<std::size_t>(size), 0.0f);
+    std::fill(sums, sums + size, 0.0f);
     for (std::int64_t slot = known * kTileSlots; slot < (known + 1) * kTileSlots; ++slot) {
-      read(layer, row, head, slot, key.data(), nullptr);
-      for (std::size_t d = 0; d < key.size(); ++d) sums[d] += key[d];
+      if (coded()) read_codes(layer, row, head, slot, key, nullptr);
+      else read(layer, row, head, slot, key, nullptr);
+      for (std::int64_t d = 0; d < size; ++d) sums[d] += key[d];
     }
-    for (std::int64_t d = 0; d < size; ++d)
-      means[d * mean_stride_ + known] = sums[static_cast<std::size_t>(d)] / kTileSlots;
+    // Turned back once.
+    if (coded()) turn_back(sums);
+    for (std::int64_t d = 0; d < size; ++d) means[d * mean_stride_ + known] = sums[d] / kTileSlots;
   }
 }
 

@@ -85,7 +85,10 @@ void KvCache::read_codes(std::int64_t layer, std::int64_t row, std::int64_t head
     plane += plane_bytes();
     scales += size / group_ * kTileSlots;
   }
-  for (std::int64_t d = 0; d < size; d += group_) {
+}
+
+void KvCache::turn_back(float* key) const {
+  for (std::int64_t d = 0; d < shape_.head_dim; d += group_) {
     turn(key + d, group_);
     for (std::int64_t i = d; i < d + group_; ++i) key[i] /= static_cast<float>(group_);
   }

@@ -22,8 +22,8 @@ struct Visible {
   std::int64_t from(std::int64_t rank) const;
   // Whether some of [rank, rank + kTileSlots) is seen.
   bool meets(std::int64_t rank) const { return from(rank) == rank && rank < end; }
-  // Whether all of [rank, rank + kTileSlots) is seen since it is chosen.
-  bool chose(std::int64_t rank) const {
+  // Whether [rank, rank + kTileSlots) is a chosen tile.
+  bool is_chosen(std::int64_t rank) const {
     return chosen != nullptr && rank + kTileSlots <= first && chosen[rank / kTileSlots] != 0;
   }
   // Its own `chosen` then has those of both.

@@ -48,7 +48,7 @@ Visible TileChoice::choose(const Visible& seen, std::int64_t count, std::int64_t
     const float factor = query_[static_cast<std::size_t>(d)];
     ops.blend(means_ + d * stride_ + first, 1.0f, factor, n, scores_.data());
   }
-  // What is not a number cannot be sorted.
+  // What is not a number cannot be sorted, and is not chosen.
   std::replace_if(scores_.begin(), end, [](float s) { return std::isnan(s); }, -INFINITY);
   const std::int64_t most = std::min(count, n);
   std::copy(scores_.begin(), end, sorted_.begin());
@@ -59,6 +59,7 @@ Visible TileChoice::choose(const Visible& seen, std::int64_t count, std::int64_t
       most - std::count_if(scores_.begin(), end, [&](float s) { return s > least; });
   for (std::int64_t i = 0; i < n; ++i) {
     const float score = scores_[static_cast<std::size_t>(i)];
+    if (score == -INFINITY) continue;
     if (score > least || (score == least && equal-- > 0)) chosen.chosen[first + i] = 1;
   }
   return chosen;

@@ -1,4 +1,4 @@
-// Which of the tiles that a view hides a token reads all the same.
+// Which tiles between its sinks and its window a token reads.
 #pragma once
 
 #include <cstdint>

@@ -160,13 +160,12 @@ def test_the_kernels_say_what_they_read(precision: str) -> None:
     target = kernel_model("qwen3", precision)
     shape, layers = target.shape, target.num_layers
     key = 2 * shape.num_kv_heads * shape.head_dim * (4 if precision == "fp32" else 2)
-    for context, read in ((20, 20), (1000, 10 + 2 * 64)):
-        told = target.bytes_read(context, layers, View(2, 8, blocks=2)) - target.bytes_read(
-            0, layers
-        )
-        # Besides, a mean key in fp32 of every block that is not.
-        means = 4 * shape.num_kv_heads * shape.head_dim * (context - read) / 64
-        assert told == pytest.approx(layers * (key * read + means))
+    view, empty = View(2, 8, blocks=2), target.bytes_read(0, layers)
+    for context, read, chosen_from in ((20, 20, 10), (1000, 10 + 2 * 64, 990)):
+        # Besides, mean keys in fp32 of all blocks between.
+        means = 4 * shape.num_kv_heads * shape.head_dim * chosen_from / 64
+        more = target.bytes_read(context, layers, view) - empty
+        assert more == pytest.approx(layers * (key * read + means))
     # Its head is the embedding, so all matrices are read.
     assert target.bytes_read(0, layers) == target.weight_bytes
     assert target.bytes_read(50, layers) - target.bytes_read(0, layers) == 50 * layers * key

@@ -9,9 +9,11 @@ import torch
 
 from forerun.core import BLOCK_SIZE, Tree, View
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.models import load_model
+from forerun.models import Checkpoint, load_model
 from forerun.models.block_choice import BlockChoice
+from forerun.models.cpu.cache import CpuCache
 from forerun.models.cpu.model import CpuModel
+from forerun.models.placement import Placement
 from tests.helpers.backends import needs_kernels, on_both
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import PRECISIONS
@@ -161,10 +163,9 @@ def test_blocks_are_those_that_fit_best(long_texts: Any) -> None:
     def noting(self: BlockChoice, appending: Any, index: int, query: torch.Tensor) -> Any:
         chosen = read(self, appending, index, query)
         keys = appending.read(index)[0][0]
-        # No two keys are alike.
-        alike = (keys[:, :, None] == chosen.keys[0, :, 0][:, None]).all(-1)
-        shown = (alike & (chosen.mask[0, :, 0] == 0)[:, None]).any(-1)
-        layers.append((query[0, :, 0].unflatten(0, (len(keys), -1)), keys, shown))
+        seen_by_head = torch.zeros(len(keys), keys.shape[1], dtype=torch.bool)
+        seen_by_head.scatter_(1, chosen.slots[0, :, 0], chosen.mask[0, :, 0] == 0)
+        layers.append((query[0, :, 0].unflatten(0, (len(keys), -1)), keys, seen_by_head))
         return chosen
 
     with pytest.MonkeyPatch.context() as patch:
@@ -188,7 +189,7 @@ def test_all_blocks_are_the_whole_text(window: int, long_model: Any) -> None:
         close(run(long_model, cache, new, view=view).logits, whole, tolerance)
 
 
-def test_what_a_row_forgets_is_no_block(long_model: Any) -> None:
+def test_trimming_recomputes_blocks(long_model: Any) -> None:
     """Blocks of another text that was trimmed, or of which a path was kept, are worked out again."""
     view, new = View(2, 40, blocks=1), tokens(2, 1, seed=3)
     texts = [tokens(1, 300, seed=seed) for seed in (1, 2, 3)]
@@ -206,7 +207,7 @@ def test_what_a_row_forgets_is_no_block(long_model: Any) -> None:
     assert torch.equal(again, wanted)
 
 
-def test_a_path_that_is_kept_makes_blocks_anew(long_model: Any) -> None:
+def test_keeping_a_path_recomputes_blocks(long_model: Any) -> None:
     """Whether or not a view chose among blocks of what was thrown away."""
     view, new, found = View(2, 40, blocks=1), tokens(1, 1, seed=3), []
     for chooses_before in (False, True):
@@ -218,6 +219,109 @@ def test_a_path_that_is_kept_makes_blocks_anew(long_model: Any) -> None:
         run(long_model, cache, tokens(1, 140, seed=5), logits_for="none")
         found.append(run(long_model, cache, new, view=view).logits)
     assert torch.equal(*found)
+
+
+def test_writing_a_row_recomputes_blocks(long_model: Any) -> None:
+    view, new = View(2, 40, blocks=1), tokens(1, 1, seed=3)
+    texts = [tokens(1, 300, seed=seed) for seed in (1, 2)]
+    source, cache = long_model.new_cache(1, 400), long_model.new_cache(1, 400)
+    for held, text in ((source, texts[1]), (cache, texts[0])):
+        run(long_model, held, text, logits_for="none")
+        run(long_model, held, new, view=view)
+        held.trim(0, 300)
+    for layer in range(long_model.num_layers):
+        cache.write_row(0, layer, 300, source.read_row(0, layer, 300))
+    logits = [run(long_model, held, new, view=view).logits for held in (source, cache)]
+    assert torch.equal(*logits)
+
+
+@pytest.fixture(scope="module")
+def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A checkpoint whose heads groups of codes divide."""
+    config = tiny_config("llama")
+    config.max_position_embeddings, config.head_dim, config.hidden_size = 512, 16, 64
+    folder = tmp_path_factory.mktemp("wide")
+    random_model(config).save_pretrained(folder)
+    return folder
+
+
+def placed(folder: Any, placement: Placement) -> Any:
+    checkpoint = Checkpoint.open(folder)
+    return checkpoint.load(checkpoint.run_config(placement))
+
+
+@on_both(["llama"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4", "coarse"])
+def test_rows_choose_blocks_of_their_own(
+    name: str, backend: str, kv_dtype: str, wide_heads: Any
+) -> None:
+    """Ragged rows in another order than the cache's give what each gives alone, and so does a view after
+    a coarse one."""
+    coarse = kv_dtype == "coarse"
+    dtype, kind = ("fp32" if backend == "kernels" else "fp64"), "int8" if coarse else kv_dtype
+    model = placed(wide_heads, Placement(dtype, "cpu", backend, kind))
+    view, rows = View(2, 40, coarse, blocks=1), [3, 0, 2]
+    texts = [tokens(1, length, seed=length)[0].tolist() for length in (300, 70, 200)]
+    new = tokens(3, 2, seed=3).tolist()
+    cache = model.new_cache(4, 400)
+    run(model, cache, texts, rows, logits_for="none")
+    found = run(model, cache, new, rows, view=view).logits
+    for index, text in enumerate(texts):
+        cache.trim(rows[index], len(text))
+    fine = run(model, cache, new, rows, view=View(2, 40, blocks=1)).logits
+    for index, text in enumerate(texts):
+        for logits, seen_with in ((found, view), (fine, View(2, 40, blocks=1))):
+            alone = model.new_cache(1, 400)
+            run(model, alone, [text], logits_for="none")
+            wanted = run(model, alone, [new[index]], view=seen_with).logits
+            close(logits[index], wanted[0], 0.0 if backend == "kernels" else 1e-9)
+
+
+@needs_kernels
+@pytest.mark.parametrize("coarse", [False, True])
+def test_kernels_choose_the_blocks_that_torch_chooses(coarse: bool, wide_heads: Any) -> None:
+    """From an int8 cache too: those of the keys as stored, whatever is read of them then."""
+    views = (View(2, 40, coarse), View(2, 40, coarse, blocks=1), View(2, 40, coarse, blocks=9))
+    logits: list[list[torch.Tensor]] = []
+    for backend, dtype in (("kernels", "fp32"), ("torch", "fp64")):
+        model = placed(wide_heads, Placement(dtype, "cpu", backend, "int8"))
+        cache = model.new_cache(1, 400)
+        run(model, cache, tokens(1, 300), logits_for="none")
+        logits.append([])
+        for view in views:
+            logits[-1].append(run(model, cache, tokens(1, 1, seed=3), view=view).logits.float())
+            cache.trim(0, 300)
+    apart = [(first - second).abs().max() for first, second in zip(*logits, strict=True)]
+    # Codes may differ by rounding, so not to the last bit: a block more or less would show.
+    assert max(apart) < 0.3 * (logits[0][0] - logits[0][1]).abs().max()
+
+
+def test_blocks_that_are_no_numbers_are_not_chosen(long_model: Any) -> None:
+    """Whether there are better ones, or as many as may be chosen."""
+    new, cache = tokens(1, 1, seed=3), long_model.new_cache(1, 400)
+    run(long_model, cache, tokens(1, 300), logits_for="none")
+    for layer in range(long_model.num_layers):
+        spoil(cache, layer, 100)
+    for blocks in (1, 9):
+        logits = run(long_model, cache, new, view=View(2, 40, blocks=blocks)).logits
+        assert logits.isfinite().all()
+        cache.trim(0, 300)
+    assert not run(long_model, cache, new).logits.isfinite().all()
+
+
+def spoil(cache: Any, layer: int, slot: int) -> None:
+    """Make the keys in a slot NaN."""
+    if not isinstance(cache, CpuCache):
+        cache.keys[layer][0, :, slot] = torch.nan
+        return
+    # A tile of fp32 begins with its keys: 16 slots after the other, a line of them for each dimension.
+    tiles = cache.read_row(0, layer, 300)["tiles"]
+    whole = (cache.native.kv_heads, -1, cache.native.tile_bytes // 4)
+    numbers = tiles.view(torch.float32).view(whole)
+    size, block = cache.native.head_dim, slot % BLOCK_SIZE // 16
+    lines = numbers[:, slot // BLOCK_SIZE, block * size * 16 : (block + 1) * size * 16]
+    lines.view(len(lines), size, 16)[:, :, slot % 16] = torch.nan
+    cache.write_row(0, layer, 300, {"tiles": tiles})
 
 
 @needs_kernels

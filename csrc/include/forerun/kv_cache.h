@@ -120,7 +120,8 @@ class KvCache {
 
   // Memory for means of keys. Throws std::bad_alloc.
   void reserve_means();
-  // Works out the means of a head's first tiles, which are full, where they are not known yet.
+  // Computes the means of a head's first tiles, which are full, where they are not known yet; at
+  // once with other heads and rows. Without memory for them it does nothing.
   void summarize(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t tiles);
   // Of a head's tiles, [head_dim, mean_stride()]: a number for each tile that has been summarized.
   const float* means(std::int64_t layer, std::int64_t row, std::int64_t head) const;
@@ -140,8 +141,10 @@ class KvCache {
   void forget_means(std::int64_t layer, std::int64_t row, std::int64_t length);
   void write_codes(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
                    const float* key, const float* value);
+  // The key as it is stored: turned.
   void read_codes(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
                   float* key, float* value) const;
+  void turn_back(float* key) const;
   // A slot of a tile to one of another, or of the same.
   void copy_slot(const std::uint8_t* source, std::int64_t from, std::uint8_t* target,
                  std::int64_t to) const;
@@ -159,6 +162,7 @@ class KvCache {
   std::int64_t mean_stride_ = 0;
   Buffer memory_;
   Buffer means_;                          // [layers, rows, kv_heads, head_dim, mean_stride]
+  std::vector<float> key_sums_;           // a key and a sum, by row and head
   std::vector<std::int64_t> summarized_;  // tiles, by layer, row and head
   std::vector<std::int64_t> lengths_;
   std::vector<std::int64_t> positions_;

@@ -41,9 +41,9 @@ class View:
         coarse: whether of keys and values in int8 the upper nibbles alone are read (QuantSpec, arXiv
             2502.10424).
         blocks: of whole blocks of 64 tokens (positions 0 to 63, and so on) that end before the window,
-            each layer and key head reads so many besides: those whose mean key has the largest product
-            with the sum of the token's queries. A block that holds nodes of a tree is none, and layers with
-            a sliding window have none.
+            each layer and key head reads this many more: those whose mean key has the largest product
+            with the sum of the token's queries; none whose product is not a number. Blocks that hold
+            nodes of a tree are not chosen; layers with a sliding window choose none.
     """
 
     sinks: int
@@ -59,7 +59,7 @@ class View:
             )
 
     def tokens(self, context: int) -> int:
-        """How many of a text's tokens the newest of them reads."""
+        """How many of a text's tokens the newest of them reads, at most."""
         return min(context, self.sinks + self.window + self.blocks * BLOCK_SIZE)
 
 

@@ -35,8 +35,8 @@ class SelfSparseOptions:
         default=USUAL_VIEW.blocks,
         ge=0,
         le=2**25,
-        description="And so many of the blocks of 64 tokens between, in each layer and key head: those whose "
-        "mean key fits best.",
+        description="Blocks of 64 tokens between that each layer and key head reads besides, those whose "
+        "mean key has the largest product with the queries.",
     )
     sparse_skip_layers: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] = Field(
         default=(),
@@ -45,8 +45,7 @@ class SelfSparseOptions:
 
 
 class SelfSparseDrafter(OwnViewDrafter):
-    """Drafts with the target, which reads only the first and the newest of its keys, and the blocks between
-    that matter most.
+    """Drafts with the target, which reads only the first and the newest keys and the best blocks between.
 
     The view of sinks and a window is StreamingLLM's (arXiv 2309.17453), as a draft MagicDec's (arXiv
     2408.11049), here without a cache of its own; blocks are chosen as in MoBA (arXiv 2502.13189).

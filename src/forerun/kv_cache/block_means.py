@@ -11,7 +11,7 @@ from forerun.core import BLOCK_SIZE
 
 
 class BlockMeans:
-    """Mean keys of one layer, each worked out once; what a row forgets is worked out again.
+    """Mean keys of one layer, each computed once, and again when its row has changed.
 
     Args:
         shape: rows, key heads, tokens a row, size of a head.
@@ -24,21 +24,21 @@ class BlockMeans:
         rows, heads, capacity, size = shape
         blocks = (rows, heads, capacity // BLOCK_SIZE, size)
         self.means = torch.zeros(blocks, dtype=dtype, device=device)
-        self._known = [0] * rows
+        self._computed = [0] * rows
 
-    def reach(self, row: int, length: int, read: Callable[[int, slice], Tensor]) -> None:
-        """Know the whole blocks of a row's first `length` tokens.
+    def update(self, row: int, length: int, read: Callable[[int, slice], Tensor]) -> None:
+        """Compute the means of the whole blocks of a row's first `length` tokens.
 
         Args:
             read: keys [kv_heads, slots, head_dim] of some slots of a row.
         """
-        known, blocks = self._known[row], length // BLOCK_SIZE
-        if known < blocks:
-            keys = read(row, slice(known * BLOCK_SIZE, blocks * BLOCK_SIZE))
+        computed, blocks = self._computed[row], length // BLOCK_SIZE
+        if computed < blocks:
+            keys = read(row, slice(computed * BLOCK_SIZE, blocks * BLOCK_SIZE))
             whole = keys.reshape(len(keys), -1, BLOCK_SIZE, keys.shape[-1])
-            self.means[row, :, known:blocks] = whole.mean(2)
-            self._known[row] = blocks
+            self.means[row, :, computed:blocks] = whole.to(self.means.dtype).mean(2)
+            self._computed[row] = blocks
 
     def forget(self, row: int, length: int) -> None:
         """The tokens of a row after the first `length` change."""
-        self._known[row] = min(self._known[row], length // BLOCK_SIZE)
+        self._computed[row] = min(self._computed[row], length // BLOCK_SIZE)

@@ -54,8 +54,10 @@ def bytes_of_text(
     """
     number = bytes_per_value(kv_dtype, heads[1], auto, coarse=view is not None and view.coarse)
     read = context if view is None else view.tokens(context)
-    # Mean keys are about as wide as uncoded ones.
-    means = 0.0 if view is None or not view.blocks else (context - read) / BLOCK_SIZE * 4
+    means = 0.0
+    if view is not None and view.blocks:
+        # Of all blocks between sinks and window, in fp32.
+        means = max(context - view.sinks - view.window, 0) / BLOCK_SIZE * 4
     return heads[0] * heads[1] * (2 * read * number + means)
 
 

@@ -71,8 +71,8 @@ class StaticCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys, values and positions, and of what is known of blocks."""
-        means = [one.means for one in self.block_means.values()]
+        """Bytes of all keys, values and positions, and of the means of blocks."""
+        means = [layer.means for layer in self.block_means.values()]
         return sum(t.nbytes for t in (*self.keys, *self.values, self.positions, *means))
 
     def length(self, row: int, layer: int | None = None) -> int:
@@ -281,26 +281,28 @@ class Appending:
         )
 
     def block_means(self, layer: int) -> Tensor:
-        """Mean keys [B, kv_heads, blocks, head_dim] of the blocks in use; those of a row that are not whole
-        mean nothing."""
+        """Mean keys [B, kv_heads, blocks, head_dim] of the blocks in use, as they are stored, also where they
+        are read coarsely; in fp32 at least. Those of blocks that a row has not filled are undefined."""
         cache = self._cache
         store = cache.keys[layer]
         if layer not in cache.block_means:
             sizes = (cache.rows, store.shape[1], cache.capacity, store.shape[3])
-            cache.block_means[layer] = BlockMeans(sizes, cache.dtype, self.positions.device)
-        known = cache.block_means[layer]
+            dtype = torch.promote_types(cache.dtype, torch.float32)
+            cache.block_means[layer] = BlockMeans(sizes, dtype, self.positions.device)
+        means = cache.block_means[layer]
 
         def read(row: int, slots: slice) -> Tensor:
-            return self._numbers(store, (row, slice(None), slots))
+            return self._numbers(store, (row, slice(None), slots), coarse=False)
 
         for row, start, count in zip(self.batch.rows, self.starts, self.batch.counts, strict=True):
-            known.reach(row, start + count, read)
-        return known.means[self._index, :, : self.total // BLOCK_SIZE]
+            means.update(row, start + count, read)
+        return means.means[self._index, :, : self.total // BLOCK_SIZE]
 
-    def _numbers(self, store: Store, index: tuple[Any, ...]) -> Tensor:
-        """What is stored, as the model reads it."""
+    def _numbers(self, store: Store, index: tuple[Any, ...], coarse: bool | None = None) -> Tensor:
+        """What is stored, as the model reads it: as coarsely as the view says, unless it is said."""
         if isinstance(store, Codes):
-            coarse = self.batch.view is not None and self.batch.view.coarse
+            if coarse is None:
+                coarse = self.batch.view is not None and self.batch.view.coarse
             return store.read(index, coarse=coarse, as_stored=True)
         return store[index].to(self._cache.dtype)
 

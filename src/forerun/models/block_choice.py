@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from forerun.core import BLOCK_SIZE
 from forerun.kv_cache import Appending
+
+_TOKENS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -59,43 +62,64 @@ class BlockChoice:
         means = appending.block_means(layer)
         batch, _, width, size = query.shape
         heads = means.shape[1]
-        scores = query.reshape(batch, heads, -1, width, size).sum(2) @ means.mT
-        scores = scores.masked_fill(~self.hidden[:, None], -torch.inf)
-        best = scores.topk(self.count)
+        summed = query.reshape(batch, heads, -1, width, size).to(means.dtype).sum(2)
+        scores = (summed @ means.mT).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+        best = scores.masked_fill(~self.hidden[:, None], -torch.inf).topk(self.count)
         slots = torch.arange(BLOCK_SIZE, device=query.device)
         slots = (best.indices[..., None] * BLOCK_SIZE + slots).flatten(-2)
         there = best.values.isneginf().logical_not().repeat_interleave(BLOCK_SIZE, -1)
         there &= slots >= self.sinks
         mask = torch.zeros_like(slots, dtype=query.dtype).masked_fill_(~there, -torch.inf)
-        keys, values = appending.read_at(layer, slots.flatten(2))
-        shape = (batch, heads, width, -1, size)
-        return Chosen(keys.view(shape), values.view(shape), mask)
+        return Chosen(appending, layer, slots, mask)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What each token reads of the cache alone.
+    """What each token reads of the cache alone. Some tokens at a time: what they read is copied.
 
     Attributes:
-        keys, values: [B, kv_heads, n, s, head_dim].
-        mask: additive, [B, kv_heads, n, s].
+        appending: where the tokens lie in the cache.
+        layer: of the model.
+        slots: [B, kv_heads, n, s].
+        mask: additive, of the same shape.
     """
 
-    keys: Tensor
-    values: Tensor
+    appending: Appending
+    layer: int
+    slots: Tensor
     mask: Tensor
 
     def scores(self, folded: Tensor) -> Tensor:
         """Scores [B, kv_heads, groups * n, s] of queries [B, kv_heads, groups * n, head_dim]."""
-        scores = self._by_token(folded) @ self.keys.mT + self.mask[:, :, :, None]
-        return scores.transpose(2, 3).flatten(2, 3)
+        pieces = [
+            queries @ keys.mT for queries, (keys, _) in zip(*self._pieces(folded), strict=True)
+        ]
+        return self._folded(torch.cat(pieces, 2) + self.mask[:, :, :, None])
 
     def mix(self, weights: Tensor) -> Tensor:
         """Values [B, kv_heads, groups * n, head_dim] by weights as the scores are."""
-        mixed: Tensor = self._by_token(weights) @ self.values
-        return mixed.transpose(2, 3).flatten(2, 3)
+        pieces = [
+            shares @ values for shares, (_, values) in zip(*self._pieces(weights), strict=True)
+        ]
+        return self._folded(torch.cat(pieces, 2))
 
-    def _by_token(self, folded: Tensor) -> Tensor:
-        """[B, kv_heads, n, groups, x] of [B, kv_heads, groups * n, x]."""
-        batch, heads, width = self.keys.shape[:3]
-        return folded.reshape(batch, heads, -1, width, folded.shape[-1]).transpose(2, 3)
+    def _pieces(self, folded: Tensor) -> tuple[Sequence[Tensor], Iterator[tuple[Tensor, Tensor]]]:
+        """Of some tokens after the other: rows [B, kv_heads, n, groups, x] of [B, kv_heads, groups * n, x],
+        and keys and values [B, kv_heads, n, s, head_dim]."""
+        batch, heads, width, _ = self.slots.shape
+        by_token = folded.reshape(batch, heads, -1, width, folded.shape[-1]).transpose(2, 3)
+        slots, masks = (torch.split(x, _TOKENS_AT_ONCE, 2) for x in (self.slots, self.mask))
+        return torch.split(by_token, _TOKENS_AT_ONCE, 2), map(self._read, slots, masks)
+
+    def _read(self, slots: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.appending.read_at(self.layer, slots.flatten(2))
+        shape = (*slots.shape, keys.shape[-1])
+        # Copies, in which what is masked may be no number: 0 times NaN would be NaN.
+        nothing = mask.isneginf()[..., None]
+        return keys.view(shape).masked_fill_(nothing, 0.0), values.view(shape).masked_fill_(
+            nothing, 0.0
+        )
+
+    @staticmethod
+    def _folded(by_token: Tensor) -> Tensor:
+        return by_token.transpose(2, 3).flatten(2, 3)
