@@ -59,6 +59,9 @@ def settings() -> dict[str, VideoLatentCacheConfig]:
         for first in (1, 2, 4):
             config = replace(MAIN, key_frames=keys, choose="motion", motion_steps=first)
             found[f"{keys} by motion after {first} steps"] = config
+        for last, stride in ((6, 2), (6, 4), (8, 2)):
+            config = replace(MAIN, key_frames=keys, refine_steps=last, refine_stride=stride)
+            found[f"{keys} key frames, {last} last steps of {stride}"] = config
     return found
 
 
@@ -69,6 +72,9 @@ def timed_settings() -> dict[str, VideoLatentCacheConfig]:
         "4 key frames, 8 last steps": replace(MAIN, key_frames=4),
         "5 key frames finished": replace(MAIN, finish_key_frames=True),
         "5 by motion after 2 steps": replace(MAIN, choose="motion"),
+        "4 key frames, 6 last steps of 4": replace(
+            MAIN, key_frames=4, refine_steps=6, refine_stride=4
+        ),
     }
 
 
@@ -153,6 +159,7 @@ def draw(path: Path, kept: dict[str, Tensor]) -> None:
         "full",
         "5 key frames, 8 last steps",
         "5 by motion after 2 steps",
+        "4 key frames, 6 last steps of 4",
         "slerp, 0 last steps",
         "linear, 0 last steps",
         "nearest, 8 last steps",

@@ -1,12 +1,14 @@
-"""Draws docs/diffusion-images.png: each method beside the full sampler.
+"""Draws docs/diffusion-images.png and docs/diffusion-clips.gif: each method beside the full sampler.
 
 python docs/gallery.py
 
-A row is a way to sample, a column the same noise and label; rows in the order of `ways`.
+A row is a way to sample, a column the same noise and label; rows in the order of `ways`. Of clips a column is
+a way and a row the same noise.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from forerun.diffusion.cfg_cache import CFGCacheConfig
 from forerun.diffusion.feature_cache import FeatureCacheConfig
 from forerun.diffusion.methods import Config, Job, make
 from forerun.diffusion.pipelines import open_pipeline
-from forerun.diffusion.sheets import save_sheet
+from forerun.diffusion.sheets import save_clips, save_sheet
 from forerun.diffusion.shipped import shipped
 from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig
+from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig
 
 FOLDER = Path(__file__).parent
 LABELS = list(range(10))
@@ -45,5 +48,23 @@ def draw_images() -> None:
     save_sheet(torch.stack(rows), FOLDER / "diffusion-images.png", scale=2)
 
 
+def draw_clips() -> None:
+    pipeline = open_pipeline(shipped("clips"))
+    keys = VideoLatentCacheConfig(key_frames=4, refine_steps=8, finish_key_frames=False)
+    ways: list[tuple[int, Config | None]] = [
+        (32, None),
+        (16, None),
+        (32, keys),
+        (32, replace(keys, refine_steps=6, refine_stride=4)),
+        (32, replace(keys, refine_steps=0)),
+    ]
+    clips = []
+    for steps, config in ways:
+        one = Job(range(100, 104), steps, [2, 3, 5, 7], guidance_scale=3.0, num_frames=16)
+        clips.append(make(pipeline, one, config).images)
+    save_clips(torch.stack(clips, 1), FOLDER / "diffusion-clips.gif")
+
+
 if __name__ == "__main__":
     draw_images()
+    draw_clips()

@@ -125,7 +125,15 @@ def _settings(values: dict[str, Any], clips: bool) -> list[Setting]:
     }
     if clips:
         keys = (VideoLatentCacheConfig(key_interval=5, interpolation=i) for i in _INTERPOLATIONS)
-        usual["key_frames"] = [Setting(f"every 5th, {key.interpolation}", key) for key in keys]
+        usual["key_frames"] = [
+            *(Setting(f"every 5th, {key.interpolation}", key) for key in keys),
+            Setting(
+                "every 5th, 6 last steps of 4",
+                VideoLatentCacheConfig(
+                    key_interval=5, refine_steps=6, refine_stride=4, finish_key_frames=False
+                ),
+            ),
+        ]
     else:
         steps = f"{values['num_draft_steps']} steps"
         usual["speculative"] = [Setting(steps, config_of("speculative", values), noisy)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forerun.errors import CheckpointError
 
-PIPELINES = ("images", "images-4-steps")
+PIPELINES = ("images", "images-4-steps", "clips")
 CLASSIFIER = "classifier.safetensors"
 
 
