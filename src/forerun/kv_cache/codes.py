@@ -56,8 +56,8 @@ def bytes_of_text(
     read = context if view is None else view.tokens(context)
     means = 0.0
     if view is not None and view.blocks:
-        # Of all blocks between sinks and window, in fp32.
-        means = max(context - view.sinks - view.window, 0) / BLOCK_SIZE * 4
+        # In fp32, of blocks that are not read; those of the few that are weigh nothing beside their keys.
+        means = (context - read) / BLOCK_SIZE * 4
     return heads[0] * heads[1] * (2 * read * number + means)
 
 
