@@ -38,7 +38,7 @@ class Sampling:
     )
     steps: int = Field(default=64, ge=1, le=10_000, description="Steps of the sampler.")
     guidance_scale: float = Field(
-        default=3.0, ge=1.0, le=100.0, description="Of classifier-free guidance; 1 is none."
+        default=3.0, ge=1.0, le=100.0, description="Of classifier-free guidance; 1 switches it off."
     )
     eta: float = Field(
         default=0.0,
