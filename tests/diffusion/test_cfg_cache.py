@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import FirstBlockCacheConfig
+from diffusers import (
+    FasterCacheConfig,
+    FirstBlockCacheConfig,
+    PyramidAttentionBroadcastConfig,
+    TaylorSeerCacheConfig,
+)
 from torch import Tensor
 
 from forerun.diffusion.cfg_cache import CFGCache, CFGCacheConfig, apply_cfg_cache
@@ -253,6 +258,70 @@ def test_a_two_call_pipeline_of_diffusers_with_its_own_cache_below() -> None:
     for found in samples.values():
         assert float((found - plain).norm() / plain.norm()) < 0.1
     assert torch.equal(run_wan(pipeline), plain)
+
+
+def run_cog(pipeline: Any, count: int) -> Tensor:
+    embeds = torch.eye(tiny.WIDTH)[:count, None]
+    found: Tensor = pipeline(
+        prompt_embeds=embeds,
+        negative_prompt_embeds=torch.zeros_like(embeds),
+        latents=torch.randn(count, 1, 4, 8, 8, generator=torch.Generator().manual_seed(0)),
+        height=64,
+        width=64,
+        num_frames=1,
+        num_inference_steps=STEPS,
+        guidance_scale=3.0,
+        output_type="latent",
+    ).frames
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        FirstBlockCacheConfig(threshold=0.1),
+        TaylorSeerCacheConfig(cache_interval=3, taylor_factors_dtype=torch.float32),
+    ],
+    ids=["first block", "taylor"],
+)
+def test_a_batched_pipeline_of_diffusers_with_its_own_cache_below(blocks: Any, count: int) -> None:
+    """Such a cache keeps what belongs to a half apart, else one sample alone would silently meet both."""
+    pipeline = tiny.cog_pipeline()
+    plain = run_cog(pipeline, count)
+    flops, samples = {}, {}
+    for interval in (1, 2):
+        pipeline.transformer.enable_cache(blocks)
+        with (
+            apply_cfg_cache(pipeline, CFGCacheConfig(interval=interval)) as cache,
+            count_evaluations(pipeline, flops=True) as counted,
+        ):
+            samples[interval] = run_cog(pipeline, count)
+        pipeline.transformer.disable_cache()
+        flops[interval] = counted.flops
+        assert counted.calls == cache.evaluations == STEPS + STEPS // interval
+    pipeline.transformer.enable_cache(blocks)
+    alone = run_cog(pipeline, count)
+    pipeline.transformer.disable_cache()
+    assert flops[2] < flops[1]
+    if isinstance(blocks, TaylorSeerCacheConfig):
+        # Its steps are fixed, so that halves run one by one are those of one batch.
+        assert torch.allclose(samples[1], alone, atol=1e-4)
+    for found in samples.values():
+        assert float((found - plain).norm() / plain.norm()) < 0.1
+    assert torch.equal(run_cog(pipeline, count), plain)
+
+
+@pytest.mark.parametrize("config", [FasterCacheConfig, PyramidAttentionBroadcastConfig])
+def test_a_cache_with_one_state_for_both_halves_is_refused(config: Any) -> None:
+    pipeline = tiny.cog_pipeline()
+    settings = {"spatial_attention_block_skip_range": 2, "current_timestep_callback": lambda: 500}
+    pipeline.transformer.enable_cache(config(**settings))
+    with (
+        apply_cfg_cache(pipeline, CFGCacheConfig(interval=2)),
+        pytest.raises(ConfigError, match=f"{config.__name__}.*one state"),
+    ):
+        run_cog(pipeline, 1)
 
 
 def test_what_is_refused() -> None:

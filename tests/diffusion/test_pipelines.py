@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,13 @@ def test_each_sample_follows_from_its_own_noise() -> None:
     assert swapped is not None
     torch.testing.assert_close(swapped.flip(0), both)
     assert not torch.allclose(both[0], both[1], atol=1e-3)
+
+
+@pytest.mark.skipif(find_spec("accelerate") is not None, reason="accelerate is installed")
+def test_parts_of_mixed_precision_ask_for_accelerate(tmp_path: Path) -> None:
+    save_pipeline(tiny.wan_pipeline(), tmp_path / "wan")
+    with pytest.raises(CheckpointError, match="install"):
+        open_pipeline(tmp_path / "wan")
 
 
 def index_of(folder: Path, **changed: Any) -> Path:

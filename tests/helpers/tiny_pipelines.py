@@ -9,6 +9,8 @@ from diffusers import (
     AnimateDiffPipeline,
     AutoencoderKL,
     AutoencoderKLWan,
+    CogVideoXPipeline,
+    CogVideoXTransformer3DModel,
     DDIMScheduler,
     DDPMPipeline,
     DDPMScheduler,
@@ -178,6 +180,34 @@ def wan_pipeline() -> Any:
         vae=decoder.eval(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         transformer=transformer.eval(),
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def cog_pipeline() -> Any:
+    """A pipeline of diffusers with a transformer that its caches know, and both halves in one batch."""
+    torch.manual_seed(6)
+    transformer = CogVideoXTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=8,
+        in_channels=4,
+        out_channels=4,
+        time_embed_dim=8,
+        text_embed_dim=WIDTH,
+        max_text_seq_length=1,
+        num_layers=3,
+        sample_width=8,
+        sample_height=8,
+        sample_frames=1,
+        patch_size=2,
+    )
+    pipeline = CogVideoXPipeline(
+        tokenizer=None,
+        text_encoder=None,
+        vae=None,
+        transformer=transformer.eval(),
+        scheduler=DDIMScheduler(clip_sample=False),
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

@@ -195,20 +195,28 @@ class CFGCache(Handle):
         """A step of a pipeline that gives both halves in one batch."""
         self._observe(args, kwargs)
         self._halves.check_batched(self._pipeline, sample_argument(args, kwargs))
-        if not self._memory.may_reuse():
+        apart = self._halves.apart(denoiser_of(self._pipeline))
+        if not self._memory.may_reuse() and not apart:
             output = inner(*args, **kwargs)
             first, second = prediction_of(output).chunk(2)
             pair = (second, first) if self._halves.unconditional_first else (first, second)
             self._remember(*pair)
             return output
-        half_args, half_kwargs = self._halves.split(args, kwargs, conditional=True)
-        output = inner(*half_args, **half_kwargs)
+
+        def half(conditional: bool) -> Any:
+            half_args, half_kwargs = self._halves.split(args, kwargs, conditional)
+            if not apart:
+                return inner(*half_args, **half_kwargs)
+            name = "conditional" if conditional else "unconditional"
+            with denoiser_of(self._pipeline).cache_context(name):
+                return inner(*half_args, **half_kwargs)
+
+        output = half(conditional=True)
         conditional = prediction_of(output)
-        if self._memory.within_bound(conditional):
+        if self._memory.may_reuse() and self._memory.within_bound(conditional):
             self.reused_steps += 1
             return self._halves.join(output, self._memory.unconditional(conditional))
-        half_args, half_kwargs = self._halves.split(args, kwargs, conditional=False)
-        unconditional = prediction_of(inner(*half_args, **half_kwargs))
+        unconditional = prediction_of(half(conditional=False))
         self._remember(conditional, unconditional)
         return self._halves.join(output, unconditional)
 

@@ -19,6 +19,7 @@ _KNOWN = {
     "StableDiffusionXLPipeline": (False, True),
     "StableDiffusion3Pipeline": (False, True),
     "AnimateDiffPipeline": (False, True),
+    "CogVideoXPipeline": (False, True),
     "LattePipeline": (False, True),
     "PixArtAlphaPipeline": (False, True),
     "DiTPipeline": (False, False),
@@ -26,6 +27,8 @@ _KNOWN = {
 }
 # Arguments that all samples share, whatever their first dimension.
 _SHARED = {"image_rotary_emb", "img_ids", "txt_ids"}
+# Caches of diffusers that keep a state for each `cache_context`, so for each half if it is run by itself.
+_BY_CONTEXT = {"FirstBlockCacheConfig", "MagCacheConfig", "TaylorSeerCacheConfig"}
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,24 @@ class Halves:
             raise ConfigError(
                 "the pipeline runs without guidance; use a guidance_scale above 1 or remove the CFG cache."
             )
+
+    def apart(self, denoiser: Any) -> bool:
+        """Whether a batched call must run its halves one by one: a cache of diffusers on the denoiser
+        keeps a state for each, and a half would meet what it kept of both.
+
+        Raises:
+            ConfigError: for a cache that keeps one state for the whole batch.
+        """
+        config = getattr(denoiser, "_cache_config", None)
+        if config is None:
+            return False
+        name = type(config).__name__
+        if name not in _BY_CONTEXT:
+            raise ConfigError(
+                f"the denoiser's cache ({name}) keeps one state for both halves of guidance, and a CFG cache "
+                "runs one alone; call disable_cache() on the denoiser or remove the CFG cache."
+            )
+        return True
 
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], conditional: bool

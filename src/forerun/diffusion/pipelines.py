@@ -98,11 +98,12 @@ def open_pipeline(directory: str | os.PathLike[str], *, dtype: torch.dtype = tor
                 torch_dtype=dtype,
                 use_safetensors=True,
                 local_files_only=True,
-                low_cpu_mem_usage=False,
                 **absent,
             )
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as problem:
         reason = " ".join(str(problem).split())[:200]
+        if "low_cpu_mem_usage" in reason:
+            reason = "its parts of mixed precision take the package accelerate; install it"
         raise CheckpointError(f"the pipeline {where} cannot be loaded: {reason}") from problem
     denoiser_of(pipeline)
     pipeline.set_progress_bar_config(disable=True)
