@@ -12,7 +12,7 @@ import logging
 import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -225,24 +225,30 @@ class Sampling:
         return perf_counter() - started
 
 
-def compare(pipeline: Any, sampling: Sampling, pairs: int) -> Iterator[dict[str, Any]]:
-    """Each way beside the full sampler: operations, seconds in turns, PSNR, labels that are found."""
+def compare(pipeline: Any, sampling: Sampling, pairs: int, part: str) -> Iterator[dict[str, Any]]:
+    """Each way beside the full sampler: operations, seconds in turns, PSNR, labels that are found.
+
+    Args:
+        part: of the names of the ways that are run.
+    """
     classifier = load_classifier(shipped("classifier.safetensors"))
     with count_evaluations(pipeline, flops=True) as full:
         reference = sampling.run(pipeline)
     found = label_accuracy(classifier, reference, sampling.labels)
     yield {"way": "full sampler", "labels": asdict(found)}
-    for name, (blocks, guidance) in ways(pipeline).items():
-        with (
-            applied(pipeline, blocks, guidance),
-            count_evaluations(pipeline, flops=True) as counted,
-        ):
-            images = sampling.run(pipeline)
+    every = {name: (sampling, way) for name, way in ways(pipeline).items()}
+    for steps in (sampling.steps // 2, sampling.steps // 4):
+        every[f"{steps} steps"] = replace(sampling, steps=steps), (None, None)
+    for name, (mine, way) in every.items():
+        if part not in name:
+            continue
+        with applied(pipeline, *way), count_evaluations(pipeline, flops=True) as counted:
+            images = mine.run(pipeline)
         ratios = []
         for _ in range(pairs):
             plain = sampling.seconds(pipeline)
-            with applied(pipeline, blocks, guidance):
-                ratios.append(plain / sampling.seconds(pipeline))
+            with applied(pipeline, *way):
+                ratios.append(plain / mine.seconds(pipeline))
         yield {
             "way": name,
             "operations": full.flops / counted.flops,
@@ -260,6 +266,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=3, help="timed runs of each, in turns")
+    parser.add_argument("--ways", default="", help="those whose name has this in it")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     set_threads(options.threads)
@@ -268,7 +275,8 @@ def main() -> None:
     vae = open_pipeline(shipped("images")).vae
     pipeline = make_pipeline(trained(options.work, vae))
     rows = []
-    for row in compare(pipeline, Sampling(vae, options.count, options.steps), options.pairs):
+    sampling = Sampling(vae, options.count, options.steps)
+    for row in compare(pipeline, sampling, options.pairs, options.ways):
         print(row, flush=True)
         rows.append(row)
     write_text(options.out, json.dumps(rows, indent=1) + "\n")
