@@ -14,6 +14,7 @@ from diffusers import (
     PyramidAttentionBroadcastConfig,
     TaylorSeerCacheConfig,
 )
+from diffusers.hooks import apply_first_block_cache
 from torch import Tensor
 
 from forerun.diffusion.cfg_cache import CFGCache, CFGCacheConfig, apply_cfg_cache
@@ -280,8 +281,12 @@ def run_cog(pipeline: Any, count: int) -> Tensor:
 @pytest.mark.parametrize(
     "blocks",
     [
-        FirstBlockCacheConfig(threshold=0.1),
-        TaylorSeerCacheConfig(cache_interval=3, taylor_factors_dtype=torch.float32),
+        FirstBlockCacheConfig(threshold=0.3),
+        TaylorSeerCacheConfig(
+            cache_interval=3,
+            taylor_factors_dtype=torch.float32,
+            cache_identifiers=["transformer_blocks.*attn1"],
+        ),
     ],
     ids=["first block", "taylor"],
 )
@@ -304,6 +309,7 @@ def test_a_batched_pipeline_of_diffusers_with_its_own_cache_below(blocks: Any, c
     alone = run_cog(pipeline, count)
     pipeline.transformer.disable_cache()
     assert flops[2] < flops[1]
+    assert not torch.equal(alone, plain)
     if isinstance(blocks, TaylorSeerCacheConfig):
         # Its steps are fixed, so that halves run one by one are those of one batch.
         assert torch.allclose(samples[1], alone, atol=1e-4)
@@ -319,9 +325,23 @@ def test_a_cache_with_one_state_for_both_halves_is_refused(config: Any) -> None:
     pipeline.transformer.enable_cache(config(**settings))
     with (
         apply_cfg_cache(pipeline, CFGCacheConfig(interval=2)),
-        pytest.raises(ConfigError, match=f"{config.__name__}.*one state"),
+        pytest.raises(ConfigError, match=r"Hook.*one state"),
     ):
         run_cog(pipeline, 1)
+
+
+def test_a_cache_that_was_applied_by_its_function_is_seen_too() -> None:
+    pipeline = tiny.cog_pipeline()
+    apply_first_block_cache(pipeline.transformer, FirstBlockCacheConfig(threshold=0.0))
+    alone = run_cog(pipeline, 1)
+    with (
+        apply_cfg_cache(pipeline, CFGCacheConfig(interval=2)) as cache,
+        count_evaluations(pipeline) as counted,
+    ):
+        samples = run_cog(pipeline, 1)
+        assert torch.equal(run_cog(pipeline, 1), samples)
+    assert counted.calls == cache.evaluations == 2 * (STEPS + STEPS // 2)
+    assert float((samples - alone).norm() / alone.norm()) < 0.1
 
 
 def test_what_is_refused() -> None:

@@ -150,6 +150,8 @@ class CFGCache(Handle):
         self._shape: torch.Size | None = None
         # What an unconditional call returned, whose form a replaced one takes.
         self._template: Any = None
+        # Of a run: whether the halves of a batched step are run one by one.
+        self._apart: bool | None = None
         self._steps = StepTracker(pipeline, self._reset, 2 if two_call else 1)
         self._memory = _Memory(config, self._steps)
         call = self._two_calls if two_call else self._one_call
@@ -181,7 +183,7 @@ class CFGCache(Handle):
 
     def _reset(self) -> None:
         self._memory.full.clear()
-        self._first = self._shape = self._template = None
+        self._first = self._shape = self._template = self._apart = None
         self._reusing = False
 
     def _observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -195,7 +197,9 @@ class CFGCache(Handle):
         """A step of a pipeline that gives both halves in one batch."""
         self._observe(args, kwargs)
         self._halves.check_batched(self._pipeline, sample_argument(args, kwargs))
-        apart = self._halves.apart(denoiser_of(self._pipeline))
+        if self._apart is None:
+            self._apart = self._halves.apart(denoiser_of(self._pipeline))
+        apart = self._apart
         if not self._memory.may_reuse() and not apart:
             output = inner(*args, **kwargs)
             first, second = prediction_of(output).chunk(2)

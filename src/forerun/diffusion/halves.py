@@ -27,8 +27,6 @@ _KNOWN = {
 }
 # Arguments that all samples share, whatever their first dimension.
 _SHARED = {"image_rotary_emb", "img_ids", "txt_ids"}
-# Caches of diffusers that keep a state for each `cache_context`, so for each half if it is run by itself.
-_BY_CONTEXT = {"FirstBlockCacheConfig", "MagCacheConfig", "TaylorSeerCacheConfig"}
 
 
 @dataclass(frozen=True)
@@ -86,21 +84,19 @@ class Halves:
 
     def apart(self, denoiser: Any) -> bool:
         """Whether a batched call must run its halves one by one: a cache of diffusers on the denoiser
-        keeps a state for each, and a half would meet what it kept of both.
+        keeps a state for each `cache_context`, and a half would meet what it kept of both.
 
         Raises:
             ConfigError: for a cache that keeps one state for the whole batch.
         """
-        config = getattr(denoiser, "_cache_config", None)
-        if config is None:
-            return False
-        name = type(config).__name__
-        if name not in _BY_CONTEXT:
-            raise ConfigError(
-                f"the denoiser's cache ({name}) keeps one state for both halves of guidance, and a CFG cache "
-                "runs one alone; call disable_cache() on the denoiser or remove the CFG cache."
-            )
-        return True
+        caches = [hook for module in denoiser.modules() for hook in _stateful_hooks(module)]
+        for cache in caches:
+            if not (hasattr(cache, "state_manager") and hasattr(denoiser, "cache_context")):
+                raise ConfigError(
+                    f"a cache of the denoiser ({type(cache).__name__}) keeps one state for both halves of "
+                    "guidance, and a CFG cache runs one alone; remove one of the two."
+                )
+        return bool(caches)
 
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], conditional: bool
@@ -127,6 +123,13 @@ class Halves:
         mine = prediction_of(conditional)
         order = (unconditional, mine) if self.unconditional_first else (mine, unconditional)
         return with_prediction(conditional, torch.cat(order))
+
+
+def _stateful_hooks(module: Any) -> list[Any]:
+    """What diffusers has put around a module and keeps something from call to call."""
+    registry = getattr(module, "_diffusers_hook", None)
+    hooks = () if registry is None else registry.hooks.values()
+    return [hook for hook in hooks if hook._is_stateful]
 
 
 def prediction_of(output: Any) -> Tensor:
