@@ -78,12 +78,18 @@ class KernelScope {
   void (*end_)();
 };
 
-void run_blocks(const Product& p, const Range& range) {
-  const MatrixShape& shape = p.weights.shape();
-  const KernelSet& kernels = p.x.kernels();
+TileArgs args_for(const MatrixShape& shape) {
   TileArgs a;
   a.lines = shape.lines();
   a.group_lines = shape.lines_per_group();
+  a.groups_together = shape.groups_per_activation_group();
+  return a;
+}
+
+void run_blocks(const Product& p, const Range& range) {
+  const MatrixShape& shape = p.weights.shape();
+  const KernelSet& kernels = p.x.kernels();
+  TileArgs a = args_for(shape);
   a.out_stride = p.y_stride;
   a.accumulate = p.options.accumulate;
   const std::int64_t tiles = p.x.tiles();
@@ -112,9 +118,7 @@ void run_gated(const Product& p, const Range& range) {
   const std::int64_t half = shape.blocks() / 2;
   // Of the gate and of what it takes, and the result: apart, so that the gate's loop has vectors.
   alignas(64) float sums[3][kMaxTileTokens * kBlockRows];
-  TileArgs a;
-  a.lines = shape.lines();
-  a.group_lines = shape.lines_per_group();
+  TileArgs a = args_for(shape);
   a.out_stride = kBlockRows;
   a.rows = kBlockRows;
   const AheadPlan plan(shape, p.x);

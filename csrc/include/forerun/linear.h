@@ -16,14 +16,14 @@ namespace forerun::cpu {
 struct KernelSet;
 
 // The tokens of one call in the order in which the kernels read them: rounded to bf16, or quantized
-// to int8 with one scale for each token and group of columns. Packed once, used with every matrix
-// of the same precision, columns and group (q, k and v; gate and up). Keeps its memory between
-// calls.
+// to int8 with one scale for each token and activation group of columns. Packed once, used with
+// every matrix of the same precision, columns and group (q, k and v; gate and up). Keeps its memory
+// between calls.
 //
 // Memory: one panel for each tile of T tokens, of 4-byte units:
 //   fp32  [cols][T]    bf16  [pairs][T]
 //   int8, int4: for each group  -zero_point * sum of its values [T], scale [T], then [quads][T]
-//   with offset: for each group  scale * sum of its values [T], a float, scale [T], [quads][T]
+//   with offset: for each group  sum of its values [T], a float, scale [T], then [quads][T]
 //   int8 and int4, where the kernels want it so (AMX): [T][quads] in place of [quads][T], of whole
 //   groups, with zeros at the end
 class Activations {

@@ -51,6 +51,10 @@ struct MatrixShape {
   std::int64_t lines() const;   // of values in one block
   std::int64_t groups() const;  // along one row; 0 unless grouped
   int lines_per_group() const;  // of a full group; the last one may be shorter
+  // Columns of the activations that share a scale: a group or two, so that of the products' float
+  // sums fewer are scaled by it.
+  int activation_group() const { return group < 64 ? 64 : group; }
+  int groups_per_activation_group() const { return grouped() ? activation_group() / group : 1; }
   std::int64_t all_lines() const {
     return lines() + (groups() + groups_per_scale_line() - 1) / groups_per_scale_line();
   }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMostTokens = 16;   // rows of A and C
 constexpr int kMostColumns = 64;  // of A: 4 for each row of B
-constexpr int kChunk = 2;         // groups that are worked on together
+constexpr int kChunk = 2;         // groups that are worked on together: as many as share a scale
 
 // Tile registers: products, tokens, weights, and negative zero points in place of weights.
 #define FORERUN_C "%%tmm0"
@@ -160,20 +160,25 @@ struct AmxGrouped {
     return room;
   }
 
-  template <int T>
-  static FORERUN_INLINE void add_group(const std::int32_t* products, const Group& group,
-                                       __m512* sums) {
-    const std::uint32_t* heads = group.x;
-    const __m512 w_scale = load_scales(group.scales);
-    unroll<T>([&](auto t) {
-      const __m512i d = _mm512_load_si512(products + t * kBlockRows);
-      const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(d), in_all_lanes(heads[T + t]));
-      sums[t] = multiply_add(sums[t], product, w_scale);
+  // Groups that share a scale of the activations.
+  template <int T, int kCount>
+  static FORERUN_INLINE void add_groups(const std::int32_t (*products)[kMostTokens * kBlockRows],
+                                        const Group* groups, __m512* sums) {
+    __m512 scales[kCount];
+    __m512 offsets[kCount];
+    unroll<kCount>([&](auto i) {
+      scales[i] = load_scales(groups[i].scales);
+      if (Format::kOffset) offsets[i] = load_scales(groups[i].scales + kLine / 2);
     });
-    if constexpr (Format::kOffset) {
-      const __m512 w_offset = load_scales(group.scales + kLine / 2);
-      unroll<T>([&](auto t) { sums[t] = multiply_add(sums[t], in_all_lanes(heads[t]), w_offset); });
-    }
+    unroll<T>([&](auto t) {
+      __m512 part = _mm512_setzero_ps();
+      unroll<kCount>([&](auto i) {
+        const __m512i d = _mm512_load_si512(products[i] + t * kBlockRows);
+        part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), scales[i], part);
+        if (Format::kOffset) part = _mm512_fmadd_ps(in_all_lanes(groups[i].x[t]), offsets[i], part);
+      });
+      sums[t] = _mm512_fmadd_ps(part, in_all_lanes(groups[0].x[T + t]), sums[t]);
+    });
   }
 
   // Stores are read back as tiles and registers only once they are done, so chunks of groups take
@@ -194,6 +199,19 @@ struct AmxGrouped {
       for (std::int64_t g = first; g < first + kChunk && g < count; ++g)
         body(groups[g % (4 * kChunk)], g % (2 * kChunk));
     };
+    const auto add_chunk = [&](std::int64_t first) {
+      constexpr int kTogether = kGroup == 32 ? 2 : 1;
+      if (first < 0) return;
+      for (std::int64_t g = first; g < first + kChunk && g < count; g += kTogether) {
+        const auto* d = products + g % (2 * kChunk);
+        const Group* group = groups + g % (4 * kChunk);
+        if (g + kTogether <= count) {
+          add_groups<T, kTogether>(d, group, sums);
+        } else {
+          add_groups<T, 1>(d, group, sums);
+        }
+      }
+    };
     for (std::int64_t first = 0; first < count + 2 * kChunk; first += kChunk) {
       chunk(first, [&](Group& group, std::int64_t place) {
         group = walk.next();
@@ -203,9 +221,7 @@ struct AmxGrouped {
         const auto* x = reinterpret_cast<const std::uint8_t*>(group.x + 2 * T);
         multiply_tile<Format, kGroup>(x, group.w, products[place]);
       });
-      chunk(first - 2 * kChunk, [&](const Group& group, std::int64_t place) {
-        add_group<T>(products[place], group, sums);
-      });
+      add_chunk(first - 2 * kChunk);
     }
     unroll<T>([&](auto t) { store_rows(a, t, sums[t]); });
   }

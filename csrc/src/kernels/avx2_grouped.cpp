@@ -53,17 +53,16 @@ struct Avx2Grouped {
 
   template <int T>
   static FORERUN_INLINE void add_group(const __m256i (&acc)[kHalves][T], const std::uint8_t* scales,
-                                       const std::uint32_t* x_head, __m256 (&sums)[kHalves][T]) {
+                                       const std::uint32_t* x_head, __m256 (&parts)[kHalves][T]) {
     unroll<kHalves>([&](auto h) {
       const __m256 w_scale = load_scales(scales, h);
       unroll<T>([&](auto t) {
-        const __m256 d = _mm256_mul_ps(_mm256_cvtepi32_ps(acc[h][t]), in_all_lanes(x_head[T + t]));
-        sums[h][t] = _mm256_fmadd_ps(d, w_scale, sums[h][t]);
+        parts[h][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[h][t]), w_scale, parts[h][t]);
       });
       if constexpr (Format::kOffset) {
         const __m256 w_offset = load_scales(scales, kHalves + h);
         unroll<T>([&](auto t) {
-          sums[h][t] = _mm256_fmadd_ps(in_all_lanes(x_head[t]), w_offset, sums[h][t]);
+          parts[h][t] = _mm256_fmadd_ps(in_all_lanes(x_head[t]), w_offset, parts[h][t]);
         });
       }
     });
@@ -72,7 +71,8 @@ struct Avx2Grouped {
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {
     __m256 sums[kHalves][T];
-    unroll_halves<T>([&](auto h, auto t) { sums[h][t] = _mm256_setzero_ps(); });
+    __m256 parts[kHalves][T];
+    unroll_halves<T>([&](auto h, auto t) { sums[h][t] = parts[h][t] = _mm256_setzero_ps(); });
     const auto* x = static_cast<const std::uint32_t*>(a.panel);
     const std::uint8_t* w = a.weights;
     const std::uint8_t* scales = nullptr;
@@ -87,7 +87,7 @@ struct Avx2Grouped {
         ahead += a.ahead.step;
       }
       // The sums stay in memory during a group: registers are for the accumulators.
-      asm volatile("" : : "r"(&sums) : "memory");
+      asm volatile("" : : "r"(&sums), "r"(&parts) : "memory");
       __m256i acc[kHalves][T];
       unroll_halves<T>([&](auto h, auto t) {
         acc[h][t] = _mm256_set1_epi32(Format::kOffset ? 0 : static_cast<int>(x[t]));
@@ -101,7 +101,12 @@ struct Avx2Grouped {
         x += Format::kPanelRows * T;
         ahead += a.ahead.step;
       }
-      add_group<T>(acc, scales + (second ? kLine / 2 : 0), x_head, sums);
+      add_group<T>(acc, scales + (second ? kLine / 2 : 0), x_head, parts);
+      if (i < a.lines && !a.ends_activation_group(group)) continue;
+      unroll_halves<T>([&](auto h, auto t) {
+        sums[h][t] = _mm256_fmadd_ps(parts[h][t], in_all_lanes(x_head[T + t]), sums[h][t]);
+        parts[h][t] = _mm256_setzero_ps();
+      });
     }
     unroll_halves<T>([&](auto h, auto t) { store_half(a, h, t, sums[h][t]); });
   }

@@ -9,16 +9,6 @@
 namespace forerun::cpu {
 namespace {
 
-// With two accumulators for each token, more than this do not fit beside the operands: the float
-// sums then live in memory, in the first-level cache, and are touched once a group.
-constexpr int kSumsInRegisters = 12;
-
-// In assembly to add in the sum's own register: GCC 12 would use d's, and copy.
-FORERUN_INLINE __m512 multiply_add(__m512 sum, __m512 d, __m512 scale) {
-  asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(d), "v"(scale));
-  return sum;
-}
-
 FORERUN_INLINE __m512 load_scales(const std::uint8_t* scales) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)));
 }
@@ -40,26 +30,28 @@ struct Nibbles {
 
 template <class Format>
 struct Avx512Grouped {
-  static constexpr int kMaxTokens = 24;
+  // Of three registers each: sums of a group, of what shares a scale of the activations, and of
+  // all. Wider tiles keep some in memory and take longer than reading the weights, by then in the
+  // first-level cache, once more.
+  static constexpr int kMaxTokens = 8;
 
-  template <int T>
+  // The group is the first or last, or both, of those that share a scale of the activations.
+  template <int T, bool kFirst, bool kLast>
   static FORERUN_INLINE void add_group(const __m512i (&acc)[T], const std::uint8_t* scales,
-                                       const std::uint32_t* x_head, __m512* sums) {
-    const auto add = [&](auto t, __m512 d, __m512 scale) {
-      if constexpr (T > kSumsInRegisters) {
-        sums[t] = _mm512_fmadd_ps(d, scale, sums[t]);
-      } else {
-        sums[t] = multiply_add(sums[t], d, scale);
-      }
-    };
+                                       const std::uint32_t* x_head, __m512 (&parts)[T],
+                                       __m512 (&sums)[T]) {
     const __m512 w_scale = load_scales(scales);
+    const __m512 w_offset = Format::kOffset ? load_scales(scales + kLine / 2) : w_scale;
     unroll<T>([&](auto t) {
-      add(t, _mm512_mul_ps(_mm512_cvtepi32_ps(acc[t]), in_all_lanes(x_head[T + t])), w_scale);
+      const __m512 d = _mm512_cvtepi32_ps(acc[t]);
+      __m512 part = kFirst ? _mm512_mul_ps(d, w_scale) : _mm512_fmadd_ps(d, w_scale, parts[t]);
+      if (Format::kOffset) part = _mm512_fmadd_ps(in_all_lanes(x_head[t]), w_offset, part);
+      if (kLast) {
+        sums[t] = _mm512_fmadd_ps(part, in_all_lanes(x_head[T + t]), sums[t]);
+      } else {
+        parts[t] = part;
+      }
     });
-    if constexpr (Format::kOffset) {
-      const __m512 w_offset = load_scales(scales + kLine / 2);
-      unroll<T>([&](auto t) { add(t, in_all_lanes(x_head[t]), w_offset); });
-    }
   }
 
   template <int T>
@@ -81,13 +73,11 @@ struct Avx512Grouped {
 
   // One group of at least one line.
   template <int T>
-  static FORERUN_INLINE void group(Position& at, std::int64_t lines, std::ptrdiff_t step,
-                                   const std::uint8_t* scales, __m512* sums) {
-    __m512i acc[T];
+  static FORERUN_INLINE void multiply(Position& at, std::int64_t lines, std::ptrdiff_t step,
+                                      __m512i (&acc)[T]) {
     unroll<T>([&](auto t) {
       acc[t] = _mm512_set1_epi32(Format::kOffset ? 0 : static_cast<int>(at.x[t]));
     });
-    const std::uint32_t* x_head = at.x;
     at.x += 2 * T;
     const std::uint8_t* end = at.w + lines * kLine;
     do {
@@ -97,34 +87,43 @@ struct Avx512Grouped {
       at.x += Format::kPanelRows * T;
       at.ahead += step;
     } while (at.w != end);
-    add_group<T>(acc, scales, x_head, sums);
   }
 
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {
-    __m512 memory[T];
-    __m512* sums = memory;
-    if constexpr (T > kSumsInRegisters) asm("" : "+r"(sums));
-    unroll<T>([&](auto t) { sums[t] = _mm512_setzero_ps(); });
+    __m512 sums[T];
+    __m512 parts[T];
+    unroll<T>([&](auto t) { sums[t] = parts[t] = _mm512_setzero_ps(); });
     const std::uint8_t* turn = a.weights + a.ahead.switch_line * kLine;
     const std::ptrdiff_t step = a.ahead.step;
     Position at = {a.weights, static_cast<const std::uint32_t*>(a.panel), a.ahead.first};
-    for (std::int64_t left = a.lines; left > 0;) {
-      if (at.w == turn) at.ahead = a.ahead.second;
-      const std::uint8_t* scales = at.w;
-      prefetch(at.ahead);
-      at.w += kLine;
-      at.ahead += step;
-      constexpr int kGroups = Format::kOffset ? 1 : 2;
-      for (int half = 0; half < kGroups && left > 0; ++half) {
-        const std::int64_t lines = left < a.group_lines ? left : a.group_lines;
-        // Makes every group load and store the sums that live in memory: the compiler would
-        // otherwise keep some in registers as well, and push out accumulators.
-        if constexpr (T > kSumsInRegisters) asm volatile("" : : : "memory");
-        group<T>(at, lines, step, scales, sums);
+    const std::uint8_t* scales = nullptr;
+    bool first = true;
+    std::int64_t left = a.lines;
+    for (std::int64_t group = 0; left > 0; ++group) {
+      if (Format::kOffset || group % 2 == 0) {
+        if (at.w == turn) at.ahead = a.ahead.second;
+        scales = at.w;
+        prefetch(at.ahead);
+        at.w += kLine;
+        at.ahead += step;
+      } else {
         scales += kLine / 2;
-        left -= lines;
       }
+      const std::int64_t lines = left < a.group_lines ? left : a.group_lines;
+      left -= lines;
+      const std::uint32_t* x_head = at.x;
+      __m512i acc[T];
+      multiply<T>(at, lines, step, acc);
+      const bool last = left == 0 || a.ends_activation_group(group);
+      if (!last) {
+        add_group<T, true, false>(acc, scales, x_head, parts, sums);
+      } else if (first) {
+        add_group<T, true, true>(acc, scales, x_head, parts, sums);
+      } else {
+        add_group<T, false, true>(acc, scales, x_head, parts, sums);
+      }
+      first = last;
     }
     unroll<T>([&](auto t) { store_rows(a, t, sums[t]); });
   }

@@ -5,8 +5,9 @@
 // only says what shares registers, never changes a result:
 //   fp32       s = fma(w[k], x[k], s)
 //   bf16       s = fma(w[k], x[k], fma(w[k+1], x[k+1], s)) for even k: what vdpbf16ps does
-//   int8 int4  per group: exact int32 dot product d; s = fma(float(d) * x_scale, w_scale, s)
-//   with offset: after that  s = fma(float(sum of x) * x_scale, w_offset, s)
+//   int8 int4  per group: exact int32 dot product d; p = fma(float(d), w_scale, p), from p = 0 on
+//              with offset: after that  p = fma(float(sum of x), w_offset, p)
+//              after the groups that share an x_scale: s = fma(p, x_scale, s)
 // All levels follow these lines to the letter and so agree bit for bit. vdpbf16ps takes subnormal
 // numbers as zero; the caller sets the other levels to do so too (float_mode.h), where it can:
 // outside x86 a bf16 sum may differ by 2^-126 at each step.
@@ -41,6 +42,7 @@ struct TileArgs {
   const void* panel = nullptr;   // activations of the T tokens, see activations in linear.h
   std::int64_t lines = 0;        // of values, in the block and
   std::int64_t group_lines = 0;  // in a full group
+  int groups_together = 1;       // that share a scale of the activations: 1 or 2
   Ahead ahead;
   float* out = nullptr;  // [T, out_stride], at the first of the rows
   std::int64_t out_stride = 0;
@@ -50,6 +52,10 @@ struct TileArgs {
   // The sums go on from what `out` holds rather than from 0, as if a longer k were cut in two:
   // float formats only. Without bias and accumulate.
   bool resume = false;
+
+  bool ends_activation_group(std::int64_t group) const {
+    return groups_together == 1 || group % 2 == 1;
+  }
 };
 
 using TileKernel = void (*)(const TileArgs&);

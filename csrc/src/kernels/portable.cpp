@@ -110,17 +110,27 @@ struct PortableGrouped {
 
   template <int T>
   static void add_group(const std::int32_t (&d)[T][kBlockRows], const std::uint32_t* x_head,
-                        const std::uint8_t* scales, float (&sum)[T][kBlockRows]) {
+                        const std::uint8_t* scales, float (&part)[T][kBlockRows]) {
     std::uint16_t w_scale[kBlockRows];
     std::uint16_t w_offset[kBlockRows] = {};
     std::memcpy(w_scale, scales, sizeof w_scale);
     if (Format::kOffset) std::memcpy(w_offset, scales + sizeof w_scale, sizeof w_offset);
     for (int t = 0; t < T; ++t) {
       for (int r = 0; r < kBlockRows; ++r) {
-        const float product = static_cast<float>(d[t][r]) * float_of(x_head[T + t]);
-        sum[t][r] = fused(product, half_to_float(w_scale[r]), sum[t][r]);
+        part[t][r] = fused(static_cast<float>(d[t][r]), half_to_float(w_scale[r]), part[t][r]);
         if (!Format::kOffset) continue;
-        sum[t][r] = fused(float_of(x_head[t]), half_to_float(w_offset[r]), sum[t][r]);
+        part[t][r] = fused(float_of(x_head[t]), half_to_float(w_offset[r]), part[t][r]);
+      }
+    }
+  }
+
+  template <int T>
+  static void add_part(const std::uint32_t* x_head, float (&part)[T][kBlockRows],
+                       float (&sum)[T][kBlockRows]) {
+    for (int t = 0; t < T; ++t) {
+      for (int r = 0; r < kBlockRows; ++r) {
+        sum[t][r] = fused(part[t][r], float_of(x_head[T + t]), sum[t][r]);
+        part[t][r] = 0.0f;
       }
     }
   }
@@ -128,6 +138,7 @@ struct PortableGrouped {
   template <int T>
   static void run(const TileArgs& a) {
     float sum[T][kBlockRows] = {};
+    float part[T][kBlockRows] = {};
     const auto* x = static_cast<const std::uint32_t*>(a.panel);
     const std::uint8_t* w = a.weights;
     const std::uint8_t* scales = nullptr;
@@ -148,7 +159,8 @@ struct PortableGrouped {
         w += kLineBytes;
         x += Format::kPanelRows * T;
       }
-      add_group<T>(d, x_head, scales + (second ? kLineBytes / 2 : 0), sum);
+      add_group<T>(d, x_head, scales + (second ? kLineBytes / 2 : 0), part);
+      if (i == a.lines || a.ends_activation_group(group)) add_part<T>(x_head, part, sum);
     }
     store<T>(a, sum);
   }

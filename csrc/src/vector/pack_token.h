@@ -41,11 +41,6 @@ void pack_token_bf16(const PackTokenArgs& a) {
   }
 }
 
-struct QuantizedGroup {
-  float scale;
-  std::int32_t sum;
-};
-
 // As bits, because so a NaN outranks every number.
 template <int kGroup>
 inline std::uint32_t largest_magnitude(const float* x) {
@@ -66,7 +61,7 @@ inline std::uint32_t largest_magnitude(const float* x) {
 #endif
 }
 
-// Returns the sum of q = x * factor, rounded. Of a group with a NaN only the scale counts.
+// Returns the sum of q = x * factor, rounded; anything for a group with a NaN.
 template <int kGroup>
 inline std::int32_t round_group(const float* x, float factor, std::int8_t* q) {
 #if defined(__AVX512BW__)
@@ -86,47 +81,53 @@ inline std::int32_t round_group(const float* x, float factor, std::int8_t* q) {
 #endif
 }
 
-// The largest magnitude becomes 127.
-template <int kGroup>
-inline QuantizedGroup quantize_group(const float* x, std::int8_t* q) {
-  const std::uint32_t largest = largest_magnitude<kGroup>(x);
-  const bool finite = largest < 0x7f800000u;
+// q = x * factor makes 127 of the largest magnitude. Of a group with a NaN only the scale counts.
+struct GroupScale {
+  float factor;
+  float scale;  // x = q * scale
+};
+
+inline GroupScale scale_for(std::uint32_t largest) {
+  if (largest >= 0x7f800000u) return {0.0f, float_of(0x7fc00000u)};
   const float peak = float_of(largest);
   // Below 2^-100 a group counts as zero: its reciprocal need not exist.
-  const bool zero = peak < 0x1p-100f;
-  const float inverse = finite && !zero ? 127.0f / peak : 0.0f;
-  const std::int32_t sum = round_group<kGroup>(x, inverse, q);
-  return {!finite ? float_of(0x7fc00000u) : zero ? 0.0f : peak / 127.0f, sum};
+  if (peak < 0x1p-100f) return {0.0f, 0.0f};
+  return {127.0f / peak, peak / 127.0f};
 }
 
 // kUnit: columns that a line covers, up to which the last group is filled with zeros. kZeroPoint:
-// of the weights; 0 where they have an offset.
-template <int kUnit, int kZeroPoint, int kGroup>
+// of the weights; 0 where they have an offset. kTogether groups share a scale.
+template <int kUnit, int kZeroPoint, int kGroup, int kTogether>
 void pack_groups(const PackTokenArgs& a) {
+  constexpr std::int64_t kShare = kTogether * kGroup;
   const std::int64_t width = a.width;
   std::uint32_t* panel = a.panel + a.begin / kGroup * (kGroup / 4 + 2) * width + a.lane;
-  for (std::int64_t k = a.begin; k < a.end; k += kGroup) {
-    float filled[kGroup];
-    std::int8_t quantized[kGroup];
+  for (std::int64_t k = a.begin; k < a.end; k += kShare) {
+    float filled[kShare];
     const float* values = a.token + k;
-    const std::int64_t count = a.end - k < kGroup ? a.end - k : kGroup;
-    if (count < kGroup) {
+    const std::int64_t count = a.end - k < kShare ? a.end - k : kShare;
+    if (count < kShare) {
       std::memset(filled, 0, sizeof filled);
       std::memcpy(filled, values, static_cast<std::size_t>(count) * sizeof(float));
       values = filled;
     }
-    const QuantizedGroup g = quantize_group<kGroup>(values, quantized);
-    panel[0] = kZeroPoint == 0
-                   ? bits_of(static_cast<float>(g.sum) * g.scale)
-                   // Modulo 2^32: the sum of a group with a NaN is anything.
-                   : static_cast<std::uint32_t>(-kZeroPoint) * static_cast<std::uint32_t>(g.sum);
-    panel[width] = bits_of(g.scale);
-    panel += 2 * width;
-    if (a.token_major) {
-      std::memcpy(panel + (kGroup / 4 - 1) * a.lane, quantized, kGroup);
-      panel += kGroup / 4 * width;
-    } else {
-      panel = scatter(quantized, (count + kUnit - 1) / kUnit * (kUnit / 4), width, panel);
+    const GroupScale g = scale_for(largest_magnitude<kShare>(values));
+    for (std::int64_t first = 0; first < count; first += kGroup) {
+      std::int8_t quantized[kGroup];
+      const std::int32_t sum = round_group<kGroup>(values + first, g.factor, quantized);
+      panel[0] = kZeroPoint == 0
+                     ? bits_of(static_cast<float>(sum))
+                     // Modulo 2^32: the sum of a group with a NaN is anything.
+                     : static_cast<std::uint32_t>(-kZeroPoint) * static_cast<std::uint32_t>(sum);
+      panel[width] = bits_of(g.scale);
+      panel += 2 * width;
+      if (a.token_major) {
+        std::memcpy(panel + (kGroup / 4 - 1) * a.lane, quantized, kGroup);
+        panel += kGroup / 4 * width;
+      } else {
+        const std::int64_t there = count - first < kGroup ? count - first : kGroup;
+        panel = scatter(quantized, (there + kUnit - 1) / kUnit * (kUnit / 4), width, panel);
+      }
     }
   }
 }
@@ -134,9 +135,9 @@ void pack_groups(const PackTokenArgs& a) {
 template <int kUnit, int kZeroPoint>
 void pack_token_grouped(const PackTokenArgs& a) {
   switch (a.group) {
-    case 32: return pack_groups<kUnit, kZeroPoint, 32>(a);
-    case 64: return pack_groups<kUnit, kZeroPoint, 64>(a);
-    default: return pack_groups<kUnit, kZeroPoint, 128>(a);
+    case 32: return pack_groups<kUnit, kZeroPoint, 32, 2>(a);
+    case 64: return pack_groups<kUnit, kZeroPoint, 64, 1>(a);
+    default: return pack_groups<kUnit, kZeroPoint, 128, 1>(a);
   }
 }
 
