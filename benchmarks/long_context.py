@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from forerun.core import View
+from forerun.drafters.own_view import DRAFT_VOCAB_SIZE
 from forerun.drafters.self_quantized import SelfQuantizedDrafter
 from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.engine.chat import ChatTemplate
@@ -39,8 +40,8 @@ QUESTION = "Which drafters does the text above describe, and when does each of t
 
 @dataclass(frozen=True)
 class Setting:
-    """How to draft: the view's window and blocks, tokens a round at most, layers left out, the policy, and
-    whether codes are read coarsely."""
+    """How to draft: the view's window and blocks, tokens a round at most, layers left out, the policy,
+    whether codes are read coarsely, and how many of the vocabulary's first tokens are drafted (0: all)."""
 
     window: int
     blocks: int
@@ -48,11 +49,12 @@ class Setting:
     skip_layers: tuple[int, ...] = ()
     policy: str = "fixed"
     coarse: bool = False
+    vocab: int = DRAFT_VOCAB_SIZE
 
     def engine(self, plain: Engine) -> Engine:
         kind = SelfQuantizedDrafter if self.coarse else SelfSparseDrafter
         view = View(4, self.window, self.coarse, self.blocks)
-        drafter = kind(plain.target, view, self.skip_layers)
+        drafter = kind(plain.target, view, self.skip_layers, self.vocab)
         config = SpeculativeConfig(num_speculative_tokens=self.tokens, policy=self.policy)
         return Engine(plain.target, drafter, config, max_context=plain.max_context)
 
@@ -178,9 +180,10 @@ def run(options: argparse.Namespace, sessions: Path) -> Iterator[Row]:
         print(f"# {reading.output.text!r}", flush=True)
         skips = {(), tuple(options.skip_layers)}
         views = itertools.product(options.windows, options.blocks)
-        for (window, blocks), tokens, skip in itertools.product(views, options.lengths, skips):
-            setting = Setting(window, blocks, tokens, skip, options.policy, options.coarse)
-            yield reading.measure(setting, options.pairs)
+        for (window, blocks), *rest in itertools.product(
+            views, options.lengths, skips, [options.policy], [options.coarse], options.vocabs
+        ):
+            yield reading.measure(Setting(window, blocks, *rest), options.pairs)
 
 
 def line(row: Row) -> str:
@@ -191,7 +194,7 @@ def line(row: Row) -> str:
     return (
         f"context {row.context}, window {setting.window}, {setting.blocks} blocks"
         f"{', coarse' * setting.coarse}, "
-        f"{setting.tokens} tokens{skipped}, "
+        f"{setting.tokens} tokens{skipped}, {setting.vocab or 'all'} of the vocabulary, "
         f"{setting.policy}: {row.speedup:.2f} ({row.least:.2f}-{row.most:.2f}) of "
         f"{row.plain_rate:.0f} tokens/s; {row.accepted:.0%} accepted, {row.drafted_rounds:.0%} of "
         f"rounds drafted; {row.draft_share:.0%} drafting, {row.target_share:.0%} target; {same}"
@@ -206,6 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[1000, 2000, 4000, 7600])
     parser.add_argument("--windows", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--blocks", type=int, nargs="+", default=[0])
+    parser.add_argument("--vocabs", type=int, nargs="+", default=[DRAFT_VOCAB_SIZE], help="0: all")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--skip-layers", type=int, nargs="*", default=[])
     parser.add_argument("--kv-dtype", default="auto", help="of the cache, int8 with --coarse")

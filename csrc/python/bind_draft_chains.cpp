@@ -13,6 +13,7 @@
 
 #include "bindings.h"
 #include "forerun/draft_chains.h"
+#include "forerun/draft_head.h"
 #include "forerun/thread_pool.h"
 #include "model_arguments.h"
 #include "row_arguments.h"
@@ -33,7 +34,8 @@ Drawing drawing_named(const std::string& name) {
 // Makes a chain; `probs` [limit, vocab] is kept alive by the caller and filled by draft_chains.
 DraftChain make_chain(std::int64_t row, std::vector<std::int64_t> pending, std::int64_t limit,
                       std::vector<std::int64_t> stops, const std::string& drawing,
-                      const WarpArguments& warp, std::uint64_t seed, std::int64_t committed) {
+                      const WarpArguments& warp, std::uint64_t seed, std::int64_t committed,
+                      DraftHead* head) {
   DraftChain chain;
   chain.row = row;
   chain.pending = std::move(pending);
@@ -44,6 +46,7 @@ DraftChain make_chain(std::int64_t row, std::vector<std::int64_t> pending, std::
            chain.draw.warp.min_p) = warp;
   chain.draw.seed = seed;
   chain.draw.committed = committed;
+  chain.head = head;
   return chain;
 }
 
@@ -72,17 +75,25 @@ std::vector<std::vector<std::int64_t>> run(Decoder& decoder, ThreadPool& pool, K
 }  // namespace
 
 void bind_draft_chains(nb::module_& m) {
+  nb::class_<DraftHead>(m, "DraftHead", "The output head for a part of a decoder's vocabulary.")
+      .def(nb::init<Decoder&, std::int64_t>(), nb::arg("decoder"), nb::arg("first"),
+           nb::keep_alive<1, 2>(), "Knows the decoder's first tokens.")
+      .def("add", &DraftHead::add, nb::arg("tokens"), "Make more tokens known.")
+      .def("__len__", &DraftHead::size)
+      .def_prop_ro("nbytes", &DraftHead::bytes, "Of rows that are held besides the decoder's.");
   nb::class_<DraftChain>(m, "DraftChain", "One chain to draft.")
       .def(
           "__init__",
           [](DraftChain* self, std::int64_t row, std::vector<std::int64_t> pending,
              std::int64_t limit, std::vector<std::int64_t> stops, const std::string& drawing,
-             const WarpArguments& warp, std::uint64_t seed, std::int64_t committed) {
+             const WarpArguments& warp, std::uint64_t seed, std::int64_t committed,
+             DraftHead* head) {
             new (self) DraftChain(make_chain(row, std::move(pending), limit, std::move(stops),
-                                             drawing, warp, seed, committed));
+                                             drawing, warp, seed, committed, head));
           },
           nb::arg("row"), nb::arg("pending"), nb::arg("limit"), nb::arg("stops"),
-          nb::arg("drawing"), nb::arg("warp"), nb::arg("seed"), nb::arg("committed"));
+          nb::arg("drawing"), nb::arg("warp"), nb::arg("seed"), nb::arg("committed"),
+          nb::arg("head").none() = nb::none(), nb::keep_alive<1, 10>());
   m.def("draft_chains", &run, nb::arg("decoder"), nb::arg("pool"), nb::arg("cache"),
         nb::arg("chains"), nb::arg("probs").noconvert(), nb::arg("vocab"), nb::arg("view").none(),
         "Draft all chains side by side; the tokens of each.");

@@ -43,9 +43,9 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
   const auto bytes = static_cast<std::size_t>(units_ * n) * sizeof(std::uint32_t) + kBehindPanel;
   if (memory_.size() < bytes) memory_ = Buffer(bytes);
 
-  // Shared out by columns, in whole activation groups, so that threads write to different parts of
-  // a panel.
-  const std::int64_t unit = shape_.grouped() ? shape_.activation_group() : 64;
+  // Shared out by columns, in whole groups (those that share a scale together), so that threads
+  // write to different parts of a panel.
+  const std::int64_t unit = shape_.grouped() ? shape_.group * shape_.groups_per_scale() : 64;
   const std::int64_t parts = (cols + unit - 1) / unit;
   const std::int64_t shares = n * cols <= kPackAlone ? 1 : 2 * pool.size();
   const PackToken pack_token =

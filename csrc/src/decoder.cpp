@@ -193,4 +193,12 @@ void Decoder::lm_head(const float* normed, std::int64_t tokens, float* logits, T
                      {nullptr, false, &weights_->layers.front().attention.qkv.matrix});
 }
 
+const PackedMatrix& Decoder::head() const { return weights_->head.matrix; }
+
+void Decoder::run_head(const PackedMatrix& rows, const float* normed, float* logits,
+                       ThreadPool& pool) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  Linear{rows, {}}.run(normed, 1, logits, workspace_->layers.activations, pool);
+}
+
 }  // namespace forerun::cpu

@@ -23,6 +23,7 @@ class Growing {
         scratches_(scratches),
         logits_(chains.size() * static_cast<std::size_t>(decoder.shape().vocab)) {
     for (DraftChain& chain : chains) {
+      own_heads_ = own_heads_ || chain.head != nullptr;
       if (chain.pending.empty() || chain.limit < 1 || vocab < 1) {
         throw std::invalid_argument("a chain needs a token to start from, and room for one");
       }
@@ -72,9 +73,37 @@ class Growing {
     call.positions = positions_.data();
     call.end_layer = decoder_.shape().layers;
     call.view = view_;
+    if (own_heads_) {
+      run_heads(call, pool);
+      return;
+    }
     call.logits_for = LogitsFor::last;
     call.logits = logits_.data();
     decoder_.forward(call, pool);
+  }
+
+  // The forward without its head, then each chain's.
+  void run_heads(ForwardCall& call, ThreadPool& pool) {
+    const std::int64_t hidden = decoder_.shape().hidden;
+    const auto count = static_cast<std::int64_t>(chains_.size());
+    hidden_.resize(static_cast<std::size_t>(count * call.width * hidden));
+    normed_.resize(static_cast<std::size_t>(hidden));
+    call.logits_for = LogitsFor::none;
+    call.hidden_out.emplace_back(call.end_layer, hidden_.data());
+    decoder_.forward(call, pool);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto chain = static_cast<std::size_t>(i);
+      const auto newest = static_cast<std::int64_t>(tokens_[chain].size()) - 1;
+      decoder_.final_norm(hidden_.data() + (i * call.width + newest) * hidden, 1, normed_.data(),
+                          pool);
+      float* logits = logits_.data() + i * decoder_.shape().vocab;
+      DraftHead* head = chains_[chain]->head;
+      if (head != nullptr) {
+        head->run(normed_.data(), logits, pool);
+      } else {
+        decoder_.lm_head(normed_.data(), 1, logits, pool);
+      }
+    }
   }
 
   // Draws the next token of each chain; which of them may grow further.
@@ -121,7 +150,10 @@ class Growing {
   ScratchPool<float>& scratches_;
   std::vector<DraftChain*> chains_;
   std::vector<std::vector<std::int64_t>> tokens_;  // of each chain, to be run next
+  bool own_heads_ = false;
   std::vector<float> logits_;
+  std::vector<float> hidden_;
+  std::vector<float> normed_;
   std::vector<std::int64_t> ids_;
   std::vector<std::int64_t> positions_;
 };

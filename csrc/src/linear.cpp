@@ -82,7 +82,7 @@ TileArgs args_for(const MatrixShape& shape) {
   TileArgs a;
   a.lines = shape.lines();
   a.group_lines = shape.lines_per_group();
-  a.groups_together = shape.groups_per_activation_group();
+  a.groups_together = shape.groups_per_scale();
   return a;
 }
 

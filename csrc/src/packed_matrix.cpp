@@ -176,6 +176,30 @@ void PackedMatrix::pack_codes(std::int64_t first, std::int64_t count, const Code
   }
 }
 
+void PackedMatrix::copy_row(std::int64_t to, const PackedMatrix& from, std::int64_t row) {
+  const auto source = static_cast<std::size_t>(row % kBlockRows);
+  const auto target = static_cast<std::size_t>(to % kBlockRows);
+  const std::uint8_t* there = from.block(row / kBlockRows);
+  std::uint8_t* here = memory_ + static_cast<std::size_t>(to / kBlockRows) * shape_.block_bytes();
+  for (std::int64_t i = 0; i < shape_.lines(); ++i) {
+    const std::size_t line = shape_.line_offset(i);
+    std::memcpy(here + line + 4 * target, there + line + 4 * source, 4);
+  }
+  for (std::int64_t g = 0; g < shape_.groups(); ++g) {
+    std::size_t place = shape_.scale_place(g);
+    std::memcpy(here + place + 2 * target, there + place + 2 * source, 2);
+    if (!shape_.has_offset()) continue;
+    place += kLineBytes / 2;
+    std::memcpy(here + place + 2 * target, there + place + 2 * source, 2);
+  }
+}
+
+PackedMatrix PackedMatrix::first_rows(std::int64_t count) const {
+  PackedMatrix part = *this;
+  part.shape_.rows = count;
+  return part;
+}
+
 void PackedMatrix::unpack_row(std::int64_t row, float* out) const {
   const std::uint8_t* lane =
       block(row / kBlockRows) + static_cast<std::size_t>(row % kBlockRows) * 4;

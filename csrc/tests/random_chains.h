@@ -1,7 +1,10 @@
 // Random chains, drafted side by side on threads, and each alone on one thread: the same bits.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "check.h"
@@ -26,6 +29,50 @@ inline DraftChain random_chain(Random& random, std::int64_t row, std::int64_t vo
   chain.draw.seed = random();
   chain.draw.committed = between(random, 1, 100);
   return chain;
+}
+
+// Heads for parts of the vocabulary, of some chains.
+inline std::vector<std::unique_ptr<DraftHead>> random_heads(Decoder& decoder, Random& random,
+                                                            std::vector<DraftChain>& chains) {
+  const std::int64_t vocab = decoder.shape().vocab;
+  std::vector<std::unique_ptr<DraftHead>> heads;
+  for (DraftChain& chain : chains) {
+    if (coin(random)) continue;
+    heads.push_back(std::make_unique<DraftHead>(decoder, between(random, 1, vocab + 2)));
+    heads.back()->add(chain.pending);
+    chain.head = heads.back().get();
+  }
+  return heads;
+}
+
+// A head for a part of the vocabulary has the whole one's logits, bit for bit, of what it knows.
+inline void check_head(Decoder& decoder, Random& random, ThreadPool& pool) {
+  const std::int64_t vocab = decoder.shape().vocab;
+  std::vector<bool> known(static_cast<std::size_t>(vocab));
+  const std::int64_t first = between(random, 1, vocab + 2);
+  std::fill_n(known.begin(), std::min(first, vocab), true);
+  DraftHead head(decoder, first);
+  // Often more than there is room for at first.
+  for (std::int64_t times = between(random, 0, 3); times > 0; --times) {
+    std::vector<std::int64_t> tokens;
+    for (std::int64_t i = between(random, 0, 700); i > 0; --i)
+      tokens.push_back(between(random, 0, vocab - 1));
+    head.add(tokens);
+    for (const std::int64_t token : tokens) known[static_cast<std::size_t>(token)] = true;
+  }
+  const auto normed = normal(random, decoder.shape().hidden);
+  std::vector<float> whole(static_cast<std::size_t>(vocab));
+  std::vector<float> part(whole.size(), 7.0f);
+  const Forward forward(pool);
+  decoder.lm_head(normed.data(), 1, whole.data(), pool);
+  head.run(normed.data(), part.data(), pool);
+  CHECK(head.size() == std::count(known.begin(), known.end(), true), "%lld tokens",
+        static_cast<long long>(head.size()));
+  for (std::size_t token = 0; token < known.size(); ++token) {
+    const float expected = known[token] ? whole[token] : -INFINITY;
+    CHECK(same_bits(&part[token], &expected, 1), "token %zu: %g, not %g", token, part[token],
+          expected);
+  }
 }
 
 // Drafts chains in a cache of their own; the rows that each was drawn from.
@@ -55,6 +102,8 @@ inline void check_chains(Random& random, ThreadPool* (&pools)[3], Level level) {
   std::vector<DraftChain> chains;
   for (std::int64_t row = between(random, 0, 3); row >= 0; --row)
     chains.push_back(random_chain(random, row, shape.vocab));
+  check_head(*decoder, random, *pools[between(random, 0, 2)]);
+  const auto heads = random_heads(*decoder, random, chains);
   const std::vector<DraftChain> asked = chains;
   View view;
   if (coin(random)) view = {between(random, 0, 4), between(random, 1, 9)};

@@ -23,8 +23,9 @@ std::vector<float> seen(const MatrixShape& shape, const float* x) {
     for (float& v : values) v = rounded_to_bf16(v);
   }
   if (!shape.grouped()) return values;
-  for (std::int64_t begin = 0; begin < shape.cols; begin += shape.activation_group()) {
-    const std::int64_t end = std::min<std::int64_t>(begin + shape.activation_group(), shape.cols);
+  const std::int64_t shared = shape.group * shape.groups_per_scale();
+  for (std::int64_t begin = 0; begin < shape.cols; begin += shared) {
+    const std::int64_t end = std::min<std::int64_t>(begin + shared, shape.cols);
     float peak = 0.0f;
     for (std::int64_t k = begin; k < end; ++k) peak = std::max(peak, std::fabs(x[k]));
     const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;

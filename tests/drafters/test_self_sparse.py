@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import forerun
-from forerun.contracts import CausalLM
-from forerun.core import Request, View
+from forerun.contracts import CausalLM, ChainRequest
+from forerun.core import Draft, Drawing, Request, View
 from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import load_model
@@ -171,6 +171,74 @@ def test_the_kernels_say_what_they_read(precision: str) -> None:
     assert target.bytes_read(50, layers) - target.bytes_read(0, layers) == 50 * layers * key
     per_layer = (target.bytes_read(7, layers) - target.bytes_read(7, 0)) / layers
     assert target.bytes_read(7, 1) - target.bytes_read(7, 0) == pytest.approx(per_layer)
+
+
+@needs_kernels
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_part_of_the_vocabulary(precision: str, params: SamplingParams) -> None:
+    """Chains draft its first tokens and those of the text, for each text what they would alone; the output
+    is plain decoding's."""
+    target = kernel_model("qwen3", precision)
+    # The last is longer than what its row held before.
+    texts = [*TEXTS, TEXTS[0][:4], TEXTS[2][:1] * 60]
+    found: list[dict[tuple[int, ...], list[Any]]] = []
+    for batches in ([texts], [[text] for text in texts]):
+        engine = forerun.Engine(
+            target,
+            SelfSparseDrafter(target, WIDE, draft_vocab_size=3),
+            forerun.SpeculativeConfig(policy="fixed", num_speculative_tokens=4),
+            max_batch_size=2,
+        )
+        drafts: dict[tuple[int, ...], list[Any]] = {}
+
+        def watch(request: Request, draft: Draft, _: Any, drafts: dict[Any, Any] = drafts) -> None:
+            known = {0, 1, 2, *request.token_ids}
+            assert known.issuperset(draft.token_ids)
+            prompt = tuple(request.token_ids[: request.num_prompt_tokens])
+            drafts.setdefault(prompt, []).append(draft.token_ids)
+
+        engine.watch_rounds(watch)
+        for batch in batches:
+            accepted(engine, batch, params)
+        found.append(drafts)
+    assert found[0] == found[1]
+    assert any(len(draft) > 1 for drafts in found[0].values() for draft in drafts)
+
+
+@needs_kernels
+def test_draws_from_a_part_of_the_vocabulary() -> None:
+    """Rows that sampled tokens are drawn from: nothing elsewhere, and one in all."""
+    target = kernel_model("qwen3", "bf16")
+    cache, text = target.new_cache(1, 64), TEXTS[0]
+    sampled = SamplingParams(temperature=1.0)
+    request = Request(0, text, len(text), sampled, seed=5, row=0, stop_token_ids=frozenset({9}))
+    chain = ChainRequest(0, text, 6, Drawing.SAMPLED, request, 4)
+    (draft,) = target.draft_chains(cache, [chain], target.vocab_size)
+    assert isinstance(draft.probs, torch.Tensor)
+    known = torch.zeros(target.vocab_size, dtype=torch.bool)
+    known[[*range(4), 9, *text]] = True
+    assert not draft.probs[:, ~known].any()
+    assert (draft.probs[:, known] > 0).all()
+    assert draft.probs.sum(-1).tolist() == pytest.approx([1.0] * len(draft))
+
+
+@needs_kernels
+def test_the_part_of_the_head_that_is_read() -> None:
+    target = kernel_model("qwen3", "int8")
+    head = target.bytes_read(0, 0)
+    assert target.bytes_spared(0, 1) == pytest.approx(head * (1 - 1 / target.vocab_size))
+    assert target.bytes_spared(30, 5) == pytest.approx(head * (1 - 15 / target.vocab_size))
+    assert target.bytes_spared(10**6, 5) == target.bytes_spared(0, 10**6) == 0
+    text = Request(0, [1] * 30, 30, GREEDY, seed=0, row=0)
+    shares = [
+        SelfSparseDrafter(target, NARROW, (), size).cost_share(text) or 0.0 for size in (0, 5)
+    ]
+    whole = target.bytes_read(30, target.num_layers)
+    assert shares[0] - shares[1] == pytest.approx(target.bytes_spared(30, 5) / whole)
+    # Layers that are left out have the target draft step by step, with all of its head.
+    skipping = SelfSparseDrafter(target, NARROW, (1,), 5).cost_share(text)
+    assert skipping == SelfSparseDrafter(target, NARROW, (1,), 0).cost_share(text)
 
 
 class BrokenError(Exception):

@@ -111,6 +111,10 @@ class Decoder {
   void final_norm(const float* hidden, std::int64_t tokens, float* out, ThreadPool& pool);
   void lm_head(const float* normed, std::int64_t tokens, float* logits, ThreadPool& pool);
 
+  // The head's matrix, and what it does with one normed hidden state on other rows like its own.
+  const PackedMatrix& head() const;
+  void run_head(const PackedMatrix& rows, const float* normed, float* logits, ThreadPool& pool);
+
  private:
   void check(const ForwardCall& call) const;
   void check_token(std::int64_t token) const;

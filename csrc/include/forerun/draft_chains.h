@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "forerun/decoder.h"
+#include "forerun/draft_head.h"
 #include "forerun/sampling.h"
 
 namespace forerun::cpu {
@@ -15,7 +16,8 @@ struct DraftChain {
   std::int64_t limit = 1;             // tokens to draft at most
   std::vector<std::int64_t> stops;    // nothing is drafted after these
   DraftDraw draw;
-  float* probs = nullptr;  // [limit, vocab], the rows drawn from; null: not wanted
+  float* probs = nullptr;     // [limit, vocab], the rows drawn from; null: not wanted
+  DraftHead* head = nullptr;  // of the decoder, in place of its own; of no other chain
 
   std::vector<std::int64_t> tokens;  // what was drafted
 };

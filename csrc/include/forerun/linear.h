@@ -16,9 +16,9 @@ namespace forerun::cpu {
 struct KernelSet;
 
 // The tokens of one call in the order in which the kernels read them: rounded to bf16, or quantized
-// to int8 with one scale for each token and activation group of columns. Packed once, used with
-// every matrix of the same precision, columns and group (q, k and v; gate and up). Keeps its memory
-// between calls.
+// to int8 with one scale for each token and group of columns, or two groups of int4. Packed once,
+// used with every matrix of the same precision, columns and group (q, k and v; gate and up). Keeps
+// its memory between calls.
 //
 // Memory: one panel for each tile of T tokens, of 4-byte units:
 //   fp32  [cols][T]    bf16  [pairs][T]

@@ -51,10 +51,9 @@ struct MatrixShape {
   std::int64_t lines() const;   // of values in one block
   std::int64_t groups() const;  // along one row; 0 unless grouped
   int lines_per_group() const;  // of a full group; the last one may be shorter
-  // Columns of the activations that share a scale: a group or two, so that of the products' float
-  // sums fewer are scaled by it.
-  int activation_group() const { return group < 64 ? 64 : group; }
-  int groups_per_activation_group() const { return grouped() ? activation_group() / group : 1; }
+  // Groups for which the activations share a scale, so that float sums are scaled by it less often:
+  // two of 32 in int4, whose weights are much coarser than that makes the activations.
+  int groups_per_scale() const { return precision == Precision::int4 && group == 32 ? 2 : 1; }
   std::int64_t all_lines() const {
     return lines() + (groups() + groups_per_scale_line() - 1) / groups_per_scale_line();
   }
@@ -100,6 +99,12 @@ class PackedMatrix {
   // out of range, a format without groups, columns that are not whole groups, or offsets that are
   // missing or too many; std::domain_error for scales that are not finite and codes out of range.
   void pack_codes(std::int64_t first, std::int64_t count, const CodedRows& rows);
+
+  // Row `row` of another matrix as row `to`: both of the same precision, columns and groups.
+  void copy_row(std::int64_t to, const PackedMatrix& from, std::int64_t row);
+
+  // A view of the first rows.
+  PackedMatrix first_rows(std::int64_t count) const;
 
   // One row as float: what the kernels multiply with. For lookups in a tied embedding, and tests.
   void unpack_row(std::int64_t row, float* out) const;

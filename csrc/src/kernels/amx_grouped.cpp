@@ -200,7 +200,8 @@ struct AmxGrouped {
         body(groups[g % (4 * kChunk)], g % (2 * kChunk));
     };
     const auto add_chunk = [&](std::int64_t first) {
-      constexpr int kTogether = kGroup == 32 ? 2 : 1;
+      constexpr bool kNibbles = Format::kPanelRows == 2 && !Format::kOffset;
+      constexpr int kTogether = kNibbles && kGroup == 32 ? 2 : 1;  // groups_per_scale
       if (first < 0) return;
       for (std::int64_t g = first; g < first + kChunk && g < count; g += kTogether) {
         const auto* d = products + g % (2 * kChunk);

@@ -102,7 +102,7 @@ struct Avx2Grouped {
         ahead += a.ahead.step;
       }
       add_group<T>(acc, scales + (second ? kLine / 2 : 0), x_head, parts);
-      if (i < a.lines && !a.ends_activation_group(group)) continue;
+      if (i < a.lines && !a.ends_scale(group)) continue;
       unroll_halves<T>([&](auto h, auto t) {
         sums[h][t] = _mm256_fmadd_ps(parts[h][t], in_all_lanes(x_head[T + t]), sums[h][t]);
         parts[h][t] = _mm256_setzero_ps();

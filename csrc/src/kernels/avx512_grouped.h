@@ -115,7 +115,7 @@ struct Avx512Grouped {
       const std::uint32_t* x_head = at.x;
       __m512i acc[T];
       multiply<T>(at, lines, step, acc);
-      const bool last = left == 0 || a.ends_activation_group(group);
+      const bool last = left == 0 || a.ends_scale(group);
       if (!last) {
         add_group<T, true, false>(acc, scales, x_head, parts, sums);
       } else if (first) {

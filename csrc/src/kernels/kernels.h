@@ -53,9 +53,7 @@ struct TileArgs {
   // float formats only. Without bias and accumulate.
   bool resume = false;
 
-  bool ends_activation_group(std::int64_t group) const {
-    return groups_together == 1 || group % 2 == 1;
-  }
+  bool ends_scale(std::int64_t group) const { return groups_together == 1 || group % 2 == 1; }
 };
 
 using TileKernel = void (*)(const TileArgs&);

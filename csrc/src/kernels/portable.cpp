@@ -160,7 +160,7 @@ struct PortableGrouped {
         x += Format::kPanelRows * T;
       }
       add_group<T>(d, x_head, scales + (second ? kLineBytes / 2 : 0), part);
-      if (i == a.lines || a.ends_activation_group(group)) add_part<T>(x_head, part, sum);
+      if (i == a.lines || a.ends_scale(group)) add_part<T>(x_head, part, sum);
     }
     store<T>(a, sum);
   }

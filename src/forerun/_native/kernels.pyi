@@ -170,10 +170,25 @@ def verify_batch(drafts: Sequence[DraftToVerify], logits: Annotated[NDArray, dic
 def decide(rule: str, tokens: Sequence[int], parents: Sequence[int], target: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')], draft: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')] | None, emit: Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu')]) -> tuple[list[float], list[int], list[int], int]:
     """accept, on_accept, on_reject, start"""
 
+class DraftHead:
+    """The output head for a part of a decoder's vocabulary."""
+
+    def __init__(self, decoder: Decoder, first: int) -> None:
+        """Knows the decoder's first tokens."""
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Make more tokens known."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Of rows that are held besides the decoder's."""
+
 class DraftChain:
     """One chain to draft."""
 
-    def __init__(self, row: int, pending: Sequence[int], limit: int, stops: Sequence[int], drawing: str, warp: tuple[float, int, float, float], seed: int, committed: int) -> None: ...
+    def __init__(self, row: int, pending: Sequence[int], limit: int, stops: Sequence[int], drawing: str, warp: tuple[float, int, float, float], seed: int, committed: int, head: DraftHead | None = None) -> None: ...
 
 def draft_chains(decoder: Decoder, pool: ThreadPool, cache: KvCache, chains: Sequence[DraftChain], probs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], vocab: int, view: tuple[int, int, bool, int] | None) -> list[list[int]]:
     """Draft all chains side by side; the tokens of each."""

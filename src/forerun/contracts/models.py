@@ -209,6 +209,7 @@ class ChainRequest:
         limit: tokens to draft at most, at least 1.
         drawing: how to pick them.
         text: whose text it is; its parameters must not adjust logits.
+        draft_vocab_size: draft no tokens but the first so many and those of the text; None: any.
     """
 
     row: int
@@ -216,6 +217,7 @@ class ChainRequest:
     limit: int
     drawing: Drawing
     text: Request
+    draft_vocab_size: int | None = None
 
 
 class DraftsChains(CausalLM, Protocol):
@@ -243,6 +245,10 @@ class DraftsChains(CausalLM, Protocol):
             CacheError: when a row is full or a position lies beyond the context.
             DistributionError: for logits that are not numbers.
         """
+
+    def bytes_spared(self, context: int, draft_vocab_size: int) -> float:
+        """Of the output head, about, by a chain behind `context` tokens that drafts no others than
+        `ChainRequest.draft_vocab_size` says."""
 
 
 def drafts_chains(model: CausalLM) -> TypeGuard[DraftsChains]:

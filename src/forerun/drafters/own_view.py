@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
+DRAFT_VOCAB_SIZE = 4096
+"""How many of the vocabulary's first tokens chains draft, besides those of the text."""
+
 
 class OwnViewDrafter(OwnLayersDrafter):
     """Drafts chains and trees with the target itself, which reads less of its own cache while it does.
@@ -29,6 +32,8 @@ class OwnViewDrafter(OwnLayersDrafter):
             are skipped.
         view: what it reads while it drafts.
         skip_layers: layers that drafting leaves out, never the first.
+        draft_vocab_size: chains draft no tokens but the first so many and those of the text, where the
+            target drafts whole chains by itself; 0: any.
 
     Raises:
         ConfigError: for layers that cannot be skipped.
@@ -38,9 +43,15 @@ class OwnViewDrafter(OwnLayersDrafter):
 
     takes_trees = True
 
-    def __init__(self, target: CausalLM, view: View, skip_layers: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        target: CausalLM,
+        view: View,
+        skip_layers: Collection[int] = (),
+        draft_vocab_size: int = DRAFT_VOCAB_SIZE,
+    ) -> None:
         super().__init__(target)
-        self.view = view
+        self.view, self.draft_vocab_size = view, draft_vocab_size or None
         self._layers = drafting_layers(skip_layers, target.num_layers)
         check_runs_apart(target, view)
         self._drafts_chains = drafts_chains(target) and len(self._layers) == 1
@@ -49,8 +60,15 @@ class OwnViewDrafter(OwnLayersDrafter):
         """The bytes of weights, keys and values that a drafted token reads, over a plain token's."""
         assert reads_views(self.target)
         context, layers = len(request), sum(map(len, self._layers))
+        plain = self.target.bytes_read(context, self.target.num_layers)
         drafted = self.target.bytes_read(context, layers, self.view)
-        return drafted / self.target.bytes_read(context, self.target.num_layers)
+        return (drafted - self._bytes_spared(context)) / plain
+
+    def _bytes_spared(self, context: int) -> float:
+        if self.draft_vocab_size is None or not self._drafts_chains:
+            return 0.0
+        assert drafts_chains(self.target)
+        return self.target.bytes_spared(context, self.draft_vocab_size)
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
@@ -82,7 +100,12 @@ class OwnViewDrafter(OwnLayersDrafter):
         assert drafts_chains(self.target)
         chains = [
             ChainRequest(
-                request.row, request.token_ids[-1:], plan.num_tokens, plan.drawing, request
+                request.row,
+                request.token_ids[-1:],
+                plan.num_tokens,
+                plan.drawing,
+                request,
+                self.draft_vocab_size,
             )
             for request, plan in zip(requests, plans, strict=True)
         ]

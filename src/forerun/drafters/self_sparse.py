@@ -9,7 +9,7 @@ from pydantic import Field
 
 from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import View
-from forerun.drafters.own_view import OwnViewDrafter
+from forerun.drafters.own_view import DRAFT_VOCAB_SIZE, OwnViewDrafter
 from forerun.options import options
 
 USUAL_VIEW = View(sinks=4, window=512, blocks=8)
@@ -38,6 +38,13 @@ class SelfSparseOptions:
         description="Blocks of 64 tokens between that each layer and key head reads besides, those whose "
         "mean key has the largest product with the queries.",
     )
+    sparse_vocab: int = Field(
+        default=DRAFT_VOCAB_SIZE,
+        ge=0,
+        le=2**31,
+        description="First tokens of the vocabulary that it drafts, besides those of the text; 0 for all. On "
+        "the CPU kernels, in chains.",
+    )
     sparse_skip_layers: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] = Field(
         default=(),
         description="Layers that drafting leaves out besides, e.g. 8,9,12; never layer 0.",
@@ -55,12 +62,16 @@ class SelfSparseDrafter(OwnViewDrafter):
     options = SelfSparseOptions
 
     def __init__(
-        self, target: CausalLM, view: View = USUAL_VIEW, skip_layers: Collection[int] = ()
+        self,
+        target: CausalLM,
+        view: View = USUAL_VIEW,
+        skip_layers: Collection[int] = (),
+        draft_vocab_size: int = DRAFT_VOCAB_SIZE,
     ) -> None:
-        super().__init__(target, view, skip_layers)
+        super().__init__(target, view, skip_layers, draft_vocab_size)
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> SelfSparseDrafter:
         own = setup.read(SelfSparseOptions)
         view = View(own.sparse_sinks, own.sparse_window, blocks=own.sparse_blocks)
-        return cls(setup.target, view, own.sparse_skip_layers)
+        return cls(setup.target, view, own.sparse_skip_layers, own.sparse_vocab)

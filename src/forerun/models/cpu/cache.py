@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,21 @@ from forerun.errors import CacheError, MemoryLimitError
 from forerun.models.cpu.errors import TypedErrors
 
 _ERRORS = TypedErrors("the cache")
+
+
+@dataclass
+class DraftHead:
+    """The output head for what may be drafted in a row.
+
+    Args:
+        key: the request whose text it is, and how many of the vocabulary's first tokens it knows.
+        native: of the kernels.
+        seen: tokens of the text that it knows.
+    """
+
+    key: tuple[int, int]
+    native: Any
+    seen: int = 0
 
 
 class CpuCache:
@@ -25,6 +41,7 @@ class CpuCache:
         self.native = native
         self.kv_dtype = str(native.precision)
         self.rows, self.capacity = int(native.rows), int(native.capacity)
+        self.draft_heads: dict[int, DraftHead] = {}
 
     @property
     def nbytes(self) -> int:

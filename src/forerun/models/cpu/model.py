@@ -23,7 +23,7 @@ from forerun.errors import (
 from forerun.kv_cache import check_view
 from forerun.kv_cache.codes import bytes_of_text
 from forerun.models.architecture import Architecture
-from forerun.models.cpu.cache import CpuCache, new_cache
+from forerun.models.cpu.cache import CpuCache, DraftHead, new_cache
 from forerun.models.cpu.errors import TypedErrors
 from forerun.models.cpu.modules import CpuModules
 from forerun.models.cpu.threads import shared_pool, thread_pool
@@ -143,6 +143,12 @@ class CpuModel:
         cached = bytes_of_text(context, heads, self.kv_dtype, own, view)
         return float(decoder.head_bytes + layers * (decoder.layer_bytes / self.num_layers + cached))
 
+    def bytes_spared(self, context: int, draft_vocab_size: int) -> float:
+        """Of the output head, as `forerun.contracts.DraftsChains` says."""
+        # A text of 7,600 tokens has 2,000 different ones.
+        drafted = draft_vocab_size + context / 3
+        return float(self._decoder.head_bytes * max(0.0, 1 - drafted / self.vocab_size))
+
     def new_cache(self, rows: int, capacity: int) -> CpuCache:
         """An empty cache of `rows` rows of `capacity` tokens each.
 
@@ -260,7 +266,7 @@ class CpuModel:
                 self._decoder,
                 self._pool,
                 cache.native,
-                [_native_chain(chain) for chain in requests],
+                [_native_chain(chain, self._draft_head(cache, chain)) for chain in requests],
                 [rows.numpy() for rows in probs],
                 vocab_size,
                 _native_view(view),
@@ -269,6 +275,21 @@ class CpuModel:
             Draft.chain(tokens, rows[: len(tokens)] if len(rows) and tokens else None)
             for tokens, rows in zip(drafted, probs, strict=True)
         ]
+
+    def _draft_head(self, cache: CpuCache, chain: ChainRequest) -> Any:
+        """The output head for what the chain may draft, kept with its row; None for the whole."""
+        size = chain.draft_vocab_size
+        if size is None or size >= self.vocab_size:
+            return None
+        text = chain.text
+        key, kept = (text.request_id, size), cache.draft_heads.get(chain.row)
+        if kept is None or kept.key != key or kept.seen > len(text):
+            kept = DraftHead(key, _native.kernels.DraftHead(self._decoder, size))
+            kept.native.add(list(text.stop_token_ids))
+            cache.draft_heads[chain.row] = kept
+        kept.native.add(text.token_ids[kept.seen :])
+        kept.seen = len(text)
+        return kept.native
 
     def _load(self, source: Source, formats: Mapping[str, str]) -> None:
         layout = layout_of(self.shape)
@@ -299,7 +320,7 @@ class CpuModel:
         self._decoder.load_codes(self._pool, name, start, *groups.codes.shape, *addresses)
 
 
-def _native_chain(chain: ChainRequest) -> Any:
+def _native_chain(chain: ChainRequest, head: Any) -> Any:
     text, params = chain.text, chain.text.params
     return _native.kernels.DraftChain(
         chain.row,
@@ -310,6 +331,7 @@ def _native_chain(chain: ChainRequest) -> Any:
         (params.temperature, params.top_k, params.top_p, params.min_p),
         text.seed % 2**64,
         len(text),
+        head,
     )
 
 

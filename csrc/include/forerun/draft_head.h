@@ -1,0 +1,46 @@
+// The output head for a part of the vocabulary: its first tokens, which in tokenizers that merge
+// pairs are the most frequent, and those of one text, which repeats itself (as FR-Spec,
+// arXiv 2502.14856, where the part is fixed). Drafts need no more; reading a head takes long.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "forerun/buffer.h"
+#include "forerun/decoder.h"
+#include "forerun/packed_matrix.h"
+#include "forerun/thread_pool.h"
+
+namespace forerun::cpu {
+
+class DraftHead {
+ public:
+  // Knows the first tokens of the decoder, which must outlive it. Throws std::invalid_argument for
+  // less than one.
+  DraftHead(Decoder& decoder, std::int64_t first);
+
+  // Makes more tokens known. Throws std::invalid_argument for ids that are not tokens, and then
+  // adds nothing; std::bad_alloc.
+  void add(const std::vector<std::int64_t>& tokens);
+
+  // How many tokens are known, and the bytes of rows that are held besides the decoder's.
+  std::int64_t size() const { return first_ + static_cast<std::int64_t>(added_.size()); }
+  std::size_t bytes() const { return memory_.size(); }
+
+  // Logits [vocab] of a hidden state after the final norm: those of Decoder::lm_head bit for bit,
+  // -inf for tokens that are not known. Within one Forward of the pool.
+  void run(const float* normed, float* logits, ThreadPool& pool);
+
+ private:
+  void reserve(std::int64_t rows);
+
+  Decoder& decoder_;
+  std::int64_t first_;
+  std::vector<std::int64_t> added_;  // in the order of their rows
+  std::vector<bool> known_;          // by token
+  Buffer memory_;
+  PackedMatrix rows_;  // as many as there is room for
+  std::vector<float> logits_;
+};
+
+}  // namespace forerun::cpu
