@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
-DRAFT_VOCAB_SIZE = 4096
+DRAFT_VOCAB_SIZE = 8192
 """How many of the vocabulary's first tokens chains draft, besides those of the text."""
 
 
