@@ -78,9 +78,7 @@ void bind_draft_chains(nb::module_& m) {
   nb::class_<DraftHead>(m, "DraftHead", "The output head for a part of a decoder's vocabulary.")
       .def(nb::init<Decoder&, std::int64_t>(), nb::arg("decoder"), nb::arg("first"),
            nb::keep_alive<1, 2>(), "Knows the decoder's first tokens.")
-      .def("add", &DraftHead::add, nb::arg("tokens"), "Make more tokens known.")
-      .def("__len__", &DraftHead::size)
-      .def_prop_ro("nbytes", &DraftHead::bytes, "Of rows that are held besides the decoder's.");
+      .def("add", &DraftHead::add, nb::arg("tokens"), "Make more tokens known.");
   nb::class_<DraftChain>(m, "DraftChain", "One chain to draft.")
       .def(
           "__init__",

@@ -23,9 +23,8 @@ class DraftHead {
   // adds nothing; std::bad_alloc.
   void add(const std::vector<std::int64_t>& tokens);
 
-  // How many tokens are known, and the bytes of rows that are held besides the decoder's.
+  // How many tokens are known.
   std::int64_t size() const { return first_ + static_cast<std::int64_t>(added_.size()); }
-  std::size_t bytes() const { return memory_.size(); }
 
   // Logits [vocab] of a hidden state after the final norm: those of Decoder::lm_head bit for bit,
   // -inf for tokens that are not known. Within one Forward of the pool.

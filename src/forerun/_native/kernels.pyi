@@ -179,12 +179,6 @@ class DraftHead:
     def add(self, tokens: Sequence[int]) -> None:
         """Make more tokens known."""
 
-    def __len__(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int:
-        """Of rows that are held besides the decoder's."""
-
 class DraftChain:
     """One chain to draft."""
 
