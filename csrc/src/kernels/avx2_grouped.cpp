@@ -51,20 +51,24 @@ struct Avx2Grouped {
     });
   }
 
-  template <int T>
+  // The group is the first or last, or both, of those that share a scale of the activations.
+  template <int T, bool kFirst, bool kLast>
   static FORERUN_INLINE void add_group(const __m256i (&acc)[kHalves][T], const std::uint8_t* scales,
-                                       const std::uint32_t* x_head, __m256 (&parts)[kHalves][T]) {
+                                       const std::uint32_t* x_head, __m256 (&parts)[kHalves][T],
+                                       __m256 (&sums)[kHalves][T]) {
     unroll<kHalves>([&](auto h) {
       const __m256 w_scale = load_scales(scales, h);
+      const __m256 w_offset = Format::kOffset ? load_scales(scales, kHalves + h) : w_scale;
       unroll<T>([&](auto t) {
-        parts[h][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[h][t]), w_scale, parts[h][t]);
+        const __m256 d = _mm256_cvtepi32_ps(acc[h][t]);
+        __m256 part = kFirst ? _mm256_mul_ps(d, w_scale) : _mm256_fmadd_ps(d, w_scale, parts[h][t]);
+        if (Format::kOffset) part = _mm256_fmadd_ps(in_all_lanes(x_head[t]), w_offset, part);
+        if (kLast) {
+          sums[h][t] = _mm256_fmadd_ps(part, in_all_lanes(x_head[T + t]), sums[h][t]);
+        } else {
+          parts[h][t] = part;
+        }
       });
-      if constexpr (Format::kOffset) {
-        const __m256 w_offset = load_scales(scales, kHalves + h);
-        unroll<T>([&](auto t) {
-          parts[h][t] = _mm256_fmadd_ps(in_all_lanes(x_head[t]), w_offset, parts[h][t]);
-        });
-      }
     });
   }
 
@@ -78,6 +82,7 @@ struct Avx2Grouped {
     const std::uint8_t* scales = nullptr;
     const std::uint8_t* turn = w + a.ahead.switch_line * kLine;
     const std::uint8_t* ahead = a.ahead.first;
+    bool first = true;
     for (std::int64_t i = 0, group = 0; i < a.lines; ++group) {
       const bool second = !Format::kOffset && group % 2 == 1;
       if (!second) {
@@ -101,12 +106,16 @@ struct Avx2Grouped {
         x += Format::kPanelRows * T;
         ahead += a.ahead.step;
       }
-      add_group<T>(acc, scales + (second ? kLine / 2 : 0), x_head, parts);
-      if (i < a.lines && !a.ends_scale(group)) continue;
-      unroll_halves<T>([&](auto h, auto t) {
-        sums[h][t] = _mm256_fmadd_ps(parts[h][t], in_all_lanes(x_head[T + t]), sums[h][t]);
-        parts[h][t] = _mm256_setzero_ps();
-      });
+      const std::uint8_t* own_scales = scales + (second ? kLine / 2 : 0);
+      const bool last = i >= a.lines || a.ends_scale(group);
+      if (!last) {
+        add_group<T, true, false>(acc, own_scales, x_head, parts, sums);
+      } else if (first) {
+        add_group<T, true, true>(acc, own_scales, x_head, parts, sums);
+      } else {
+        add_group<T, false, true>(acc, own_scales, x_head, parts, sums);
+      }
+      first = last;
     }
     unroll_halves<T>([&](auto h, auto t) { store_half(a, h, t, sums[h][t]); });
   }
