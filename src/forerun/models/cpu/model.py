@@ -282,14 +282,15 @@ class CpuModel:
         if size is None or size >= self.vocab_size:
             return None
         text = chain.text
-        key, kept = (text.request_id, size), cache.draft_heads.get(chain.row)
-        if kept is None or kept.key != key or kept.seen > len(text):
-            kept = DraftHead(key, _native.kernels.DraftHead(self._decoder, size))
-            kept.native.add(list(text.stop_token_ids))
-            cache.draft_heads[chain.row] = kept
-        kept.native.add(text.token_ids[kept.seen :])
-        kept.seen = len(text)
-        return kept.native
+        key, head = (text.request_id, size), cache.draft_heads.get(chain.row)
+        # A text that is shorter than before was undone.
+        if head is None or head.key != key or head.seen > len(text):
+            head = DraftHead(key, _native.kernels.DraftHead(self._decoder, size))
+            head.native.add(list(text.stop_token_ids))
+            cache.draft_heads[chain.row] = head
+        head.native.add(text.token_ids[head.seen :])
+        head.seen = len(text)
+        return head.native
 
     def _load(self, source: Source, formats: Mapping[str, str]) -> None:
         layout = layout_of(self.shape)
