@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from forerun.contracts import CausalLM, ChainRequest, drafts_chains, reads_views
 from forerun.core import NO_DRAFT, NO_TREE, Draft, Plan, Request, Tree, View
@@ -19,6 +21,16 @@ if TYPE_CHECKING:
 
 DRAFT_VOCAB_SIZE = 8192
 """How many of the vocabulary's first tokens chains draft, besides those of the text."""
+DraftVocabSize = Annotated[
+    int,
+    Field(
+        ge=0,
+        le=2**31,
+        description="First tokens of the vocabulary that it drafts, besides those of the text; 0 for all. On "
+        "the CPU kernels, in chains.",
+    ),
+]
+"""The option that sets it."""
 
 
 class OwnViewDrafter(OwnLayersDrafter):

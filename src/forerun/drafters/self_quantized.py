@@ -8,7 +8,7 @@ from pydantic import Field
 
 from forerun.contracts import DrafterSetup
 from forerun.core import View
-from forerun.drafters.own_view import DRAFT_VOCAB_SIZE, OwnViewDrafter
+from forerun.drafters.own_view import DRAFT_VOCAB_SIZE, DraftVocabSize, OwnViewDrafter
 from forerun.options import options
 
 WHOLE = View(sinks=0, window=2**31, coarse=True)
@@ -30,13 +30,7 @@ class SelfQuantizedOptions:
         le=2**31,
         description="Most recent tokens that it reads; all by default.",
     )
-    quantized_vocab: int = Field(
-        default=DRAFT_VOCAB_SIZE,
-        ge=0,
-        le=2**31,
-        description="First tokens of the vocabulary that it drafts, besides those of the text; 0 for all. On "
-        "the CPU kernels, in chains.",
-    )
+    quantized_vocab: DraftVocabSize = DRAFT_VOCAB_SIZE
     quantized_skip_layers: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] = Field(
         default=(),
         description="Layers that drafting leaves out besides, e.g. 8,9,12; never layer 0.",

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import View
-from forerun.drafters.own_view import DRAFT_VOCAB_SIZE, OwnViewDrafter
+from forerun.drafters.own_view import DRAFT_VOCAB_SIZE, DraftVocabSize, OwnViewDrafter
 from forerun.options import options
 
 USUAL_VIEW = View(sinks=4, window=512, blocks=8)
@@ -38,13 +38,7 @@ class SelfSparseOptions:
         description="Blocks of 64 tokens between that each layer and key head reads besides, those whose "
         "mean key has the largest product with the queries.",
     )
-    sparse_vocab: int = Field(
-        default=DRAFT_VOCAB_SIZE,
-        ge=0,
-        le=2**31,
-        description="First tokens of the vocabulary that it drafts, besides those of the text; 0 for all. On "
-        "the CPU kernels, in chains.",
-    )
+    sparse_vocab: DraftVocabSize = DRAFT_VOCAB_SIZE
     sparse_skip_layers: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] = Field(
         default=(),
         description="Layers that drafting leaves out besides, e.g. 8,9,12; never layer 0.",
