@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import forerun
 from forerun.contracts import CausalLM, ChainRequest
 from forerun.core import Draft, Drawing, Request, View
+from forerun.drafters import own_view
 from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import load_model
@@ -173,37 +175,58 @@ def test_the_kernels_say_what_they_read(precision: str) -> None:
     assert target.bytes_read(7, 1) - target.bytes_read(7, 0) == pytest.approx(per_layer)
 
 
+class Watched(SelfSparseDrafter):
+    """Drafts nothing but the first tokens, those of the text and those that the target found likely there.
+
+    `drafts` has them by prompt.
+    """
+
+    def __init__(self, target: CausalLM) -> None:
+        super().__init__(target, WIDE, draft_vocab_size=3)
+        self.found: dict[int, set[int]] = defaultdict(set)
+        self.drafts: dict[tuple[int, ...], list[Any]] = defaultdict(list)
+        self.unread = 0
+
+    def propose(self, requests: Any, plans: Any, randomness: Any) -> list[Draft]:
+        drafts = super().propose(requests, plans, randomness)
+        for request, draft in zip(requests, drafts, strict=True):
+            read = {0, 1, 2, *request.token_ids}
+            assert (read | self.found[request.request_id]).issuperset(draft.token_ids)
+            self.unread += len(set(draft.token_ids) - read)
+            if draft.token_ids:
+                prompt = tuple(request.token_ids[: request.num_prompt_tokens])
+                self.drafts[prompt].append(draft.token_ids)
+        return drafts
+
+    def observe(self, requests: Any, drafts: Any, verdicts: Any, output: Any) -> None:
+        super().observe(requests, drafts, verdicts, output)
+        for request, verdict, logits in zip(requests, verdicts, output.logits, strict=True):
+            committed = logits[: 1 + len(verdict.path)]
+            self.found[request.request_id] |= set(committed.topk(2).indices.flatten().tolist())
+
+
 @needs_kernels
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_part_of_the_vocabulary(precision: str, params: SamplingParams) -> None:
-    """Chains draft its first tokens and those of the text, for each text what they would alone; the output
-    is plain decoding's."""
+def test_a_part_of_the_vocabulary(
+    precision: str, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains draft it alone, for each text what they would alone; the output is plain decoding's."""
+    monkeypatch.setattr(own_view, "LIKELY_TOKENS", 2)
     target = kernel_model("qwen3", precision)
     # The last is longer than what its row held before.
     texts = [*TEXTS, TEXTS[0][:4], TEXTS[2][:1] * 60]
-    found: list[dict[tuple[int, ...], list[Any]]] = []
+    found: list[Watched] = []
     for batches in ([texts], [[text] for text in texts]):
-        engine = forerun.Engine(
-            target,
-            SelfSparseDrafter(target, WIDE, draft_vocab_size=3),
-            forerun.SpeculativeConfig(policy="fixed", num_speculative_tokens=4),
-            max_batch_size=2,
-        )
-        drafts: dict[tuple[int, ...], list[Any]] = {}
-
-        def watch(request: Request, draft: Draft, _: Any, drafts: dict[Any, Any] = drafts) -> None:
-            known = {0, 1, 2, *request.token_ids}
-            assert known.issuperset(draft.token_ids)
-            prompt = tuple(request.token_ids[: request.num_prompt_tokens])
-            drafts.setdefault(prompt, []).append(draft.token_ids)
-
-        engine.watch_rounds(watch)
+        config = forerun.SpeculativeConfig(policy="fixed", num_speculative_tokens=4)
+        found.append(Watched(target))
+        engine = forerun.Engine(target, found[-1], config, max_batch_size=2)
         for batch in batches:
             accepted(engine, batch, params)
-        found.append(drafts)
-    assert found[0] == found[1]
-    assert any(len(draft) > 1 for drafts in found[0].values() for draft in drafts)
+        assert not found[-1]._likely
+    assert found[0].drafts == found[1].drafts
+    assert found[0].unread > 0
+    assert any(len(draft) > 1 for drafts in found[0].drafts.values() for draft in drafts)
 
 
 @needs_kernels
@@ -213,11 +236,11 @@ def test_draws_from_a_part_of_the_vocabulary() -> None:
     cache, text = target.new_cache(1, 64), TEXTS[0]
     sampled = SamplingParams(temperature=1.0)
     request = Request(0, text, len(text), sampled, seed=5, row=0, stop_token_ids=frozenset({9}))
-    chain = ChainRequest(0, text, 6, Drawing.SAMPLED, request, 4)
+    chain = ChainRequest(0, text, 6, Drawing.SAMPLED, request, 4, [11, 12])
     (draft,) = target.draft_chains(cache, [chain], target.vocab_size)
     assert isinstance(draft.probs, torch.Tensor)
     known = torch.zeros(target.vocab_size, dtype=torch.bool)
-    known[[*range(4), 9, *text]] = True
+    known[[*range(4), 9, 11, 12, *text]] = True
     assert not draft.probs[:, ~known].any()
     assert (draft.probs[:, known] > 0).all()
     assert draft.probs.sum(-1).tolist() == pytest.approx([1.0] * len(draft))

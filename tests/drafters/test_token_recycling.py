@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forerun.core import NO_DRAFT, Draft, ForwardOutput, Hints, Plan, Request, Tree, Verdict
+from forerun.drafters.likeliest import likeliest
 from forerun.drafters.token_recycling import (
     MOST_NAMESPACES,
     NEXT_TOKENS,
     RANK_SHARES,
     TokenRecyclingDrafter,
-    likeliest,
 )
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness

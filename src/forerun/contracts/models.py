@@ -209,7 +209,8 @@ class ChainRequest:
         limit: tokens to draft at most, at least 1.
         drawing: how to pick them.
         text: whose text it is; its parameters must not adjust logits.
-        draft_vocab_size: draft no tokens but the first so many and those of the text; None: any.
+        draft_vocab_size: draft no tokens but the first so many, those of the text and `likely`; None: any.
+        likely: from chain to chain of a text the list only grows.
     """
 
     row: int
@@ -218,6 +219,7 @@ class ChainRequest:
     drawing: Drawing
     text: Request
     draft_vocab_size: int | None = None
+    likely: Sequence[int] = ()
 
 
 class DraftsChains(CausalLM, Protocol):

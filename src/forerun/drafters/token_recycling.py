@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Request, Verdict
 from forerun.drafters.base import LookupDrafter
+from forerun.drafters.likeliest import likeliest
 from forerun.drafters.lookup.store import Namespaces
 from forerun.trees.host import Child, grow_on_host
 
@@ -21,7 +22,6 @@ from forerun.trees.host import Child, grow_on_host
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
     Matrix = NDArray[np.int32]
 
@@ -34,9 +34,6 @@ MOST_NAMESPACES = 8
 RANK_SHARES = (0.65, 0.07, 0.036, 0.018, 0.012, 0.01, 0.009, 0.007)
 # The share of its chains of 4 tokens that the target accepted, likewise.
 CONFIDENCE = 0.33
-# Columns of a block: the likeliest tokens lie in the blocks of the largest maxima. Ten times faster over
-# 150,000 columns, and no gain over few.
-_BLOCK, _LEAST_BLOCKS = 64, 128
 
 
 class TokenRecyclingDrafter(LookupDrafter):
@@ -111,20 +108,3 @@ class TokenRecyclingDrafter(LookupDrafter):
             tree = best_tree(RANK_SHARES, plan.num_nodes, plan.num_tokens)
             plan = replace(plan, tree=tree, num_nodes=None)
         return grow_on_host(request, plan, request.token_ids[-1], expand)
-
-
-def likeliest(logits: Tensor, count: int) -> Tensor:
-    """The ids of the largest logits of each row, [n, V] -> [n, min(count, V)], the largest first."""
-    import torch
-
-    size = logits.shape[1]
-    whole = size - size % _BLOCK
-    if whole < _LEAST_BLOCKS * _BLOCK:
-        return logits.topk(min(count, size)).indices
-    blocks = logits[:, :whole].reshape(len(logits), -1, _BLOCK).amax(2).topk(count).indices
-    ids = (blocks[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)).flatten(1)
-    if whole < size:
-        rest = torch.arange(whole, size, device=logits.device)
-        ids = torch.cat([ids, rest.expand(len(ids), -1)], 1)
-    best: Tensor = ids.gather(1, logits.gather(1, ids).topk(count).indices)
-    return best

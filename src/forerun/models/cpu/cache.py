@@ -22,12 +22,13 @@ class DraftHead:
     Args:
         key: the request whose text it is, and how many of the vocabulary's first tokens it knows.
         native: of the kernels.
-        seen: tokens of the text that it knows.
+        seen, likely: how many tokens of the text, and of `ChainRequest.likely`, it knows.
     """
 
     key: tuple[int, int]
     native: Any
     seen: int = 0
+    likely: int = 0
 
 
 class CpuCache:

@@ -289,7 +289,8 @@ class CpuModel:
             head.native.add(list(text.stop_token_ids))
             cache.draft_heads[chain.row] = head
         head.native.add(text.token_ids[head.seen :])
-        head.seen = len(text)
+        head.native.add(chain.likely[head.likely :])
+        head.seen, head.likely = len(text), len(chain.likely)
         return head.native
 
     def _load(self, source: Source, formats: Mapping[str, str]) -> None:
