@@ -94,7 +94,7 @@ void forward(Decoder& decoder, ThreadPool& pool, KvCache& cache, std::vector<std
              std::optional<Array<float, 3>> logits, bool last,
              std::optional<Array<const bool, 3>> tree_mask,
              std::optional<Array<const float, 3>> hidden_in, const HiddenOut& hidden_out,
-             std::optional<ViewArguments> view) {
+             std::optional<ViewArguments> view, std::optional<Array<float, 3>> queries) {
   const BatchArguments batch(std::move(rows), positions, std::move(tree_mask));
   expect(token_ids.size() == positions.size(), "token_ids");
   for (std::size_t row = 0; row < positions.size(); ++row) {
@@ -108,6 +108,14 @@ void forward(Decoder& decoder, ThreadPool& pool, KvCache& cache, std::vector<std
   std::tie(call.first_layer, call.end_layer) = layers;
   call.view = view_of(view);
   Arrays{std::move(logits), last, std::move(hidden_in), hidden_out}.put(call, decoder.shape());
+  if (queries) {
+    const DecoderShape& shape = decoder.shape();
+    std::int64_t tokens = 0;
+    for (const auto& row : positions) tokens += static_cast<std::int64_t>(row.size());
+    const std::int64_t run = layers.second - layers.first;
+    expect(is_shaped(*queries, {run, tokens, shape.heads * shape.head_dim}), "queries");
+    call.queries = queries->data();
+  }
   const nb::gil_scoped_release released;
   const Forward forward(pool);
   decoder.forward(call, pool);
@@ -163,22 +171,33 @@ void write_row(KvCache& cache, std::int64_t layer, std::int64_t row, std::int64_
   cache.write_row(layer, row, length, tiles.data());
 }
 
-// Keys and values [kv_heads, n, head_dim] of the first n slots of a row.
-void read(const KvCache& cache, std::int64_t layer, std::int64_t row, const Array<float, 3>& keys,
-          const Array<float, 3>& values) {
+// The slots [layers, kv_heads, n] of a row that stay.
+void evict(KvCache& cache, ThreadPool& pool, std::int64_t row,
+           const Array<const std::int64_t, 3>& slots) {
+  const auto count = static_cast<std::int64_t>(slots.shape(2));
+  expect(is_shaped(slots, {cache.shape().layers, cache.shape().kv_heads, count}), "slots");
+  const nb::gil_scoped_release released;
+  const Forward forward(pool);
+  cache.evict(row, slots.data(), count, pool);
+}
+
+// Keys or values [kv_heads, n, head_dim] of the first n slots of a row.
+void read(const KvCache& cache, ThreadPool& pool, std::int64_t layer, std::int64_t row, bool values,
+          const Array<float, 3>& out) {
   const KvCache::Shape& shape = cache.shape();
   cache.check_row(row);
   expect(layer >= 0 && layer < shape.layers, "layer");
-  const auto count = static_cast<std::int64_t>(keys.shape(1));
-  expect(count <= cache.length(layer, row), "keys");
-  expect(is_shaped(keys, {shape.kv_heads, count, shape.head_dim}), "keys");
-  expect(is_shaped(values, {shape.kv_heads, count, shape.head_dim}), "values");
-  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    for (std::int64_t slot = 0; slot < count; ++slot) {
-      const std::int64_t at = (head * count + slot) * shape.head_dim;
-      cache.read(layer, row, head, slot, keys.data() + at, values.data() + at);
+  const auto count = static_cast<std::int64_t>(out.shape(1));
+  expect(count <= cache.length(layer, row), "out");
+  expect(is_shaped(out, {shape.kv_heads, count, shape.head_dim}), "out");
+  const nb::gil_scoped_release released;
+  const Forward forward(pool);
+  pool.for_ranges(shape.kv_heads * count, kTileSlots, [&](const Range& r) {
+    for (std::int64_t i = r.begin; i < r.end; ++i) {
+      float* to = out.data() + i * shape.head_dim;
+      cache.read(layer, row, i / count, i % count, values ? nullptr : to, values ? to : nullptr);
     }
-  }
+  });
 }
 
 // `address` points to count * cols values, which the caller keeps alive.
@@ -217,8 +236,8 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("nbytes", &KvCache::bytes)
       .def_prop_ro("precision",
                    [](const KvCache& c) { return precision_name(c.shape().precision); })
-      .def("read", &read, nb::arg("layer"), nb::arg("row"), nb::arg("keys").noconvert(),
-           nb::arg("values").noconvert(), "What the first slots of a row hold, of all heads.")
+      .def("read", &read, nb::arg("pool"), nb::arg("layer"), nb::arg("row"), nb::arg("values"),
+           nb::arg("out").noconvert(), "Keys or values of the first slots of a row, of all heads.")
       .def(
           "length",
           [](const KvCache& c, std::int64_t row) {
@@ -246,6 +265,11 @@ void bind_model(nb::module_& m) {
       .def("write_row", &write_row, nb::arg("layer"), nb::arg("row"), nb::arg("length"),
            nb::arg("tiles"))
       .def("keep", &KvCache::keep, nb::arg("row"), nb::arg("start"), nb::arg("slots"))
+      .def("evict", &evict, nb::arg("pool"), nb::arg("row"), nb::arg("slots").noconvert(),
+           "Of all slots of a row, each layer and head keeps its own.")
+      .def(
+          "copy", [](const KvCache& c) { return c.copy().release(); },
+          nb::rv_policy::take_ownership, "Another cache that holds the same.")
       .def("trim", &trim, nb::arg("row"), nb::arg("length"), nb::arg("layers") = nb::none());
 
   nb::class_<Decoder>(m, "Decoder", "A decoder-only transformer.")
@@ -276,7 +300,8 @@ void bind_model(nb::module_& m) {
       .def("forward", &forward, nb::arg("pool"), nb::arg("cache"), nb::arg("rows"),
            nb::arg("token_ids"), nb::arg("positions"), nb::arg("layers"),
            nb::arg("logits").none().noconvert(), nb::arg("last"), nb::arg("tree_mask").none(),
-           nb::arg("hidden_in").none(), nb::arg("hidden_out").noconvert(), nb::arg("view").none())
+           nb::arg("hidden_in").none(), nb::arg("hidden_out").noconvert(), nb::arg("view").none(),
+           nb::arg("queries").noconvert() = nb::none())
       .def("embed", &embed, nb::arg("token_ids"), nb::arg("out").noconvert())
       .def("final_norm", &final_norm, nb::arg("pool"), nb::arg("hidden"),
            nb::arg("out").noconvert())

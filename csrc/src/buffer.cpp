@@ -51,6 +51,18 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   return *this;
 }
 
+void Buffer::give_back(std::size_t first, std::size_t bytes) noexcept {
+#if defined(__linux__)
+  constexpr std::size_t kPage = 4096;
+  const std::size_t begin = (first + kPage - 1) / kPage * kPage;
+  const std::size_t end = (first + bytes) / kPage * kPage;
+  if (mapping_ != nullptr && begin < end) madvise(data_ + begin, end - begin, MADV_DONTNEED);
+#else
+  (void)first;
+  (void)bytes;
+#endif
+}
+
 void Buffer::release() noexcept {
 #if defined(__linux__)
   if (mapping_ != nullptr) {

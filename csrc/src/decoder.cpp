@@ -145,6 +145,10 @@ void Decoder::run_layers(const ForwardCall& call, const NewTokens& tokens, Threa
   for (std::int64_t i = call.first_layer; i < call.end_layer; ++i) {
     const bool last = i + 1 == shape().layers;
     const Linear& next = last ? weights_->head : layers[size(i + 1)].attention.qkv;
+    if (call.queries != nullptr) {
+      const std::int64_t of_layer = tokens.count() * shape().heads * shape().head_dim;
+      run.queries = call.queries + (i - call.first_layer) * of_layer;
+    }
     layers[size(i)].run(run, i, x, &next.matrix);
     give_out(i + 1);
   }

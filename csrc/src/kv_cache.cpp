@@ -91,6 +91,7 @@ KvCache::KvCache(const Shape& shape) : shape_(shape) {
                                             head_bytes));
   lengths_.assign(static_cast<std::size_t>(shape.layers * shape.rows), 0);
   positions_.assign(static_cast<std::size_t>(shape.rows * shape.capacity), 0);
+  dropped_.assign(static_cast<std::size_t>(shape.rows), 0);
 }
 
 std::uint8_t* KvCache::tile(std::int64_t layer, std::int64_t row, std::int64_t head,
@@ -180,7 +181,8 @@ void KvCache::read(std::int64_t layer, std::int64_t row, std::int64_t head, std:
                    float* key, float* value) const {
   if (coded()) {
     read_codes(layer, row, head, slot, key, value);
-    return turn_back(key);
+    if (key != nullptr) turn_back(key);
+    return;
   }
   const std::uint8_t* k = keys(layer, row, head, slot) + slot % kBlockRows * 4;
   const ValueSlot v = values(layer, row, head, slot);
@@ -193,7 +195,7 @@ void KvCache::read(std::int64_t layer, std::int64_t row, std::int64_t head, std:
     return per_line == 1 ? whole : bf16_to_float(half);
   };
   for (std::int64_t i = 0; i < shape_.head_dim; ++i) {
-    key[i] = number(k + i / per_line * kLine + i % per_line * 2);
+    if (key != nullptr) key[i] = number(k + i / per_line * kLine + i % per_line * 2);
     if (value == nullptr) continue;
     const std::uint8_t* line = v.memory + (i / kBlockRows * v.lines + v.slot / per_line) * kLine;
     value[i] = number(line + i % kBlockRows * 4 + v.slot % per_line * 2);
@@ -214,11 +216,10 @@ void KvCache::copy_slot(const std::uint8_t* source, std::int64_t from, std::uint
                   {target + key_bytes_, lines, to});
 }
 
-void KvCache::move(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to) {
-  for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-    copy_slot(tile(layer, row, head, from), from % kTileSlots, tile(layer, row, head, to),
-              to % kTileSlots);
-  }
+void KvCache::move(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t from,
+                   std::int64_t to) {
+  copy_slot(tile(layer, row, head, from), from % kTileSlots, tile(layer, row, head, to),
+            to % kTileSlots);
 }
 
 void KvCache::keep(std::int64_t row, std::int64_t start, const std::vector<std::int64_t>& slots) {
@@ -250,7 +251,8 @@ void KvCache::keep(std::int64_t row, std::int64_t start, const std::vector<std::
     for (; held < count && start + slots[static_cast<std::size_t>(held)] < length; ++held) {
       const std::int64_t from = start + slots[static_cast<std::size_t>(held)];
       // Ascending, so nothing is overwritten before it has moved.
-      if (from != start + held) move(layer, row, from, start + held);
+      for (std::int64_t head = 0; from != start + held && head < shape_.kv_heads; ++head)
+        move(layer, row, head, from, start + held);
     }
     length = start + held;
     forget_means(layer, row, start);
@@ -274,6 +276,8 @@ void KvCache::trim(std::int64_t row, std::int64_t length, std::int64_t first_lay
     held = std::min(held, length);
     forget_means(layer, row, length);
   }
+  const bool whole = first_layer == 0 && end_layer == shape_.layers;
+  if (whole && length == 0) dropped_[static_cast<std::size_t>(row)] = 0;
 }
 
 std::int64_t KvCache::row_bytes(std::int64_t layer, std::int64_t row, std::int64_t length) const {

@@ -74,13 +74,13 @@ void KvCache::read_codes(std::int64_t layer, std::int64_t row, std::int64_t head
   const auto* scales = reinterpret_cast<const std::uint16_t*>(memory) + within;
   const std::uint8_t* plane = memory + scale_bytes();
   for (const bool keys : {true, false}) {
-    for (std::int64_t d = 0; d < size && (keys || value != nullptr); ++d) {
+    float* out = keys ? key : value;
+    for (std::int64_t d = 0; d < size && out != nullptr; ++d) {
       const Place at = keys ? key_place(size, within, d) : value_place(within, d);
       std::int32_t code = nibble(plane[at.byte], at.upper) - kZeroOfNibble;
       if (planes() == 2)
         code = 16 * code + nibble(plane[2 * plane_bytes() + at.byte], at.upper) - kZeroOfNibble;
-      const float x = static_cast<float>(code) * bf16_to_float(scales[d / group_ * kTileSlots]);
-      (keys ? key : value)[d] = x;
+      out[d] = static_cast<float>(code) * bf16_to_float(scales[d / group_ * kTileSlots]);
     }
     plane += plane_bytes();
     scales += size / group_ * kTileSlots;

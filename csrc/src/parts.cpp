@@ -215,14 +215,23 @@ void SelfAttention::prepare_head(LayerRun& run, std::int64_t index, std::int64_t
   for (std::int64_t i = 0; i < mask.count; ++i) {
     float* heads = run.space.qkv.data() + (mask.first_token + i) * qkv_rows();
     float* key = heads + (shape.heads + head) * d;
-    const auto turn = [&](float* x, const std::vector<float>& weight) {
+    const auto norm = [&](float* x, const std::vector<float>& weight) {
       if (!weight.empty()) ops.rms_norm(x, weight.data(), norm_eps, d, x);
+    };
+    const auto turn = [&](float* x) {
       if (!run.rotary.used()) return;
       const std::int64_t position = mask.positions[i];
       ops.rotate(x, run.rotary.cosines(position), run.rotary.sines(position), d / 2);
     };
-    for (std::int64_t q = head * group; q < (head + 1) * group; ++q) turn(heads + q * d, q_norm);
-    turn(key, k_norm);
+    float* queries = heads + head * group * d;
+    for (std::int64_t q = 0; q < group; ++q) norm(queries + q * d, q_norm);
+    if (run.queries != nullptr) {
+      std::copy(queries, queries + group * d,
+                run.queries + ((mask.first_token + i) * shape.heads + head * group) * d);
+    }
+    for (std::int64_t q = 0; q < group; ++q) turn(queries + q * d);
+    norm(key, k_norm);
+    turn(key);
     run.cache.write(index, mask.row, head, mask.start + i, key, key + shape.kv_heads * d);
   }
   if (layer_view(run.tokens.view).blocks > 0)

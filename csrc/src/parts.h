@@ -93,6 +93,7 @@ struct LayerRun {
   const RotaryTable& rotary;  // it reaches the furthest position
   LayerSpace& space;
   ThreadPool& pool;
+  float* queries = nullptr;  // of the layer, before their rotation: [tokens, heads * head_dim]
 };
 
 struct SelfAttention {

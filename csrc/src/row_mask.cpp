@@ -41,6 +41,7 @@ std::int64_t filled(const BatchRows& batch, std::int64_t row) {
 
 void check_room(const KvCache& cache, const RowMask& mask) {
   const std::int64_t capacity = cache.shape().capacity;
+  const std::int64_t dropped = cache.dropped(mask.row);
   if (mask.start + mask.count > capacity) {
     throw CacheError("row " + std::to_string(mask.row) + " holds " + std::to_string(mask.start) +
                      " tokens and cannot take " + std::to_string(mask.count) +
@@ -49,9 +50,10 @@ void check_room(const KvCache& cache, const RowMask& mask) {
   }
   for (std::int64_t i = 0; i < mask.count; ++i) {
     // So a window never begins behind its token.
-    if (mask.positions[i] > mask.start + i) {
+    const std::int64_t before = dropped + mask.start + i;
+    if (mask.positions[i] > before) {
       throw CacheError("position " + std::to_string(mask.positions[i]) + " in row " +
-                       std::to_string(mask.row) + " follows " + std::to_string(mask.start + i) +
+                       std::to_string(mask.row) + " follows " + std::to_string(before) +
                        " tokens; positions start at 0 and leave none out.");
     }
   }
@@ -66,6 +68,12 @@ RowMask new_row(const BatchRows& batch, std::size_t index) {
     if (mask.positions[i] >= 0) throw std::invalid_argument("padding stands before a token");
   }
   mask.start = filled(batch, mask.row);
+  if (batch.view.window > 0 && batch.cache->dropped(mask.row) > 0) {
+    throw CacheError(
+        "row " + std::to_string(mask.row) +
+        " has lost tokens, other ones in each head, so that no part of its text can be "
+        "read alone.");
+  }
   check_room(*batch.cache, mask);
   return mask;
 }
@@ -182,8 +190,10 @@ NewTokens take_slots(const BatchRows& batch) {
   // Nothing is written before all rows fit.
   for (std::size_t row = 0; row < batch.rows.size(); ++row) {
     RowMask& mask = tokens.masks[row];
-    std::copy(mask.positions, mask.positions + mask.count,
-              batch.cache->positions(mask.row) + mask.start);
+    const std::int64_t dropped = batch.cache->dropped(mask.row);
+    std::transform(mask.positions, mask.positions + mask.count,
+                   batch.cache->positions(mask.row) + mask.start,
+                   [&](std::int64_t position) { return position - dropped; });
     if (mask.count > 0) order_slots(*batch.cache, TreeMask(batch, row), mask);
   }
   return tokens;

@@ -5,6 +5,7 @@
 //   fuzz_decoder [SECONDS] [SEED]
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -178,6 +179,45 @@ class Case {
     CHECK_THROWS(CacheError, cache.row_bytes(0, 0, cache.shape().capacity + 1));
   }
 
+  // Once tokens were evicted, by layer and head, a tree behind the text reads what is left as its
+  // paths alone do.
+  void evicted() {
+    // Layers with windows of their own are not evicted from.
+    for (const std::int64_t window : shape_.windows)
+      if (window != 0) return;
+    const View view = std::exchange(view_, View{});
+    KvCache whole = make_cache(1);
+    const auto length = static_cast<std::int64_t>(text_.size());
+    run(whole, 0, text_, count_from(0, length), pool());
+    const auto cache = whole.copy();
+    evict(*cache, whole, between(random_, 1, length));
+    const Tree tree = random_tree(random_, shape_.vocab);
+    const auto nodes = static_cast<std::int64_t>(tree.ids.size());
+    const auto logits = grow(*cache, 0, tree, 0, nodes);
+    const auto after = [&](const Ids& path) {
+      const auto alone = cache->copy();
+      alone->trim(0, length - cache->dropped(0), 0, shape_.layers);
+      std::vector<float> last;
+      for (std::size_t i = 0; i < path.size(); ++i) {
+        const std::int64_t id = tree.ids[static_cast<std::size_t>(path[i])];
+        last = run(*alone, 0, {id}, {length + static_cast<std::int64_t>(i)}, *pools_[0]);
+      }
+      return last;
+    };
+    const std::int64_t node = between(random_, 0, nodes - 1);
+    const Ids path = tree.path(node);
+    const auto wanted = after(path);
+    CHECK(same_bits(logits.data() + node * shape_.vocab, wanted.data(), shape_.vocab),
+          "a tree behind evicted tokens");
+    cache->keep(0, length - cache->dropped(0), path);
+    const auto next = length + static_cast<std::int64_t>(path.size());
+    const auto copied = cache->copy();
+    CHECK(run(*cache, 0, {0}, {next}, pool()) == run(*copied, 0, {0}, {next}, pool()), "a copy");
+    view_ = {1, 1};
+    if (cache->dropped(0) > 0) CHECK_THROWS(CacheError, run(*cache, 0, {0}, {next}, pool()));
+    view_ = view;
+  }
+
   // What is refused leaves nothing behind.
   void bad_input() {
     KvCache cache = make_cache(1);
@@ -196,6 +236,35 @@ class Case {
   }
 
  private:
+  // Has each layer and head of a cache that holds what `whole` does keep its own `count` slots.
+  void evict(KvCache& cache, const KvCache& whole, std::int64_t count) {
+    const KvCache::Shape& shape = cache.shape();
+    const std::int64_t length = cache.length(0);
+    Ids slots;
+    for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
+      const Ids all = count_from(0, length);
+      std::sample(all.begin(), all.end(), std::back_inserter(slots), count, random_);
+    }
+    {
+      ThreadPool& threads = pool();
+      const Forward forward(threads);
+      cache.evict(0, slots.data(), count, threads);
+      CHECK_THROWS(CacheError, cache.evict(0, slots.data(), count + 1, threads));
+    }
+    CHECK(cache.length(0) == count && cache.dropped(0) == length - count, "what is evicted");
+    const auto d = static_cast<std::size_t>(shape.head_dim);
+    std::vector<float> kept(2 * d), wanted(2 * d);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const auto index = static_cast<std::int64_t>(i);
+      const std::int64_t head = index / count % shape.kv_heads;
+      const std::int64_t layer = index / count / shape.kv_heads;
+      cache.read(layer, 0, head, index % count, kept.data(), kept.data() + d);
+      whole.read(layer, 0, head, slots[i], wanted.data(), wanted.data() + d);
+      CHECK(kept == wanted, "slot %lld of head %lld", static_cast<long long>(slots[i]),
+            static_cast<long long>(head));
+    }
+  }
+
   ThreadPool& pool() { return *pools_[between(random_, 0, 2)]; }
   KvCache make_cache(std::int64_t rows) {
     KvCache::Shape shape = cache_;
@@ -384,6 +453,7 @@ int main(int count, char** arguments) {
     one_case.batch();
     one_case.parts();
     one_case.copied();
+    one_case.evicted();
     one_case.bad_input();
   }
   std::printf("%d models, ok\n", cases);

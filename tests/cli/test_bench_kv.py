@@ -129,9 +129,6 @@ def test_wrong_use_is_refused(cli: Cli, write: Write) -> None:
     result = run(cli, "--needles", "9")
     assert result.exit_code == 2
     assert "needles take" in result.stderr
-    result = run(cli, "--backend", "kernels")
-    assert result.exit_code == 2
-    assert "cannot run with kv_method" in result.stderr
 
 
 def test_bench_itself_still_takes_its_options(cli: Cli) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.errors import CacheError, ConfigError, UnknownNameError, UnsupportedModelError
-from forerun.kv_cache import CompressedCache
+from forerun.kv_cache import CompressedCache, Evicting
 from forerun.models import load_model
 from forerun.params import SamplingParams
 from forerun.proof.effort import Effort
@@ -35,6 +34,10 @@ TEXTS = [tokens(1, length, seed=length)[0].tolist() for length in (19, 1, 7)]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=24)
 SAMPLERS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+ON_KERNELS = [
+    pytest.param(f"kernels-{name}", marks=needs_kernels) for name in ("llama", "qwen3")
+]
+NAMES = ["llama", "gpt2", *ON_KERNELS]
 METHODS = pytest.mark.parametrize("compression", COMPRESSIONS.values(), ids=COMPRESSIONS)
 
 
@@ -43,6 +46,8 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], CausalLM]:
     made: dict[str, CausalLM] = {}
 
     def get(name: str) -> CausalLM:
+        if name.startswith("kernels-"):
+            return kernel_model(name.removeprefix("kernels-"))
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
             tiny_model(name).save_pretrained(folder)
@@ -130,7 +135,7 @@ def check_all(target: CausalLM, compression: Compression, params: SamplingParams
 
 @SAMPLERS
 @METHODS
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", NAMES)
 def test_drafts_change_nothing(
     name: str, compression: Compression, params: SamplingParams, load: Any
 ) -> None:
@@ -140,50 +145,51 @@ def test_drafts_change_nothing(
     assert plain_outputs(target, compression, params) != whole
 
 
+@pytest.mark.parametrize("name", ["llama", ON_KERNELS[0]])
 @pytest.mark.parametrize("method", [name for name, one in COMPRESSIONS.items() if one.kv_budget])
 def test_a_rejected_token_that_counts_or_evicts_is_caught(
-    method: str, load: Any, monkeypatch: pytest.MonkeyPatch
+    method: str, name: str, load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planted bug: what was drafted is beyond the next eviction when it is verified, or its queries
     are counted before it is known whether it stands."""
-    target, compression = load("llama"), COMPRESSIONS[method]
-    keep = CompressedCache.keep
+    target, compression = load(name), COMPRESSIONS[method]
+    keep = Evicting.keep
 
-    def counting(self: CompressedCache, row: int, length: int, path: Any) -> None:
-        for layer, logs in enumerate(self._logs):
-            log = logs[row]
-            if log.end <= length:
-                continue
-            queries = log.between(length, log.end, self.dropped[row])
-            held = self._held(layer, row, log.end)
-            logs[row] = replace(log, state=self.method.count(held, queries, log.state))
+    def counting(self: Evicting, row: int, length: int, path: Any) -> None:
+        log, states = self._logs[row], self._states[row]
+        for layer, end in enumerate(log.ends):
+            if end > length:
+                queries = log.between(layer, length, end, self.dropped[row])
+                held = self._held(row, layer, end)
+                states[layer] = self.method.count(held, queries, states[layer])
         keep(self, row, length, path)
 
-    def late(self: CompressedCache, row: int) -> None:
+    def late(self: Evicting, row: int) -> None:
         length, due = self.length(row), self._due[row]
         if due is not None and length > due:
             self._due[row] = length
         evict(self, row)
 
-    evict = CompressedCache.evict
+    evict = Evicting.evict
     with monkeypatch.context() as patch:
-        patch.setattr(CompressedCache, "until_eviction", lambda *_: None)
-        patch.setattr(CompressedCache, "evict", late)
+        patch.setattr(Evicting, "until_eviction", lambda *_: None)
+        patch.setattr(Evicting, "evict", late)
         with pytest.raises(AssertionError):
             check_all(target, compression, GREEDY)
     if compression.make().counts:
         with monkeypatch.context() as patch:
-            patch.setattr(CompressedCache, "keep", counting)
+            patch.setattr(Evicting, "keep", counting)
             with pytest.raises(AssertionError):
                 check_all(target, compression, GREEDY)
 
 
 @SAMPLERS
 @METHODS
+@pytest.mark.parametrize("name", ["llama", ON_KERNELS[0]])
 def test_with_drafters_of_models(
-    compression: Compression, params: SamplingParams, load: Any
+    name: str, compression: Compression, params: SamplingParams, load: Any
 ) -> None:
-    target, outputs = load("llama"), plain_outputs(load("llama"), compression, params)
+    target, outputs = load(name), plain_outputs(load(name), compression, params)
     tree = {"tree": "auto", "num_tree_nodes": 6}
     for drafter, options in (
         (LayerSkipDrafter(target, (1,)), {}),
@@ -203,22 +209,28 @@ class BrokenError(Exception):
 
 
 @METHODS
+@pytest.mark.parametrize("name", ["llama", ON_KERNELS[0]])
 def test_interrupted_rounds_change_nothing(
-    compression: Compression, load: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, compression: Compression, load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every thirteenth forward breaks in the middle of its layers."""
-    target = load("llama")
+    """Every thirteenth forward breaks in the middle of its layers or, on the kernels, behind them."""
+    target = load(name)
     outputs = plain_outputs(target, compression, GREEDY)
     engine = engine_of(target, compression, DraftModelDrafter(target, len(TEXTS), 64))
     numbers = [engine.add(text, GREEDY) for text in TEXTS]
-    layer, calls = type(target)._layer, itertools.count()
+    part = "_layer" if name == "llama" else "forward"
+    run, calls = getattr(type(target), part), itertools.count()
 
-    def failing(self: Any, index: int, *arguments: Any) -> Any:
-        if index == 1 and next(calls) % 13 == 12:
+    def failing(self: Any, first: Any, *arguments: Any) -> Any:
+        breaks = first == 1 or name != "llama"
+        if name == "llama" and breaks and next(calls) % 13 == 12:
             raise KeyboardInterrupt
-        return layer(self, index, *arguments)
+        output = run(self, first, *arguments)
+        if name != "llama" and next(calls) % 13 == 12:
+            raise KeyboardInterrupt
+        return output
 
-    monkeypatch.setattr(type(target), "_layer", failing)
+    monkeypatch.setattr(type(target), part, failing)
     while not all(engine._added[number].finished for number in numbers):
         try:
             engine.step()
@@ -262,14 +274,16 @@ def test_targets_that_cannot_evict(load: Any) -> None:
     compression = COMPRESSIONS["h2o"]
     with pytest.raises(UnsupportedModelError, match=r"layers \[0, 1, 2\].* window of 3 tokens"):
         engine_of(load("mistral"), compression)
-    for target in (kernel_model("llama"), ToyModel()):
-        with pytest.raises(UnsupportedModelError, match="the same tokens in all heads"):
-            engine_of(target, compression)
+    with pytest.raises(UnsupportedModelError, match=r"layers \[0, 1, 2\].* window of 5 tokens"):
+        engine_of(kernel_model("mistral"), compression)
+    with pytest.raises(UnsupportedModelError, match="the same tokens in all heads"):
+        engine_of(ToyModel(), compression)
     with pytest.raises(ConfigError, match="must be a forerun"):
         engine_of(load("llama"), "h2o")  # type: ignore[arg-type]
-    sparse = engine_of(load("llama"), compression, SelfSparseDrafter(load("llama")))
-    with pytest.raises(CacheError, match="draft with another method than self_sparse"):
-        sparse.generate(TEXTS[0], GREEDY)
+    for target in (load("llama"), load("kernels-llama")):
+        sparse = engine_of(target, compression, SelfSparseDrafter(target))
+        with pytest.raises(CacheError, match="draft with another method than self_sparse"):
+            sparse.generate(TEXTS[0], GREEDY)
 
 
 def test_load_takes_options_by_name(tmp_path: Path) -> None:

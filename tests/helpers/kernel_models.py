@@ -110,6 +110,19 @@ def model(
     return CpuModel(architecture(name), source, precision, name, choice)
 
 
+@cache
+def long_kernel_model() -> CpuModel:
+    """The first of them with room for more tokens than are counted at once."""
+    from transformers import AutoConfig
+
+    kind, values = SHAPES["llama"]
+    shape = read_architecture(
+        AutoConfig.for_model(kind, **{**values, "max_position_embeddings": 4 * CONTEXT})
+    )
+    source = TensorSource(weights("llama"), "llama")
+    return CpuModel(shape, source, "fp32", "long", KernelChoice(threads=2))
+
+
 def plain(one: CpuModel, ids: list[int]) -> tuple[Tensor, Tensor]:
     """Logits [n, V] and all hidden states [n, layers + 1, H] of a text, run token by token."""
     layers = tuple(range(one.num_layers + 1))

@@ -14,8 +14,12 @@ from forerun.core import View
 from forerun.errors import CacheError
 from forerun.models import load_model
 from tests.helpers.forwards import run
+from tests.helpers.kernel_models import long_kernel_model, needs_kernels
 from tests.helpers.tiny_models import close, tiny_model, tokens
 
+BACKENDS = pytest.mark.parametrize(
+    "backend", ["torch", pytest.param("kernels", marks=needs_kernels)]
+)
 LENGTH, STAY, SINKS, RECENT = 30, 14, 2, 5
 
 
@@ -84,11 +88,10 @@ def test_expected_attention_is_that_of_many_queries(pair: Any) -> None:
         1, 64, settings("expected_attention", kv_budget=None, kv_compression_ratio=0.1)
     )
     run(model, cache, tokens(1, LENGTH))
-    log, method = cache._logs[0][0], cache.method
-    held = cache._held(0, 0, LENGTH)
-    state = method.count(held, log.between(0, LENGTH, 0), None)
-    found = method.score(held, state)
-    queries = log.queries.double()
+    method, held = cache.method, cache._held(0, 0, LENGTH)
+    log = cache._logs[0].between(0, 0, LENGTH, 0)
+    found = method.score(held, method.count(held, log, None))
+    queries = log.vectors.double()
     ahead = (LENGTH + torch.arange(512)).expand(4000, -1)
     generator = torch.Generator().manual_seed(0)
     expected = []
@@ -167,6 +170,80 @@ def test_rows_go_back_to_committed_text_or_begin_anew(pair: Any) -> None:
     cache.trim(1, 0)
     assert cache.length(1) == 0
     assert cache.until_eviction(1) is None
+
+
+def read_in_chunks(model: Any, compression: Compression, sizes: tuple[int, ...]) -> Any:
+    """A cache of one row that has read a prompt in chunks of these sizes, evicted, and gone on."""
+    cache, first = model.compressed_cache(1, 700, compression), 0
+    prompt = tokens(1, 601)
+    for size in sizes:
+        cache.commit(0)
+        run(model, cache, prompt[:, first : first + size])
+        first += size
+    assert first == 601
+    cache.commit(0)
+    cache.evict(0)
+    return cache
+
+
+@needs_kernels
+@pytest.mark.parametrize("method", METHODS)
+def test_chunks_of_a_prompt_change_nothing(method: str) -> None:
+    """On the kernels bit for bit: what is counted is counted in the same pieces, however it was run."""
+    model, compression = long_kernel_model(), settings(method)
+    caches = [
+        read_in_chunks(model, compression, sizes)
+        for sizes in ((601,), (255, 2, 255, 89), (100,) * 6 + (1,))
+    ]
+    for layer in range(model.num_layers):
+        for values in (False, True):
+            first, *others = (cache._numbers(layer, 0, STAY, values) for cache in caches)
+            assert all(torch.equal(first, other) for other in others)
+
+
+@needs_kernels
+@pytest.mark.parametrize("method", METHODS)
+def test_kernels_keep_what_torch_keeps(method: str, pair: Any, tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype="fp32", backend="kernels")
+    mine, wanted = (filled(one, settings(method)) for one in (model, pair[1]))
+    for layer in range(model.num_layers):
+        for values in (False, True):
+            found = mine._numbers(layer, 1, STAY, values)
+            close(found, wanted._numbers(layer, 1, STAY, values).float(), 1e-4)
+
+
+@BACKENDS
+def test_a_copy_goes_its_own_way(backend: str, pair: Any, tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype="fp32", backend=backend)
+    cache = filled(model, settings("h2o", kv_interval=4))
+    other = cache.copy()
+    for one, seed in ((cache, 3), (other, 4)):
+        for step in range(6):
+            one.evict(1)
+            run(model, one, tokens(1, 1, seed=seed + step), [1])
+    again = filled(model, settings("h2o", kv_interval=4))
+    for step in range(6):
+        again.evict(1)
+        run(model, again, tokens(1, 1, seed=4 + step), [1])
+    assert torch.equal(other._numbers(0, 1, STAY, False), again._numbers(0, 1, STAY, False))
+    assert not torch.equal(other._numbers(0, 1, STAY, True), cache._numbers(0, 1, STAY, True))
+
+
+@BACKENDS
+def test_queries_are_forgotten(backend: str, tmp_path: Path) -> None:
+    """Where nothing will be evicted any more none are kept; else no more than from one eviction to the next."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype="fp32", backend=backend)
+    for options, most in (({"kv_budget": None, "kv_compression_ratio": 0.5}, 0), ({}, RECENT + 4)):
+        for method in ("h2o", "snapkv"):
+            cache = filled(model, settings(method, kv_interval=4, **options))
+            for step in range(20):
+                cache.evict(1)
+                run(model, cache, tokens(1, 1, seed=step), [1])
+            log = cache._logs[1]
+            assert max(log.ends) - log.first <= most
 
 
 def test_dtype_of_the_model_is_kept(tmp_path: Path) -> None:

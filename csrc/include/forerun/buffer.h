@@ -20,6 +20,10 @@ class Buffer {
   std::uint8_t* data() const { return data_; }
   std::size_t size() const { return size_; }
 
+  // Gives the whole pages of a part back to the system where that is possible: they take no memory
+  // until they are written again, and what is read of the part until then is undefined.
+  void give_back(std::size_t first, std::size_t bytes) noexcept;
+
  private:
   void release() noexcept;
 

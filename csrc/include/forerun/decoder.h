@@ -62,6 +62,9 @@ struct ForwardCall : BatchRows {
   std::vector<std::pair<std::int64_t, float*>> hidden_out;  // layer, [rows, width, hidden]
   LogitsFor logits_for = LogitsFor::all;
   float* logits = nullptr;  // [rows, width or 1, vocab]; padding is left as it is
+  // Queries before their rotation, or null: [layers to run, tokens, heads * head_dim], padding left
+  // out.
+  float* queries = nullptr;
 };
 
 struct DecoderWeights;

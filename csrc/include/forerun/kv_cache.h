@@ -14,13 +14,18 @@
 //
 // A row's tiles lie in segments of a thousand slots, each with all layers and heads: a row takes
 // only the memory that its tokens fill, though it lies on huge pages.
+//
+// A row may lose tokens, as many in all layers and heads but not the same ones: those that stay
+// move to its first slots, in their order, with the rotation of the positions that they had.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "forerun/buffer.h"
 #include "forerun/packed_matrix.h"
+#include "forerun/thread_pool.h"
 
 namespace forerun::cpu {
 
@@ -61,7 +66,7 @@ class KvCache {
     lengths_[at(layer, row)] = length;
   }
 
-  // Of the token in each slot of a row.
+  // Of the token in each slot of a row, less the tokens that the row has lost.
   std::int64_t* positions(std::int64_t row) { return positions_.data() + row * shape_.capacity; }
   const std::int64_t* positions(std::int64_t row) const {
     return positions_.data() + row * shape_.capacity;
@@ -71,10 +76,21 @@ class KvCache {
   // that holds them. Throws CacheError unless they ascend and the longest layer holds them.
   void keep(std::int64_t row, std::int64_t start, const std::vector<std::int64_t>& slots);
 
-  // Forgets all slots of a row from `length` on, in layers [first_layer, end_layer). Throws
-  // CacheError for a negative length or layers that are not there.
+  // Forgets all slots of a row from `length` on, in layers [first_layer, end_layer); an empty row
+  // has lost no tokens. Throws CacheError for a negative length or layers that are not there.
   void trim(std::int64_t row, std::int64_t length, std::int64_t first_layer,
             std::int64_t end_layer);
+
+  // Of all slots of a row, each layer and head keeps its own: `slots` [layers, kv_heads, count],
+  // ascending, one or more, on all threads; memory that no slot needs any more is given back.
+  // Throws CacheError for slots that do not ascend or that a layer does not hold, and layers of
+  // different lengths.
+  void evict(std::int64_t row, const std::int64_t* slots, std::int64_t count, ThreadPool& pool);
+  // Tokens that a row has lost.
+  std::int64_t dropped(std::int64_t row) const { return dropped_[static_cast<std::size_t>(row)]; }
+
+  // Another cache that holds the same. Throws std::bad_alloc.
+  std::unique_ptr<KvCache> copy() const;
 
   // Of the tiles that hold the first `length` slots of a row in one layer, all heads; throws
   // CacheError for a layer, a row or more slots than there are.
@@ -114,7 +130,7 @@ class KvCache {
   ValueSlot values(std::int64_t layer, std::int64_t row, std::int64_t head,
                    std::int64_t slot) const;
 
-  // Reads what is stored of a head, [head_dim] each; `value` may be null.
+  // Reads what is stored of a head, [head_dim] each; one of them may be null.
   void read(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot, float* key,
             float* value) const;
 
@@ -136,7 +152,16 @@ class KvCache {
   std::size_t at(std::int64_t layer, std::int64_t row) const {
     return static_cast<std::size_t>(layer * shape_.rows + row);
   }
-  void move(std::int64_t layer, std::int64_t row, std::int64_t from, std::int64_t to);
+  void move(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t from,
+            std::int64_t to);
+  // Throws CacheError unless evict() may be called so.
+  void check_evicted(std::int64_t row, const std::int64_t* slots, std::int64_t count) const;
+  // Gives back the memory of the segments behind the one that holds the slot before `length`.
+  void give_back(std::int64_t row, std::int64_t length);
+  std::size_t segment_bytes() const {
+    return static_cast<std::size_t>(shape_.layers * shape_.kv_heads *
+                                    (segment_slots_ / kTileSlots) * tile_bytes_);
+  }
   // Of means, those of tiles with slots from `length` on.
   void forget_means(std::int64_t layer, std::int64_t row, std::int64_t length);
   void write_codes(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
@@ -166,6 +191,7 @@ class KvCache {
   std::vector<std::int64_t> summarized_;  // tiles, by layer, row and head
   std::vector<std::int64_t> lengths_;
   std::vector<std::int64_t> positions_;
+  std::vector<std::int64_t> dropped_;  // by row
 };
 
 // Copies the values of one slot, `blocks` blocks of dimensions, to another slot.

@@ -39,8 +39,8 @@ class KvCache:
     @property
     def precision(self) -> str: ...
 
-    def read(self, layer: int, row: int, keys: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], values: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
-        """What the first slots of a row hold, of all heads."""
+    def read(self, pool: ThreadPool, layer: int, row: int, values: bool, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
+        """Keys or values of the first slots of a row, of all heads."""
 
     def length(self, row: int) -> int: ...
 
@@ -66,6 +66,12 @@ class KvCache:
 
     def keep(self, row: int, start: int, slots: Sequence[int]) -> None: ...
 
+    def evict(self, pool: ThreadPool, row: int, slots: Annotated[NDArray[numpy.int64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> None:
+        """Of all slots of a row, each layer and head keeps its own."""
+
+    def copy(self) -> KvCache:
+        """Another cache that holds the same."""
+
     def trim(self, row: int, length: int, layers: tuple[int, int] | None = None) -> None: ...
 
 class Decoder:
@@ -88,7 +94,7 @@ class Decoder:
 
     def load_codes(self, pool: ThreadPool, name: str, first: int, count: int, cols: int, codes: int, scales: int, offsets: int) -> None: ...
 
-    def forward(self, pool: ThreadPool, cache: KvCache, rows: Sequence[int], token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], layers: tuple[int, int], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')] | None, last: bool, tree_mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, hidden_in: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, hidden_out: Sequence[tuple[int, Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]]], view: tuple[int, int, bool, int] | None) -> None: ...
+    def forward(self, pool: ThreadPool, cache: KvCache, rows: Sequence[int], token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], layers: tuple[int, int], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')] | None, last: bool, tree_mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, hidden_in: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, hidden_out: Sequence[tuple[int, Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]]], view: tuple[int, int, bool, int] | None, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')] | None = None) -> None: ...
 
     def embed(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
 

@@ -41,17 +41,23 @@ class Held:
     """What one layer holds of one row.
 
     Args:
-        keys, values: [kv_heads, m, head_dim], keys rotated as at their positions.
+        keys: [kv_heads, m, head_dim], rotated as at their positions.
+        read_values: makes `values`.
         queries: of the newest tokens, as many as the method asks for.
         length: tokens of the text, evicted ones too.
         rotate: see `Rotate`.
     """
 
     keys: Tensor
-    values: Tensor
+    read_values: Callable[[], Tensor]
     queries: Queries
     length: int
     rotate: Rotate
+
+    @property
+    def values(self) -> Tensor:
+        """[kv_heads, m, head_dim]; read when asked for."""
+        return self.read_values()
 
     def attention(self, queries: Queries) -> Tensor:
         """The attention of some queries over what is held, mean over the heads that share keys:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 from forerun.core import Batch, Draft, Drawing, Exactness, ForwardOutput, Request, View
 
@@ -71,6 +71,9 @@ class Evicts(Cache, Protocol):
 
     def evict(self, row: int) -> None:
         """Give up what is due, before the newest token of a request is run: first after its prompt."""
+
+    def copy(self) -> Self:
+        """Another cache that holds the same, to go on otherwise."""
 
     def until_eviction(self, row: int) -> int | None:
         """Tokens that may be appended before the next are given up; None where none will be. What is run

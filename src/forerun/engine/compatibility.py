@@ -203,8 +203,7 @@ def new_cache(
     if not compresses_cache(target):
         raise UnsupportedModelError(
             f"{target.name} cannot run with kv_method {compression.kv_method!r}: its cache holds the same "
-            "tokens in all heads; load a model that forerun runs itself with backend 'torch', or leave "
-            "kv_method out."
+            "tokens in all heads; load a model that forerun runs itself, or leave kv_method out."
         )
     cache = target.compressed_cache(rows, capacity, compression)
     return cache, cache

@@ -1,6 +1,7 @@
 """Caches of keys and values that can be rolled back."""
 
 from forerun.kv_cache.compressed import CompressedCache
+from forerun.kv_cache.evicting import Evicting
 from forerun.kv_cache.fit import (
     check_length,
     check_path,
@@ -9,11 +10,14 @@ from forerun.kv_cache.fit import (
     held_before,
     layers_to_trim,
 )
+from forerun.kv_cache.query_log import QueryLog
 from forerun.kv_cache.static import Appending, StaticCache
 
 __all__ = [
     "Appending",
     "CompressedCache",
+    "Evicting",
+    "QueryLog",
     "StaticCache",
     "check_length",
     "check_path",

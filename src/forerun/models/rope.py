@@ -49,6 +49,24 @@ class RotaryTable:
         self._sin = (angles.sin() * self._scale).to(self._device, self._dtype)
 
 
+def rotary_table(
+    shape: Architecture, dtype: torch.dtype, device: torch.device
+) -> RotaryTable | None:
+    """The table of a model; None for learned positions."""
+    if shape.family == "gpt2":
+        return None
+    return RotaryTable(*frequencies(shape), dtype, device)
+
+
+def mean_rotated(table: RotaryTable | None, vectors: Tensor, positions: Tensor) -> Tensor:
+    """Vectors as `forerun.compression.base.Rotate` says; without a table they have no rotation."""
+    if table is None:
+        return vectors
+    cos, sin = table.at(positions, int(positions.max()))
+    cos, sin = (part[:, 0].to(vectors.dtype).mean(1) for part in (cos, sin))
+    return rotate(vectors, (cos, sin))
+
+
 def frequencies(shape: Architecture) -> tuple[Tensor, float]:
     """Inverse frequencies [head_dim / 2] in float32, and the factor on cosines and sines."""
     inverse, scale = _published(shape.config, shape.head_dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,14 +13,15 @@ from torch.nn import functional
 from forerun.compression import Compression
 from forerun.contracts import Ability
 from forerun.core import Batch, Exactness, ForwardOutput, View
-from forerun.errors import CacheError, UnsupportedModelError
+from forerun.errors import CacheError
 from forerun.kv_cache import Appending, CompressedCache, StaticCache
 from forerun.kv_cache.codes import bytes_of_text
 from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.attention import Parts, Step, apply_gate, norm, visibility
+from forerun.models.evicts import check_evicts
 from forerun.models.layers import layers_to_run
 from forerun.models.placement import dtype_name
-from forerun.models.rope import RotaryTable, frequencies, rotate
+from forerun.models.rope import mean_rotated, rotary_table
 
 
 class Transformer:
@@ -52,10 +54,7 @@ class Transformer:
         self._activation = ACTIVATIONS[shape.activation]
         self._layers = [_parts(weights, f"layers.{index}.") for index in range(shape.num_layers)]
         self._positions = weights.get("positions.weight")
-        self._rotary = None
-        if self._positions is None:
-            rotary = frequencies(shape)
-            self._rotary = RotaryTable(*rotary, self.dtype, self.device)
+        self._rotary = rotary_table(shape, self.dtype, self.device)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
@@ -83,34 +82,17 @@ class Transformer:
             UnsupportedModelError: for a model with sliding windows shorter than its context.
         """
         shape = self.shape
-        sliding = [
-            layer
-            for layer, window in enumerate(shape.windows)
-            if window is not None and window < self.max_context
-        ]
-        if sliding:
-            raise UnsupportedModelError(
-                f"layers {sliding} of {self.name} read a sliding window of {shape.windows[sliding[0]]} "
-                f"tokens alone and cannot evict others by kv_method {compression.kv_method!r}; leave it out."
-            )
+        check_evicts(shape, self.name, compression)
         return CompressedCache(
             self.num_layers,
             (rows, shape.num_kv_heads, capacity, shape.head_dim),
             self.dtype,
             self.device,
             compression=compression,
-            rotate=self._rotated,
+            rotate=partial(mean_rotated, self._rotary),
             heads=shape.num_heads,
             kv_dtype=self.kv_dtype,
         )
-
-    def _rotated(self, vectors: Tensor, positions: Tensor) -> Tensor:
-        """As `forerun.compression.base.Rotate`."""
-        if self._rotary is None:
-            return vectors
-        cos, sin = self._rotary.at(positions, int(positions.max()))
-        cos, sin = (part[:, 0].to(vectors.dtype).mean(1) for part in (cos, sin))
-        return rotate(vectors, (cos, sin))
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: StaticCache) -> ForwardOutput:

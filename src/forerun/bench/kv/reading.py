@@ -84,9 +84,7 @@ class Reading:
         as nothing that it has evicted comes back."""
         if self.evicts is not None:
             other = copy.copy(self)
-            # Not a copy of the model, to which the cache refers.
-            memo = {id(self.target): self.target}
-            other.cache = other.evicts = copy.deepcopy(self.evicts, memo)
+            other.cache = other.evicts = self.evicts.copy()
             yield other
             return
         newest, length = self.newest, self.cache.length(0)

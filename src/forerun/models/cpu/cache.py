@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.core import Batch, View
 from forerun.errors import CacheError, MemoryLimitError
+from forerun.kv_cache import check_view
 from forerun.models.cpu.errors import TypedErrors
 
 _ERRORS = TypedErrors("the cache")
@@ -80,6 +82,21 @@ class CpuCache:
         with _ERRORS:
             self.native.trim(row, length, None if layers is None else (layers.start, layers.stop))
 
+    def check_view(self, view: View | None) -> None:
+        """Refuse to read what the cache does not have.
+
+        Raises:
+            CacheError: for a coarse view of other codes than int8's.
+        """
+        check_view(view, self.kv_dtype)
+
+    def room_for_queries(self, batch: Batch, layers: range) -> Tensor | None:
+        """Memory [layers, tokens, heads * head_dim] for the queries of a forward; None where none are read."""
+        return None
+
+    def note_queries(self, batch: Batch, layers: range, queries: Tensor) -> None:
+        """Take note of the queries of a forward that has run."""
+
     @property
     def row_format(self) -> dict[str, str | int]:
         """See `forerun.contracts.SavesRows`."""
@@ -90,14 +107,6 @@ class CpuCache:
             "dtype": self.kv_dtype,
             **{name: int(getattr(native, name)) for name in numbers},
         }
-
-    def numbers(self, layer: int, row: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [kv_heads, n, head_dim] of what a row holds in a layer, as numbers."""
-        shape = (self.native.kv_heads, self.length(row, layer), self.native.head_dim)
-        keys, values = torch.empty(shape), torch.empty(shape)
-        with _ERRORS:
-            self.native.read(layer, row, keys.numpy(), values.numpy())
-        return keys, values
 
     def row_shapes(self, length: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """See `forerun.contracts.SavesRows`."""
@@ -117,14 +126,14 @@ class CpuCache:
             self.native.write_row(layer, row, length, tensors["tiles"].numpy())
 
 
-def new_cache(
+def new_native_cache(
     native: Any,
     rows: int,
     capacity: int,
     name: str,
     kv_dtype: str = "",
-) -> CpuCache:
-    """An empty cache of `rows` rows of `capacity` tokens each.
+) -> Any:
+    """The kernels' own empty cache of `rows` rows of `capacity` tokens each.
 
     Args:
         native: the kernels' model or module that it is for.
@@ -139,7 +148,7 @@ def new_cache(
         raise CacheError.no_room(rows, capacity)
     try:
         size = (rows, capacity, kv_dtype) if kv_dtype else (rows, capacity)
-        return CpuCache(native.new_cache(*size))
+        return native.new_cache(*size)
     except (MemoryError, ValueError, TypeError):  # The latter for numbers that no memory has.
         raise MemoryLimitError(
             f"there is not enough memory for {rows} x {capacity} tokens in the cache of {name}; "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forerun import _native
+from forerun.compression import Compression
 from forerun.contracts import Ability, ChainRequest
 from forerun.core import Batch, Draft, Drawing, Exactness, ForwardOutput, View
 from forerun.errors import (
@@ -20,17 +23,20 @@ from forerun.errors import (
     MemoryLimitError,
     UnknownNameError,
 )
-from forerun.kv_cache import check_view
+from forerun.interrupts import held_back
 from forerun.kv_cache.codes import bytes_of_text
 from forerun.models.architecture import Architecture
-from forerun.models.cpu.cache import CpuCache, DraftHead, new_cache
+from forerun.models.cpu.cache import CpuCache, DraftHead, new_native_cache
+from forerun.models.cpu.compressed import CompressedCpuCache
 from forerun.models.cpu.errors import TypedErrors
 from forerun.models.cpu.modules import CpuModules
 from forerun.models.cpu.threads import shared_pool, thread_pool
 from forerun.models.cpu.weights import chunks, coded_chunks, describe_shape
+from forerun.models.evicts import check_evicts
 from forerun.models.layers import layers_to_run
 from forerun.models.layouts import layout_of
 from forerun.models.placement import KERNEL_PRECISIONS, STORED
+from forerun.models.rope import mean_rotated, rotary_table
 from forerun.models.sources import CodedSource, Source, loading, match_keys
 
 if TYPE_CHECKING:
@@ -90,7 +96,15 @@ class CpuModel:
     """
 
     exactness = Exactness.BITWISE
-    abilities = frozenset({Ability.DRAFT_CHAINS, Ability.MODULES, Ability.SESSIONS, Ability.VIEWS})
+    abilities = frozenset(
+        {
+            Ability.DRAFT_CHAINS,
+            Ability.EVICTION,
+            Ability.MODULES,
+            Ability.SESSIONS,
+            Ability.VIEWS,
+        }
+    )
 
     def __init__(
         self,
@@ -156,8 +170,26 @@ class CpuModel:
             CacheError: for fewer than one row or token.
             MemoryLimitError: when it does not fit into memory.
         """
+        return CpuCache(self._native_cache(rows, capacity))
+
+    def compressed_cache(
+        self, rows: int, capacity: int, compression: Compression
+    ) -> CompressedCpuCache:
+        """An empty cache of `rows` rows of `capacity` tokens each, of which some are evicted.
+
+        Raises:
+            CacheError, MemoryLimitError: as `new_cache`.
+            UnsupportedModelError: for a model with sliding windows shorter than its context.
+        """
+        shape = self.shape
+        check_evicts(shape, self.name, compression)
+        native = self._native_cache(rows, capacity)
+        rotate = partial(mean_rotated, rotary_table(shape, torch.float32, self.device))
+        return CompressedCpuCache(native, self._pool, compression, rotate, shape.num_heads)
+
+    def _native_cache(self, rows: int, capacity: int) -> Any:
         kv_dtype = "" if self.kv_dtype == "auto" else self.kv_dtype
-        return new_cache(self._decoder, rows, capacity, self.name, kv_dtype)
+        return new_native_cache(self._decoder, rows, capacity, self.name, kv_dtype)
 
     def forward(self, batch: Batch, cache: CpuCache) -> ForwardOutput:
         """Run new tokens and append their keys and values, as `forerun.contracts.CausalLM` says.
@@ -173,7 +205,7 @@ class CpuModel:
             raise CacheError(
                 f"{self.name} was given a {type(cache).__name__}; make a cache with its new_cache."
             )
-        check_view(batch.view, cache.kv_dtype)
+        cache.check_view(batch.view)
         last = batch.logits_for == "last"
         # Padding is not written to, but it should be numbers.
         make = torch.empty if batch.even else torch.zeros
@@ -181,7 +213,8 @@ class CpuModel:
         if batch.logits_for != "none" and layers.stop == self.num_layers:
             logits = make(len(batch), 1 if last else batch.width, self.vocab_size)
         hidden = {i: make(len(batch), batch.width, self.hidden_size) for i in batch.hidden_layers}
-        with self._errors:
+        queries = cache.room_for_queries(batch, layers)
+        with self._errors, nullcontext() if queries is None else held_back():
             self._decoder.forward(
                 self._pool,
                 cache.native,
@@ -195,7 +228,10 @@ class CpuModel:
                 None if batch.hidden_in is None else _floats(batch.hidden_in),
                 [(layer, out.numpy()) for layer, out in hidden.items()],
                 _native_view(batch.view),
+                None if queries is None else queries.numpy(),
             )
+            if queries is not None:
+                cache.note_queries(batch, layers, queries)
         return ForwardOutput(logits, hidden)
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -256,7 +292,7 @@ class CpuModel:
             CacheError: when a row is full or a position lies beyond the context.
             DistributionError: for logits that are not numbers.
         """
-        check_view(view, cache.kv_dtype)
+        cache.check_view(view)
         probs = [
             torch.empty(chain.limit if chain.drawing is Drawing.SAMPLED else 0, vocab_size)
             for chain in requests

@@ -15,7 +15,7 @@ from forerun import _native
 from forerun.contracts import AttentionShape, LayerShape, Module
 from forerun.core import Batch
 from forerun.errors import CheckpointError
-from forerun.models.cpu.cache import CpuCache, new_cache
+from forerun.models.cpu.cache import CpuCache, new_native_cache
 from forerun.models.cpu.errors import TypedErrors
 from forerun.models.cpu.weights import ACTIVATIONS
 
@@ -156,7 +156,7 @@ class _KeepsText:
             CacheError: for fewer than one row or token.
             MemoryLimitError: when it does not fit into memory.
         """
-        return new_cache(self.native, rows, capacity, "a module")
+        return CpuCache(new_native_cache(self.native, rows, capacity, "a module"))
 
     def _run(self, inputs: Sequence[Tensor], batch: Batch, cache: CpuCache) -> Tensor:
         make = torch.empty if batch.even else torch.zeros

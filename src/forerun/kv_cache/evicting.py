@@ -1,0 +1,218 @@
+"""What caches that evict have in common: they speak in tokens as every other, and hold fewer of them in slots.
+
+All layers and heads of a row hold as many tokens, but not the same ones. Their keys keep the rotations of the
+positions that they had. Tokens are evicted where a request goes on from committed text alone: after its
+prompt, then every so many tokens (`until_eviction`), wherever rounds begin and whatever was drafted in them.
+So a rejected token is neither counted nor in anyone's place, and drafts change nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from forerun.compression import Compression
+from forerun.compression.base import Held, Rotate
+from forerun.core import View
+from forerun.errors import CacheError
+from forerun.interrupts import held_back
+from forerun.kv_cache.query_log import QueryLog
+
+# Queries that are counted at once. Where counting begins and ends depends on the text alone, or sums would
+# be rounded otherwise with drafts.
+PIECE = 256
+
+
+class Evicting(ABC):
+    """A cache that gives up some of what it holds; see `forerun.contracts.Evicts`. Where the keys and values
+    lie, its slots, is the subclass's affair.
+
+    Args:
+        rows, num_layers: of the cache.
+        compression: which tokens stay.
+        rotate: the model's rotary embedding.
+        new_log: an empty log of the queries of a row.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        num_layers: int,
+        compression: Compression,
+        rotate: Rotate,
+        new_log: Callable[[], QueryLog],
+    ) -> None:
+        self.compression, self.method = compression, compression.make()
+        self._rotate, self._new_log = rotate, new_log
+        self.dropped = [0] * rows
+        """Tokens that each row has lost, the same in all layers."""
+        self._due: list[int | None] = [None] * rows
+        """Tokens at which each row evicts next; None after its prompt."""
+        self._logs = [new_log() for _ in range(rows)]
+        self._counted = [0] * rows
+        """Tokens of each row that the method has counted."""
+        self._states: list[list[Tensor | None]] = [[None] * num_layers for _ in range(rows)]
+        """What it has made of them, by row and layer."""
+
+    @abstractmethod
+    def slots(self, row: int, layer: int | None = None) -> int:
+        """Tokens that a row holds in a layer; in its shortest layer if None."""
+
+    @abstractmethod
+    def _keep_slots(self, row: int, start: int, path: Sequence[int]) -> None:
+        """Of the slots from `start` on, keep those at `path`."""
+
+    @abstractmethod
+    def _trim_slots(self, row: int, length: int, layers: range | None) -> None:
+        """Forget the slots after the first `length`."""
+
+    @abstractmethod
+    def _evict_slots(self, row: int, stay: Tensor) -> None:
+        """Of all slots, have each layer and head keep its own, int64 [layers, kv_heads, k], rising."""
+
+    @abstractmethod
+    def _numbers(self, layer: int, row: int, count: int, values: bool) -> Tensor:
+        """Keys, or values, of the first `count` slots, [kv_heads, count, head_dim]."""
+
+    def copy(self) -> Self:
+        """See `forerun.contracts.Evicts`."""
+        # Not of the model, to which the rotation may belong.
+        return copy.deepcopy(self, {id(self._rotate): self._rotate})
+
+    def length(self, row: int, layer: int | None = None) -> int:
+        """As of a cache that holds everything."""
+        return self.slots(row, layer) + self.dropped[row]
+
+    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
+        """As of a cache that holds everything."""
+        self._keep_slots(row, length - self.dropped[row], path)
+        self._logs[row].keep(length, path)
+
+    def trim(self, row: int, length: int, layers: range | None = None) -> None:
+        """As of a cache that holds everything.
+
+        Raises:
+            CacheError: besides, for some of the tokens among which others were evicted: all or none.
+        """
+        whole = length == 0 and layers is None
+        due = self._due[row]
+        if not whole and due is not None and length < due - self.compression.kv_interval:
+            raise CacheError(
+                f"row {row} has evicted tokens at {due - self.compression.kv_interval} tokens and cannot be "
+                f"trimmed to {length}; trim it to 0 and run the text again."
+            )
+        self._trim_slots(row, length if whole else max(length - self.dropped[row], 0), layers)
+        if not whole:
+            self._logs[row].cut(length, layers)
+            return
+        self._logs[row], self._counted[row] = self._new_log(), 0
+        self._states[row] = [None] * len(self._states[row])
+        self.dropped[row], self._due[row] = 0, None
+
+    def check_view(self, view: View | None) -> None:
+        """Refuse to read a part of the text alone.
+
+        Raises:
+            CacheError: for a view.
+        """
+        if view is not None:
+            raise CacheError(
+                "a cache that evicts holds other tokens in each head, so that no part of the text can be "
+                "read alone; leave kv_method out, or draft with another method than self_sparse."
+            )
+
+    def logs(self, row: int) -> bool:
+        """Whether the method will read queries of further tokens of a row."""
+        over = self._due[row] is not None and self.compression.kv_budget is None
+        return not over and (self.method.counts or self.method.observed > 0)
+
+    def log(self, row: int, layers: range, start: int, queries: Tensor) -> None:
+        """Note queries [layers, heads, n, head_dim], before their rotation, of the tokens from `start` on."""
+        self._logs[row].write(layers, start, queries)
+
+    def until_eviction(self, row: int) -> int | None:
+        """See `forerun.contracts.Evicts`."""
+        due = self._due[row]
+        return None if due is None or self.compression.kv_budget is None else due - self.length(row)
+
+    def commit(self, row: int) -> None:
+        """See `forerun.contracts.Evicts`."""
+        length = self.length(row)
+        while self.method.counts and self._counted[row] + PIECE <= length:
+            self._count(row, self._counted[row] + PIECE)
+        self._forget_queries(row, length)
+
+    def evict(self, row: int) -> None:
+        """See `forerun.contracts.Evicts`."""
+        length, due = self.length(row), self._due[row]
+        if due is not None and length != due:
+            return
+        held = self.slots(row)
+        stay = self.compression.kept(held, due is None)
+        chosen = self._chosen(row, length, stay) if stay < held else None
+        with held_back():
+            if chosen is not None:
+                self._evict_slots(row, chosen)
+                kept = zip(self._states[row], chosen, strict=True)
+                self._states[row] = [self.method.keep(*pair) for pair in kept]
+                self.dropped[row] += held - stay
+            if due is None or self.compression.kv_budget is not None:
+                self._due[row] = length + self.compression.kv_interval
+        self._forget_queries(row, length)
+
+    def _count(self, row: int, end: int) -> None:
+        """Have the method count the queries of committed tokens up to `end`."""
+        start, states = self._counted[row], self._states[row]
+        made = [
+            self.method.count(
+                self._held(row, layer, end),
+                self._logs[row].between(layer, start, end, self.dropped[row]),
+                state,
+            )
+            for layer, state in enumerate(states)
+        ]
+        with held_back():
+            self._states[row], self._counted[row] = made, end
+
+    def _forget_queries(self, row: int, length: int) -> None:
+        """Forget the queries of committed tokens for which the method has no more use."""
+        log = self._logs[row]
+        before = length
+        if self.logs(row):
+            before -= self.method.observed
+            before = min(before, self._counted[row]) if self.method.counts else before
+        log.forget(before)
+
+    def _held(self, row: int, layer: int, length: int) -> Held:
+        """What a layer holds of the first `length` tokens."""
+        dropped, log = self.dropped[row], self._logs[row]
+        count = length - dropped
+        first = max(length - self.method.observed, log.first)
+        return Held(
+            self._numbers(layer, row, count, values=False),
+            lambda: self._numbers(layer, row, count, values=True),
+            log.between(layer, first, length, dropped),
+            length,
+            self._rotate,
+        )
+
+    def _chosen(self, row: int, length: int, count: int) -> Tensor:
+        """The slots whose tokens stay, int64 [layers, kv_heads, count], rising."""
+        while self.method.counts and self._counted[row] < length:
+            self._count(row, min(self._counted[row] + PIECE, length))
+        scores = torch.stack(
+            [
+                self.method.score(self._held(row, layer, length), state)
+                for layer, state in enumerate(self._states[row])
+            ]
+        )
+        scores[..., : self.compression.kv_sinks] = torch.inf
+        scores[..., scores.shape[-1] - self.compression.kv_recent :] = torch.inf
+        # Stable, so that of equals the newest stay.
+        order = scores.argsort(dim=-1, stable=True)
+        return order[..., order.shape[-1] - count :].sort(dim=-1).values
