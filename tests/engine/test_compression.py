@@ -34,9 +34,7 @@ TEXTS = [tokens(1, length, seed=length)[0].tolist() for length in (19, 1, 7)]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=24)
 SAMPLERS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-ON_KERNELS = [
-    pytest.param(f"kernels-{name}", marks=needs_kernels) for name in ("llama", "qwen3")
-]
+ON_KERNELS = [pytest.param(f"kernels-{name}", marks=needs_kernels) for name in ("llama", "qwen3")]
 NAMES = ["llama", "gpt2", *ON_KERNELS]
 METHODS = pytest.mark.parametrize("compression", COMPRESSIONS.values(), ids=COMPRESSIONS)
 

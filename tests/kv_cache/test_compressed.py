@@ -13,13 +13,11 @@ from forerun.compression import METHODS, Compression
 from forerun.core import View
 from forerun.errors import CacheError
 from forerun.models import load_model
+from tests.helpers.backends import BACKENDS
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import long_kernel_model, needs_kernels
 from tests.helpers.tiny_models import close, tiny_model, tokens
 
-BACKENDS = pytest.mark.parametrize(
-    "backend", ["torch", pytest.param("kernels", marks=needs_kernels)]
-)
 LENGTH, STAY, SINKS, RECENT = 30, 14, 2, 5
 
 
@@ -213,7 +211,7 @@ def test_kernels_keep_what_torch_keeps(method: str, pair: Any, tmp_path: Path) -
             close(found, wanted._numbers(layer, 1, STAY, values).float(), 1e-4)
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_copy_goes_its_own_way(backend: str, pair: Any, tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
     model = load_model(tmp_path, dtype="fp32", backend=backend)
@@ -231,9 +229,9 @@ def test_a_copy_goes_its_own_way(backend: str, pair: Any, tmp_path: Path) -> Non
     assert not torch.equal(other._numbers(0, 1, STAY, True), cache._numbers(0, 1, STAY, True))
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_queries_are_forgotten(backend: str, tmp_path: Path) -> None:
-    """Where nothing will be evicted any more none are kept; else no more than from one eviction to the next."""
+    """Where nothing will be evicted any more none are kept; else those since the last eviction at most."""
     tiny_model("llama").save_pretrained(tmp_path)
     model = load_model(tmp_path, dtype="fp32", backend=backend)
     for options, most in (({"kv_budget": None, "kv_compression_ratio": 0.5}, 0), ({}, RECENT + 4)):

@@ -163,9 +163,10 @@ def test_a_coarse_view_of_another_cache(saved: Any) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", CODED)
-def test_codes_are_evicted_too(kv_dtype: str, saved: Any) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_codes_are_evicted_too(backend: str, kv_dtype: str, saved: Any) -> None:
     """With drafts and without, and the memory is that of both."""
-    target = saved("wide", "torch", kv_dtype)
+    target = saved("wide", backend, kv_dtype)
     compression = Compression(kv_method="h2o", kv_budget=24, kv_recent=8, kv_sinks=2, kv_interval=8)
     config = forerun.SpeculativeConfig(policy="fixed", num_speculative_tokens=3)
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)

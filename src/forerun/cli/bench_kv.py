@@ -57,9 +57,6 @@ def bench_kv(**values: Any) -> None:
         from forerun.bench.kv.measure import Engines, measure
         from forerun.engine.load import load
 
-    if values["backend"] == "auto" and any(setting.compression.is_on for setting in settings):
-        values["backend"] = "torch"
-        click.echo("forerun: eviction runs on torch, and so do all settings", err=True)
     places = {name: values[name] for name in ("dtype", "device", "backend")}
     engines = Engines(partial(load, checkpoint, False, max_context=request.longest, **places))
     rows: list[Row] = []

@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Rotate = Callable[["Tensor", "Tensor"], "Tensor"]
-"""Vectors [heads, n, head_dim] rotated as at positions [n, k], by the mean rotation of each row."""
+"""Vectors [heads, n, head_dim] rotated as at positions [n, k] or [1, k], by the mean rotation of each row."""
 
 
 @dataclass(frozen=True)
@@ -35,41 +36,61 @@ class Queries:
     def __len__(self) -> int:
         return len(self.positions)
 
+    def split(self, size: int) -> list[Queries]:
+        """In pieces of so many tokens, the last of the rest."""
+        parts = [slice(first, first + size) for first in range(0, len(self), size)]
+        return [
+            Queries(self.vectors[:, part], self.positions[part], self.slots[part]) for part in parts
+        ]
+
 
 @dataclass(frozen=True)
 class Held:
-    """What one layer holds of one row.
+    """What one layer holds of one row; keys and values are read when they are asked for.
 
     Args:
-        keys: [kv_heads, m, head_dim], rotated as at their positions.
-        read_values: makes `values`.
+        shape: kv_heads, m, head_dim.
+        read: reads values, or else keys.
         queries: of the newest tokens, as many as the method asks for.
         length: tokens of the text, evicted ones too.
         rotate: see `Rotate`.
     """
 
-    keys: Tensor
-    read_values: Callable[[], Tensor]
+    shape: tuple[int, int, int]
+    read: Callable[[bool], Tensor]
     queries: Queries
     length: int
     rotate: Rotate
 
-    @property
+    @cached_property
+    def keys(self) -> Tensor:
+        """[kv_heads, m, head_dim], rotated as at their positions."""
+        return self.read(False)
+
+    @cached_property
     def values(self) -> Tensor:
-        """[kv_heads, m, head_dim]; read when asked for."""
-        return self.read_values()
+        """[kv_heads, m, head_dim]."""
+        return self.read(True)
 
     def attention(self, queries: Queries) -> Tensor:
         """The attention of some queries over what is held, mean over the heads that share keys:
         [kv_heads, n, m] in float32 at least."""
+        return self.weights(queries).mean(1)
+
+    def weights(self, queries: Queries) -> Tensor:
+        """The same by head that shares keys, [kv_heads, group, n, m]."""
         import torch
 
-        heads, size = len(self.keys), self.keys.shape[-1]
+        heads, held, size = self.shape
         rotated = self.rotate(queries.vectors, queries.positions[:, None])
-        folded = rotated.reshape(heads, -1, len(queries), size) * size**-0.5
-        scores = folded @ self.keys[:, None].mT
-        later = torch.arange(self.keys.shape[1], device=scores.device) > queries.slots[:, None]
-        return precise(scores).masked_fill(later, -torch.inf).softmax(dim=-1).mean(1)
+        scores = precise(rotated.reshape(heads, -1, size) * size**-0.5 @ self.keys.mT)
+        scores = scores.view(heads, -1, len(queries), held)
+        # What comes after all queries, or before, is not looked at one by one.
+        slots = queries.slots[:, None]
+        first = int(slots[0]) + 1
+        later = torch.arange(first, held, device=scores.device) > slots
+        scores[..., first:].masked_fill_(later, -torch.inf)
+        return scores.softmax(dim=-1)
 
 
 def precise(values: Tensor) -> Tensor:

@@ -32,14 +32,13 @@ class ExpectedAttention(Method):
         import torch
 
         assert state is not None
-        heads, size = len(held.keys), held.keys.shape[-1]
+        heads, _, size = held.shape
         moments = state / state[:, -1:, -1:]
         mean = moments[:, -1:, :-1]
         spread = moments[:, :-1, :-1] - mean.mT @ mean
-        ahead = held.length + torch.arange(AHEAD, device=mean.device)
-        mean = held.rotate(mean, ahead.expand(1, -1))
-        places = ahead.expand(size, -1)
-        spread = held.rotate(held.rotate(spread, places).mT, places).mT
+        ahead = held.length + torch.arange(AHEAD, device=mean.device)[None]
+        mean = held.rotate(mean, ahead)
+        spread = held.rotate(held.rotate(spread, ahead).mT, ahead).mT
         keys = precise(held.keys)[:, None]
         by_mean = (keys @ mean.reshape(heads, -1, size, 1))[..., 0] * size**-0.5
         by_spread = ((keys @ spread.reshape(heads, -1, size, size)) * keys).sum(-1) / (2 * size)

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Queries whose attention is computed at once: it stays in the processor's caches.
+PIECE = 64
+
+
 class H2O(Method):
     """The tokens stay that have had most attention so far, summed over all queries."""
 
@@ -17,12 +21,19 @@ class H2O(Method):
     counts = True
 
     def count(self, held: Held, queries: Queries, state: Tensor | None) -> Tensor:
+        import torch
         from torch.nn import functional
 
-        summed = held.attention(queries).sum(1)
+        pieces = [self._summed(held, piece) for piece in queries.split(PIECE)]
+        summed = torch.stack(pieces).sum(0)
         if state is None:
             return summed
         return summed + functional.pad(state, (0, summed.shape[-1] - state.shape[-1]))
+
+    @staticmethod
+    def _summed(held: Held, queries: Queries) -> Tensor:
+        weights = held.weights(queries)
+        return weights.sum((1, 2)) / weights.shape[1]
 
     def keep(self, state: Tensor | None, slots: Tensor) -> Tensor | None:
         return None if state is None else state.gather(1, slots)

@@ -18,5 +18,5 @@ class StreamingLLM(Method):
     def score(self, held: Held, state: Tensor | None) -> Tensor:
         import torch
 
-        heads, size = held.keys.shape[:2]
-        return torch.arange(size, device=held.keys.device).float().expand(heads, size)
+        heads, size, _ = held.shape
+        return torch.arange(size, device=held.queries.slots.device).float().expand(heads, size)

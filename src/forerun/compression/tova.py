@@ -18,4 +18,4 @@ class TOVA(Method):
 
     def score(self, held: Held, state: Tensor | None) -> Tensor:
         attention = held.attention(held.queries).mean((0, 1))
-        return attention.expand(len(held.keys), -1)
+        return attention.expand(held.shape[0], -1)

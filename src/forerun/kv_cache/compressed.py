@@ -55,7 +55,8 @@ class CompressedCache(Evicting, StaticCache):
         def new_log() -> QueryLog:
             return QueryLog((num_layers, heads, size), dtype, device)
 
-        Evicting.__init__(self, rows, num_layers, compression, rotate, new_log)
+        own = (num_layers, kv_heads, size)
+        Evicting.__init__(self, rows, own, compression, rotate, new_log)
 
     def append(self, batch: Batch, positions: Tensor, layers: range) -> Appending:
         """As of a `StaticCache`.

@@ -1,4 +1,4 @@
-"""What caches that evict have in common: they speak in tokens as every other, and hold fewer of them in slots.
+"""What caches that evict have in common: they speak in tokens as every other, and hold fewer in slots.
 
 All layers and heads of a row hold as many tokens, but not the same ones. Their keys keep the rotations of the
 positions that they had. Tokens are evicted where a request goes on from committed text alone: after its
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Self
 
 import torch
@@ -33,7 +34,8 @@ class Evicting(ABC):
     lie, its slots, is the subclass's affair.
 
     Args:
-        rows, num_layers: of the cache.
+        rows: of the cache.
+        shape: layers, heads that keys and values have, size of one head.
         compression: which tokens stay.
         rotate: the model's rotary embedding.
         new_log: an empty log of the queries of a row.
@@ -42,13 +44,14 @@ class Evicting(ABC):
     def __init__(
         self,
         rows: int,
-        num_layers: int,
+        shape: tuple[int, int, int],
         compression: Compression,
         rotate: Rotate,
         new_log: Callable[[], QueryLog],
     ) -> None:
         self.compression, self.method = compression, compression.make()
         self._rotate, self._new_log = rotate, new_log
+        num_layers, self._kv_heads, self._head_dim = shape
         self.dropped = [0] * rows
         """Tokens that each row has lost, the same in all layers."""
         self._due: list[int | None] = [None] * rows
@@ -194,8 +197,8 @@ class Evicting(ABC):
         count = length - dropped
         first = max(length - self.method.observed, log.first)
         return Held(
-            self._numbers(layer, row, count, values=False),
-            lambda: self._numbers(layer, row, count, values=True),
+            (self._kv_heads, count, self._head_dim),
+            partial(self._numbers, layer, row, count),
             log.between(layer, first, length, dropped),
             length,
             self._rotate,

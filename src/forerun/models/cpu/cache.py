@@ -91,7 +91,7 @@ class CpuCache:
         check_view(view, self.kv_dtype)
 
     def room_for_queries(self, batch: Batch, layers: range) -> Tensor | None:
-        """Memory [layers, tokens, heads * head_dim] for the queries of a forward; None where none are read."""
+        """Memory [layers, tokens, heads * head_dim] for the queries of a forward; None if none are read."""
         return None
 
     def note_queries(self, batch: Batch, layers: range, queries: Tensor) -> None:

@@ -37,13 +37,16 @@ class CompressedCpuCache(Evicting, CpuCache):
     ) -> None:
         CpuCache.__init__(self, native)
         self._pool = pool
-        shape = (int(native.layers), heads, int(native.head_dim))
-        self._sizes = (int(native.kv_heads), heads, int(native.head_dim))
+        layers, kv_heads, size = (
+            int(number) for number in (native.layers, native.kv_heads, native.head_dim)
+        )
+        self._heads = heads
 
         def new_log() -> QueryLog:
-            return QueryLog(shape, torch.float32, torch.device("cpu"))
+            return QueryLog((layers, heads, size), torch.float32, torch.device("cpu"))
 
-        Evicting.__init__(self, self.rows, shape[0], compression, rotate, new_log)
+        own = (layers, kv_heads, size)
+        Evicting.__init__(self, self.rows, own, compression, rotate, new_log)
 
     def copy(self) -> Self:
         """See `forerun.contracts.Evicts`."""
@@ -62,18 +65,17 @@ class CompressedCpuCache(Evicting, CpuCache):
         """See `CpuCache`."""
         if not any(self.logs(row) for row in batch.rows):
             return None
-        _, heads, size = self._sizes
-        return torch.empty(len(layers), sum(batch.counts), heads * size)
+        return torch.empty(len(layers), sum(batch.counts), self._heads * self._head_dim)
 
     def note_queries(self, batch: Batch, layers: range, queries: Tensor) -> None:
         """See `CpuCache`."""
-        _, heads, size = self._sizes
+        by_head = queries.view(len(layers), -1, self._heads, self._head_dim).transpose(1, 2)
         first = 0
         for row, count in zip(batch.rows, batch.counts, strict=True):
-            new = queries[:, first : first + count].view(len(layers), count, heads, size)
-            first += count
             if count and self.logs(row):
-                self.log(row, layers, self.length(row, layers.start) - count, new.transpose(1, 2))
+                start = self.length(row, layers.start) - count
+                self.log(row, layers, start, by_head[:, :, first : first + count])
+            first += count
 
     def slots(self, row: int, layer: int | None = None) -> int:
         """Tokens that a row holds in a layer; in its shortest layer if None."""
@@ -90,8 +92,7 @@ class CompressedCpuCache(Evicting, CpuCache):
             self.native.evict(self._pool, row, stay.contiguous().numpy())
 
     def _numbers(self, layer: int, row: int, count: int, values: bool) -> Tensor:
-        heads, _, size = self._sizes
-        numbers = torch.empty(heads, count, size)
+        numbers = torch.empty(self._kv_heads, count, self._head_dim)
         with _ERRORS:
             self.native.read(self._pool, layer, row, values, numbers.numpy())
         return numbers
