@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forerun import _native
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
@@ -53,7 +54,8 @@ def test_rows_are_settings_by_context(cli: Cli, text: str) -> None:
         full = row["setting"] == "full"
         # A precision is part of the model, as that of weights is.
         evicts = "ratio" in row["setting"]
-        assert row["exactness"] == ("approximate" if evicts else "distributional")
+        own = "bitwise" if _native.AVAILABLE else "distributional"
+        assert row["exactness"] == ("approximate" if evicts else own)
         assert row["perplexity_low"] <= row["perplexity_ratio"] <= row["perplexity_high"]
         assert list(row["found_by_depth"]) == ["0.2", "0.8"]
         assert 0 < row["memory_share"] <= 1
