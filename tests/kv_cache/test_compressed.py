@@ -197,6 +197,8 @@ def test_chunks_of_a_prompt_change_nothing(method: str) -> None:
         for values in (False, True):
             first, *others = (cache._numbers(layer, 0, STAY, values) for cache in caches)
             assert all(torch.equal(first, other) for other in others)
+        first, *others = (cache._states[0][layer] for cache in caches)
+        assert first is None or all(torch.equal(first, other) for other in others)
 
 
 @needs_kernels
