@@ -6,6 +6,7 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace forerun::cpu {
@@ -53,9 +54,9 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 
 void Buffer::give_back(std::size_t first, std::size_t bytes) noexcept {
 #if defined(__linux__)
-  constexpr std::size_t kPage = 4096;
-  const std::size_t begin = (first + kPage - 1) / kPage * kPage;
-  const std::size_t end = (first + bytes) / kPage * kPage;
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t begin = (first + page - 1) / page * page;
+  const std::size_t end = (first + bytes) / page * page;
   if (mapping_ != nullptr && begin < end) madvise(data_ + begin, end - begin, MADV_DONTNEED);
 #else
   (void)first;

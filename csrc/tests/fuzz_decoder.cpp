@@ -16,43 +16,10 @@
 #include "forerun/sampling.h"
 #include "random_chains.h"
 #include "random_decoder.h"
+#include "random_tree.h"
 
 namespace forerun::cpu::test {
 namespace {
-
-using Ids = std::vector<std::int64_t>;
-
-Ids count_from(std::int64_t first, std::int64_t n) {
-  Ids ids;
-  for (std::int64_t i = 0; i < n; ++i) ids.push_back(first + i);
-  return ids;
-}
-
-Ids random_ids(Random& random, std::int64_t n, std::int64_t vocab) {
-  Ids ids;
-  for (std::int64_t i = 0; i < n; ++i) ids.push_back(between(random, 0, vocab - 1));
-  return ids;
-}
-
-struct Tree {
-  Ids ids;
-  Ids parents;  // -1: the text
-
-  Ids path(std::int64_t node) const {
-    Ids nodes;
-    for (; node >= 0; node = parents[static_cast<std::size_t>(node)])
-      nodes.insert(nodes.begin(), node);
-    return nodes;
-  }
-};
-
-Tree random_tree(Random& random, std::int64_t vocab) {
-  Tree tree;
-  const std::int64_t n = between(random, 1, 30);
-  tree.ids = random_ids(random, n, vocab);
-  for (std::int64_t i = 0; i < n; ++i) tree.parents.push_back(between(random, -1, i - 1));
-  return tree;
-}
 
 class Case {
  public:
@@ -179,42 +146,33 @@ class Case {
     CHECK_THROWS(CacheError, cache.row_bytes(0, 0, cache.shape().capacity + 1));
   }
 
-  // Once tokens were evicted, by layer and head, a tree behind the text reads what is left as its
-  // paths alone do.
+  // Behind a text that lost tokens, other ones in each head, a tree reads as its paths alone do.
   void evicted() {
     // Layers with windows of their own are not evicted from.
     for (const std::int64_t window : shape_.windows)
       if (window != 0) return;
     const View view = std::exchange(view_, View{});
-    KvCache whole = make_cache(1);
+    const auto cache = std::make_unique<KvCache>(make_cache(1));
     const auto length = static_cast<std::int64_t>(text_.size());
-    run(whole, 0, text_, count_from(0, length), pool());
-    const auto cache = whole.copy();
-    evict(*cache, whole, between(random_, 1, length));
+    run(*cache, 0, text_, count_from(0, length), pool());
+    evict(*cache, between(random_, 1, length));
     const Tree tree = random_tree(random_, shape_.vocab);
     const auto nodes = static_cast<std::int64_t>(tree.ids.size());
     const auto logits = grow(*cache, 0, tree, 0, nodes);
-    const auto after = [&](const Ids& path) {
-      const auto alone = cache->copy();
-      alone->trim(0, length - cache->dropped(0), 0, shape_.layers);
-      std::vector<float> last;
-      for (std::size_t i = 0; i < path.size(); ++i) {
-        const std::int64_t id = tree.ids[static_cast<std::size_t>(path[i])];
-        last = run(*alone, 0, {id}, {length + static_cast<std::int64_t>(i)}, *pools_[0]);
-      }
-      return last;
-    };
     const std::int64_t node = between(random_, 0, nodes - 1);
     const Ids path = tree.path(node);
-    const auto wanted = after(path);
-    CHECK(same_bits(logits.data() + node * shape_.vocab, wanted.data(), shape_.vocab),
+    const auto alone = cache->copy();
+    alone->trim(0, length - cache->dropped(0), 0, shape_.layers);
+    const Ids ids = with_path(tree, path), steps(ids.begin() + length, ids.end());
+    const auto count = static_cast<std::int64_t>(steps.size());
+    const auto wanted = run(*alone, 0, steps, count_from(length, count), *pools_[0]);
+    CHECK(same_bits(logits.data() + node * shape_.vocab, wanted.data() + (count - 1) * shape_.vocab,
+                    shape_.vocab),
           "a tree behind evicted tokens");
     cache->keep(0, length - cache->dropped(0), path);
-    const auto next = length + static_cast<std::int64_t>(path.size());
-    const auto copied = cache->copy();
-    CHECK(run(*cache, 0, {0}, {next}, pool()) == run(*copied, 0, {0}, {next}, pool()), "a copy");
     view_ = {1, 1};
-    if (cache->dropped(0) > 0) CHECK_THROWS(CacheError, run(*cache, 0, {0}, {next}, pool()));
+    if (cache->dropped(0) > 0)
+      CHECK_THROWS(CacheError, run(*cache, 0, {0}, {length + count}, pool()));
     view_ = view;
   }
 
@@ -236,33 +194,15 @@ class Case {
   }
 
  private:
-  // Has each layer and head of a cache that holds what `whole` does keep its own `count` slots.
-  void evict(KvCache& cache, const KvCache& whole, std::int64_t count) {
-    const KvCache::Shape& shape = cache.shape();
-    const std::int64_t length = cache.length(0);
+  // Has each layer and head keep `count` slots of its own.
+  void evict(KvCache& cache, std::int64_t count) {
+    const Ids all = count_from(0, cache.length(0));
     Ids slots;
-    for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
-      const Ids all = count_from(0, length);
+    for (std::int64_t i = 0; i < shape_.layers * shape_.kv_heads; ++i)
       std::sample(all.begin(), all.end(), std::back_inserter(slots), count, random_);
-    }
-    {
-      ThreadPool& threads = pool();
-      const Forward forward(threads);
-      cache.evict(0, slots.data(), count, threads);
-      CHECK_THROWS(CacheError, cache.evict(0, slots.data(), count + 1, threads));
-    }
-    CHECK(cache.length(0) == count && cache.dropped(0) == length - count, "what is evicted");
-    const auto d = static_cast<std::size_t>(shape.head_dim);
-    std::vector<float> kept(2 * d), wanted(2 * d);
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      const auto index = static_cast<std::int64_t>(i);
-      const std::int64_t head = index / count % shape.kv_heads;
-      const std::int64_t layer = index / count / shape.kv_heads;
-      cache.read(layer, 0, head, index % count, kept.data(), kept.data() + d);
-      whole.read(layer, 0, head, slots[i], wanted.data(), wanted.data() + d);
-      CHECK(kept == wanted, "slot %lld of head %lld", static_cast<long long>(slots[i]),
-            static_cast<long long>(head));
-    }
+    ThreadPool& threads = pool();
+    const Forward forward(threads);
+    cache.evict(0, slots.data(), count, threads);
   }
 
   ThreadPool& pool() { return *pools_[between(random_, 0, 2)]; }

@@ -1,15 +1,20 @@
 // Memory that is given back takes no room, and what lies beside it stays.
 #include "check.h"
-#include "forerun/kv_cache.h"
+#include "forerun/buffer.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace forerun::cpu::test {
 namespace {
 
+#if defined(__linux__)
+const auto kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+#else
 constexpr std::size_t kPage = 4096;
+#endif
 
 // Pages of a buffer that are in memory.
 std::size_t resident(const Buffer& buffer) {

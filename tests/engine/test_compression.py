@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 import forerun
+from forerun.compression import METHODS as KV_METHODS
 from forerun.compression import Compression
 from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Exactness, PlainReason, Plan, Request, Tree
@@ -24,8 +24,9 @@ from forerun.params import SamplingParams
 from forerun.proof.effort import Effort
 from forerun.proof.proof import prove
 from forerun.testing import ToyModel
+from tests.helpers.interruptions import interrupted_at
+from tests.helpers.kernel_models import long_kernel_model, needs_kernels
 from tests.helpers.kernel_models import model as kernel_model
-from tests.helpers.kernel_models import needs_kernels
 from tests.helpers.tiny_models import VOCAB, tiny_model, tokens
 from tests.helpers.toy_chat import toy_tokenizer
 from tests.matrix import COMPRESSIONS
@@ -53,6 +54,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], CausalLM]:
         return made[name]
 
     return get
+
+
+LONG_TEXTS = [tokens(1, length, seed=length)[0].tolist() for length in (601, 90, 300)]
 
 
 class Told(BaseDrafter):
@@ -143,6 +147,30 @@ def test_drafts_change_nothing(
     assert plain_outputs(target, compression, params) != whole
 
 
+@needs_kernels
+@pytest.mark.parametrize("method", KV_METHODS)
+def test_long_texts_of_which_some_evict_more_than_once(method: str) -> None:
+    """More tokens than are counted at once and than a tile holds, in a ragged batch and alone."""
+    target = long_kernel_model()
+    sizes = {"kv_sinks": 3, "kv_recent": 20, "kv_interval": 30}
+    compression = Compression(kv_method=method, kv_budget=150, **sizes)
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    plain = engine_of(target, compression)
+    wanted = [[event.token_id for event in plain.stream_plain(text, params)] for text in LONG_TEXTS]
+
+    def half_right(request: Request, count: int) -> Draft:
+        output = wanted[LONG_TEXTS.index(request.token_ids[: request.num_prompt_tokens])]
+        done = len(request) - request.num_prompt_tokens
+        drafted = output[done : done + count]
+        return Draft.chain([*drafted[:2], *[(token + 1) % VOCAB for token in drafted[2:]]])
+
+    engine = engine_of(target, compression, Told(half_right))
+    completions = engine.generate(LONG_TEXTS, params)
+    assert [list(completion.token_ids) for completion in completions] == wanted
+    whole = forerun.Engine(target).generate(LONG_TEXTS[0], params)
+    assert list(whole.token_ids) != wanted[0]
+
+
 @pytest.mark.parametrize("name", ["llama", ON_KERNELS[0]])
 @pytest.mark.parametrize("method", [name for name, one in COMPRESSIONS.items() if one.kv_budget])
 def test_a_rejected_token_that_counts_or_evicts_is_caught(
@@ -202,39 +230,42 @@ def test_with_drafters_of_models(
         assert list(engine.generate(TEXTS[0], params).token_ids) == outputs[0]
 
 
-class BrokenError(Exception):
-    """What a forward might raise."""
-
-
-@METHODS
-@pytest.mark.parametrize("name", ["llama", ON_KERNELS[0]])
-def test_interrupted_rounds_change_nothing(
-    name: str, compression: Compression, load: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every thirteenth forward breaks in the middle of its layers or, on the kernels, behind them."""
-    target = load(name)
-    outputs = plain_outputs(target, compression, GREEDY)
-    engine = engine_of(target, compression, DraftModelDrafter(target, len(TEXTS), 64))
+def steps_interrupted(engine: forerun.Engine, outputs: Any, line: int, stride: int) -> int:
+    """Decode all texts, with every second step interrupted, each some lines later than the one before;
+    from the beginning again where a step has ended before that."""
     numbers = [engine.add(text, GREEDY) for text in TEXTS]
-    part = "_layer" if name == "llama" else "forward"
-    run, calls = getattr(type(target), part), itertools.count()
-
-    def failing(self: Any, first: Any, *arguments: Any) -> Any:
-        breaks = first == 1 or name != "llama"
-        if name == "llama" and breaks and next(calls) % 13 == 12:
-            raise KeyboardInterrupt
-        output = run(self, first, *arguments)
-        if name != "llama" and next(calls) % 13 == 12:
-            raise KeyboardInterrupt
-        return output
-
-    monkeypatch.setattr(type(target), part, failing)
     while not all(engine._added[number].finished for number in numbers):
         try:
-            engine.step()
+            with interrupted_at(line):
+                engine.step()
+            line = 1 + line % stride
         except KeyboardInterrupt:
-            continue
+            line += stride
+            engine.step()
     assert [list(engine.completion(number).token_ids) for number in numbers] == outputs
+    return line
+
+
+INTERRUPTED = [
+    *COMPRESSIONS.values(),
+    # Queries are left behind an eviction.
+    Compression(kv_method="snapkv", kv_budget=9, kv_recent=8, kv_sinks=1, kv_interval=2),
+]
+
+
+@pytest.mark.parametrize("compression", INTERRUPTED, ids=[*COMPRESSIONS, "snapkv-often"])
+@pytest.mark.parametrize("name", ["llama", ON_KERNELS[0]])
+@pytest.mark.parametrize("runs", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_interrupted_rounds_change_nothing(
+    runs: int, name: str, compression: Compression, load: Any
+) -> None:
+    """Rows are emptied, too, as each run takes those of the one before."""
+    target = load(name)
+    outputs = plain_outputs(target, compression, GREEDY)
+    engine = engine_of(target, compression, LayerSkipDrafter(target, (1,)))
+    line = 1
+    for _ in range(runs):
+        line = steps_interrupted(engine, outputs, line, 97)
 
 
 @METHODS
@@ -280,7 +311,7 @@ def test_targets_that_cannot_evict(load: Any) -> None:
         engine_of(load("llama"), "h2o")  # type: ignore[arg-type]
     for target in (load("llama"), load("kernels-llama")):
         sparse = engine_of(target, compression, SelfSparseDrafter(target))
-        with pytest.raises(CacheError, match="draft with another method than self_sparse"):
+        with pytest.raises(CacheError, match="another method than self_sparse and self_quantized"):
             sparse.generate(TEXTS[0], GREEDY)
 
 

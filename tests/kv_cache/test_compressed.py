@@ -15,6 +15,7 @@ from forerun.errors import CacheError
 from forerun.models import load_model
 from tests.helpers.backends import BACKENDS
 from tests.helpers.forwards import run
+from tests.helpers.interruptions import interrupted_at
 from tests.helpers.kernel_models import long_kernel_model, needs_kernels
 from tests.helpers.tiny_models import close, tiny_model, tokens
 
@@ -157,14 +158,20 @@ def test_memory_follows_what_is_held(pair: Any) -> None:
     model.max_context = 64
 
 
+@needs_kernels
 def test_rows_go_back_to_committed_text_or_begin_anew(pair: Any) -> None:
     _, model = pair
     cache = filled(model, settings("h2o", kv_interval=8))
     run(model, cache, tokens(1, 3, seed=1), [1])
     cache.trim(1, LENGTH)
     assert cache.length(1) == LENGTH
-    with pytest.raises(CacheError, match=f"evicted tokens at {LENGTH} tokens.*trimmed to 20"):
+    with pytest.raises(CacheError, match=f"committed {LENGTH} tokens.*trimmed to 20"):
         cache.trim(1, 20)
+    whole = long_kernel_model().compressed_cache(1, 700, settings("h2o"))
+    run(long_kernel_model(), whole, tokens(1, 400))
+    whole.commit(0)
+    with pytest.raises(CacheError, match=r"committed 256 tokens.*trimmed to 100"):
+        whole.trim(0, 100)
     cache.trim(1, 0)
     assert cache.length(1) == 0
     assert cache.until_eviction(1) is None
@@ -229,6 +236,59 @@ def test_a_copy_goes_its_own_way(backend: str, pair: Any, tmp_path: Path) -> Non
         run(model, again, tokens(1, 1, seed=4 + step), [1])
     assert torch.equal(other._numbers(0, 1, STAY, False), again._numbers(0, 1, STAY, False))
     assert not torch.equal(other._numbers(0, 1, STAY, True), cache._numbers(0, 1, STAY, True))
+
+
+def contents(cache: Any, first: int) -> list[Tensor]:
+    """All that row 1 of a cache holds and knows, queries from a token on."""
+    log, layers = cache._logs[1], range(len(cache._states[1]))
+    numbers = [cache.dropped[1], cache._due[1] or -1, cache._counted[1], *log.ends]
+    return [
+        torch.tensor(numbers),
+        *(
+            cache._numbers(layer, 1, cache.num_slots(1), v)
+            for layer in layers
+            for v in (False, True)
+        ),
+        *(log.between(layer, first, log.ends[layer], 0).vectors for layer in layers),
+        *(state for state in cache._states[1] if state is not None),
+    ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("method", ["h2o", "snapkv"])
+@pytest.mark.parametrize("what", ["evict", "empty"])
+def test_an_interruption_at_any_line_leaves_nothing_half_done(
+    what: str, method: str, backend: str, tmp_path: Path
+) -> None:
+    """Evicting with queries that are still needed, and emptying a row that has evicted."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype="fp32", backend=backend)
+    compression = settings(method, kv_recent=8, kv_interval=2)
+    start = filled(model, compression)
+    run(model, start, tokens(1, 2, seed=1), [1])
+
+    def do(cache: Any) -> None:
+        if what == "evict":
+            cache.evict(1)
+        else:
+            cache.trim(1, 0)
+
+    wanted = start.copy()
+    do(wanted)
+    for line in range(1, 2000):
+        cache = start.copy()
+        try:
+            with interrupted_at(line):
+                do(cache)
+            return
+        except KeyboardInterrupt:
+            # As the engine does after an interruption.
+            cache.trim(1, min(cache.length(1), LENGTH + 2))
+            do(cache)
+        first = max(cache._logs[1].first, wanted._logs[1].first)
+        pairs = zip(contents(cache, first), contents(wanted, first), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs), line
+    raise AssertionError("never whole")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

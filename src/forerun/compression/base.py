@@ -1,7 +1,7 @@
 """What all methods of compression share: a method scores the tokens, and what stays follows from that.
 
 Which tokens always stay, how many, and when the others go is the cache's affair
-(`forerun.kv_cache.compressed`): a method sees committed tokens alone, of one layer of one row.
+(`forerun.kv_cache.evicting`): a method sees committed tokens alone, of one layer of one row.
 """
 
 from __future__ import annotations

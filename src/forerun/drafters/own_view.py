@@ -116,7 +116,7 @@ class OwnViewDrafter(OwnLayersDrafter):
                 continue
             likely = self._likely.setdefault(request.request_id, {})
             if len(likely) < self.draft_vocab_size:
-                found = likeliest(logits[[0, *(node + 1 for node in verdict.path)]], LIKELY_TOKENS)
+                found = likeliest(_read_along(logits, verdict.path), LIKELY_TOKENS)
                 likely.update(dict.fromkeys(found.flatten().tolist()))
 
     def release(self, request: Request) -> None:
@@ -203,3 +203,9 @@ class OwnViewDrafter(OwnLayersDrafter):
         if len(growing) == 1:
             return logits[0]
         return torch.cat([row[: len(new)] for row, new in zip(logits, tokens, strict=True)])
+
+
+def _read_along(logits: Tensor, path: Sequence[int]) -> Tensor:
+    """The rows of a draft's logits [n, V] at its root and along a path, of a chain without a copy."""
+    nodes = [0, *(node + 1 for node in path)]
+    return logits[: len(nodes)] if nodes == list(range(len(nodes))) else logits[nodes]

@@ -12,7 +12,7 @@ from time import perf_counter
 from forerun.contracts import Cache, CausalLM, Evicts
 from forerun.core import Batch, Origin, PlainReason, Verdict
 from forerun.engine.requests import Running, TokenEvent, TokenLogprob, token_logprobs
-from forerun.models.running import prefill
+from forerun.models.running import prefill_chunks
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, draw_plain, log_probs, warp
 
@@ -28,7 +28,9 @@ def decode_plain(
     where it evicts."""
     request = running.request
     started = perf_counter()
-    prefill(target, cache, request.row, request.token_ids[:-1])
+    for _ in prefill_chunks(target, cache, [request.row], [request.token_ids[:-1]]):
+        if evicts is not None:
+            evicts.commit(request.row)
     running.stats.prefill_seconds += perf_counter() - started
     while not running.finished:
         started = perf_counter()

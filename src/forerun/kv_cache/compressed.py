@@ -1,4 +1,4 @@
-"""The preallocated cache, once more where it evicts."""
+"""The preallocated cache that evicts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class CompressedCache(Evicting, StaticCache):
         appending.write_positions()
         return appending
 
-    def slots(self, row: int, layer: int | None = None) -> int:
+    def num_slots(self, row: int, layer: int | None = None) -> int:
         """Tokens that a row holds in a layer; in its shortest layer if None."""
         return StaticCache.length(self, row, layer)
 

@@ -55,7 +55,7 @@ class Evicting(ABC):
         self.dropped = [0] * rows
         """Tokens that each row has lost, the same in all layers."""
         self._due: list[int | None] = [None] * rows
-        """Tokens at which each row evicts next; None after its prompt."""
+        """Tokens at which each row evicts next; None until its prompt has been read."""
         self._logs = [new_log() for _ in range(rows)]
         self._counted = [0] * rows
         """Tokens of each row that the method has counted."""
@@ -63,7 +63,7 @@ class Evicting(ABC):
         """What it has made of them, by row and layer."""
 
     @abstractmethod
-    def slots(self, row: int, layer: int | None = None) -> int:
+    def num_slots(self, row: int, layer: int | None = None) -> int:
         """Tokens that a row holds in a layer; in its shortest layer if None."""
 
     @abstractmethod
@@ -88,34 +88,46 @@ class Evicting(ABC):
         return copy.deepcopy(self, {id(self._rotate): self._rotate})
 
     def length(self, row: int, layer: int | None = None) -> int:
-        """As of a cache that holds everything."""
-        return self.slots(row, layer) + self.dropped[row]
+        """As `forerun.contracts.Cache` says."""
+        return self.num_slots(row, layer) + self.dropped[row]
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """As of a cache that holds everything."""
+        """As `forerun.contracts.Cache` says."""
         self._keep_slots(row, length - self.dropped[row], path)
         self._logs[row].keep(length, path)
 
     def trim(self, row: int, length: int, layers: range | None = None) -> None:
-        """As of a cache that holds everything.
+        """As `forerun.contracts.Cache` says.
 
         Raises:
-            CacheError: besides, for some of the tokens among which others were evicted: all or none.
+            CacheError: besides, for some of the tokens that were committed, which others were counted with or
+                evicted for: all or none.
         """
-        whole = length == 0 and layers is None
-        due = self._due[row]
-        if not whole and due is not None and length < due - self.compression.kv_interval:
+        if length == 0 and layers is None:
+            self._empty(row)
+            return
+        committed = self._committed(row)
+        if 0 <= length < committed:
             raise CacheError(
-                f"row {row} has evicted tokens at {due - self.compression.kv_interval} tokens and cannot be "
+                f"row {row} has committed {committed} tokens, by which others are evicted, and cannot be "
                 f"trimmed to {length}; trim it to 0 and run the text again."
             )
-        self._trim_slots(row, length if whole else max(length - self.dropped[row], 0), layers)
-        if not whole:
-            self._logs[row].cut(length, layers)
-            return
-        self._logs[row], self._counted[row] = self._new_log(), 0
-        self._states[row] = [None] * len(self._states[row])
-        self.dropped[row], self._due[row] = 0, None
+        # The slots first: queries of tokens that are not held do no harm.
+        self._trim_slots(row, length - self.dropped[row] if length > 0 else length, layers)
+        self._logs[row].cut(length, layers)
+
+    def _committed(self, row: int) -> int:
+        """Tokens that cannot be taken back one by one."""
+        due, log = self._due[row], self._logs[row]
+        evicted_at = 0 if due is None else due - self.compression.kv_interval
+        return max(evicted_at, self._counted[row], log.first if self.logs(row) else 0)
+
+    def _empty(self, row: int) -> None:
+        log, states = self._new_log(), [None] * len(self._states[row])
+        with held_back():
+            self._trim_slots(row, 0, None)
+            self._logs[row], self._states[row], self._counted[row] = log, [*states], 0
+            self.dropped[row], self._due[row] = 0, None
 
     def check_view(self, view: View | None) -> None:
         """Refuse to read a part of the text alone.
@@ -126,7 +138,7 @@ class Evicting(ABC):
         if view is not None:
             raise CacheError(
                 "a cache that evicts holds other tokens in each head, so that no part of the text can be "
-                "read alone; leave kv_method out, or draft with another method than self_sparse."
+                "read alone; leave kv_method out, or use another method than self_sparse and self_quantized."
             )
 
     def logs(self, row: int) -> bool:
@@ -154,16 +166,21 @@ class Evicting(ABC):
         """See `forerun.contracts.Evicts`."""
         length, due = self.length(row), self._due[row]
         if due is not None and length != due:
+            if length - self._logs[row].first >= self.method.observed + 2 * PIECE:
+                self.commit(row)
             return
-        held = self.slots(row)
-        stay = self.compression.kept(held, due is None)
-        chosen = self._chosen(row, length, stay) if stay < held else None
+        count = self.num_slots(row)
+        stay = self.compression.kept(count, due is None)
+        chosen, states = None, self._states[row]
+        if stay < count:
+            chosen = self._chosen(row, length, stay)
+            pairs = zip(self._states[row], chosen, strict=True)
+            states = [self.method.keep(state, slots) for state, slots in pairs]
         with held_back():
             if chosen is not None:
                 self._evict_slots(row, chosen)
-                kept = zip(self._states[row], chosen, strict=True)
-                self._states[row] = [self.method.keep(*pair) for pair in kept]
-                self.dropped[row] += held - stay
+                self._states[row] = states
+                self.dropped[row] += count - stay
             if due is None or self.compression.kv_budget is not None:
                 self._due[row] = length + self.compression.kv_interval
         self._forget_queries(row, length)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.compression.base import Queries
+from forerun.interrupts import held_back
 
 # Tokens by which its memory grows.
 STEP = 256
@@ -51,22 +52,23 @@ class QueryLog:
 
     def keep(self, length: int, path: Sequence[int]) -> None:
         """Of the tokens after the first `length`, keep those at `path`, which ascends."""
-        kept = [token for token in path if length + token < max(self.ends)]
-        if kept != list(range(len(kept))):
+        staying = [token for token in path if length + token < max(self.ends)]
+        if staying != list(range(len(staying))):
             start = length - self.first
-            index = torch.tensor(kept, device=self._vectors.device) + start
-            self._vectors[:, :, start : start + len(kept)] = self._vectors[:, :, index]
+            index = torch.tensor(staying, device=self._vectors.device) + start
+            self._vectors[:, :, start : start + len(staying)] = self._vectors[:, :, index]
         for layer, end in enumerate(self.ends):
             if end > length:
-                self.ends[layer] = length + sum(length + token < end for token in kept)
+                self.ends[layer] = length + sum(length + token < end for token in staying)
 
     def forget(self, before: int) -> None:
         """Forget those of the first `before` tokens."""
         drop = before - self.first
         if drop > 0:
             left = max(max(self.ends) - before, 0)
-            self._vectors = self._vectors[:, :, drop : drop + left].clone()
-            self.first = before
+            vectors = self._vectors[:, :, drop : drop + left].clone()
+            with held_back():
+                self._vectors, self.first = vectors, before
 
     def between(self, layer: int, start: int, end: int, dropped: int) -> Queries:
         """Those of the tokens from `start` to `end`, of a row that has lost so many."""

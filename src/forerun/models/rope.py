@@ -33,20 +33,27 @@ class RotaryTable:
         self._frequencies, self._scale = inverse_frequencies, scale
         self._dtype, self._device = dtype, device
         shape = (0, 2 * len(inverse_frequencies))
-        self._cos = self._sin = torch.empty(shape, dtype=dtype, device=device)
+        empty = torch.empty(shape, dtype=dtype, device=device)
+        # One value, so that an interruption finds both grown or none.
+        self._table = (empty, empty)
 
     def at(self, positions: Tensor, furthest: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, 1, n, head_dim] of positions [B, n], none beyond `furthest`."""
-        if furthest >= len(self._cos):
-            self._grow(max(furthest + 1, 2 * len(self._cos), _FIRST_ROWS))
+        rows = len(self._table[0])
+        if furthest >= rows:
+            self._grow(max(furthest + 1, 2 * rows, _FIRST_ROWS))
+        cos, sin = self._table
         # Padding has position -1, which reads the table's last row; the result is not used.
-        return self._cos[positions][:, None], self._sin[positions][:, None]
+        return cos[positions][:, None], sin[positions][:, None]
 
     def _grow(self, rows: int) -> None:
         angles = torch.outer(torch.arange(rows, dtype=torch.float32), self._frequencies)
         angles = torch.cat((angles, angles), dim=-1)
-        self._cos = (angles.cos() * self._scale).to(self._device, self._dtype)
-        self._sin = (angles.sin() * self._scale).to(self._device, self._dtype)
+        cos, sin = (
+            (part * self._scale).to(self._device, self._dtype)
+            for part in (angles.cos(), angles.sin())
+        )
+        self._table = (cos, sin)
 
 
 def rotary_table(

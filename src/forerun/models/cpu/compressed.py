@@ -1,4 +1,4 @@
-"""The cache of the kernels, once more where it evicts."""
+"""The cache of the kernels that evicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.compression import Compression
 from forerun.compression.base import Rotate
-from forerun.core import Batch, View
+from forerun.core import Batch
 from forerun.kv_cache import Evicting, QueryLog
 from forerun.models.cpu.cache import CpuCache
 from forerun.models.cpu.errors import TypedErrors
@@ -50,16 +50,9 @@ class CompressedCpuCache(Evicting, CpuCache):
 
     def copy(self) -> Self:
         """See `forerun.contracts.Evicts`."""
-        shared = {id(part): part for part in (self._rotate, self._pool)}
-        return copy.deepcopy(self, {id(self.native): self.native.copy(), **shared})
-
-    def check_view(self, view: View | None) -> None:
-        """Refuse to read a part of the text alone.
-
-        Raises:
-            CacheError: for a view.
-        """
-        Evicting.check_view(self, view)
+        memo = {id(part): part for part in (self._rotate, self._pool)}
+        memo |= {id(self.native): self.native.copy(), id(self.draft_heads): {}}
+        return copy.deepcopy(self, memo)
 
     def room_for_queries(self, batch: Batch, layers: range) -> Tensor | None:
         """See `CpuCache`."""
@@ -77,7 +70,7 @@ class CompressedCpuCache(Evicting, CpuCache):
                 self.log(row, layers, start, by_head[:, :, first : first + count])
             first += count
 
-    def slots(self, row: int, layer: int | None = None) -> int:
+    def num_slots(self, row: int, layer: int | None = None) -> int:
         """Tokens that a row holds in a layer; in its shortest layer if None."""
         return CpuCache.length(self, row, layer)
 
