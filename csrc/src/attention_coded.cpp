@@ -54,9 +54,9 @@ void TileAttention::run_coded_scores(const Call& c, const Scores& to) const {
   const Reading reading(cache, c.head.coarse);
   CodedTile keys;
   keys.upper = to.tile + cache.scale_bytes();
-  keys.lower = 2 * cache.plane_bytes();
+  keys.lower = cache.key_plane_bytes();
   keys.blocks = to.blocks;
-  keys.block_bytes = cache.plane_bytes() / (kTileSlots / kBlockRows);
+  keys.block_bytes = cache.planes() * cache.key_plane_bytes();
   keys.lines = cache.group() / kCodesOfLine;
   keys.groups = shape_.head_dim / cache.group();
   keys.ahead = to.ahead;
@@ -75,9 +75,9 @@ namespace {
 // What all calls of a kernel of values have in common.
 CodedTile values_of(const KvCache& cache, float* out, std::int64_t out_stride) {
   CodedTile values;
-  values.lower = 2 * cache.plane_bytes();
+  values.lower = cache.value_plane_bytes();
   values.blocks = cache.group() / kBlockRows;
-  values.block_bytes = kTileLines * static_cast<std::int64_t>(kLineBytes);
+  values.block_bytes = cache.planes() * cache.value_plane_bytes();
   values.lines = kTileLines;
   values.out = out;
   values.out_stride = out_stride;
@@ -119,8 +119,8 @@ void TileAttention::add_coded_group(const Call& c, std::int64_t group, const Pie
   }
   CodedTile values =
       values_of(cache, sums_of(c.sums, c.set.begin - c.origin).values + dimension, sums_stride());
-  values.upper = tile + cache.scale_bytes() + cache.plane_bytes() +
-                 dimension / kBlockRows * values.block_bytes;
+  values.upper =
+      tile + cache.scale_bytes() + cache.code_bytes() + dimension / kBlockRows * values.block_bytes;
   values.ahead = c.in_order() ? c.fetch() : 0;
   values.panel = panel;
   values.sums = c.s.coded_sums.data() + dimension;

@@ -82,7 +82,7 @@ KvCache::KvCache(const Shape& shape) : shape_(shape) {
   value_blocks_ = blocks_of(shape.head_dim);
   key_bytes_ = kTileSlots / kBlockRows * key_lines_ * kLine;
   tile_bytes_ = key_bytes_ + value_blocks_ * (kTileSlots / per_line) * kLine;
-  if (codes) tile_bytes_ = scale_bytes() + 2 * planes() * plane_bytes();
+  if (codes) tile_bytes_ = scale_bytes() + 2 * code_bytes();
   const std::int64_t head_bytes = segment_slots_ / kTileSlots * tile_bytes_;
   const auto heads = static_cast<double>(shape.layers) * static_cast<double>(shape.rows) *
                      static_cast<double>(shape.kv_heads * segments_);

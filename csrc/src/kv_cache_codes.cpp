@@ -21,22 +21,26 @@ void set_nibble(std::uint8_t& byte, bool upper, int code) {
   byte = static_cast<std::uint8_t>(upper ? (byte & 15) | code << 4 : (byte & 0xf0) | code);
 }
 
-// Where a code of a plane lies: of dimension d of a slot, keys and values being turned.
+// Where a code lies in the keys or values of a tile: of dimension d of a slot, keys and values
+// being turned. Its byte in the upper plane, that in the lower one, and which half of both.
 struct Place {
   std::int64_t byte;
+  std::int64_t lower;
   bool upper;
 };
 
-Place key_place(std::int64_t head_dim, std::int64_t slot, std::int64_t d) {
-  const std::int64_t block = slot / kBlockRows * (head_dim / kCodesOfLine) * kLine;
-  return {block + d / kCodesOfLine * kLine + slot % kBlockRows * 4 + d % kHalf,
-          d % kCodesOfLine >= kHalf};
+Place key_place(const KvCache& cache, std::int64_t slot, std::int64_t d) {
+  const std::int64_t plane = cache.key_plane_bytes();
+  const std::int64_t byte = slot / kBlockRows * cache.planes() * plane + d / kCodesOfLine * kLine +
+                            slot % kBlockRows * 4 + d % kHalf;
+  return {byte, byte + plane, d % kCodesOfLine >= kHalf};
 }
 
-Place value_place(std::int64_t slot, std::int64_t d) {
-  const std::int64_t block = d / kBlockRows * (kTileSlots / kCodesOfLine) * kLine;
-  return {block + slot / kCodesOfLine * kLine + d % kBlockRows * 4 + slot % kHalf,
-          slot % kCodesOfLine >= kHalf};
+Place value_place(const KvCache& cache, std::int64_t slot, std::int64_t d) {
+  const std::int64_t plane = cache.value_plane_bytes();
+  const std::int64_t byte = d / kBlockRows * cache.planes() * plane + slot / kCodesOfLine * kLine +
+                            d % kBlockRows * 4 + slot % kHalf;
+  return {byte, byte + plane, slot % kCodesOfLine >= kHalf};
 }
 
 }  // namespace
@@ -47,7 +51,7 @@ void KvCache::write_codes(std::int64_t layer, std::int64_t row, std::int64_t hea
   const std::int64_t within = slot % kTileSlots;
   std::uint8_t* memory = tile(layer, row, head, slot);
   auto* scales = reinterpret_cast<std::uint16_t*>(memory) + within;
-  std::uint8_t* plane = memory + scale_bytes();
+  std::uint8_t* stored = memory + scale_bytes();
   std::vector<float> turned(key, key + size);
   for (std::int64_t d = 0; d < size; d += group_) turn(turned.data() + d, group_);
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(size));
@@ -58,11 +62,11 @@ void KvCache::write_codes(std::int64_t layer, std::int64_t row, std::int64_t hea
       *scales = encode(x + d, group_, bits, codes.data() + d);
     for (std::int64_t d = 0; d < size; ++d) {
       const std::uint8_t code = codes[static_cast<std::size_t>(d)];
-      const Place at = keys ? key_place(size, within, d) : value_place(within, d);
-      set_nibble(plane[at.byte], at.upper, bits == 8 ? code >> 4 : code);
-      if (bits == 8) set_nibble(plane[2 * plane_bytes() + at.byte], at.upper, code & 15);
+      const Place at = keys ? key_place(*this, within, d) : value_place(*this, within, d);
+      set_nibble(stored[at.byte], at.upper, bits == 8 ? code >> 4 : code);
+      if (bits == 8) set_nibble(stored[at.lower], at.upper, code & 15);
     }
-    plane += plane_bytes();
+    stored += code_bytes();
   }
 }
 
@@ -72,17 +76,16 @@ void KvCache::read_codes(std::int64_t layer, std::int64_t row, std::int64_t head
   const std::int64_t within = slot % kTileSlots;
   const std::uint8_t* memory = tile(layer, row, head, slot);
   const auto* scales = reinterpret_cast<const std::uint16_t*>(memory) + within;
-  const std::uint8_t* plane = memory + scale_bytes();
+  const std::uint8_t* stored = memory + scale_bytes();
   for (const bool keys : {true, false}) {
     float* out = keys ? key : value;
     for (std::int64_t d = 0; d < size && out != nullptr; ++d) {
-      const Place at = keys ? key_place(size, within, d) : value_place(within, d);
-      std::int32_t code = nibble(plane[at.byte], at.upper) - kZeroOfNibble;
-      if (planes() == 2)
-        code = 16 * code + nibble(plane[2 * plane_bytes() + at.byte], at.upper) - kZeroOfNibble;
+      const Place at = keys ? key_place(*this, within, d) : value_place(*this, within, d);
+      std::int32_t code = nibble(stored[at.byte], at.upper) - kZeroOfNibble;
+      if (planes() == 2) code = 16 * code + nibble(stored[at.lower], at.upper) - kZeroOfNibble;
       out[d] = static_cast<float>(code) * bf16_to_float(scales[d / group_ * kTileSlots]);
     }
-    plane += plane_bytes();
+    stored += code_bytes();
     scales += size / group_ * kTileSlots;
   }
 }
@@ -100,14 +103,14 @@ void KvCache::copy_coded_slot(const std::uint8_t* source, std::int64_t from, std
   for (std::int64_t i = 0; i < scale_bytes(); i += 2 * kTileSlots)
     std::memcpy(target + i + to * 2, source + i + from * 2, 2);
   for (std::int64_t p = 0; p < planes(); ++p) {
-    const std::int64_t keys = scale_bytes() + 2 * p * plane_bytes();
-    const std::int64_t values = keys + plane_bytes();
+    const std::int64_t keys = scale_bytes() + p * key_plane_bytes();
+    const std::int64_t values = scale_bytes() + code_bytes() + p * value_plane_bytes();
     for (std::int64_t d = 0; d < size; d += kCodesOfLine)
-      std::memcpy(target + keys + key_place(size, to, d).byte,
-                  source + keys + key_place(size, from, d).byte, 4);
+      std::memcpy(target + keys + key_place(*this, to, d).byte,
+                  source + keys + key_place(*this, from, d).byte, 4);
     for (std::int64_t d = 0; d < size; ++d) {
-      const Place a = value_place(from, d);
-      const Place b = value_place(to, d);
+      const Place a = value_place(*this, from, d);
+      const Place b = value_place(*this, to, d);
       set_nibble(target[values + b.byte], b.upper, nibble(source[values + a.byte], a.upper));
     }
   }

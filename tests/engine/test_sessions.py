@@ -260,7 +260,9 @@ def test_a_session_of_another_model_is_refused_with_what_differs(case: str, file
 @needs_kernels
 def test_a_session_of_another_backend_or_kernel_precision_is_refused(file: Path) -> None:
     saved(on_kernels("int8"), file)
-    message = r"precision is int8 there and fp32 here.*cache_layout is tiles of the kernels there"
+    message = (
+        r"precision is int8 there and fp32 here.*cache_layout is tiles of the kernels, 2 there"
+    )
     check_refused(engine_of(on_torch()), file, message)
     with pytest.raises(SessionError, match="precision is int8 there and int4 here"):
         engine_of(on_kernels("int4")).load_session(file)

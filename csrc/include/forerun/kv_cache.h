@@ -6,10 +6,11 @@
 // bf16. So scores and sums over values are skinny products like all others, and each tile is read
 // once for all tokens and heads that share it.
 //
-// Codes (int8 and int4, coded_head.h) lie in planes of nibbles: the scales of a tile's keys, then
-// of its values, by group and slot; the upper nibbles of keys, then of values; in int8 the lower
-// ones in the same order. A line of a plane has eight dimensions of 16 slots, or eight slots of 16
-// dimensions (CodedTile in kernels.h). Keys are turned first, and
+// Codes (int8 and int4, coded_head.h): the scales of a tile's keys, then of its values, by group
+// and slot; then the keys in blocks of 16 slots and the values in blocks of 16 dimensions, of each
+// block the plane of upper nibbles and behind it, in int8, that of the lower ones: so both are one
+// stream, which the processor's own prefetching follows. A line of a plane has eight dimensions of
+// 16 slots, or eight slots of 16 dimensions (CodedTile in kernels.h). Keys are turned first, and
 // queries with them (coded_head.h).
 //
 // A row's tiles lie in segments of a thousand slots, each with all layers and heads: a row takes
@@ -112,9 +113,11 @@ class KvCache {
     return 2 * (shape_.head_dim / group_) * kTileSlots *
            static_cast<std::int64_t>(sizeof(std::uint16_t));
   }
-  std::int64_t plane_bytes() const {
-    return shape_.head_dim * kTileSlots / 2;
-  }  // of keys or values
+  // Of one plane of a block.
+  std::int64_t key_plane_bytes() const { return shape_.head_dim * kBlockRows / 2; }
+  std::int64_t value_plane_bytes() const { return kTileSlots * kBlockRows / 2; }
+  // Of a tile's keys, or of its values, in all planes.
+  std::int64_t code_bytes() const { return planes() * shape_.head_dim * kTileSlots / 2; }
 
   int slots_per_line() const { return shape_.precision == Precision::bf16 ? 2 : 1; }
   std::int64_t key_lines() const { return key_lines_; }  // in a block of 16 slots

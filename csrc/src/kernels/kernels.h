@@ -86,7 +86,7 @@ struct CodedTile {
   const std::uint8_t* upper = nullptr;
   std::ptrdiff_t lower = 0;  // from the upper plane to the lower
   std::int64_t blocks = 0;
-  std::int64_t block_bytes = 0;  // of a plane
+  std::int64_t block_bytes = 0;  // from one block to the next
   std::int64_t lines = 0;        // of a group, in a block of a plane
   std::int64_t groups = 1;       // in a block, each with a panel of its own, one behind the other
   std::ptrdiff_t ahead = 0;      // as in CacheTile

@@ -103,7 +103,8 @@ class CpuCache:
         native = self.native
         numbers = ("layers", "kv_heads", "head_dim", "tile_bytes")
         return {
-            "layout": "tiles of the kernels",
+            # Where nibbles of a tile lie has changed once.
+            "layout": "tiles of the kernels, 2",
             "dtype": self.kv_dtype,
             **{name: int(getattr(native, name)) for name in numbers},
         }
