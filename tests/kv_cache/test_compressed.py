@@ -165,6 +165,10 @@ def test_rows_go_back_to_committed_text_or_begin_anew(pair: Any) -> None:
     run(model, cache, tokens(1, 3, seed=1), [1])
     cache.trim(1, LENGTH)
     assert cache.length(1) == LENGTH
+    for row in (-1, 2):
+        for change in (lambda row: cache.trim(row, 0), lambda row: cache.keep(row, 0, ())):
+            with pytest.raises(CacheError, match=f"row {row} is not in this cache"):
+                change(row)
     with pytest.raises(CacheError, match=f"committed {LENGTH} tokens.*trimmed to 20"):
         cache.trim(1, 20)
     whole = long_kernel_model().compressed_cache(1, 700, settings("h2o"))

@@ -22,6 +22,7 @@ from forerun.compression.base import Held, Rotate
 from forerun.core import View
 from forerun.errors import CacheError
 from forerun.interrupts import held_back
+from forerun.kv_cache.fit import check_row
 from forerun.kv_cache.query_log import QueryLog
 
 # Queries that are counted at once. Where counting begins and ends depends on the text alone, or sums would
@@ -93,6 +94,7 @@ class Evicting(ABC):
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
         """As `forerun.contracts.Cache` says."""
+        check_row(row, len(self.dropped))
         self._keep_slots(row, length - self.dropped[row], path)
         self._logs[row].keep(length, path)
 
@@ -100,9 +102,9 @@ class Evicting(ABC):
         """As `forerun.contracts.Cache` says.
 
         Raises:
-            CacheError: besides, for some of the tokens that were committed, which others were counted with or
-                evicted for: all or none.
+            CacheError: besides, for some of the committed tokens, by which others are evicted: all or none.
         """
+        check_row(row, len(self.dropped))
         if length == 0 and layers is None:
             self._empty(row)
             return
