@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from forerun.engine.requests import Completion, Running, TokenEvent
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 from tests.helpers.engines import GREEDY, Letters, engine, plain_ids
+from tests.helpers.interruptions import at_line
 from tests.matrix import DRAFT, TARGET
 
 PROMPTS = [[1, 2], [3, 4, 5, 1, 2], [6]]
@@ -35,27 +34,13 @@ class Planted(BaseException):
     """What is raised; no code of ours catches it by its type."""
 
 
-@contextmanager
-def raising_at(line: int) -> Iterator[Callable[[], int]]:
-    """Raise at the given line, counted as forerun's own code runs in the block; counts the lines."""
-    count = 0
+def raising_at(line: int) -> AbstractContextManager[Callable[[], int]]:
+    """Raise at a line, as `at_line` counts."""
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count
-        if "/forerun/" not in frame.f_code.co_filename:
-            return None
-        # `alone` calls nothing while it takes and gives back the lock: no signal is handled there.
-        if event == "line" and frame.f_code.co_name != "alone":
-            count += 1
-            if count == line:
-                raise Planted
-        return trace
+    def planted() -> None:
+        raise Planted
 
-    sys.settrace(trace)
-    try:
-        yield lambda: count
-    finally:
-        sys.settrace(None)
+    return at_line(line, planted)
 
 
 def make(drafter: str) -> Engine:

@@ -125,10 +125,11 @@ class Evicting(ABC):
         return max(evicted_at, self._counted[row], log.first if self.logs(row) else 0)
 
     def _empty(self, row: int) -> None:
-        log, states = self._new_log(), [None] * len(self._states[row])
+        log = self._new_log()
+        states: list[Tensor | None] = [None] * len(self._states[row])
         with held_back():
             self._trim_slots(row, 0, None)
-            self._logs[row], self._states[row], self._counted[row] = log, [*states], 0
+            self._logs[row], self._states[row], self._counted[row] = log, states, 0
             self.dropped[row], self._due[row] = 0, None
 
     def check_view(self, view: View | None) -> None:
