@@ -38,7 +38,8 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
   shape_ = MatrixShape::make(shape_.precision, 1, cols, shape_.group);
   tokens_ = n;
   kernels_ = &kernel_set(shape_.precision, limit_, n, shape_.group);
-  tiles_ = (n + kernels_->max_tokens - 1) / kernels_->max_tokens;
+  const int widest = n <= kernels_->max_tokens ? kernels_->max_tokens : kernels_->tile_tokens;
+  tiles_ = (n + widest - 1) / widest;
   units_ = panel_units(shape_, kernels_->token_major);
   const auto bytes = static_cast<std::size_t>(units_ * n) * sizeof(std::uint32_t) + kBehindPanel;
   if (memory_.size() < bytes) memory_ = Buffer(bytes);

@@ -38,7 +38,9 @@ struct Product {
   }
 };
 
-// One pass over a block: stay in the stream, and turn to the block that follows before it ends.
+// Of one block; where a kernel takes several, it fetches as much for each, side by side.
+//
+// One pass: stay in the stream, and turn to the block that follows before it ends.
 // Several passes, one for each tile: each fetches its part of what follows, so that memory is busy
 // during all.
 struct AheadPlan {
@@ -54,9 +56,12 @@ struct AheadPlan {
     turn = std::max<std::int64_t>(lines - kAhead, 0) / unit * unit;
   }
 
-  Ahead tile(std::int64_t index, const std::uint8_t* here, const std::uint8_t* following) const {
-    if (tiles > 1)
-      return {following, following + index * (lines * kLine / tiles), 0, kLine / tiles};
+  Ahead tile(std::int64_t index, const TileArgs& a, const std::uint8_t* following) const {
+    if (tiles > 1) {
+      const std::int64_t step = a.blocks * kLine / tiles;
+      return {following, following + index * (lines * step), 0, step};
+    }
+    const std::uint8_t* here = a.weights;
     return {here + (lines - turn) * kLine, following, turn, kLine};
   }
 };
@@ -80,10 +85,19 @@ class KernelScope {
 
 TileArgs args_for(const MatrixShape& shape) {
   TileArgs a;
+  a.block_bytes = static_cast<std::ptrdiff_t>(shape.block_bytes());
   a.lines = shape.lines();
   a.group_lines = shape.lines_per_group();
   a.groups_together = shape.groups_per_scale();
   return a;
+}
+
+// How many of the blocks that are left the next call takes: none is left alone. One where one tile
+// has all tokens: blocks in turn are one stream, which the processor's own fetching follows best.
+std::int64_t together(std::int64_t left, const Product& p) {
+  const std::int64_t most = p.x.tiles() > 1 ? p.x.kernels().max_blocks : 1;
+  if (left <= most) return left;
+  return left < 2 * most ? (left + 1) / 2 : most;
 }
 
 void run_blocks(const Product& p, const Range& range) {
@@ -94,53 +108,54 @@ void run_blocks(const Product& p, const Range& range) {
   a.accumulate = p.options.accumulate;
   const std::int64_t tiles = p.x.tiles();
   const AheadPlan plan(shape, p.x);
-  const std::size_t block_bytes = shape.block_bytes();
   a.weights = p.weights.block(range.begin);
-  for (std::int64_t b = range.begin; b < range.end; ++b, a.weights += block_bytes) {
+  for (std::int64_t b = range.begin; b < range.end; b += a.blocks) {
+    a.blocks = together(range.end - b, p);
     const std::int64_t row = b * kBlockRows;
-    a.rows = std::min<std::int64_t>(kBlockRows, shape.rows - row);
+    a.rows = std::min<std::int64_t>(a.blocks * kBlockRows, shape.rows - row);
     a.bias = p.options.bias == nullptr ? nullptr : p.options.bias + row;
-    const bool inside = b + 1 < range.stop;
+    const std::uint8_t* behind = a.weights + a.blocks * a.block_bytes;
     const std::uint8_t* following =
-        inside ? a.weights + block_bytes : p.afterwards(range, a.weights);
+        b + a.blocks < range.stop ? behind : p.afterwards(range, a.weights);
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      a.ahead = plan.tile(tile, a.weights, following);
+      a.ahead = plan.tile(tile, a, following);
       a.panel = p.x.panel(tile);
       a.out = p.y + p.x.tile_begin(tile) * p.y_stride + row;
       kernels.kernel[p.x.tile_tokens(tile)](a);
     }
+    a.weights = behind;
   }
 }
 
-// Blocks of the gate, each with the block that it takes, tile by tile.
+// Blocks of the gate, with those that they take, tile by tile.
 void run_gated(const Product& p, const Range& range) {
   const MatrixShape& shape = p.weights.shape();
   const std::int64_t half = shape.blocks() / 2;
   // Of the gate and of what it takes, and the result: apart, so that the gate's loop has vectors.
-  alignas(64) float sums[3][kMaxTileTokens * kBlockRows];
+  alignas(64) float sums[3][kMaxTileOutputs];
   TileArgs a = args_for(shape);
-  a.out_stride = kBlockRows;
-  a.rows = kBlockRows;
   const AheadPlan plan(shape, p.x);
-  for (std::int64_t b = range.begin; b < range.end; ++b) {
-    const bool inside = b + 1 < range.stop;
+  for (std::int64_t b = range.begin; b < range.end; b += a.blocks) {
+    a.blocks = together(range.end - b, p);
+    a.rows = a.out_stride = a.blocks * kBlockRows;
+    const std::int64_t next = b + a.blocks;
     for (std::int64_t tile = 0; tile < p.x.tiles(); ++tile) {
       const int tokens = p.x.tile_tokens(tile);
       a.panel = p.x.panel(tile);
       for (const int upper : {0, 1}) {
         const std::int64_t block = b + upper * half;
         a.weights = p.weights.block(block);
-        const std::uint8_t* following =
-            inside ? p.weights.block(block + 1) : p.afterwards(range, a.weights);
-        a.ahead = plan.tile(tile, a.weights, following);
+        const std::uint8_t* following = next < range.stop ? a.weights + a.blocks * a.block_bytes
+                                                          : p.afterwards(range, a.weights);
+        a.ahead = plan.tile(tile, a, following);
         a.bias = p.options.bias == nullptr ? nullptr : p.options.bias + block * kBlockRows;
         a.out = sums[upper];
         p.x.kernels().kernel[tokens](a);
       }
-      p.options.gate(sums[0], sums[1], std::int64_t{tokens} * kBlockRows, sums[2]);
+      p.options.gate(sums[0], sums[1], tokens * a.rows, sums[2]);
       for (int t = 0; t < tokens; ++t) {
         std::memcpy(p.y + (p.x.tile_begin(tile) + t) * p.y_stride + b * kBlockRows,
-                    sums[2] + t * kBlockRows, kBlockRows * sizeof(float));
+                    sums[2] + t * a.rows, static_cast<std::size_t>(a.rows) * sizeof(float));
       }
     }
   }
@@ -174,7 +189,8 @@ void linear(const PackedMatrix& weights, const Activations& x, float* y, std::in
                                                              : FloatMode::Subnormals::ieee;
   const Product product{weights, x, y, y_stride, options, pool.size(), subnormals};
   const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
-  const std::int64_t grain = std::max<std::int64_t>(kChunkBytes / chunk, 1);
+  const std::int64_t most = x.kernels().max_blocks;
+  const std::int64_t grain = std::max<std::int64_t>(kChunkBytes / chunk / most, 1) * most;
   const bool gated = options.gate != nullptr;
   // By value: other threads then find it behind one address.
   const auto share = [product, gated](const Range& range) {

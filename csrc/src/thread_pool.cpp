@@ -173,8 +173,9 @@ bool ThreadPool::next_range(int thread, Range& range) {
     Share& share = shares_[static_cast<std::size_t>((thread + i) % size_)];
     std::int64_t begin = share.next.load(std::memory_order_relaxed);
     while (begin < share.end) {
-      const std::int64_t count =
-          std::min(std::max(work_.grain, (share.end - begin) / 2), share.end - begin);
+      const std::int64_t left = share.end - begin;
+      const std::int64_t half = left / 2 / work_.grain * work_.grain;
+      const std::int64_t count = std::min(std::max(half, work_.grain), left);
       if (share.next.compare_exchange_weak(begin, begin + count, std::memory_order_relaxed)) {
         range = {thread, begin, begin + count, share.end};
         return true;

@@ -25,19 +25,32 @@ FORERUN_INLINE __m512i dot(__m512i acc, __m512i weight, const std::uint32_t* x) 
   return acc;
 }
 
+FORERUN_INLINE __m512i dot(__m512i acc, __m512i weight, __m512i x) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weight), "v"(x));
+  return acc;
+}
+
+FORERUN_INLINE __m512i dot2(__m512i acc, __m512i weight, __m512i x, __m512i w2, __m512i x2) {
+  asm("vpdpbusd %2, %1, %0\n\tvpdpbusd %4, %3, %0"
+      : "+v"(acc)
+      : "v"(weight), "v"(x), "v"(w2), "v"(x2));
+  return acc;
+}
+
 FORERUN_INLINE __m512 in_all_lanes(std::uint32_t bits) {
   return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(bits)));
 }
 
-FORERUN_INLINE __mmask16 row_mask(const TileArgs& a) {
-  return static_cast<__mmask16>((1u << a.rows) - 1u);
+FORERUN_INLINE __mmask16 row_mask(std::int64_t rows) {
+  return static_cast<__mmask16>((1u << (rows < kBlockRows ? rows : kBlockRows)) - 1u);
 }
 
-// Adds the bias and what is there, in this order, and stores the rows that exist.
-FORERUN_INLINE void store_rows(const TileArgs& a, int token, __m512 sum) {
-  const __mmask16 mask = row_mask(a);
-  float* out = a.out + token * a.out_stride;
-  if (a.bias != nullptr) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, a.bias));
+// Adds the bias and what is there, in this order, and stores the rows of a block that exist.
+FORERUN_INLINE void store_rows(const TileArgs& a, int token, __m512 sum, int block = 0) {
+  const __mmask16 mask = row_mask(a.rows - block * kBlockRows);
+  float* out = a.out + token * a.out_stride + block * kBlockRows;
+  if (a.bias != nullptr)
+    sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, a.bias + block * kBlockRows));
   if (a.accumulate) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), sum);
   _mm512_mask_storeu_ps(out, mask, sum);
 }

@@ -23,7 +23,7 @@ struct Avx512Float {
     constexpr int kSize = (T - 1) * Panel::kToken + 1;
     __m512 sum[T];
     unroll<T>([&](auto t) {
-      sum[t] = a.resume ? _mm512_maskz_loadu_ps(row_mask(a), a.out + t * a.out_stride)
+      sum[t] = a.resume ? _mm512_maskz_loadu_ps(row_mask(a.rows), a.out + t * a.out_stride)
                         : _mm512_setzero_ps();
     });
     const std::uint8_t* w = a.weights;

@@ -15,12 +15,14 @@ FORERUN_INLINE __m512 load_scales(const std::uint8_t* scales) {
 
 struct Bytes {
   static constexpr bool kOffset = false;
-  static constexpr int kPanelRows = 1;  // of T quads for each line of weights
+  static constexpr bool kShared = false;  // two groups may share a scale of the activations
+  static constexpr int kPanelRows = 1;    // of T quads for each line of weights
   static FORERUN_INLINE __m512i part(__m512i line, int) { return line; }
 };
 
 struct Nibbles {
   static constexpr bool kOffset = false;
+  static constexpr bool kShared = true;
   static constexpr int kPanelRows = 2;
   static FORERUN_INLINE __m512i part(__m512i line, int high) {
     const __m512i shifted = high ? _mm512_srli_epi16(line, 4) : line;
@@ -30,72 +32,88 @@ struct Nibbles {
 
 template <class Format>
 struct Avx512Grouped {
-  // Of three registers each: sums of a group, of what shares a scale of the activations, and of
-  // all. Wider tiles keep some in memory and take longer than reading the weights, by then in the
-  // first-level cache, once more.
-  static constexpr int kMaxTokens = 8;
+  // Twelve chains of sums: a processor that starts two of these products in a cycle has eight under
+  // way at any time, and what ends a group must not hold up the next. Three blocks for four tokens
+  // rather than one for twelve, as each operand read then serves three products or four.
+  static constexpr int kMaxTokens = Format::kPanelRows == 1 ? 16 : 8;
+  static constexpr int kTileTokens = 4;
+  static constexpr int kMaxBlocks = 3;
 
-  // The group is the first or last, or both, of those that share a scale of the activations.
-  template <int T, bool kFirst, bool kLast>
-  static FORERUN_INLINE void add_group(const __m512i (&acc)[T], const std::uint8_t* scales,
-                                       const std::uint32_t* x_head, __m512 (&parts)[T],
-                                       __m512 (&sums)[T]) {
-    const __m512 w_scale = load_scales(scales);
-    const __m512 w_offset = Format::kOffset ? load_scales(scales + kLine / 2) : w_scale;
-    unroll<T>([&](auto t) {
-      const __m512 d = _mm512_cvtepi32_ps(acc[t]);
-      __m512 part = kFirst ? _mm512_mul_ps(d, w_scale) : _mm512_fmadd_ps(d, w_scale, parts[t]);
-      if (Format::kOffset) part = _mm512_fmadd_ps(in_all_lanes(x_head[t]), w_offset, part);
-      if (kLast) {
-        sums[t] = _mm512_fmadd_ps(part, in_all_lanes(x_head[T + t]), sums[t]);
-      } else {
-        parts[t] = part;
-      }
-    });
-  }
-
-  template <int T>
-  static FORERUN_INLINE void add_line(__m512i (&acc)[T], const std::uint8_t* w,
-                                      const std::uint32_t* x) {
-    const __m512i line = _mm512_loadu_si512(w);
-    unroll<Format::kPanelRows>([&](auto p) {
-      const __m512i weight = Format::part(line, p);
-      unroll<T>(
-          [&](auto t) { acc[t] = dot<Format::kPanelRows * T, p * T + t>(acc[t], weight, x); });
-    });
-  }
-
+  // Weights and what to fetch in the first of the blocks, and the activations of all.
   struct Position {
     const std::uint8_t* w;
     const std::uint32_t* x;
     const std::uint8_t* ahead;
   };
 
+  // The group is the first or last, or both, of those that share a scale of the activations.
+  template <int B, int T, bool kFirst, bool kLast>
+  static FORERUN_INLINE void add_group(const TileArgs& a, const __m512i (&acc)[B * T],
+                                       const std::uint8_t* scales, const std::uint32_t* x_head,
+                                       __m512 (&parts)[B * T], __m512 (&sums)[B * T]) {
+    unroll<B>([&](auto b) {
+      const std::uint8_t* own = scales + b * a.block_bytes;
+      const __m512 w_scale = load_scales(own);
+      const __m512 w_offset = Format::kOffset ? load_scales(own + kLine / 2) : w_scale;
+      unroll<T>([&](auto t) {
+        constexpr int i = b * T + t;
+        const __m512 d = _mm512_cvtepi32_ps(acc[i]);
+        __m512 part = kFirst ? _mm512_mul_ps(d, w_scale) : _mm512_fmadd_ps(d, w_scale, parts[i]);
+        if (Format::kOffset) part = _mm512_fmadd_ps(in_all_lanes(x_head[t]), w_offset, part);
+        if (kLast) {
+          sums[i] = _mm512_fmadd_ps(part, in_all_lanes(x_head[T + t]), sums[i]);
+        } else {
+          parts[i] = part;
+        }
+      });
+    });
+  }
+
+  template <int B, int T>
+  static FORERUN_INLINE void add_line(const TileArgs& a, __m512i (&acc)[B * T],
+                                      const std::uint8_t* w, const std::uint32_t* x) {
+    __m512i line[B];
+    unroll<B>([&](auto b) { line[b] = _mm512_loadu_si512(w + b * a.block_bytes); });
+    unroll<Format::kPanelRows>([&](auto p) {
+      constexpr int kWidth = Format::kPanelRows * T;
+      __m512i weight[B];
+      unroll<B>([&](auto b) { weight[b] = Format::part(line[b], p); });
+      unroll<T>([&](auto t) {
+        if constexpr (B == 1) {
+          acc[t] = dot<kWidth, p * T + t>(acc[t], weight[0], x);
+        } else {
+          const __m512i operand = _mm512_set1_epi32(static_cast<int>(x[p * T + t]));
+          unroll<B>([&](auto b) { acc[b * T + t] = dot(acc[b * T + t], weight[b], operand); });
+        }
+      });
+    });
+  }
+
   // One group of at least one line.
-  template <int T>
-  static FORERUN_INLINE void multiply(Position& at, std::int64_t lines, std::ptrdiff_t step,
-                                      __m512i (&acc)[T]) {
+  template <int B, int T>
+  static FORERUN_INLINE void multiply(const TileArgs& a, Position& at, std::int64_t lines,
+                                      __m512i (&acc)[B * T]) {
     unroll<T>([&](auto t) {
-      acc[t] = _mm512_set1_epi32(Format::kOffset ? 0 : static_cast<int>(at.x[t]));
+      const auto surplus = _mm512_set1_epi32(Format::kOffset ? 0 : static_cast<int>(at.x[t]));
+      unroll<B>([&](auto b) { acc[b * T + t] = surplus; });
     });
     at.x += 2 * T;
     const std::uint8_t* end = at.w + lines * kLine;
     do {
       prefetch(at.ahead);
-      add_line<T>(acc, at.w, at.x);
+      add_line<B, T>(a, acc, at.w, at.x);
       at.w += kLine;
       at.x += Format::kPanelRows * T;
-      at.ahead += step;
+      at.ahead += a.ahead.step;
     } while (at.w != end);
   }
 
-  template <int T>
-  FORERUN_FLATTEN static void run(const TileArgs& a) {
-    __m512 sums[T];
-    __m512 parts[T];
-    unroll<T>([&](auto t) { sums[t] = parts[t] = _mm512_setzero_ps(); });
+  template <int B, int T>
+  static FORERUN_INLINE void run_blocks(const TileArgs& a) {
+    __m512 sums[B * T];
+    __m512 parts[B * T];
+    unroll<B * T>([&](auto i) { sums[i] = parts[i] = _mm512_setzero_ps(); });
     const std::uint8_t* turn = a.weights + a.ahead.switch_line * kLine;
-    const std::ptrdiff_t step = a.ahead.step;
     Position at = {a.weights, static_cast<const std::uint32_t*>(a.panel), a.ahead.first};
     const std::uint8_t* scales = nullptr;
     bool first = true;
@@ -106,28 +124,45 @@ struct Avx512Grouped {
         scales = at.w;
         prefetch(at.ahead);
         at.w += kLine;
-        at.ahead += step;
+        at.ahead += a.ahead.step;
       } else {
         scales += kLine / 2;
       }
       const std::int64_t lines = left < a.group_lines ? left : a.group_lines;
       left -= lines;
       const std::uint32_t* x_head = at.x;
-      __m512i acc[T];
-      multiply<T>(at, lines, step, acc);
-      const bool last = left == 0 || a.ends_scale(group);
+      __m512i acc[B * T];
+      multiply<B, T>(a, at, lines, acc);
+      const bool last = !Format::kShared || left == 0 || a.ends_scale(group);
       if (!last) {
-        add_group<T, true, false>(acc, scales, x_head, parts, sums);
-      } else if (first) {
-        add_group<T, true, true>(acc, scales, x_head, parts, sums);
+        add_group<B, T, true, false>(a, acc, scales, x_head, parts, sums);
+      } else if (!Format::kShared || first) {
+        add_group<B, T, true, true>(a, acc, scales, x_head, parts, sums);
       } else {
-        add_group<T, false, true>(acc, scales, x_head, parts, sums);
+        add_group<B, T, false, true>(a, acc, scales, x_head, parts, sums);
       }
       first = last;
     }
-    unroll<T>([&](auto t) { store_rows(a, t, sums[t]); });
+    unroll<B>([&](auto b) { unroll<T>([&](auto t) { store_rows(a, t, sums[b * T + t], b); }); });
+  }
+
+  template <int T>
+  FORERUN_FLATTEN static void run(const TileArgs& a) {
+    if constexpr (T <= kTileTokens) {
+      if (a.blocks == 3) return run_blocks<3, T>(a);
+      if (a.blocks == 2) return run_blocks<2, T>(a);
+    }
+    run_blocks<1, T>(a);
   }
 };
+
+template <class Format>
+KernelSet make_grouped_set(Precision precision) {
+  KernelSet set = make_set<Avx512Grouped<Format>>(Level::avx512, precision);
+  set.tile_tokens = Avx512Grouped<Format>::kTileTokens;
+  set.max_blocks = Avx512Grouped<Format>::kMaxBlocks;
+  return set;
+}
 
 }  // namespace
 }  // namespace forerun::cpu

@@ -3,13 +3,12 @@
 namespace forerun::cpu {
 
 const KernelSet& avx512_int4_set() {
-  static const KernelSet set = make_set<Avx512Grouped<Nibbles>>(Level::avx512, Precision::int4);
+  static const KernelSet set = make_grouped_set<Nibbles>(Precision::int4);
   return set;
 }
 
 const KernelSet& avx512_int4_offset_set() {
-  static const KernelSet set =
-      make_set<Avx512Grouped<WithOffset<Nibbles>>>(Level::avx512, Precision::int4_offset);
+  static const KernelSet set = make_grouped_set<WithOffset<Nibbles>>(Precision::int4_offset);
   return set;
 }
 

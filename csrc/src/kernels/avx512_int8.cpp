@@ -3,13 +3,12 @@
 namespace forerun::cpu {
 
 const KernelSet& avx512_int8_set() {
-  static const KernelSet set = make_set<Avx512Grouped<Bytes>>(Level::avx512, Precision::int8);
+  static const KernelSet set = make_grouped_set<Bytes>(Precision::int8);
   return set;
 }
 
 const KernelSet& avx512_int8_offset_set() {
-  static const KernelSet set =
-      make_set<Avx512Grouped<WithOffset<Bytes>>>(Level::avx512, Precision::int8_offset);
+  static const KernelSet set = make_grouped_set<WithOffset<Bytes>>(Precision::int8_offset);
   return set;
 }
 

@@ -13,6 +13,7 @@ constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
 template <class Format>
 struct WithOffset : Format {
   static constexpr bool kOffset = true;
+  static constexpr bool kShared = false;
 };
 
 // Where a kernel finds token t's operand for a line of weights in a panel, in 4-byte units: the
@@ -35,7 +36,7 @@ KernelSet make_set(Level level, Precision precision) {
   KernelSet set;
   set.level = level;
   set.precision = precision;
-  set.max_tokens = Kernels::kMaxTokens;
+  set.max_tokens = set.tile_tokens = Kernels::kMaxTokens;
   unroll<Kernels::kMaxTokens>([&](auto i) { set.kernel[i + 1] = &Kernels::template run<i + 1>; });
   return set;
 }

@@ -1,8 +1,8 @@
 // What a level offers for one precision, and what a kernel takes.
 //
-// A tile kernel computes one block of 16 rows for T tokens: it reads each line of weights once and
-// keeps one accumulator for each token. For each output it takes k in rising order, so T, which
-// only says what shares registers, never changes a result:
+// A tile kernel computes blocks of 16 rows for T tokens: it reads each line of weights once and
+// keeps one accumulator for each token and block. For each output it takes k in rising order, so T,
+// which only says what shares registers, never changes a result:
 //   fp32       s = fma(w[k], x[k], s)
 //   bf16       s = fma(w[k], x[k], fma(w[k+1], x[k+1], s)) for even k: what vdpbf16ps does
 //   int8 int4  per group: exact int32 dot product d; p = fma(float(d), w_scale, p), from p = 0 on
@@ -38,7 +38,9 @@ struct Ahead {
 };
 
 struct TileArgs {
-  const std::uint8_t* weights = nullptr;  // the block
+  const std::uint8_t* weights = nullptr;  // the first block
+  std::int64_t blocks = 1;                // at most the set's max_blocks
+  std::ptrdiff_t block_bytes = 0;         // from one to the next
   const void* panel = nullptr;   // activations of the T tokens, see activations in linear.h
   std::int64_t lines = 0;        // of values, in the block and
   std::int64_t group_lines = 0;  // in a full group
@@ -46,7 +48,7 @@ struct TileArgs {
   Ahead ahead;
   float* out = nullptr;  // [T, out_stride], at the first of the rows
   std::int64_t out_stride = 0;
-  std::int64_t rows = 0;        // to be stored, at most 16
+  std::int64_t rows = 0;        // to be stored, at most 16 of each block
   const float* bias = nullptr;  // at the first of the rows, or null
   bool accumulate = false;      // out += instead of out =
   // The sums go on from what `out` holds rather than from 0, as if a longer k were cut in two:
@@ -104,12 +106,17 @@ struct CodedTile {
 using CodedKernel = void (*)(const CodedTile&);
 
 constexpr int kMaxTileTokens = 24;
+constexpr int kMaxTileOutputs = kMaxTileTokens * kBlockRows;  // of a call: all blocks and tokens
 constexpr std::size_t kBehindPanel = 128;
 
 struct KernelSet {
   Level level = Level::portable;
   Precision precision = Precision::fp32;
+  // As many tokens go into one tile; more are cut into tiles of up to tile_tokens, for which a
+  // kernel takes up to max_blocks at once.
   int max_tokens = 1;
+  int tile_tokens = 1;
+  int max_blocks = 1;
   TileKernel kernel[kMaxTileTokens + 1] = {};  // by tokens
   // Float formats only, by tokens: of keys, with panels like those above, and of values, with
   // panels that hold the kTileSlots weights of each token one after the other.
