@@ -66,7 +66,7 @@ void TileAttention::run_coded_scores(const Call& c, const Scores& to) const {
   keys.out_stride = to.out_stride;
   // The kernels fetch the next tile's planes.
   for (std::int64_t i = 0; to.ahead != 0 && i < cache.scale_bytes(); i += kLineBytes)
-    __builtin_prefetch(to.tile + to.ahead + i, 0, 2);
+    __builtin_prefetch(to.tile + to.ahead + i, 0, 3);
   coded_->scores[reading.planes - 1][c.set.columns()](keys);
 }
 

@@ -38,11 +38,9 @@ struct Product {
   }
 };
 
-// Of one block; where a kernel takes several, it fetches as much for each, side by side.
-//
-// One pass: stay in the stream, and turn to the block that follows before it ends.
-// Several passes, one for each tile: each fetches its part of what follows, so that memory is busy
-// during all.
+// One pass over a block: stay in the stream, and turn to the block that follows before it ends.
+// Several passes over blocks, one for each tile: each fetches its part of the blocks that follow,
+// in the order in which they lie, so that memory is busy during all.
 struct AheadPlan {
   std::int64_t lines;  // in a block
   std::int64_t turn;

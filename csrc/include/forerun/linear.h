@@ -41,7 +41,8 @@ class Activations {
   const MatrixShape& shape() const { return shape_; }  // of one row: what a matrix must agree with
   const KernelSet& kernels() const { return *kernels_; }
 
-  // Tiles differ by at most one token, longer ones first.
+  // One tile where the kernels take all tokens at once; tiles differ by at most one token, longer
+  // ones first.
   std::int64_t tiles() const { return tiles_; }
   std::int64_t tile_begin(std::int64_t tile) const;
   int tile_tokens(std::int64_t tile) const;

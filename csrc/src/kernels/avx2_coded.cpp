@@ -20,9 +20,12 @@ FORERUN_INLINE __m256i load_codes(const std::uint8_t* line, std::ptrdiff_t lower
 struct Avx2Coded {
   static constexpr int kMaxTokens = 2;
 
+  // Fetches from `ahead` on as many lines as it reads, in the order in which they lie rather than
+  // in that of the planes: only with one stream does the processor's own prefetching join in.
   template <int kPlanes, int T>
   static FORERUN_INLINE void sum_up(const CodedTile& c, const std::uint8_t* at,
-                                    const std::uint32_t* x, __m256i (&sum)[kHalves][T]) {
+                                    const std::uint8_t* ahead, const std::uint32_t* x,
+                                    __m256i (&sum)[kHalves][T]) {
     __m256i low[kHalves][T];
     unroll_halves<T>([&](auto h, auto t) {
       sum[h][t] = _mm256_set1_epi32(static_cast<int>(x[t]));
@@ -30,9 +33,8 @@ struct Avx2Coded {
     });
     x += kPanelHeads * T;
     const std::uint8_t* end = at + c.lines * kLine;
-    for (; at != end; at += kLine, x += kPanelRowsOfLine * T) {
-      prefetch(at + c.ahead);
-      if constexpr (kPlanes == 2) prefetch(at + c.lower + c.ahead);
+    for (; at != end; at += kLine, ahead += kPlanes * kLine, x += kPanelRowsOfLine * T) {
+      unroll<kPlanes>([&](auto plane) { prefetch_tile(ahead + plane * kLine); });
       unroll<2>([&](auto nibbles) {
         unroll<2>([&](auto odd) {
           __m256i w[kHalves];
@@ -74,7 +76,9 @@ struct Avx2Coded {
       for (std::int64_t g = 0; g < c.groups; ++g) {
         const std::uint32_t* x = c.panel + g * panel_units;
         __m256i sum[kHalves][T];
-        sum_up<kPlanes, T>(c, c.upper + b * c.block_bytes + g * c.lines * kLine, x, sum);
+        const std::uint8_t* block = c.upper + b * c.block_bytes;
+        const std::int64_t before = g * c.lines * kLine;
+        sum_up<kPlanes, T>(c, block + before, block + c.ahead + kPlanes * before, x, sum);
         unroll_halves<T>([&](auto h, auto t) {
           float* to = c.out + t * c.out_stride + b * kBlockRows + h * kHalfRows;
           const __m256 before = g == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(to);
@@ -91,7 +95,8 @@ struct Avx2Coded {
   FORERUN_FLATTEN static void values(const CodedTile& c) {
     for (std::int64_t b = 0; b < c.blocks; ++b) {
       __m256i sum[kHalves][T];
-      sum_up<kPlanes, T>(c, c.upper + b * c.block_bytes, c.panel, sum);
+      const std::uint8_t* block = c.upper + b * c.block_bytes;
+      sum_up<kPlanes, T>(c, block, block + c.ahead, c.panel, sum);
       unroll_halves<T>([&](auto h, auto t) {
         const std::int64_t at = t * c.out_stride + b * kBlockRows + h * kHalfRows;
         auto* held = reinterpret_cast<__m256i*>(c.sums + at);

@@ -23,9 +23,12 @@ FORERUN_INLINE void load_codes(const std::uint8_t* upper, std::ptrdiff_t lower, 
 struct Avx512Coded {
   static constexpr int kMaxTokens = 12;
 
+  // Fetches from `ahead` on as many lines as it reads, in the order in which they lie rather than
+  // in that of the planes: only with one stream does the processor's own prefetching join in.
   template <int kPlanes, int T>
   static FORERUN_INLINE void sum_up(const CodedTile& c, const std::uint8_t* at,
-                                    const std::uint32_t* x, __m512i (&sum)[T]) {
+                                    const std::uint8_t* ahead, const std::uint32_t* x,
+                                    __m512i (&sum)[T]) {
     __m512i low[T];
     unroll<T>([&](auto t) {
       sum[t] = _mm512_set1_epi32(static_cast<int>(x[t]));
@@ -33,9 +36,8 @@ struct Avx512Coded {
     });
     x += kPanelHeads * T;
     const std::uint8_t* end = at + c.lines * kLine;
-    for (; at != end; at += kLine, x += kPanelRowsOfLine * T) {
-      prefetch(at + c.ahead);
-      if constexpr (kPlanes == 2) prefetch(at + c.lower + c.ahead);
+    for (; at != end; at += kLine, ahead += kPlanes * kLine, x += kPanelRowsOfLine * T) {
+      unroll<kPlanes>([&](auto plane) { prefetch_tile(ahead + plane * kLine); });
       __m512i w[2];
       load_codes<kPlanes>(at, c.lower, w);
       constexpr int kSize = kPanelRowsOfLine * T;
@@ -54,11 +56,12 @@ struct Avx512Coded {
     const std::int64_t panel_units = (kPanelHeads + kPanelRowsOfLine * c.lines) * T;
     for (std::int64_t b = 0; b < c.blocks; ++b) {
       const std::uint32_t* x = c.panel;
-      const std::uint8_t* at = c.upper + b * c.block_bytes;
+      const std::uint8_t* block = c.upper + b * c.block_bytes;
       float* out = c.out + b * kBlockRows;
-      for (std::int64_t g = 0; g < c.groups; ++g, x += panel_units, at += c.lines * kLine) {
+      for (std::int64_t g = 0; g < c.groups; ++g, x += panel_units) {
         __m512i sum[T];
-        sum_up<kPlanes, T>(c, at, x, sum);
+        const std::int64_t before = g * c.lines * kLine;
+        sum_up<kPlanes, T>(c, block + before, block + c.ahead + kPlanes * before, x, sum);
         const void* from = c.scales + g * kTileSlots + b * kBlockRows;
         const __m512i bits =
             _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
@@ -78,7 +81,8 @@ struct Avx512Coded {
   FORERUN_FLATTEN static void values(const CodedTile& c) {
     for (std::int64_t b = 0; b < c.blocks; ++b) {
       __m512i sum[T];
-      sum_up<kPlanes, T>(c, c.upper + b * c.block_bytes, c.panel, sum);
+      const std::uint8_t* block = c.upper + b * c.block_bytes;
+      sum_up<kPlanes, T>(c, block, block + c.ahead, c.panel, sum);
       unroll<T>([&](auto t) {
         const std::int64_t at = t * c.out_stride + b * kBlockRows;
         if (c.resume) sum[t] = _mm512_add_epi32(sum[t], _mm512_loadu_si512(c.sums + at));

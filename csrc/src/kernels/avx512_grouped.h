@@ -32,14 +32,17 @@ struct Nibbles {
 
 template <class Format>
 struct Avx512Grouped {
-  // Twelve chains of sums: a processor that starts two of these products in a cycle has eight under
-  // way at any time, and what ends a group must not hold up the next. Three blocks for four tokens
-  // rather than one for twelve, as each operand read then serves three products or four.
+  // A processor that starts two of these products in a cycle has eight under way, so it takes more
+  // sums than eight to keep it busy where a group ends. Three blocks for four tokens have twelve,
+  // and each operand that is read serves three products or four; but then weights come from three
+  // places. So where one pass of one block suffices, that is what runs, its weights one stream:
+  // nibbles for up to eight tokens, of which each has a third register, the sum of groups that
+  // share a scale of the activations.
   static constexpr int kMaxTokens = Format::kPanelRows == 1 ? 16 : 8;
   static constexpr int kTileTokens = 4;
   static constexpr int kMaxBlocks = 3;
 
-  // Weights and what to fetch in the first of the blocks, and the activations of all.
+  // In the first of the blocks, in the panel, and in what follows.
   struct Position {
     const std::uint8_t* w;
     const std::uint32_t* x;
@@ -113,6 +116,9 @@ struct Avx512Grouped {
     __m512 sums[B * T];
     __m512 parts[B * T];
     unroll<B * T>([&](auto i) { sums[i] = parts[i] = _mm512_setzero_ps(); });
+    unroll<B>([&](auto b) {
+      unroll<T>([&](auto t) { prefetch_to_store(a.out + t * a.out_stride + b * kBlockRows); });
+    });
     const std::uint8_t* turn = a.weights + a.ahead.switch_line * kLine;
     Position at = {a.weights, static_cast<const std::uint32_t*>(a.panel), a.ahead.first};
     const std::uint8_t* scales = nullptr;

@@ -12,7 +12,7 @@
 // numbers as zero; the caller sets the other levels to do so too (float_mode.h), where it can:
 // outside x86 a bf16 sum may differ by 2^-126 at each step.
 //
-// One block at a time is enough for a single token too: blocks in turn are one stream, which the
+// One block at a time is enough for few tokens: blocks in turn are one stream, which the
 // processor's own prefetching follows best, and out-of-order execution overlaps what latency
 // leaves.
 #pragma once
@@ -112,8 +112,8 @@ constexpr std::size_t kBehindPanel = 128;
 struct KernelSet {
   Level level = Level::portable;
   Precision precision = Precision::fp32;
-  // As many tokens go into one tile; more are cut into tiles of up to tile_tokens, for which a
-  // kernel takes up to max_blocks at once.
+  // So many tokens make one tile; more are cut into tiles of up to tile_tokens, for which a kernel
+  // takes up to max_blocks at once.
   int max_tokens = 1;
   int tile_tokens = 1;
   int max_blocks = 1;

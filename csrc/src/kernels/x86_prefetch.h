@@ -16,5 +16,13 @@ namespace {
 // drops the call before it is inlined.
 FORERUN_INLINE void prefetch(const std::uint8_t* p) { asm volatile("prefetcht1 %a0" : : "p"(p)); }
 
+// Into the first-level cache: the next tile of a cache, which has room there beside this one.
+FORERUN_INLINE void prefetch_tile(const std::uint8_t* p) {
+  asm volatile("prefetcht0 %a0" : : "p"(p));
+}
+
+// What will be stored.
+FORERUN_INLINE void prefetch_to_store(const float* p) { asm volatile("prefetchw %a0" : : "p"(p)); }
+
 }  // namespace
 }  // namespace forerun::cpu
