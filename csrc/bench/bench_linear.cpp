@@ -1,4 +1,4 @@
-// All linear layers of one forward, random weights, for 1 to 64 tokens: milliseconds and GB/s
+// All linear layers of one forward, random weights, for 1 to 256 tokens: milliseconds and GB/s
 // beside the machine's own read bandwidth and the instruction's peak, all measured in turns.
 //
 //   bench_linear [--shape NAME] [--precision NAME] [--group G] [--threads T] [--level NAME]
@@ -33,7 +33,8 @@ constexpr Shape kShapes[] = {{"draft15m", 288, 768, 6, 32000},
                              {"llama350m", 1024, 2816, 24, 32000}};
 constexpr std::size_t kShort = std::size_t{30}
                                << 20;  // below this one forward is too short to time
-constexpr int kTokens[] = {1, 2, 4, 8, 16, 32, 64};
+constexpr int kTokens[] = {1, 2, 4, 8, 16, 32, 64, 256};
+constexpr int kMostTokens = 256;
 
 struct Options {
   std::string shape;
@@ -67,7 +68,7 @@ class Model {
       multiply_adds_ += static_cast<double>(m.rows) * static_cast<double>(m.cols);
       widest_ = std::max({widest_, m.rows, m.cols});
     }
-    x_.assign(static_cast<std::size_t>(64 * widest_), 0.0f);
+    x_.assign(static_cast<std::size_t>(kMostTokens * widest_), 0.0f);
     y_.assign(x_.size(), 0.0f);
     for (std::size_t i = 0; i < x_.size(); ++i) x_[i] = static_cast<float>(i % 251) / 125.0f - 1.0f;
     activations_ = std::make_unique<Activations>(precision, o.group, o.level);

@@ -19,6 +19,8 @@ constexpr std::int64_t kChunkBytes = 64 << 10;
 // How many lines ahead of its stream a tile fetches: enough for memory's latency. The processor's
 // own prefetching stays too near: without, one token takes up to 1.4 times as long.
 constexpr std::int64_t kAhead = 128;
+// Parts of what follows that tiles fetch in turns; of more tiles, several fetch the same.
+constexpr std::int64_t kMostParts = 16;
 
 struct Product {
   const PackedMatrix& weights;
@@ -56,8 +58,10 @@ struct AheadPlan {
 
   Ahead tile(std::int64_t index, const TileArgs& a, const std::uint8_t* following) const {
     if (tiles > 1) {
-      const std::int64_t step = a.blocks * kLine / tiles;
-      return {following, following + index * (lines * step), 0, step};
+      // A line of weights each time at most, and no less than a few bytes.
+      const std::int64_t parts = std::min(std::max(tiles, a.blocks), kMostParts);
+      const std::int64_t step = a.blocks * kLine / parts;
+      return {following, following + index * parts / tiles * (lines * step), 0, step};
     }
     const std::uint8_t* here = a.weights;
     return {here + (lines - turn) * kLine, following, turn, kLine};
@@ -90,10 +94,14 @@ TileArgs args_for(const MatrixShape& shape) {
   return a;
 }
 
-// How many of the blocks that are left the next call takes: none is left alone. One where one tile
-// has all tokens: blocks in turn are one stream, which the processor's own fetching follows best.
-std::int64_t together(std::int64_t left, const Product& p) {
-  const std::int64_t most = p.x.tiles() > 1 ? p.x.kernels().max_blocks : 1;
+// That a call takes. One where one tile has all tokens: blocks in turn are one stream, which the
+// processor's own fetching follows best.
+std::int64_t blocks_at_once(const Activations& x) {
+  return x.tiles() > 1 ? x.kernels().max_blocks : 1;
+}
+
+// How many of the blocks that are left of a range the next call takes: two and two of four.
+std::int64_t together(std::int64_t left, std::int64_t most) {
   if (left <= most) return left;
   return left < 2 * most ? (left + 1) / 2 : most;
 }
@@ -106,9 +114,10 @@ void run_blocks(const Product& p, const Range& range) {
   a.accumulate = p.options.accumulate;
   const std::int64_t tiles = p.x.tiles();
   const AheadPlan plan(shape, p.x);
+  const std::int64_t most = blocks_at_once(p.x);
   a.weights = p.weights.block(range.begin);
   for (std::int64_t b = range.begin; b < range.end; b += a.blocks) {
-    a.blocks = together(range.end - b, p);
+    a.blocks = together(range.end - b, most);
     const std::int64_t row = b * kBlockRows;
     a.rows = std::min<std::int64_t>(a.blocks * kBlockRows, shape.rows - row);
     a.bias = p.options.bias == nullptr ? nullptr : p.options.bias + row;
@@ -133,8 +142,9 @@ void run_gated(const Product& p, const Range& range) {
   alignas(64) float sums[3][kMaxTileOutputs];
   TileArgs a = args_for(shape);
   const AheadPlan plan(shape, p.x);
+  const std::int64_t most = blocks_at_once(p.x);
   for (std::int64_t b = range.begin; b < range.end; b += a.blocks) {
-    a.blocks = together(range.end - b, p);
+    a.blocks = together(range.end - b, most);
     a.rows = a.out_stride = a.blocks * kBlockRows;
     const std::int64_t next = b + a.blocks;
     for (std::int64_t tile = 0; tile < p.x.tiles(); ++tile) {
@@ -187,16 +197,17 @@ void linear(const PackedMatrix& weights, const Activations& x, float* y, std::in
                                                              : FloatMode::Subnormals::ieee;
   const Product product{weights, x, y, y_stride, options, pool.size(), subnormals};
   const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
-  const std::int64_t most = x.kernels().max_blocks;
-  const std::int64_t grain = std::max<std::int64_t>(kChunkBytes / chunk / most, 1) * most;
   const bool gated = options.gate != nullptr;
+  const std::int64_t most = blocks_at_once(x);
+  const std::int64_t blocks = kChunkBytes / chunk / (gated ? 2 : 1);
+  const std::int64_t grain = std::max<std::int64_t>(blocks / most, 1) * most;
   // By value: other threads then find it behind one address.
   const auto share = [product, gated](const Range& range) {
     const FloatMode mode(product.subnormals);
     const KernelScope scope(product.x);
     gated ? run_gated(product, range) : run_blocks(product, range);
   };
-  if (gated) pool.for_ranges(shape.blocks() / 2, (grain + 1) / 2, share);
+  if (gated) pool.for_ranges(shape.blocks() / 2, grain, share);
   else pool.for_ranges(shape.blocks(), grain, share);
 }
 

@@ -166,8 +166,9 @@ void ThreadPool::set_shares(std::int64_t count, std::int64_t grain) {
   }
 }
 
-// Half of what is left of a share, so that there are few ranges: an atomic operation waits for all
-// reads under way, which costs as much as memory's latency each time.
+// Half of what is left of a share, in multiples of the grain, so that there are few ranges: an
+// atomic operation waits for all reads under way, which costs as much as memory's latency each
+// time.
 bool ThreadPool::next_range(int thread, Range& range) {
   for (int i = 0; i < size_; ++i) {
     Share& share = shares_[static_cast<std::size_t>((thread + i) % size_)];

@@ -132,20 +132,30 @@ void check_levels(const MatrixShape& shape, float size, Random& random, ThreadPo
   }
 }
 
-void check_accumulate(Random& random, ThreadPool& pool) {
-  const MatrixShape shape = MatrixShape::make(Precision::bf16, 37, 50);
+// Whole and partial blocks, as many as a call takes at once and more, in rows that are further
+// apart than they are long: the bias and what is there are added to what one token alone gives in
+// portable code, and nothing else is written.
+void check_blocks(const MatrixShape& shape, std::int64_t n, Random& random, ThreadPool& pool) {
+  const std::int64_t stride = shape.rows + 5;
   const Packed w(shape, normal(random, shape.rows * shape.cols));
-  const std::vector<float> x = normal(random, 3 * shape.cols);
+  const std::vector<float> x = normal(random, n * shape.cols);
   const std::vector<float> bias = normal(random, shape.rows);
-  std::vector<float> expected = multiply(w.matrix, x.data(), 3, best_level(), pool);
+  const std::vector<float> before = normal(random, n * stride);
+  std::vector<float> expected = before;
+  for (std::int64_t t = 0; t < n; ++t) {
+    const std::vector<float> alone =
+        multiply(w.matrix, x.data() + t * shape.cols, 1, Level::portable, pool);
+    for (std::size_t r = 0; r < alone.size(); ++r)
+      expected[static_cast<std::size_t>(t * stride) + r] += alone[r] + bias[r];
+  }
   for (const Level level : levels()) {
-    std::vector<float> y = normal(random, 3 * shape.rows);
-    std::vector<float> sum = y;
-    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += expected[i] + bias[i % bias.size()];
-    Activations packed(shape.precision, 0, level);
-    packed.pack(x.data(), 3, shape.cols, shape.cols, pool);
-    linear(w.matrix, packed, y.data(), shape.rows, pool, {bias.data(), true, nullptr});
-    CHECK(same_bits(y.data(), sum.data(), 3 * shape.rows), "%s", level_name(level));
+    std::vector<float> y = before;
+    Activations packed(shape.precision, shape.group, level);
+    packed.pack(x.data(), n, shape.cols, shape.cols, pool);
+    linear(w.matrix, packed, y.data(), stride, pool, {bias.data(), true, nullptr});
+    CHECK(same_bits(y.data(), expected.data(), n * stride), "%s at %s, %lld rows, n %lld",
+          precision_name(shape.precision), level_name(level), static_cast<long long>(shape.rows),
+          static_cast<long long>(n));
   }
 }
 
@@ -204,6 +214,13 @@ int main(int count, char** arguments) {
     if (MatrixShape::make(precision, 1, 1).grouped()) check_codes(precision, random);
   }
   for (const Precision precision : kPrecisions) check_gate(precision, random, pool);
-  check_accumulate(random, pool);
+  for (const Precision precision : kPrecisions) {
+    for (std::int64_t blocks = 1; blocks <= 7; ++blocks) {
+      for (const std::int64_t n : {3, 8, 9, 16, 17, 33}) {
+        const std::int64_t rows = kBlockRows * blocks - between(random, 0, kBlockRows - 1);
+        check_blocks(MatrixShape::make(precision, rows, between(random, 1, 200)), n, random, pool);
+      }
+    }
+  }
   std::puts("ok");
 }

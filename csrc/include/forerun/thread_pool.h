@@ -41,8 +41,8 @@ class ThreadPool {
   void begin(bool wake = true);
   void end();
 
-  // body(Range) until [0, count) is done, in ranges of `grain` items and more. The body must not
-  // throw and must not use the pool.
+  // body(Range) until [0, count) is done, in ranges of multiples of `grain` items, the last of a
+  // share as it comes. The body must not throw and must not use the pool.
   template <class Body>
   void for_ranges(std::int64_t count, std::int64_t grain, const Body& body) {
     if (!spinning_ || count <= grain) {

@@ -200,8 +200,7 @@ struct AmxGrouped {
         body(groups[g % (4 * kChunk)], g % (2 * kChunk));
     };
     const auto add_chunk = [&](std::int64_t first) {
-      constexpr bool kNibbles = Format::kPanelRows == 2 && !Format::kOffset;
-      constexpr int kTogether = kNibbles && kGroup == 32 ? 2 : 1;  // groups_per_scale
+      constexpr int kTogether = Format::kShared && kGroup == 32 ? 2 : 1;  // groups_per_scale
       if (first < 0) return;
       for (std::int64_t g = first; g < first + kChunk && g < count; g += kTogether) {
         const auto* d = products + g % (2 * kChunk);

@@ -20,8 +20,7 @@ FORERUN_INLINE __m256i load_codes(const std::uint8_t* line, std::ptrdiff_t lower
 struct Avx2Coded {
   static constexpr int kMaxTokens = 2;
 
-  // Fetches from `ahead` on as many lines as it reads, in the order in which they lie rather than
-  // in that of the planes: only with one stream does the processor's own prefetching join in.
+  // Fetches as avx512_coded.cpp does.
   template <int kPlanes, int T>
   static FORERUN_INLINE void sum_up(const CodedTile& c, const std::uint8_t* at,
                                     const std::uint8_t* ahead, const std::uint32_t* x,
@@ -77,8 +76,8 @@ struct Avx2Coded {
         const std::uint32_t* x = c.panel + g * panel_units;
         __m256i sum[kHalves][T];
         const std::uint8_t* block = c.upper + b * c.block_bytes;
-        const std::int64_t before = g * c.lines * kLine;
-        sum_up<kPlanes, T>(c, block + before, block + c.ahead + kPlanes * before, x, sum);
+        const std::int64_t group = g * c.lines * kLine;
+        sum_up<kPlanes, T>(c, block + group, block + c.ahead + kPlanes * group, x, sum);
         unroll_halves<T>([&](auto h, auto t) {
           float* to = c.out + t * c.out_stride + b * kBlockRows + h * kHalfRows;
           const __m256 before = g == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(to);

@@ -60,8 +60,8 @@ struct Avx512Coded {
       float* out = c.out + b * kBlockRows;
       for (std::int64_t g = 0; g < c.groups; ++g, x += panel_units) {
         __m512i sum[T];
-        const std::int64_t before = g * c.lines * kLine;
-        sum_up<kPlanes, T>(c, block + before, block + c.ahead + kPlanes * before, x, sum);
+        const std::int64_t group = g * c.lines * kLine;
+        sum_up<kPlanes, T>(c, block + group, block + c.ahead + kPlanes * group, x, sum);
         const void* from = c.scales + g * kTileSlots + b * kBlockRows;
         const __m512i bits =
             _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)));

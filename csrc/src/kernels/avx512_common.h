@@ -30,13 +30,6 @@ FORERUN_INLINE __m512i dot(__m512i acc, __m512i weight, __m512i x) {
   return acc;
 }
 
-FORERUN_INLINE __m512i dot2(__m512i acc, __m512i weight, __m512i x, __m512i w2, __m512i x2) {
-  asm("vpdpbusd %2, %1, %0\n\tvpdpbusd %4, %3, %0"
-      : "+v"(acc)
-      : "v"(weight), "v"(x), "v"(w2), "v"(x2));
-  return acc;
-}
-
 FORERUN_INLINE __m512 in_all_lanes(std::uint32_t bits) {
   return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(bits)));
 }

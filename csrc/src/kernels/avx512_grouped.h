@@ -35,12 +35,13 @@ struct Avx512Grouped {
   // A processor that starts two of these products in a cycle has eight under way, so it takes more
   // sums than eight to keep it busy where a group ends. Three blocks for four tokens have twelve,
   // and each operand that is read serves three products or four; but then weights come from three
-  // places. So where one pass of one block suffices, that is what runs, its weights one stream:
-  // nibbles for up to eight tokens, of which each has a third register, the sum of groups that
-  // share a scale of the activations.
+  // places. So where one pass of one block suffices, that is what runs, its weights one stream: of
+  // bytes for up to sixteen tokens, which takes all registers, of nibbles for up to eight, as each
+  // token has a third register, the sum of groups that share a scale of the activations.
   static constexpr int kMaxTokens = Format::kPanelRows == 1 ? 16 : 8;
   static constexpr int kTileTokens = 4;
   static constexpr int kMaxBlocks = 3;
+  static_assert(kMaxBlocks * kTileTokens <= kMaxTileTokens);
 
   // In the first of the blocks, in the panel, and in what follows.
   struct Position {
@@ -154,6 +155,7 @@ struct Avx512Grouped {
 
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {
+    static_assert(kMaxBlocks == 3);
     if constexpr (T <= kTileTokens) {
       if (a.blocks == 3) return run_blocks<3, T>(a);
       if (a.blocks == 2) return run_blocks<2, T>(a);

@@ -39,12 +39,12 @@ struct Ahead {
 
 struct TileArgs {
   const std::uint8_t* weights = nullptr;  // the first block
-  std::int64_t blocks = 1;                // at most the set's max_blocks
-  std::ptrdiff_t block_bytes = 0;         // from one to the next
-  const void* panel = nullptr;   // activations of the T tokens, see activations in linear.h
-  std::int64_t lines = 0;        // of values, in the block and
-  std::int64_t group_lines = 0;  // in a full group
-  int groups_together = 1;       // that share a scale of the activations: 1 or 2
+  std::int64_t blocks = 1;  // at most the set's max_blocks, of more than tile_tokens tokens one
+  std::ptrdiff_t block_bytes = 0;  // from one to the next
+  const void* panel = nullptr;     // activations of the T tokens, see activations in linear.h
+  std::int64_t lines = 0;          // of values, in the block and
+  std::int64_t group_lines = 0;    // in a full group
+  int groups_together = 1;         // that share a scale of the activations: 1 or 2
   Ahead ahead;
   float* out = nullptr;  // [T, out_stride], at the first of the rows
   std::int64_t out_stride = 0;
@@ -91,7 +91,7 @@ struct CodedTile {
   std::int64_t block_bytes = 0;  // from one block to the next
   std::int64_t lines = 0;        // of a group, in a block of a plane
   std::int64_t groups = 1;       // in a block, each with a panel of its own, one behind the other
-  std::ptrdiff_t ahead = 0;      // as in CacheTile
+  std::ptrdiff_t ahead = 0;      // from each block on, as many lines as it has
   const std::uint32_t* panel = nullptr;
   const std::uint16_t* scales = nullptr;  // of scores: bf16 [groups, kTileSlots]
   float* out = nullptr;                   // [T, out_stride]

@@ -1,4 +1,4 @@
-// Fetching lines ahead of a stream of weights.
+// Fetching what will be read, and what will be stored.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ namespace {
 // drops the call before it is inlined.
 FORERUN_INLINE void prefetch(const std::uint8_t* p) { asm volatile("prefetcht1 %a0" : : "p"(p)); }
 
-// Into the first-level cache: the next tile of a cache, which has room there beside this one.
+// Into the first-level cache: the next tile of keys and values, with room beside this one: in int8
+// both take 34 kB for 128 dimensions.
 FORERUN_INLINE void prefetch_tile(const std::uint8_t* p) {
   asm volatile("prefetcht0 %a0" : : "p"(p));
 }
