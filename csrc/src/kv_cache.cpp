@@ -32,26 +32,26 @@ std::string shown(const std::vector<std::int64_t>& numbers) {
   return "[" + text + "]";
 }
 
-// store(i, x[i] rounded). Sixteen at a time, which the compiler does in vectors.
-template <class Store>
-void round_to_bf16(const float* x, std::int64_t count, const Store& store) {
-  for (std::int64_t first = 0; first < count; first += kBlockRows) {
-    const std::int64_t n = std::min<std::int64_t>(kBlockRows, count - first);
-    float values[kBlockRows] = {};
-    std::uint16_t rounded[kBlockRows];
-    std::memcpy(values, x + first, static_cast<std::size_t>(n) * 4);
-    for (int i = 0; i < kBlockRows; ++i) rounded[i] = float_to_bf16(values[i]);
-    for (std::int64_t i = 0; i < n; ++i) store(first + i, rounded[i]);
+// Up to a tile's worth of the next of `count` values in bf16. In 4 bytes each, so that any compiler
+// does it in vectors.
+struct Rounded {
+  static constexpr std::int64_t kMost = 4 * kBlockRows;
+  std::uint32_t lanes[kMost];
+
+  Rounded(const float* x, std::int64_t count) {
+    const std::int64_t n = std::min(kMost, count);
+    for (std::int64_t i = 0; i < n; ++i) lanes[i] = float_to_bf16(x[i]);
+    std::fill(lanes + n, lanes + blocks_of(n) * kBlockRows, 0u);
   }
-}
+};
 
 // Whether all values will be numbers in the cache.
 bool are_numbers(const float* x, std::int64_t count, Precision precision) {
   constexpr float kTooLargeForBf16 = 3.3961775e38f;
   const float limit = precision == Precision::bf16 ? kTooLargeForBf16 : INFINITY;
-  bool all = true;
-  for (std::int64_t i = 0; i < count; ++i) all &= std::fabs(x[i]) < limit;
-  return all;
+  int others = 0;
+  for (std::int64_t i = 0; i < count; ++i) others |= std::fabs(x[i]) < limit ? 0 : 1;
+  return others == 0;
 }
 
 }  // namespace
@@ -128,6 +128,16 @@ void KvCache::check_row(std::int64_t row) const {
   }
 }
 
+void KvCache::prefetch(std::int64_t layer, std::int64_t row, std::int64_t head,
+                       std::int64_t slot) const {
+  if (coded()) return;
+  const std::uint8_t* k = keys(layer, row, head, slot);
+  for (std::int64_t i = 0; i < key_lines_; ++i) __builtin_prefetch(k + i * kLine, 1);
+  const ValueSlot v = values(layer, row, head, slot);
+  for (std::int64_t b = 0; b < value_blocks_; ++b)
+    __builtin_prefetch(v.memory + (b * v.lines + v.slot / slots_per_line()) * kLine, 1);
+}
+
 void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
                     const float* key, const float* value) {
   std::uint8_t* k = keys(layer, row, head, slot) + slot % kBlockRows * 4;
@@ -152,14 +162,26 @@ void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std
     }
     return;
   }
-  // Keys: two dimensions to a lane.
-  round_to_bf16(key, dimensions, [&](std::int64_t i, std::uint16_t h) {
-    std::memcpy(k + i / 2 * kLine + i % 2 * 2, &h, 2);
-  });
-  round_to_bf16(value, dimensions, [&](std::int64_t i, std::uint16_t h) {
-    std::uint8_t* line = v.memory + (i / kBlockRows * v.lines + v.slot / 2) * kLine;
-    std::memcpy(line + i % kBlockRows * 4 + v.slot % 2 * 2, &h, 2);
-  });
+  const int shift = v.slot % 2 * 16;
+  for (std::int64_t first = 0; first < dimensions; first += Rounded::kMost) {
+    const std::int64_t count = std::min(Rounded::kMost, dimensions - first);
+    // Two dimensions to a lane.
+    const Rounded of_key(key + first, count);
+    for (std::int64_t i = 0; i < count; i += 2) {
+      const std::uint32_t pair = of_key.lanes[i] | of_key.lanes[i + 1] << 16;
+      std::memcpy(k + (first + i) / 2 * kLine, &pair, sizeof pair);
+    }
+    // Two slots to a lane.
+    const Rounded of_value(value + first, count);
+    for (std::int64_t i = 0; i < count; i += kBlockRows) {
+      std::uint8_t* line = v.memory + ((first + i) / kBlockRows * v.lines + v.slot / 2) * kLine;
+      std::uint32_t lanes[kBlockRows];
+      std::memcpy(lanes, line, sizeof lanes);
+      for (int lane = 0; lane < kBlockRows; ++lane)
+        lanes[lane] = (lanes[lane] & ~(0xffffu << shift)) | of_value.lanes[i + lane] << shift;
+      std::memcpy(line, lanes, sizeof lanes);
+    }
+  }
 }
 
 void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlot from, ValueSlot to) {

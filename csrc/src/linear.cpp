@@ -40,31 +40,43 @@ struct Product {
   }
 };
 
-// One pass over a block: stay in the stream, and turn to the block that follows before it ends.
+// What is left to read: blocks in a row, the next call's first among them, then what lies at
+// `after`.
+struct Stream {
+  std::int64_t blocks;
+  const std::uint8_t* after;
+};
+
+// One pass over a block: each line fetches the one that the stream comes to kAhead lines later. The
+// switch that this takes where blocks in a row end, a branch that is guessed wrong, costs a
+// twentieth of a block's time.
 // Several passes over blocks, one for each tile: each fetches its part of the blocks that follow,
 // in the order in which they lie, so that memory is busy during all.
 struct AheadPlan {
-  std::int64_t lines;  // in a block
-  std::int64_t turn;
+  std::int64_t lines;     // in a block
+  std::int64_t unit = 1;  // of lines, where a switch can be
   std::int64_t tiles;
 
   AheadPlan(const MatrixShape& shape, const Activations& x)
-      : lines(shape.all_lines()), turn(0), tiles(x.tiles()) {
-    if (tiles > 1) return;
-    const std::int64_t unit =
-        shape.grouped() ? shape.groups_per_scale_line() * shape.lines_per_group() + 1 : 1;
-    turn = std::max<std::int64_t>(lines - kAhead, 0) / unit * unit;
+      : lines(shape.all_lines()), tiles(x.tiles()) {
+    if (shape.grouped()) unit = shape.groups_per_scale_line() * shape.lines_per_group() + 1;
   }
 
-  Ahead tile(std::int64_t index, const TileArgs& a, const std::uint8_t* following) const {
+  Ahead tile(std::int64_t index, const TileArgs& a, const Stream& stream) const {
+    const std::uint8_t* here = a.weights;
     if (tiles > 1) {
+      const std::uint8_t* following =
+          stream.blocks > a.blocks ? here + a.blocks * a.block_bytes : stream.after;
       // A line of weights each time at most, and no less than a few bytes.
       const std::int64_t parts = std::min(std::max(tiles, a.blocks), kMostParts);
       const std::int64_t step = a.blocks * kLine / parts;
       return {following, following + index * parts / tiles * (lines * step), 0, step};
     }
-    const std::uint8_t* here = a.weights;
-    return {here + (lines - turn) * kLine, following, turn, kLine};
+    const std::int64_t left = stream.blocks * lines;
+    const std::int64_t turn = std::max<std::int64_t>(left - kAhead, 0) / unit * unit;
+    const std::int64_t passed = std::max<std::int64_t>(kAhead - left, 0);
+    return {here + (left - turn) * kLine, stream.after + passed * kLine, std::min(turn, lines),
+            kLine};
   }
 };
 
@@ -121,20 +133,19 @@ void run_blocks(const Product& p, const Range& range) {
     const std::int64_t row = b * kBlockRows;
     a.rows = std::min<std::int64_t>(a.blocks * kBlockRows, shape.rows - row);
     a.bias = p.options.bias == nullptr ? nullptr : p.options.bias + row;
-    const std::uint8_t* behind = a.weights + a.blocks * a.block_bytes;
-    const std::uint8_t* following =
-        b + a.blocks < range.stop ? behind : p.afterwards(range, a.weights);
+    const Stream stream = {range.stop - b, p.afterwards(range, a.weights)};
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      a.ahead = plan.tile(tile, a, following);
+      a.ahead = plan.tile(tile, a, stream);
       a.panel = p.x.panel(tile);
       a.out = p.y + p.x.tile_begin(tile) * p.y_stride + row;
       kernels.kernel[p.x.tile_tokens(tile)](a);
     }
-    a.weights = behind;
+    a.weights += a.blocks * a.block_bytes;
   }
 }
 
-// Blocks of the gate, with those that they take, tile by tile.
+// Blocks of the gate, then those that they take: where one pass suffices, as many as there is room
+// for, so that each half is a stream for a while.
 void run_gated(const Product& p, const Range& range) {
   const MatrixShape& shape = p.weights.shape();
   const std::int64_t half = shape.blocks() / 2;
@@ -143,27 +154,35 @@ void run_gated(const Product& p, const Range& range) {
   TileArgs a = args_for(shape);
   const AheadPlan plan(shape, p.x);
   const std::int64_t most = blocks_at_once(p.x);
-  for (std::int64_t b = range.begin; b < range.end; b += a.blocks) {
-    a.blocks = together(range.end - b, most);
-    a.rows = a.out_stride = a.blocks * kBlockRows;
-    const std::int64_t next = b + a.blocks;
+  const bool one_pass = p.x.tiles() == 1;
+  const std::int64_t room = kMaxTileOutputs / kBlockRows / p.x.tile_tokens(0);
+  for (std::int64_t b = range.begin, count = 0; b < range.end; b += count) {
+    count = one_pass ? std::min(range.end - b, room) : together(range.end - b, most);
+    a.out_stride = count * kBlockRows;
     for (std::int64_t tile = 0; tile < p.x.tiles(); ++tile) {
       const int tokens = p.x.tile_tokens(tile);
       a.panel = p.x.panel(tile);
       for (const int upper : {0, 1}) {
-        const std::int64_t block = b + upper * half;
-        a.weights = p.weights.block(block);
-        const std::uint8_t* following = next < range.stop ? a.weights + a.blocks * a.block_bytes
-                                                          : p.afterwards(range, a.weights);
-        a.ahead = plan.tile(tile, a, following);
-        a.bias = p.options.bias == nullptr ? nullptr : p.options.bias + block * kBlockRows;
-        a.out = sums[upper];
-        p.x.kernels().kernel[tokens](a);
+        const std::int64_t first = b + upper * half;
+        a.blocks = one_pass ? 1 : count;
+        a.rows = a.blocks * kBlockRows;
+        for (std::int64_t i = 0; i < count; i += a.blocks) {
+          a.weights = p.weights.block(first + i);
+          Stream stream = {range.stop - b, p.afterwards(range, a.weights)};
+          if (one_pass) stream.blocks = count - i;
+          if (one_pass && upper == 0) stream.after = p.weights.block(b + half);
+          else if (one_pass && b + count < range.stop) stream.after = p.weights.block(b + count);
+          a.ahead = plan.tile(tile, a, stream);
+          a.bias = p.options.bias == nullptr ? nullptr : p.options.bias + (first + i) * kBlockRows;
+          a.out = sums[upper] + i * kBlockRows;
+          p.x.kernels().kernel[tokens](a);
+        }
       }
-      p.options.gate(sums[0], sums[1], tokens * a.rows, sums[2]);
+      p.options.gate(sums[0], sums[1], tokens * a.out_stride, sums[2]);
       for (int t = 0; t < tokens; ++t) {
         std::memcpy(p.y + (p.x.tile_begin(tile) + t) * p.y_stride + b * kBlockRows,
-                    sums[2] + t * a.rows, static_cast<std::size_t>(a.rows) * sizeof(float));
+                    sums[2] + t * a.out_stride,
+                    static_cast<std::size_t>(a.out_stride) * sizeof(float));
       }
     }
   }
