@@ -130,7 +130,7 @@ class TileAttention {
     // both apart reach two thirds of memory's rate.
     std::ptrdiff_t fetch_line() const {
       constexpr int kFewColumns = 4;
-      constexpr std::ptrdiff_t kNear = 2048;
+      constexpr std::ptrdiff_t kNear = 6144;
       const std::ptrdiff_t next = fetch();
       const bool behind = next == head.cache->tile_bytes();
       return behind && set.columns() <= kFewColumns ? kNear : next;
