@@ -129,7 +129,7 @@ class TileAttention {
     // brings them: then nearer than the next tile, in step with the processor's own prefetching;
     // both apart reach two thirds of memory's rate.
     std::ptrdiff_t fetch_line() const {
-      constexpr int kFewColumns = 4;
+      constexpr int kFewColumns = 8;
       constexpr std::ptrdiff_t kNear = 6144;
       const std::ptrdiff_t next = fetch();
       const bool behind = next == head.cache->tile_bytes();
