@@ -171,6 +171,7 @@ void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
   if (attention.whole_heads()) {
     const auto prefetch = [&](std::int64_t i) {
       const RowMask& mask = run.tokens.masks[size_of(i / shape.kv_heads)];
+      if (mask.count == 0) return;  // its next slot may be behind the last
       run.cache.prefetch(index, mask.row, i % shape.kv_heads, mask.start);
     };
     run.pool.for_ranges(attention.items(), 1, [&](const Range& r) {
