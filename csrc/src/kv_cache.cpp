@@ -32,8 +32,8 @@ std::string shown(const std::vector<std::int64_t>& numbers) {
   return "[" + text + "]";
 }
 
-// Up to a tile's worth of the next of `count` values in bf16. In 4 bytes each, so that any compiler
-// does it in vectors.
+// The next of `count` values in bf16, at most kMost, and zeros up to whole blocks. In 4 bytes each
+// and a loop of any length, which compilers turn into vectors.
 struct Rounded {
   static constexpr std::int64_t kMost = 4 * kBlockRows;
   std::uint32_t lanes[kMost];

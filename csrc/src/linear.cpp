@@ -24,6 +24,7 @@ constexpr std::int64_t kMostParts = 16;
 
 struct Product {
   const PackedMatrix& weights;
+  const std::uint8_t* blocks;  // of the weights
   const Activations& x;
   float* y;
   std::int64_t y_stride;
@@ -32,11 +33,10 @@ struct Product {
   FloatMode::Subnormals subnormals;
 
   // Where the stream goes on after a thread's share: in its share of the next matrix, or nowhere:
-  // `here` again, which is in the cache.
-  const std::uint8_t* afterwards(const Range& range, const std::uint8_t* here) const {
-    if (options.next == nullptr) return here;
-    const MatrixShape& next = options.next->shape();
-    return options.next->block(next.blocks() * range.thread / threads);
+  // with the last block again, which is in the cache.
+  const std::uint8_t* afterwards(const Range& range) const {
+    if (options.next == nullptr) return weights.block(range.end - 1);
+    return options.next->block(options.next->shape().blocks() * range.thread / threads);
   }
 };
 
@@ -118,66 +118,70 @@ std::int64_t together(std::int64_t left, std::int64_t most) {
   return left < 2 * most ? (left + 1) / 2 : most;
 }
 
-void run_blocks(const Product& p, const Range& range) {
-  const MatrixShape& shape = p.weights.shape();
-  const KernelSet& kernels = p.x.kernels();
-  TileArgs a = args_for(shape);
-  a.out_stride = p.y_stride;
-  a.accumulate = p.options.accumulate;
-  const std::int64_t tiles = p.x.tiles();
-  const AheadPlan plan(shape, p.x);
+// How many of the blocks that are left of a range go through all tiles before the next do: of one
+// tile as many as there is room for.
+std::int64_t in_a_row(const Activations& x, std::int64_t left, std::int64_t room) {
+  return x.tiles() == 1 ? std::min(left, room) : together(left, blocks_at_once(x));
+}
+
+// One tile over `count` blocks in a row; the results of the first go to `out`.
+void run_row(const Product& p, const AheadPlan& plan, TileArgs& a, std::int64_t tile,
+             std::int64_t first, std::int64_t count, const Stream& stream, float* out) {
   const std::int64_t most = blocks_at_once(p.x);
-  a.weights = p.weights.block(range.begin);
-  for (std::int64_t b = range.begin; b < range.end; b += a.blocks) {
-    a.blocks = together(range.end - b, most);
-    const std::int64_t row = b * kBlockRows;
-    a.rows = std::min<std::int64_t>(a.blocks * kBlockRows, shape.rows - row);
+  a.panel = p.x.panel(tile);
+  a.weights = p.blocks + first * a.block_bytes;
+  for (std::int64_t i = 0; i < count; i += a.blocks) {
+    a.blocks = together(count - i, most);
+    const std::int64_t row = (first + i) * kBlockRows;
+    a.rows = std::min<std::int64_t>(a.blocks * kBlockRows, p.weights.shape().rows - row);
     a.bias = p.options.bias == nullptr ? nullptr : p.options.bias + row;
-    const Stream stream = {range.stop - b, p.afterwards(range, a.weights)};
-    for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      a.ahead = plan.tile(tile, a, stream);
-      a.panel = p.x.panel(tile);
-      a.out = p.y + p.x.tile_begin(tile) * p.y_stride + row;
-      kernels.kernel[p.x.tile_tokens(tile)](a);
-    }
+    a.ahead = plan.tile(tile, a, {stream.blocks - i, stream.after});
+    a.out = out + i * kBlockRows;
+    p.x.kernels().kernel[p.x.tile_tokens(tile)](a);
     a.weights += a.blocks * a.block_bytes;
   }
 }
 
-// Blocks of the gate, then those that they take: where one pass suffices, as many as there is room
-// for, so that each half is a stream for a while.
+void run_blocks(const Product& p, const Range& range) {
+  TileArgs a = args_for(p.weights.shape());
+  a.out_stride = p.y_stride;
+  a.accumulate = p.options.accumulate;
+  const AheadPlan plan(p.weights.shape(), p.x);
+  const std::uint8_t* after = p.afterwards(range);
+  for (std::int64_t b = range.begin, count = 0; b < range.end; b += count) {
+    count = in_a_row(p.x, range.end - b, range.end - b);
+    for (std::int64_t tile = 0; tile < p.x.tiles(); ++tile) {
+      float* out = p.y + p.x.tile_begin(tile) * p.y_stride + b * kBlockRows;
+      run_row(p, plan, a, tile, b, count, {range.stop - b, after}, out);
+    }
+  }
+}
+
+// Blocks of the gate, then those that they take: one stream in turns where there is one tile, else
+// two, as each tile comes to both halves before the next does.
 void run_gated(const Product& p, const Range& range) {
-  const MatrixShape& shape = p.weights.shape();
-  const std::int64_t half = shape.blocks() / 2;
+  const std::int64_t half = p.weights.shape().blocks() / 2;
   // Of the gate and of what it takes, and the result: apart, so that the gate's loop has vectors.
   alignas(64) float sums[3][kMaxTileOutputs];
-  TileArgs a = args_for(shape);
-  const AheadPlan plan(shape, p.x);
-  const std::int64_t most = blocks_at_once(p.x);
-  const bool one_pass = p.x.tiles() == 1;
+  TileArgs a = args_for(p.weights.shape());
+  const AheadPlan plan(p.weights.shape(), p.x);
+  const std::uint8_t* after = p.afterwards(range);
   const std::int64_t room = kMaxTileOutputs / kBlockRows / p.x.tile_tokens(0);
+  const bool one_stream = p.x.tiles() == 1;
   for (std::int64_t b = range.begin, count = 0; b < range.end; b += count) {
-    count = one_pass ? std::min(range.end - b, room) : together(range.end - b, most);
+    count = in_a_row(p.x, range.end - b, room);
+    const std::int64_t next = b + count;
+    const bool more = next < range.stop;
+    const std::int64_t next_upper = one_stream ? next : next + half;
+    const Stream lower = {count, one_stream ? p.weights.block(b + half)
+                                 : more     ? p.weights.block(next)
+                                            : after};
+    const Stream upper = {count, more ? p.weights.block(next_upper) : after};
     a.out_stride = count * kBlockRows;
     for (std::int64_t tile = 0; tile < p.x.tiles(); ++tile) {
+      run_row(p, plan, a, tile, b, count, lower, sums[0]);
+      run_row(p, plan, a, tile, b + half, count, upper, sums[1]);
       const int tokens = p.x.tile_tokens(tile);
-      a.panel = p.x.panel(tile);
-      for (const int upper : {0, 1}) {
-        const std::int64_t first = b + upper * half;
-        a.blocks = one_pass ? 1 : count;
-        a.rows = a.blocks * kBlockRows;
-        for (std::int64_t i = 0; i < count; i += a.blocks) {
-          a.weights = p.weights.block(first + i);
-          Stream stream = {range.stop - b, p.afterwards(range, a.weights)};
-          if (one_pass) stream.blocks = count - i;
-          if (one_pass && upper == 0) stream.after = p.weights.block(b + half);
-          else if (one_pass && b + count < range.stop) stream.after = p.weights.block(b + count);
-          a.ahead = plan.tile(tile, a, stream);
-          a.bias = p.options.bias == nullptr ? nullptr : p.options.bias + (first + i) * kBlockRows;
-          a.out = sums[upper] + i * kBlockRows;
-          p.x.kernels().kernel[tokens](a);
-        }
-      }
       p.options.gate(sums[0], sums[1], tokens * a.out_stride, sums[2]);
       for (int t = 0; t < tokens; ++t) {
         std::memcpy(p.y + (p.x.tile_begin(tile) + t) * p.y_stride + b * kBlockRows,
@@ -214,7 +218,8 @@ void linear(const PackedMatrix& weights, const Activations& x, float* y, std::in
   check(shape, x.shape(), y_stride, options);
   const auto subnormals = shape.precision == Precision::bf16 ? FloatMode::Subnormals::flush
                                                              : FloatMode::Subnormals::ieee;
-  const Product product{weights, x, y, y_stride, options, pool.size(), subnormals};
+  const Product product{weights,  weights.block(0), x,           y,
+                        y_stride, options,          pool.size(), subnormals};
   const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
   const bool gated = options.gate != nullptr;
   const std::int64_t most = blocks_at_once(x);

@@ -9,8 +9,8 @@ namespace forerun::cpu {
 namespace {
 
 // Into the first-level cache, even where what is fetched goes on to the second before it is read:
-// so it comes sooner, by a twelfth of the time of sixteen tokens in int8. What passes by the large
-// cache (prefetchnta) comes later.
+// sixteen tokens in int8 take 6 % less time than with prefetcht1, one token 4 %. What passes by the
+// large cache (prefetchnta) comes no sooner.
 //
 // In assembly because GCC 12 takes a function that only prefetches for one without effect, and
 // drops the call before it is inlined.
