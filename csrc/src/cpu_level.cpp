@@ -34,6 +34,7 @@ CpuFeatures detect() {
   CpuFeatures f;
 #if defined(FORERUN_X86_KERNELS)
   __builtin_cpu_init();
+  f.intel = __builtin_cpu_is("intel");
   f.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("f16c");
   f.avx512 = f.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

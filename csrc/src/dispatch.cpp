@@ -55,6 +55,10 @@ Level lower(Level a, Level b) { return a < b ? a : b; }
 
 }  // namespace
 
+std::ptrdiff_t near_bytes() {
+  return cpu_features().intel ? 32 * static_cast<std::ptrdiff_t>(kLineBytes) : 0;
+}
+
 const KernelSet& kernel_set(Precision precision, Level limit, std::int64_t tokens, int group) {
 #if defined(FORERUN_AMX_KERNELS)
   if (limit >= Level::amx && tokens > most_without_tiles(precision, group)) {

@@ -56,6 +56,7 @@ struct AheadPlan {
   std::int64_t lines;     // in a block
   std::int64_t unit = 1;  // of lines, where a switch can be
   std::int64_t tiles;
+  std::ptrdiff_t near = near_bytes();
 
   AheadPlan(const MatrixShape& shape, const Activations& x)
       : lines(shape.all_lines()), tiles(x.tiles()) {
@@ -70,13 +71,13 @@ struct AheadPlan {
       // A line of weights each time at most, and no less than a few bytes.
       const std::int64_t parts = std::min(std::max(tiles, a.blocks), kMostParts);
       const std::int64_t step = a.blocks * kLine / parts;
-      return {following, following + index * parts / tiles * (lines * step), 0, step};
+      return {following, following + index * parts / tiles * (lines * step), 0, step, near};
     }
     const std::int64_t left = stream.blocks * lines;
     const std::int64_t turn = std::max<std::int64_t>(left - kAhead, 0) / unit * unit;
     const std::int64_t passed = std::max<std::int64_t>(kAhead - left, 0);
     return {here + (left - turn) * kLine, stream.after + passed * kLine, std::min(turn, lines),
-            kLine};
+            kLine, near};
   }
 };
 

@@ -8,6 +8,7 @@ enum class Level { portable = 0, avx2 = 1, avx512 = 2, amx = 3 };
 constexpr Level kLevels[] = {Level::portable, Level::avx2, Level::avx512, Level::amx};
 
 struct CpuFeatures {
+  bool intel = false;
   bool avx2 = false;         // AVX2, FMA and F16C
   bool avx512 = false;       // F, BW, VL, DQ
   bool avx512_vnni = false;  // vpdpbusd: int8 and int4

@@ -16,11 +16,11 @@ constexpr int kMostTokens = 16;   // rows of A and C
 constexpr int kMostColumns = 64;  // of A: 4 for each row of B
 constexpr int kChunk = 2;         // groups that are worked on together: as many as share a scale
 
-// Tile registers: products, tokens, weights, and negative zero points in place of weights.
-#define FORERUN_C "%%tmm0"
-#define FORERUN_A "%%tmm1"
-#define FORERUN_B "%%tmm2"
-#define FORERUN_ZERO "%%tmm3"
+// Tile registers: behind those for the products of two chunks, tokens, weights, and negative zero
+// points in place of weights.
+#define FORERUN_A "%%tmm4"
+#define FORERUN_B "%%tmm5"
+#define FORERUN_ZERO "%%tmm6"
 
 // The memory operand of ldtilecfg.
 struct alignas(64) TileConfig {
@@ -35,14 +35,14 @@ template <class Format>
 void begin(int tokens, int group) {
   const int columns = group < kMostColumns ? group : kMostColumns;
   TileConfig config;
-  config.row_bytes[0] = static_cast<std::uint16_t>(kLine);
-  config.rows[0] = static_cast<std::uint8_t>(tokens);
-  config.row_bytes[1] = static_cast<std::uint16_t>(columns);
-  config.rows[1] = static_cast<std::uint8_t>(tokens);
-  config.row_bytes[2] = static_cast<std::uint16_t>(kLine);
-  config.rows[2] = static_cast<std::uint8_t>(columns / 4);
-  config.row_bytes[3] = config.row_bytes[2];
-  config.rows[3] = config.rows[2];
+  const auto describe = [&](int tile, int rows, std::int64_t bytes) {
+    config.rows[tile] = static_cast<std::uint8_t>(rows);
+    config.row_bytes[tile] = static_cast<std::uint16_t>(bytes);
+  };
+  for (int i = 0; i < 2 * kChunk; ++i) describe(i, tokens, kLine);
+  describe(4, tokens, columns);
+  describe(5, columns / 4, kLine);
+  describe(6, columns / 4, kLine);
   asm volatile("ldtilecfg %0" : : "m"(config));
   if (Format::kOffset) return;
   alignas(64) std::int8_t zeros[kLine];
@@ -55,11 +55,10 @@ void begin(int tokens, int group) {
 
 void end() { asm volatile("tilerelease"); }
 
-// products[t][r] = sum over a group's columns of x[t] and, 4 columns a line, w.
-template <class Format, int kGroup>
-FORERUN_INLINE void multiply_tile(const std::uint8_t* x, const std::uint8_t* w,
-                                  std::int32_t* products) {
-  asm volatile("tilezero " FORERUN_C : :);
+// Tile kTile [t][r] = sum over a group's columns of x[t] and, 4 columns a line, w.
+template <class Format, int kGroup, int kTile>
+FORERUN_INLINE void multiply_tile(const std::uint8_t* x, const std::uint8_t* w) {
+  asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
   unroll<(kGroup + kMostColumns - 1) / kMostColumns>([&](auto part) {
     constexpr std::int64_t column = part * kMostColumns;
     asm volatile("tileloadd (%0,%1,1), " FORERUN_A
@@ -70,10 +69,18 @@ FORERUN_INLINE void multiply_tile(const std::uint8_t* x, const std::uint8_t* w,
                  :
                  : "r"(w + column * (kLine / 4)), "r"(kLine)
                  : "memory");
-    asm volatile("tdpbsud " FORERUN_B ", " FORERUN_A ", " FORERUN_C : :);
-    if (!Format::kOffset) asm volatile("tdpbssd " FORERUN_ZERO ", " FORERUN_A ", " FORERUN_C : :);
+    asm volatile("tdpbsud " FORERUN_B ", " FORERUN_A ", %%tmm%c0" : : "i"(kTile));
+    if (!Format::kOffset)
+      asm volatile("tdpbssd " FORERUN_ZERO ", " FORERUN_A ", %%tmm%c0" : : "i"(kTile));
   });
-  asm volatile("tilestored " FORERUN_C ", (%0,%1,1)" : : "r"(products), "r"(kLine) : "memory");
+}
+
+template <int kTile>
+FORERUN_INLINE void store_tile(std::int32_t* products) {
+  asm volatile("tilestored %%tmm%c0, (%1,%2,1)"
+               :
+               : "i"(kTile), "r"(products), "r"(kLine)
+               : "memory");
 }
 
 template <class Format>
@@ -181,9 +188,9 @@ struct AmxGrouped {
     });
   }
 
-  // Stores are read back as tiles and registers only once they are done, so chunks of groups take
-  // turns: while the bytes of one are laid out, the products of the one before are made, and added
-  // are those of the one before that.
+  // Each step takes long to come through, so chunks of groups take turns: while the bytes of one
+  // are laid out, the products of the one before are made, those of the one before that are stored,
+  // and added are those that were stored last.
   template <int T, int kGroup>
   static FORERUN_INLINE void run_groups(const TileArgs& a) {
     constexpr int kFull = kGroup / 4 / Format::kPanelRows;
@@ -194,34 +201,45 @@ struct AmxGrouped {
     __m512 sums[T];
     unroll<T>([&](auto t) { sums[t] = _mm512_setzero_ps(); });
     const std::int64_t count = (a.lines + kFull - 1) / kFull;
-    const auto chunk = [&](std::int64_t first, const auto& body) {
-      if (first < 0) return;
-      for (std::int64_t g = first; g < first + kChunk && g < count; ++g)
-        body(groups[g % (4 * kChunk)], g % (2 * kChunk));
+    // Of the chunk that begins with group `first`, where there is one; place 0 or 1 in turns.
+    const auto chunk = [&](std::int64_t first, auto place, const auto& body) FORERUN_INLINE_BODY {
+      unroll<kChunk>([&](auto i) {
+        const std::int64_t g = first + i;
+        if (g >= 0 && g < count) body(groups[g % (4 * kChunk)], Constant<place * kChunk + i>{});
+      });
     };
-    const auto add_chunk = [&](std::int64_t first) {
+    const auto add_chunk = [&](std::int64_t first, auto place) FORERUN_INLINE_BODY {
       constexpr int kTogether = Format::kShared && kGroup == 32 ? 2 : 1;  // groups_per_scale
       if (first < 0) return;
-      for (std::int64_t g = first; g < first + kChunk && g < count; g += kTogether) {
-        const auto* d = products + g % (2 * kChunk);
+      unroll<kChunk / kTogether>([&](auto i) FORERUN_INLINE_BODY {
+        const std::int64_t g = first + i * kTogether;
+        if (g >= count) return;
+        const auto* d = products + place * kChunk + i * kTogether;
         const Group* group = groups + g % (4 * kChunk);
         if (g + kTogether <= count) {
           add_groups<T, kTogether>(d, group, sums);
         } else {
           add_groups<T, 1>(d, group, sums);
         }
-      }
+      });
     };
-    for (std::int64_t first = 0; first < count + 2 * kChunk; first += kChunk) {
-      chunk(first, [&](Group& group, std::int64_t place) {
+    const auto step = [&](std::int64_t first, auto place) FORERUN_INLINE_BODY {
+      constexpr Constant<1 - place> kOther;
+      chunk(first, place, [&](Group& group, auto i) FORERUN_INLINE_BODY {
         group = walk.next();
-        group.w = bytes_of<kFull>(group, rooms[place]);
+        group.w = bytes_of<kFull>(group, rooms[i]);
       });
-      chunk(first - kChunk, [&](const Group& group, std::int64_t place) {
+      chunk(first - kChunk, kOther, [&](const Group& group, auto i) FORERUN_INLINE_BODY {
         const auto* x = reinterpret_cast<const std::uint8_t*>(group.x + 2 * T);
-        multiply_tile<Format, kGroup>(x, group.w, products[place]);
+        multiply_tile<Format, kGroup, i>(x, group.w);
       });
-      add_chunk(first - 2 * kChunk);
+      chunk(first - 2 * kChunk, place,
+            [&](const Group&, auto i) FORERUN_INLINE_BODY { store_tile<i>(products[i]); });
+      add_chunk(first - 3 * kChunk, kOther);
+    };
+    for (std::int64_t first = 0; first < count + 3 * kChunk; first += 2 * kChunk) {
+      step(first, Constant<0>{});
+      step(first + kChunk, Constant<1>{});
     }
     unroll<T>([&](auto t) { store_rows(a, t, sums[t]); });
   }

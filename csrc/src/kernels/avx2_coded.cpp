@@ -33,7 +33,10 @@ struct Avx2Coded {
     x += kPanelHeads * T;
     const std::uint8_t* end = at + c.lines * kLine;
     for (; at != end; at += kLine, ahead += kPlanes * kLine, x += kPanelRowsOfLine * T) {
-      unroll<kPlanes>([&](auto plane) { prefetch(ahead + plane * kLine); });
+      unroll<kPlanes>([&](auto plane) {
+        const std::uint8_t* line = ahead + plane * kLine;
+        prefetch(line, line - c.ahead, c.near);
+      });
       unroll<2>([&](auto nibbles) {
         unroll<2>([&](auto odd) {
           __m256i w[kHalves];

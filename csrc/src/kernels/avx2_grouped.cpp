@@ -100,7 +100,7 @@ struct Avx2Grouped {
       const std::uint32_t* x_head = x;
       x += 2 * T;
       for (const std::int64_t end = i + a.group_lines; i < end && i < a.lines; ++i) {
-        prefetch(ahead);
+        prefetch(ahead, w, a.ahead.near);
         line<T>(acc, w, x);
         w += kLine;
         x += Format::kPanelRows * T;

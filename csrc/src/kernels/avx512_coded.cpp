@@ -37,7 +37,10 @@ struct Avx512Coded {
     x += kPanelHeads * T;
     const std::uint8_t* end = at + c.lines * kLine;
     for (; at != end; at += kLine, ahead += kPlanes * kLine, x += kPanelRowsOfLine * T) {
-      unroll<kPlanes>([&](auto plane) { prefetch(ahead + plane * kLine); });
+      unroll<kPlanes>([&](auto plane) {
+        const std::uint8_t* line = ahead + plane * kLine;
+        prefetch(line, line - c.ahead, c.near);
+      });
       __m512i w[2];
       load_codes<kPlanes>(at, c.lower, w);
       constexpr int kSize = kPanelRowsOfLine * T;

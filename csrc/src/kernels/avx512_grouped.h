@@ -104,7 +104,7 @@ struct Avx512Grouped {
     at.x += 2 * T;
     const std::uint8_t* end = at.w + lines * kLine;
     do {
-      prefetch(at.ahead);
+      prefetch(at.ahead, at.w, a.ahead.near);
       add_line<B, T>(a, acc, at.w, at.x);
       at.w += kLine;
       at.x += Format::kPanelRows * T;
@@ -129,7 +129,7 @@ struct Avx512Grouped {
       if (Format::kOffset || group % 2 == 0) {
         if (at.w == turn) at.ahead = a.ahead.second;
         scales = at.w;
-        prefetch(at.ahead);
+        prefetch(at.ahead, at.w, a.ahead.near);
         at.w += kLine;
         at.ahead += a.ahead.step;
       } else {

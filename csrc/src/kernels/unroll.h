@@ -7,6 +7,10 @@
 
 #define FORERUN_INLINE inline __attribute__((always_inline))
 
+// Likewise behind a lambda's parameters: arrays that it refers to are split only if it is inlined
+// before, which flattening a kernel is too late for.
+#define FORERUN_INLINE_BODY __attribute__((always_inline))
+
 // On a kernel's entry: everything that it calls, lambdas too, becomes part of it, however long it
 // gets.
 #define FORERUN_FLATTEN __attribute__((flatten))
