@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +25,7 @@ from forerun.params import SamplingParams
 
 MAX_CONTEXT = 2048
 LONGEST_FORWARD = 64
+_IN_A_ROW = 15
 
 
 class Ours:
@@ -83,9 +85,11 @@ class Ours:
         return self._timers[context].once(n)
 
     def share_of_bandwidth(self, context: int) -> dict[str, float]:
-        """The rate of a forward of one token, and of a read of the machine's stream just before."""
-        machine_rate = self.machine.read()
-        seconds = self.forward_seconds(1, context)
+        """The rate of forwards of one token in a row, as decoding runs them (the first one after a pause
+        wakes threads that sleep), and of reads of the machine's stream just before and after."""
+        before = self.machine.read()
+        seconds = median(self.forward_seconds(1, context) for _ in range(_IN_A_ROW))
+        machine_rate = (before + self.machine.read()) / 2
         rate = forward_bytes(self.model, 1, context) / seconds
         return {"share": rate / machine_rate, "bytes_per_second": rate, "machine": machine_rate}
 

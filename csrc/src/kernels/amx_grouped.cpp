@@ -199,7 +199,10 @@ struct AmxGrouped {
     Group groups[4 * kChunk];
     Walk<kFull> walk(a, T);
     __m512 sums[T];
-    unroll<T>([&](auto t) { sums[t] = _mm512_setzero_ps(); });
+    unroll<T>([&](auto t) {
+      sums[t] = _mm512_setzero_ps();
+      prefetch_to_store(a.out + t * a.out_stride);
+    });
     const std::int64_t count = (a.lines + kFull - 1) / kFull;
     // Of the chunk that begins with group `first`, where there is one; place 0 or 1 in turns.
     const auto chunk = [&](std::int64_t first, auto place, const auto& body) FORERUN_INLINE_BODY {
