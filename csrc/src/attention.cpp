@@ -100,12 +100,14 @@ FloatMode::Subnormals Attention::float_mode() const {
 
 void Attention::run(const AttentionCall& call, const Range& range) {
   const FloatMode mode(float_mode());
+  tiles_.begin();
   for (std::int64_t i = range.begin; i < range.end; ++i) {
     const auto index = static_cast<std::size_t>(i);
     const bool more = i + 1 < range.stop;
     run_item(call, items_[index], more ? first_tile(call, items_[index + 1]) : nullptr,
              *scratch_[static_cast<std::size_t>(range.thread)]);
   }
+  tiles_.end();
 }
 
 TileAttention::Head Attention::head_of(const AttentionCall& call, const Columns& columns) {
@@ -140,7 +142,7 @@ void Attention::set_up(const AttentionCall& call, const Columns& columns,
     return seen.chosen == nullptr ? seen : s.choice.copy(seen);
   };
   const std::int64_t count = (columns.count() + tiles_.max_columns() - 1) / tiles_.max_columns();
-  auto* panel = reinterpret_cast<std::uint32_t*>(s.panels.data());
+  float* panel = s.panels.data();
   s.sets.clear();
   s.seen = own(s.visible[static_cast<std::size_t>(columns.begin / group)]);
   for (std::int64_t i = 0; i < count; ++i) {
@@ -156,7 +158,7 @@ void Attention::set_up(const AttentionCall& call, const Columns& columns,
       tiles_.pack_query(head_of(call, columns), query, set.columns(),
                         static_cast<int>(column - begin), s, panel);
     }
-    panel += d * set.columns();
+    panel += tiles_.panel_floats(set.columns());
     s.seen.include(set.seen);
     s.sets.push_back(set);
   }

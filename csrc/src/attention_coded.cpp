@@ -1,7 +1,5 @@
 // Attention over a cache of codes. Queries and weights are split into two digits, so that products
 // with codes are exact integers: in whatever order slots are added, and in however many pieces.
-#include <cstring>
-
 #include "attention_tile.h"
 #include "coded_head.h"
 #include "numbers.h"
@@ -10,7 +8,6 @@ namespace forerun::cpu {
 namespace {
 
 constexpr std::int64_t kTileLines = kTileSlots / kCodesOfLine;
-std::int64_t panel_rows(std::int64_t lines) { return kPanelHeads + kPanelRowsOfLine * lines; }
 
 // How codes are read: in one plane or two, with the zero point and the step of what is read.
 struct Reading {
@@ -22,6 +19,20 @@ struct Reading {
       : planes(coarse ? 1 : cache.planes()),
         zero(planes == 2 ? kZeroOfByte : kZeroOfNibble),
         step(coarse && cache.planes() == 2 ? 16.0f : 1.0f) {}
+
+  ColumnTerms terms(const Digits& digits) const {
+    return {-zero * digits.sum, digits.scale * step};
+  }
+};
+
+// `count` columns in memory, terms behind digits.
+struct Panel {
+  ColumnDigits* digits;
+  ColumnTerms* terms;
+
+  Panel(void* memory, std::int64_t count)
+      : digits(static_cast<ColumnDigits*>(memory)),
+        terms(reinterpret_cast<ColumnTerms*>(digits + count)) {}
 };
 
 const std::uint16_t* value_scales(const KvCache& cache, const std::uint8_t* tile) {
@@ -31,22 +42,30 @@ const std::uint16_t* value_scales(const KvCache& cache, const std::uint8_t* tile
 }  // namespace
 
 void TileAttention::pack_coded_query(const Head& head, const float* query, int columns, int column,
-                                     std::uint32_t* panel) const {
+                                     void* panel) const {
   const KvCache& cache = *head.cache;
   const Reading reading(cache, head.coarse);
   // Both are turned, which makes their products as many times larger as a group has dimensions.
   const float scale = scale_ / static_cast<float>(cache.group());
-  const std::int64_t lines = cache.group() / kCodesOfLine;
-  for (std::int64_t first = 0; first < shape_.head_dim; first += cache.group()) {
-    float part[kTileSlots];
+  const Panel to(panel, columns * (shape_.head_dim / cache.group()));
+  for (std::int64_t first = 0, at = column; first < shape_.head_dim;
+       first += cache.group(), at += columns) {
+    float part[kDigitsOfColumn] = {};
     for (std::int64_t i = 0; i < cache.group(); ++i) part[i] = query[first + i] * scale;
     turn(part, cache.group());
-    Split split;
-    Digits digits = ops_->split_digits(part, cache.group(), split.high, split.low);
-    digits.scale *= reading.step;
-    pack_split(split, digits, reading.zero, lines, columns, panel + column);
-    panel += panel_rows(lines) * columns;
+    to.terms[at] = reading.terms(ops_->split_digits(part, &to.digits[at]));
   }
+}
+
+// A quarter of the next tile with all columns' scores, as in each kernel, and one with all weights.
+// A coarse reading leaves lines out, which are not for a queue.
+void TileAttention::queue_ahead(Call& c) const {
+  const std::int64_t bytes = c.head.cache->tile_bytes();
+  c.lines_of_pass = bytes / (4 * kLineBytes * c.set.columns()) + 1;
+  c.s.queue = {};
+  if (c.head.coarse || c.ahead == nullptr) return;
+  c.s.queue = {c.ahead, c.ahead + bytes};
+  c.ahead = nullptr;
 }
 
 void TileAttention::run_coded_scores(const Call& c, const Scores& to) const {
@@ -60,7 +79,11 @@ void TileAttention::run_coded_scores(const Call& c, const Scores& to) const {
   keys.lines = cache.group() / kCodesOfLine;
   keys.groups = shape_.head_dim / cache.group();
   keys.ahead = to.ahead;
-  keys.panel = c.set.panel;
+  keys.queue = &c.s.queue;
+  keys.columns = c.set.columns();
+  const Panel queries(c.set.panel, c.set.columns() * keys.groups);
+  keys.digits = queries.digits;
+  keys.terms = queries.terms;
   keys.scales = reinterpret_cast<const std::uint16_t*>(to.tile);
   keys.out = to.out;
   keys.out_stride = to.out_stride;
@@ -104,25 +127,25 @@ void TileAttention::add_coded_group(const Call& c, std::int64_t group, const Pie
   const Reading reading(cache, c.head.coarse);
   const std::int64_t dimension = group * cache.group();
   const std::uint8_t* tile = cache.tile(c.head.layer, c.mask().row, c.head.head, piece.slot);
-  auto* panel = reinterpret_cast<std::uint32_t*>(c.s.weights.data());
+  const Panel weights(c.s.weights.data(), c.set.columns());
+  const std::uint16_t* scales = value_scales(cache, tile) + group * kTileSlots;
   for (std::int64_t column = 0; column < c.set.columns(); ++column) {
-    std::uint32_t* to = panel + column;
-    if (c.in_order()) {
-      const std::uint16_t* scales = value_scales(cache, tile) + group * kTileSlots;
-      ops_->pack_weights({c.row(column), scales, reading.step, reading.zero, c.set.columns(), to});
-      continue;
-    }
-    Split split;
-    Digits digits = split_slots(c, column, piece.slot, group, split);
-    digits.scale *= reading.step;
-    pack_split(split, digits, reading.zero, kTileLines, c.set.columns(), to);
+    pass(c);
+    ColumnDigits& digits = weights.digits[column];
+    ColumnTerms& terms = weights.terms[column];
+    if (c.in_order())
+      ops_->pack_weights({c.row(column), scales, reading.step, reading.zero, &digits, &terms});
+    else terms = reading.terms(split_slots(c, column, piece.slot, group, digits));
   }
   CodedTile values =
       values_of(cache, sums_of(c.sums, c.set.begin - c.origin).values + dimension, sums_stride());
   values.upper =
       tile + cache.scale_bytes() + cache.code_bytes() + dimension / kBlockRows * values.block_bytes;
   values.ahead = c.in_order() ? c.fetch() : 0;
-  values.panel = panel;
+  values.queue = &c.s.queue;
+  values.columns = c.set.columns();
+  values.digits = weights.digits;
+  values.terms = weights.terms;
   values.sums = c.s.coded_sums.data() + dimension;
   values.resume = piece.resume;
   values.keep = piece.keep;
@@ -131,7 +154,7 @@ void TileAttention::add_coded_group(const Call& c, std::int64_t group, const Pie
 
 // Of a tree: the digits of the ranks that lie in the tile of `slot`, and zeros.
 Digits TileAttention::split_slots(const Call& c, std::int64_t column, std::int64_t slot,
-                                  std::int64_t group, Split& split) const {
+                                  std::int64_t group, ColumnDigits& to) const {
   const KvCache& cache = *c.head.cache;
   const RowMask& mask = c.mask();
   const std::int64_t token = (c.set.begin + column) / shape_.group();
@@ -147,18 +170,17 @@ Digits TileAttention::split_slots(const Call& c, std::int64_t column, std::int64
         value_scales(cache, tile)[group * kTileSlots + slots[i] % kTileSlots];
     weights[i] = c.row(column)[i] * bf16_to_float(scale);
   }
-  Split all;
-  Digits sums = ops_->split_digits(weights, kTileSlots, all.high, all.low);
-  std::memset(&split, 0, sizeof split);
-  sums.high_sum = sums.low_sum = 0;
+  ColumnDigits all;
+  Digits digits = ops_->split_digits(weights, &all);
+  to = {};
+  digits.sum = 0;
   for (std::int64_t i = 0; i < seen; ++i) {
     if (slots[i] / kTileSlots != slot / kTileSlots) continue;
-    split.high[slots[i] % kTileSlots] = all.high[i];
-    split.low[slots[i] % kTileSlots] = all.low[i];
-    sums.high_sum += all.high[i];
-    sums.low_sum += all.low[i];
+    to.high[slots[i] % kTileSlots] = all.high[i];
+    to.low[slots[i] % kTileSlots] = all.low[i];
+    digits.sum += 128 * all.high[i] + all.low[i];
   }
-  return sums;
+  return digits;
 }
 
 }  // namespace forerun::cpu

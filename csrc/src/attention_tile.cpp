@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "coded_head.h"
 #include "vector/lanes.h"
 
 namespace forerun::cpu {
@@ -16,6 +17,14 @@ std::int64_t round_up(std::int64_t x) { return round_down(x + kBlockRows - 1); }
 
 std::int64_t within_tile(std::int64_t rank) {
   return std::clamp<std::int64_t>(rank, 0, kTileSlots);
+}
+
+// In floats, whole lines of them.
+constexpr std::int64_t kDigitFloats = sizeof(ColumnDigits) / sizeof(float);
+constexpr std::int64_t kBehindFloats = kBehindColumns * kDigitFloats;
+std::int64_t column_floats(std::int64_t columns) {
+  constexpr std::int64_t kTermFloats = sizeof(ColumnTerms) / sizeof(float);
+  return kDigitFloats * columns + round_up(kTermFloats * columns);
 }
 
 bool is_coded(Precision precision) {
@@ -45,7 +54,12 @@ TileAttention::TileAttention(const AttentionShape& shape, Precision precision, L
       ops_(&vector_set(kernels_->level).ops),
       pack_(vector_set(kernels_->level).pack_token[static_cast<int>(kernels_->precision)]),
       scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
-      padded_(round_up(shape.head_dim)) {}
+      padded_(round_up(shape.head_dim)),
+      groups_(coded_ == nullptr ? 1 : shape.head_dim / coded_group(shape.head_dim)) {}
+
+std::int64_t TileAttention::panel_floats(std::int64_t columns) const {
+  return coded_ == nullptr ? columns * shape_.head_dim : column_floats(columns * groups_);
+}
 
 // Of the tree's slots, from the tile of its base on.
 std::int64_t TileAttention::slot_stride(const RowMask& mask) const {
@@ -55,13 +69,16 @@ std::int64_t TileAttention::slot_stride(const RowMask& mask) const {
 void TileAttention::reserve(Scratch& s, std::int64_t columns,
                             const std::vector<RowMask>& masks) const {
   s.query.reserve(shape_.head_dim);
-  s.panels.reserve(shape_.head_dim * columns);
+  const std::int64_t sets = (columns + max_columns() - 1) / max_columns();
+  s.panels.reserve(sets * panel_floats(max_columns()) + kBehindFloats);
   s.scores.reserve(kTileSlots * max_columns());
-  // Codes of each group of dimensions have their own, one after the other.
-  constexpr std::int64_t kUnits = kPanelHeads + kTileSlots / kCodesOfLine * kPanelRowsOfLine;
-  s.weights.reserve(std::max(kTileSlots, kUnits) * max_columns());
-  if (coded_ != nullptr)
+  if (coded_ == nullptr) {
+    s.weights.reserve(kTileSlots * max_columns());
+  } else {
+    // Codes of each group of dimensions have their own, one after the other.
+    s.weights.reserve(column_floats(max_columns()) + kBehindFloats);
     s.coded_sums.resize(static_cast<std::size_t>(sums_stride() * max_columns()));
+  }
   s.sums.reserve(sums_stride() * columns);
   s.merged.reserve(sums_stride() * columns);
   for (const RowMask& mask : masks) {
@@ -73,18 +90,23 @@ void TileAttention::reserve(Scratch& s, std::int64_t columns,
 }
 
 void TileAttention::pack_query(const Head& head, const float* query, int columns, int column,
-                               Scratch& s, std::uint32_t* panel) const {
+                               Scratch& s, void* panel) const {
   if (coded_ != nullptr) return pack_coded_query(head, query, columns, column, panel);
   ops_->scale(query, scale_, shape_.head_dim, s.query.data());
-  pack_({s.query.data(), 0, shape_.head_dim, 0, columns, column, panel});
+  auto* units = static_cast<std::uint32_t*>(panel);
+  pack_({s.query.data(), 0, shape_.head_dim, 0, columns, column, units});
 }
 
 void TileAttention::add(const Head& head, const Set& set, std::int64_t rank,
                         const std::uint8_t* ahead, Scratch& s, float* sums,
                         std::int64_t origin) const {
-  const Call c{head, set, rank, ahead, s, sums, origin};
+  Call c{head, set, rank, ahead, s, sums, origin, 0};
+  if (coded_ != nullptr && set.columns() >= coded_->pass_from) queue_ahead(c);
   c.in_order() ? scores(c) : slot_scores(c);
-  for (std::int64_t column = 0; column < set.columns(); ++column) softmax(c, column);
+  for (std::int64_t column = 0; column < set.columns(); ++column) {
+    pass(c);
+    softmax(c, column);
+  }
   add_values(c);
 }
 

@@ -61,20 +61,21 @@ class TileAttention {
     std::int64_t begin;
     std::int64_t end;
     Visible seen;
-    const std::uint32_t* panel;
+    void* panel;
     int columns() const { return static_cast<int>(end - begin); }
   };
 
   // Memory of one thread.
   struct Scratch {
-    Floats query;    // [head_dim]
-    Floats panels;   // queries of an item, a panel for each of its sets of columns
-    Floats scores;   // [columns of a set, kTileSlots]
-    Floats weights;  // the same as the kernels read them
-    Floats slots;    // [columns of a set, slots of a tree]
-    Floats sums;     // of an item's columns over a part of the context
-    Floats merged;   // over all parts
-    Buffer tail;     // values of one token's tail
+    Floats query;      // [head_dim]
+    Floats panels;     // queries of an item, a panel for each of its sets of columns
+    Floats scores;     // [columns of a set, kTileSlots]
+    Floats weights;    // the same as the kernels read them
+    Floats slots;      // [columns of a set, slots of a tree]
+    Floats sums;       // of an item's columns over a part of the context
+    Floats merged;     // over all parts
+    Buffer tail;       // values of one token's tail
+    LinesAhead queue;  // of a cache of codes: what is left to fetch of the next tile
     std::vector<std::int32_t> coded_sums;  // of values in several tiles, as Scratch::sums lie
     std::vector<Visible> visible;          // by token of a row
     std::vector<Set> sets;                 // of an item
@@ -82,7 +83,9 @@ class TileAttention {
     TileChoice choice;                     // of a view with blocks
   };
 
-  int max_columns() const { return coded_ == nullptr ? kernels_->max_tokens : coded_->max_tokens; }
+  int max_columns() const { return coded_ == nullptr ? kernels_->max_tokens : coded_->max_columns; }
+  // Of a panel of queries.
+  std::int64_t panel_floats(std::int64_t columns) const;
   std::int64_t sums_stride() const { return padded_ + 2 * kBlockRows; }
   ColumnSums sums_of(float* sums, std::int64_t column) const {
     float* at = sums + column * sums_stride();
@@ -90,9 +93,17 @@ class TileAttention {
   }
   void reserve(Scratch& s, std::int64_t columns, const std::vector<RowMask>& masks) const;
 
+  // Around a thread's calls of add().
+  void begin() const {
+    if (coded_ != nullptr && coded_->begin != nullptr) coded_->begin();
+  }
+  void end() const {
+    if (coded_ != nullptr && coded_->end != nullptr) coded_->end();
+  }
+
   // A column's query, scaled, into its place in a panel.
   void pack_query(const Head& head, const float* query, int columns, int column, Scratch& s,
-                  std::uint32_t* panel) const;
+                  void* panel) const;
 
   // Adds the ranks [rank, rank + kTileSlots), of which the set sees some, to the sums of its
   // columns, `sums` being those of column `origin`; fetches the tile at `ahead` where there is one.
@@ -114,6 +125,7 @@ class TileAttention {
     Scratch& s;
     float* sums;
     std::int64_t origin;
+    std::int64_t lines_of_pass;  // 0 of kernels that need no pass
 
     const RowMask& mask() const { return *head.mask; }
     std::int64_t end() const { return std::min(rank + kTileSlots, set.seen.end); }
@@ -156,9 +168,13 @@ class TileAttention {
   void run_scores(const Call& c, const Scores& to) const;
 
   // Of a cache of codes, in attention_coded.cpp.
+  void queue_ahead(Call& c) const;
+  void pass(const Call& c) const {
+    if (c.lines_of_pass > 0) coded_->pass(c.s.queue, c.lines_of_pass);
+  }
   void run_coded_scores(const Call& c, const Scores& to) const;
   void pack_coded_query(const Head& head, const float* query, int columns, int column,
-                        std::uint32_t* panel) const;
+                        void* panel) const;
   void add_coded_values(const Call& c) const;
   // One of the tiles that hold the slots of a tile of ranks: whether it is not the first, nor the
   // last.
@@ -169,7 +185,7 @@ class TileAttention {
   };
   void add_coded_group(const Call& c, std::int64_t group, const Piece& piece) const;
   Digits split_slots(const Call& c, std::int64_t column, std::int64_t slot, std::int64_t group,
-                     Split& split) const;
+                     ColumnDigits& to) const;
 
   AttentionShape shape_;
   Precision precision_;
@@ -179,6 +195,7 @@ class TileAttention {
   PackToken pack_;
   float scale_;
   std::int64_t padded_;  // head_dim in whole blocks
+  std::int64_t groups_;  // of dimensions, in a cache of codes
 };
 
 }  // namespace forerun::cpu

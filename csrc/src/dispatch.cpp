@@ -76,6 +76,9 @@ const KernelSet& kernel_set(Precision precision, Level limit, std::int64_t token
 }
 
 const CodedSet& coded_set(Level limit) {
+#if defined(FORERUN_AMX_KERNELS)
+  if (limit >= Level::amx && cpu_features().amx) return amx_coded_set();
+#endif
 #if defined(FORERUN_X86_KERNELS)
   if (limit >= Level::avx512 && cpu_features().avx512_vnni) return avx512_coded_set();
   if (limit >= Level::avx2 && cpu_features().avx2) return avx2_coded_set();

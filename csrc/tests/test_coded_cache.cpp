@@ -18,43 +18,48 @@ struct RandomTile {
   std::int64_t groups;
   std::int64_t lines;
   std::vector<std::uint8_t> planes;
-  std::vector<std::uint32_t> panel;
+  std::vector<ColumnDigits> digits;  // [groups, columns] and what kernels may read behind
+  std::vector<ColumnTerms> terms;
   std::vector<std::uint16_t> scales;
   std::vector<float> out;
   std::vector<std::int32_t> sums;
+  LinesAhead queue;
 
   RandomTile(Random& random, int columns)
       : groups(between(random, 1, 3)), lines(between(random, 1, 8)) {
     for (std::int64_t i = 0; i < 2 * 4 * groups * lines * 64; ++i)
       planes.push_back(static_cast<std::uint8_t>(random()));
-    for (std::int64_t g = 0; g < groups; ++g) add_panel(random, columns);
+    for (std::int64_t i = 0; i < groups * columns; ++i) add_column(random);
+    digits.resize(digits.size() + kBehindColumns);
     for (const float x : normal(random, groups * kTileSlots)) scales.push_back(float_to_bf16(x));
     out = normal(random, columns * kTileSlots);
     for (std::int64_t i = 0; i < columns * kTileSlots; ++i)
       sums.push_back(static_cast<std::int32_t>(between(random, -100000, 100000)));
   }
 
-  void add_panel(Random& random, int columns) {
-    for (int i = 0; i < 2 * columns; ++i)
-      panel.push_back(static_cast<std::uint32_t>(between(random, -9999, 9999)));
-    for (const float x : normal(random, columns)) panel.push_back(bits_of(x));
-    for (std::int64_t i = 0; i < kPanelRowsOfLine * lines * columns; ++i) {
-      std::uint32_t unit = 0;
-      for (int byte = 0; byte < 4; ++byte)
-        unit = unit << 8 | static_cast<std::uint8_t>(between(random, -127, 127));
-      panel.push_back(unit);
+  void add_column(Random& random) {
+    ColumnDigits column;
+    for (int i = 0; i < kDigitsOfColumn; ++i) {
+      column.high[i] = static_cast<std::int8_t>(between(random, -127, 127));
+      column.low[i] = static_cast<std::int8_t>(between(random, -64, 63));
     }
+    digits.push_back(column);
+    const auto start = static_cast<std::int32_t>(between(random, -9999999, 9999999));
+    terms.push_back({start, normal(random, 1)[0]});
   }
 
-  CodedTile args() {
+  CodedTile args(int columns) {
     CodedTile c;
+    c.queue = &queue;
     c.upper = planes.data();
     c.lower = static_cast<std::ptrdiff_t>(planes.size() / 2);
     c.blocks = 4;
     c.block_bytes = groups * lines * 64;
     c.lines = lines;
     c.groups = groups;
-    c.panel = panel.data();
+    c.columns = columns;
+    c.digits = digits.data();
+    c.terms = terms.data();
     c.scales = scales.data();
     c.out = out.data();
     c.out_stride = kTileSlots;
@@ -63,21 +68,44 @@ struct RandomTile {
   }
 };
 
+// The same by the portable kernels, a column at a time.
+void run_plain(const CodedTile& c, const CodedKernel& kernel) {
+  std::vector<ColumnDigits> digits(at(c.groups));
+  std::vector<ColumnTerms> terms(at(c.groups));
+  for (std::int64_t t = 0; t < c.columns; ++t) {
+    for (std::int64_t g = 0; g < c.groups; ++g) {
+      digits[at(g)] = c.digits[g * c.columns + t];
+      terms[at(g)] = c.terms[g * c.columns + t];
+    }
+    CodedTile one = c;
+    one.columns = 1;
+    one.digits = digits.data();
+    one.terms = terms.data();
+    one.out += t * c.out_stride;
+    one.sums += t * c.out_stride;
+    kernel(one);
+  }
+}
+
 void check_levels(Random& random, int planes, int columns) {
   const CodedSet& plain = portable_coded_set();
   for (const Level level : levels()) {
     const CodedSet& set = coded_set(level);
-    if (columns > std::min(set.max_tokens, plain.max_tokens)) continue;
+    if (columns > set.max_columns) continue;
     for (int way = 0; way < 5; ++way) {
       RandomTile a(random, columns);
       RandomTile b = a;
-      for (RandomTile* tile : {&a, &b}) {
-        const CodedSet& used = tile == &a ? set : plain;
-        CodedTile c = tile->args();
-        c.resume = (way & 1) != 0;
-        c.keep = (way & 2) != 0;
-        (way == 4 ? used.scores : used.values)[planes - 1][columns](c);
+      CodedTile c = a.args(columns);
+      CodedTile expected = b.args(columns);
+      for (CodedTile* tile : {&c, &expected}) {
+        if (way < 4) tile->groups = 1;
+        tile->resume = (way & 1) != 0;
+        tile->keep = (way & 2) != 0;
       }
+      if (set.begin != nullptr) set.begin();
+      (way == 4 ? set.scores : set.values)[planes - 1][columns](c);
+      if (set.end != nullptr) set.end();
+      run_plain(expected, (way == 4 ? plain.scores : plain.values)[planes - 1][1]);
       CHECK(same_bits(a.out.data(), b.out.data(), columns * kTileSlots) && a.sums == b.sums,
             "%s, %d planes, %d columns, way %d", level_name(level), planes, columns, way);
     }
@@ -251,7 +279,7 @@ int main() {
   using namespace forerun::cpu::test;
   Random random(5);
   ThreadPool pool(2);
-  for (int columns = 1; columns <= kMaxTileTokens; ++columns) {
+  for (int columns = 1; columns <= kMaxCodedColumns; ++columns) {
     for (const int planes : {1, 2}) check_levels(random, planes, columns);
   }
   const Forward forward(pool);

@@ -10,22 +10,23 @@
 
 namespace forerun::cpu {
 
+struct ColumnDigits;
+struct ColumnTerms;
+
 // x = scale * (128 * high + low) nearly: the largest magnitude becomes 127 * 128 + 63.
 struct Digits {
-  float scale;  // 0 where all are next to nothing, NaN where one is not a number
-  std::int32_t high_sum;
-  std::int32_t low_sum;
+  float scale;       // 0 where all are next to nothing, NaN where one is not a number
+  std::int32_t sum;  // of 128 * high + low
 };
 
-// The weights of a tile's 64 slots times the scales (bf16) that the slots' values have, as a column
-// of a panel (CodedTile in kernels.h).
+// The weights of a tile's 64 slots times the scales (bf16) that the slots' values have.
 struct WeightColumn {
   const float* weights;
   const std::uint16_t* scales;
   float step;  // on the scale of the digits
   std::int32_t zero;
-  std::int64_t columns;
-  std::uint32_t* panel;
+  ColumnDigits* digits;
+  ColumnTerms* terms;
 };
 
 struct VectorOps {
@@ -61,8 +62,8 @@ struct VectorOps {
   // are scaled by what is returned, the factor for what else was summed up before, and x is added.
   // -inf stands for a masked score and becomes exactly 0; a NaN stays one.
   float (*softmax_piece)(float* x, std::int64_t n, float* top, float* lanes);
-  // Two digits for each of n numbers, a multiple of 16.
-  Digits (*split_digits)(const float* x, std::int64_t n, std::int8_t* high, std::int8_t* low);
+  // Two digits for each of 64 numbers; anything where one is not a number.
+  Digits (*split_digits)(const float* x, ColumnDigits* to);
   void (*pack_weights)(const WeightColumn& column);
 };
 

@@ -7,85 +7,53 @@
 //
 // The surplus of zero point * sum(x) that unsigned weights bring is taken off by a second product,
 // with a tile in which every weight is the negative zero point.
+#include "amx_tiles.h"
 #include "avx512_grouped.h"
 
 namespace forerun::cpu {
 namespace {
 
-constexpr int kMostTokens = 16;   // rows of A and C
 constexpr int kMostColumns = 64;  // of A: 4 for each row of B
 constexpr int kChunk = 2;         // groups that are worked on together: as many as share a scale
 
 // Tile registers: behind those for the products of two chunks, tokens, weights, and negative zero
 // points in place of weights.
-#define FORERUN_A "%%tmm4"
-#define FORERUN_B "%%tmm5"
-#define FORERUN_ZERO "%%tmm6"
-
-// The memory operand of ldtilecfg.
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
+constexpr int kA = 4;
+constexpr int kB = 5;
+constexpr int kZero = 6;
 
 template <class Format>
 void begin(int tokens, int group) {
   const int columns = group < kMostColumns ? group : kMostColumns;
   TileConfig config;
-  const auto describe = [&](int tile, int rows, std::int64_t bytes) {
-    config.rows[tile] = static_cast<std::uint8_t>(rows);
-    config.row_bytes[tile] = static_cast<std::uint16_t>(bytes);
-  };
-  for (int i = 0; i < 2 * kChunk; ++i) describe(i, tokens, kLine);
-  describe(4, tokens, columns);
-  describe(5, columns / 4, kLine);
-  describe(6, columns / 4, kLine);
-  asm volatile("ldtilecfg %0" : : "m"(config));
+  for (int i = 0; i < 2 * kChunk; ++i) config.describe(i, tokens, kLine);
+  config.describe(kA, tokens, columns);
+  config.describe(kB, columns / 4, kLine);
+  config.describe(kZero, columns / 4, kLine);
+  config.load();
   if (Format::kOffset) return;
   alignas(64) std::int8_t zeros[kLine];
   for (std::int8_t& zero : zeros) zero = Format::kPanelRows == 2 ? -8 : -128;
-  // One line for all rows.
-  asm volatile("tileloadd (%0,%1,1), " FORERUN_ZERO
-               :
-               : "r"(zeros), "r"(std::int64_t{0}), "m"(zeros));
+  load_tile<kZero>(zeros, 0);  // one line for all rows
 }
-
-void end() { asm volatile("tilerelease"); }
 
 // Tile kTile [t][r] = sum over a group's columns of x[t] and, 4 columns a line, w.
 template <class Format, int kGroup, int kTile>
 FORERUN_INLINE void multiply_tile(const std::uint8_t* x, const std::uint8_t* w) {
-  asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
+  zero_tile<kTile>();
   unroll<(kGroup + kMostColumns - 1) / kMostColumns>([&](auto part) {
     constexpr std::int64_t column = part * kMostColumns;
-    asm volatile("tileloadd (%0,%1,1), " FORERUN_A
-                 :
-                 : "r"(x + column), "r"(std::int64_t{kGroup})
-                 : "memory");
-    asm volatile("tileloadd (%0,%1,1), " FORERUN_B
-                 :
-                 : "r"(w + column * (kLine / 4)), "r"(kLine)
-                 : "memory");
-    asm volatile("tdpbsud " FORERUN_B ", " FORERUN_A ", %%tmm%c0" : : "i"(kTile));
+    load_tile<kA>(x + column, kGroup);
+    load_tile<kB>(w + column * (kLine / 4), kLine);
+    multiply_tiles<kTile, kA, kB>();
     if (!Format::kOffset)
-      asm volatile("tdpbssd " FORERUN_ZERO ", " FORERUN_A ", %%tmm%c0" : : "i"(kTile));
+      asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kTile), "i"(kA), "i"(kZero));
   });
-}
-
-template <int kTile>
-FORERUN_INLINE void store_tile(std::int32_t* products) {
-  asm volatile("tilestored %%tmm%c0, (%1,%2,1)"
-               :
-               : "i"(kTile), "r"(products), "r"(kLine)
-               : "memory");
 }
 
 template <class Format>
 struct AmxGrouped {
-  static constexpr int kMaxTokens = kMostTokens;
+  static constexpr int kMaxTokens = kTileRows;
 
   struct Group {
     const std::uint8_t* w;
@@ -169,7 +137,7 @@ struct AmxGrouped {
 
   // Groups that share a scale of the activations.
   template <int T, int kCount>
-  static FORERUN_INLINE void add_groups(const std::int32_t (*products)[kMostTokens * kBlockRows],
+  static FORERUN_INLINE void add_groups(const std::int32_t (*products)[kTileRows * kBlockRows],
                                         const Group* groups, __m512* sums) {
     __m512 scales[kCount];
     __m512 offsets[kCount];
@@ -195,7 +163,7 @@ struct AmxGrouped {
   static FORERUN_INLINE void run_groups(const TileArgs& a) {
     constexpr int kFull = kGroup / 4 / Format::kPanelRows;
     alignas(64) std::uint8_t rooms[2 * kChunk][kGroup / 4 * kLine];
-    alignas(64) std::int32_t products[2 * kChunk][kMostTokens * kBlockRows];
+    alignas(64) std::int32_t products[2 * kChunk][kTileRows * kBlockRows];
     Group groups[4 * kChunk];
     Walk<kFull> walk(a, T);
     __m512 sums[T];

@@ -1,4 +1,6 @@
 // A cache of codes by vpmaddwd, as in avx2_grouped.cpp.
+#include <cstring>
+
 #include "avx2_common.h"
 
 namespace forerun::cpu {
@@ -18,21 +20,19 @@ FORERUN_INLINE __m256i load_codes(const std::uint8_t* line, std::ptrdiff_t lower
 }
 
 struct Avx2Coded {
-  static constexpr int kMaxTokens = 2;
+  static constexpr int kMaxColumns = 2;
 
   // Fetches as avx512_coded.cpp does.
   template <int kPlanes, int T>
   static FORERUN_INLINE void sum_up(const CodedTile& c, const std::uint8_t* at,
-                                    const std::uint8_t* ahead, const std::uint32_t* x,
+                                    const std::uint8_t* ahead, std::int64_t first,
                                     __m256i (&sum)[kHalves][T]) {
     __m256i low[kHalves][T];
     unroll_halves<T>([&](auto h, auto t) {
-      sum[h][t] = _mm256_set1_epi32(static_cast<int>(x[t]));
-      low[h][t] = _mm256_set1_epi32(static_cast<int>(x[T + t]));
+      sum[h][t] = _mm256_setzero_si256();
+      low[h][t] = _mm256_set1_epi32(c.terms[first + t].start);
     });
-    x += kPanelHeads * T;
-    const std::uint8_t* end = at + c.lines * kLine;
-    for (; at != end; at += kLine, ahead += kPlanes * kLine, x += kPanelRowsOfLine * T) {
+    for (std::int64_t i = 0; i < c.lines; ++i, at += kLine, ahead += kPlanes * kLine) {
       unroll<kPlanes>([&](auto plane) {
         const std::uint8_t* line = ahead + plane * kLine;
         prefetch(line, line - c.ahead, c.near);
@@ -44,11 +44,13 @@ struct Avx2Coded {
             w[h] = widen_unsigned(load_codes<kPlanes>(at, c.lower, h, nibbles), odd);
           });
           unroll<T>([&](auto t) {
-            const auto digits = [&](int row) {
-              return widen_signed(_mm256_set1_epi32(static_cast<int>(x[row * T + t])), odd);
+            const auto digits = [&](const std::int8_t* of_column) {
+              std::int32_t four;
+              std::memcpy(&four, of_column + i * kCodesOfLine + 4 * nibbles, sizeof four);
+              return widen_signed(_mm256_set1_epi32(four), odd);
             };
-            const __m256i high_digits = digits(nibbles);
-            const __m256i low_digits = digits(nibbles + 2);
+            const __m256i high_digits = digits(c.digits[first + t].high);
+            const __m256i low_digits = digits(c.digits[first + t].low);
             unroll<kHalves>([&](auto h) {
               sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_madd_epi16(w[h], high_digits));
               low[h][t] = _mm256_add_epi32(low[h][t], _mm256_madd_epi16(w[h], low_digits));
@@ -67,25 +69,19 @@ struct Avx2Coded {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
   }
 
-  static FORERUN_INLINE __m256 in_all_lanes(std::uint32_t bits) {
-    return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(bits)));
-  }
-
   template <int kPlanes, int T>
   FORERUN_FLATTEN static void scores(const CodedTile& c) {
-    const std::int64_t panel_units = (kPanelHeads + kPanelRowsOfLine * c.lines) * T;
     for (std::int64_t b = 0; b < c.blocks; ++b) {
       for (std::int64_t g = 0; g < c.groups; ++g) {
-        const std::uint32_t* x = c.panel + g * panel_units;
         __m256i sum[kHalves][T];
         const std::uint8_t* block = c.upper + b * c.block_bytes;
         const std::int64_t group = g * c.lines * kLine;
-        sum_up<kPlanes, T>(c, block + group, block + c.ahead + kPlanes * group, x, sum);
+        sum_up<kPlanes, T>(c, block + group, block + c.ahead + kPlanes * group, g * T, sum);
         unroll_halves<T>([&](auto h, auto t) {
           float* to = c.out + t * c.out_stride + b * kBlockRows + h * kHalfRows;
           const __m256 before = g == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(to);
-          const __m256 product =
-              _mm256_mul_ps(_mm256_cvtepi32_ps(sum[h][t]), in_all_lanes(x[2 * T + t]));
+          const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(sum[h][t]),
+                                               _mm256_set1_ps(c.terms[g * T + t].scale));
           const __m256 scale = scales(c.scales + g * kTileSlots + b * kBlockRows + h * kHalfRows);
           _mm256_storeu_ps(to, _mm256_fmadd_ps(product, scale, before));
         });
@@ -98,7 +94,7 @@ struct Avx2Coded {
     for (std::int64_t b = 0; b < c.blocks; ++b) {
       __m256i sum[kHalves][T];
       const std::uint8_t* block = c.upper + b * c.block_bytes;
-      sum_up<kPlanes, T>(c, block, block + c.ahead, c.panel, sum);
+      sum_up<kPlanes, T>(c, block, block + c.ahead, 0, sum);
       unroll_halves<T>([&](auto h, auto t) {
         const std::int64_t at = t * c.out_stride + b * kBlockRows + h * kHalfRows;
         auto* held = reinterpret_cast<__m256i*>(c.sums + at);
@@ -107,7 +103,7 @@ struct Avx2Coded {
           _mm256_storeu_si256(held, sum[h][t]);
           return;
         }
-        const __m256 scale = in_all_lanes(c.panel[2 * T + t]);
+        const __m256 scale = _mm256_set1_ps(c.terms[t].scale);
         float* to = c.out + at;
         _mm256_storeu_ps(
             to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[h][t]), scale, _mm256_loadu_ps(to)));

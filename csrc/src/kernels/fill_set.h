@@ -71,12 +71,13 @@ KernelSet make_float_set(Level level, Precision precision) {
   return set;
 }
 
-// Kernels::scores<planes, T>(const CodedTile&), Kernels::values, Kernels::kMaxTokens.
+// Kernels::scores<planes, T>(const CodedTile&), Kernels::values, Kernels::kMaxColumns.
 template <class Kernels>
 CodedSet make_coded_set() {
+  static_assert(Kernels::kMaxColumns <= kMaxCodedColumns);
   CodedSet set;
-  set.max_tokens = Kernels::kMaxTokens;
-  unroll<Kernels::kMaxTokens>([&](auto i) {
+  set.max_columns = Kernels::kMaxColumns;
+  unroll<Kernels::kMaxColumns>([&](auto i) {
     set.scores[0][i + 1] = &Kernels::template scores<1, i + 1>;
     set.scores[1][i + 1] = &Kernels::template scores<2, i + 1>;
     set.values[0][i + 1] = &Kernels::template values<1, i + 1>;

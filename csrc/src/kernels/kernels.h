@@ -83,24 +83,31 @@ struct CacheTile {
 
 using CacheKernel = void (*)(const CacheTile&);
 
+// Lines to fetch, one behind the other, in pieces.
+struct LinesAhead {
+  const std::uint8_t* next = nullptr;
+  const std::uint8_t* end = nullptr;
+};
+
 // The same of a cache of codes (coded_head.h), in one plane of nibbles or in two that are a byte
 // together. A line of a plane has eight codes for each of 16 slots or dimensions, four in the lower
 // halves of its bytes and four in the upper ones; to a kernel they count from 0.
 //
-// A panel holds two digits for each number, x = scale * (128 * high + low), so that sums are exact
-// integers: rows of T units of 4 bytes, first where the sums of high and of low digits start (what
-// the codes' zero point takes off) and the scales, then for each line the high digits of its two
-// fours and the low ones.
+// Each number that they are multiplied with is two digits (coded_panel.h), so that sums are exact
+// integers.
 struct CodedTile {
   const std::uint8_t* upper = nullptr;
   std::ptrdiff_t lower = 0;  // from the upper plane to the lower
   std::int64_t blocks = 0;
   std::int64_t block_bytes = 0;  // from one block to the next
   std::int64_t lines = 0;        // of a group, in a block of a plane
-  std::int64_t groups = 1;       // in a block, each with a panel of its own, one behind the other
+  std::int64_t groups = 1;       // in a block, each with columns of its own
   std::ptrdiff_t ahead = 0;      // from each block on, as many lines as it has
   std::ptrdiff_t near = near_bytes();
-  const std::uint32_t* panel = nullptr;
+  LinesAhead* queue = nullptr;            // see CodedSet
+  int columns = 0;                        // T
+  const ColumnDigits* digits = nullptr;   // [groups, T]
+  const ColumnTerms* terms = nullptr;     // [groups, T]
   const std::uint16_t* scales = nullptr;  // of scores: bf16 [groups, kTileSlots]
   float* out = nullptr;                   // [T, out_stride]
   std::int64_t out_stride = 0;
@@ -139,14 +146,26 @@ struct KernelSet {
   void (*end)() = nullptr;
 };
 
-// Kernels of a cache of codes, by planes less one and tokens.
+constexpr int kMaxCodedColumns = 32;
+
+// Kernels of a cache of codes, by planes less one and T, at most max_columns.
 //   scores  for each group: s = fma(float(exact sum) * x_scale, slot's scale, s)
 //   values  out = fma(float(exact sum), x_scale, out)
 struct CodedSet {
-  int max_tokens = 1;
-  CodedKernel scores[2][kMaxTileTokens + 1] = {};
-  CodedKernel values[2][kMaxTileTokens + 1] = {};
+  int max_columns = 1;
+  CodedKernel scores[2][kMaxCodedColumns + 1] = {};
+  CodedKernel values[2][kMaxCodedColumns + 1] = {};
+  // Of so many columns and more, kernels are so fast that memory must be kept busy between them
+  // too: where there is a queue they fetch a quarter of a tile from it rather than `ahead`, and
+  // with each column's step between them the caller passes some lines more.
+  int pass_from = kMaxCodedColumns + 1;
+  void (*pass)(LinesAhead& queue, std::int64_t lines) = nullptr;
+  // Where given, a thread calls them before its first kernel and after its last. Such kernels may
+  // read digits of up to kBehindColumns columns more.
+  void (*begin)() = nullptr;
+  void (*end)() = nullptr;
 };
+constexpr int kBehindColumns = 7;
 
 const CodedSet& coded_set(Level limit);
 
@@ -173,6 +192,7 @@ const KernelSet& avx512_int8_offset_set();
 const KernelSet& avx512_int4_offset_set();
 #endif
 #if defined(FORERUN_AMX_KERNELS)
+const CodedSet& amx_coded_set();
 const KernelSet& amx_int8_set();
 const KernelSet& amx_int4_set();
 const KernelSet& amx_int8_offset_set();

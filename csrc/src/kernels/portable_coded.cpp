@@ -12,31 +12,25 @@ std::int32_t code(const CodedTile& c, const std::uint8_t* at, int upper_half) {
   return kPlanes == 1 ? nibble(*at) : nibble(*at) << 4 | nibble(at[c.lower]);
 }
 
-std::int32_t digit(const std::uint32_t* x, int byte) {
-  return static_cast<std::int8_t>(*x >> 8 * byte);
-}
-
 struct PortableCoded {
-  static constexpr int kMaxTokens = 8;
+  static constexpr int kMaxColumns = 8;
 
   // The sums of one group of a block from line `at` on.
   template <int kPlanes, int T>
-  static void sum_up(const CodedTile& c, const std::uint8_t* at, const std::uint32_t* x,
+  static void sum_up(const CodedTile& c, const std::uint8_t* at, std::int64_t first,
                      std::int32_t (&sum)[T][kBlockRows]) {
     for (int t = 0; t < T; ++t) {
-      for (std::int32_t& s : sum[t])
-        s = static_cast<std::int32_t>(x[t]) * 128 + static_cast<std::int32_t>(x[T + t]);
+      for (std::int32_t& s : sum[t]) s = c.terms[first + t].start;
     }
-    x += kPanelHeads * T;
-    for (std::int64_t i = 0; i < c.lines; ++i, at += kLine, x += kPanelRowsOfLine * T) {
+    for (std::int64_t i = 0; i < c.lines; ++i, at += kLine) {
       for (int half = 0; half < 2; ++half) {
         for (int byte = 0; byte < 4; ++byte) {
           for (int r = 0; r < kBlockRows; ++r) {
             const std::int32_t w = code<kPlanes>(c, at + 4 * r + byte, half);
-            for (int t = 0; t < T; ++t) {
-              const std::uint32_t* high = x + half * T + t;
-              sum[t][r] += w * (digit(high, byte) * 128 + digit(high + 2 * T, byte));
-            }
+            const std::int64_t number = i * kCodesOfLine + 4 * half + byte;
+            for (int t = 0; t < T; ++t)
+              sum[t][r] +=
+                  w * (c.digits[first + t].high[number] * 128 + c.digits[first + t].low[number]);
           }
         }
       }
@@ -45,17 +39,15 @@ struct PortableCoded {
 
   template <int kPlanes, int T>
   static void scores(const CodedTile& c) {
-    const std::int64_t panel_units = (kPanelHeads + kPanelRowsOfLine * c.lines) * T;
     for (std::int64_t b = 0; b < c.blocks; ++b) {
       float score[T][kBlockRows] = {};
       for (std::int64_t g = 0; g < c.groups; ++g) {
-        const std::uint32_t* x = c.panel + g * panel_units;
         std::int32_t sum[T][kBlockRows];
-        sum_up<kPlanes, T>(c, c.upper + b * c.block_bytes + g * c.lines * kLine, x, sum);
+        sum_up<kPlanes, T>(c, c.upper + b * c.block_bytes + g * c.lines * kLine, g * T, sum);
         for (int t = 0; t < T; ++t) {
           for (int r = 0; r < kBlockRows; ++r) {
             const float scale = bf16_to_float(c.scales[g * kTileSlots + b * kBlockRows + r]);
-            const float product = static_cast<float>(sum[t][r]) * float_of(x[2 * T + t]);
+            const float product = static_cast<float>(sum[t][r]) * c.terms[g * T + t].scale;
             score[t][r] = __builtin_fmaf(product, scale, score[t][r]);
           }
         }
@@ -71,7 +63,7 @@ struct PortableCoded {
   static void values(const CodedTile& c) {
     for (std::int64_t b = 0; b < c.blocks; ++b) {
       std::int32_t sum[T][kBlockRows];
-      sum_up<kPlanes, T>(c, c.upper + b * c.block_bytes, c.panel, sum);
+      sum_up<kPlanes, T>(c, c.upper + b * c.block_bytes, 0, sum);
       for (int t = 0; t < T; ++t) {
         const std::int64_t at = t * c.out_stride + b * kBlockRows;
         for (int r = 0; r < kBlockRows; ++r) {
@@ -81,7 +73,7 @@ struct PortableCoded {
             continue;
           }
           float& out = c.out[at + r];
-          out = __builtin_fmaf(static_cast<float>(sum[t][r]), float_of(c.panel[2 * T + t]), out);
+          out = __builtin_fmaf(static_cast<float>(sum[t][r]), c.terms[t].scale, out);
         }
       }
     }

@@ -25,6 +25,7 @@ struct Lanes {
 
 inline Lanes operator*(const Lanes& a, const Lanes& b) { return {_mm512_mul_ps(a.all, b.all)}; }
 inline Lanes operator+(const Lanes& a, const Lanes& b) { return {_mm512_add_ps(a.all, b.all)}; }
+inline Lanes operator-(const Lanes& a, const Lanes& b) { return {_mm512_sub_ps(a.all, b.all)}; }
 // The larger ones; b where a is NaN.
 inline Lanes larger(const Lanes& a, const Lanes& b) { return {_mm512_max_ps(a.all, b.all)}; }
 #else
@@ -40,6 +41,11 @@ inline Lanes operator*(const Lanes& a, const Lanes& b) {
 inline Lanes operator+(const Lanes& a, const Lanes& b) {
   return {
       {a.part[0] + b.part[0], a.part[1] + b.part[1], a.part[2] + b.part[2], a.part[3] + b.part[3]}};
+}
+
+inline Lanes operator-(const Lanes& a, const Lanes& b) {
+  return {
+      {a.part[0] - b.part[0], a.part[1] - b.part[1], a.part[2] - b.part[2], a.part[3] - b.part[3]}};
 }
 
 // The larger ones; b where a is NaN.
@@ -99,39 +105,75 @@ inline float sum(const float* x, std::int64_t n, Term term) {
   return sum_lanes(total);
 }
 
-// exp(x) as a factor and the bits that hold the power of two in their lowest places; |x| below 89.
+// exp(x) = factor * 2^steps; `shifted` holds the steps in its lowest bits. |x| below 89.
+template <class T>
 struct Exponential {
-  float factor;
-  std::uint32_t power;
+  T factor;
+  T shifted;
+  T steps;
 };
 
-inline Exponential split_exponential(float x) {
-  const float shifted = x * 1.44269504f + 12582912.0f;
-  const float steps = shifted - 12582912.0f;
-  const float r = (x - steps * 0.693359375f) - steps * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  return {p, bits_of(shifted) - 0x4b400000u};
+constexpr float kToWhole = 12582912.0f;  // what it is added to becomes a whole number
+constexpr float kLeastExponent = -86.9f;
+
+// Of a number or of many; `fma` and `all`, which repeats a number, are theirs.
+template <class T, class Fma, class All>
+inline Exponential<T> split_exponential(T x, Fma fma, All all) {
+  const T shifted = fma(x, all(1.44269504f), all(kToWhole));
+  const T steps = shifted - all(kToWhole);
+  const T r = fma(steps, all(2.12194440e-4f), fma(steps, all(-0.693359375f), x));
+  T p = all(1.9875691500e-4f);
+  p = fma(p, r, all(1.3981999507e-3f));
+  p = fma(p, r, all(8.3334519073e-3f));
+  p = fma(p, r, all(4.1665795894e-2f));
+  p = fma(p, r, all(1.6666665459e-1f));
+  p = fma(p, r, all(5.0000001201e-1f));
+  return {fma(p, r * r, r) + all(1.0f), shifted, steps};
+}
+
+inline Exponential<float> split_exponential(float x) {
+  return split_exponential(
+      x, [](float a, float b, float c) { return __builtin_fmaf(a, b, c); },
+      [](float a) { return a; });
+}
+
+// 2^(steps + more)
+inline float power_of_two(const Exponential<float>& e, int more) {
+  return float_of((bits_of(e.shifted) - bits_of(kToWhole) + 127u + static_cast<std::uint32_t>(more))
+                  << 23);
 }
 
 // Within 1.5 units in the last place of the true exp; 0 below -86.9, infinity above 88.7.
 inline float exponential(float x) {
-  const Exponential e = split_exponential(x > 88.8f ? 88.8f : x < -86.9f ? -86.9f : x);
+  const float near = x > 88.8f ? 88.8f : x < kLeastExponent ? kLeastExponent : x;
+  const Exponential<float> e = split_exponential(near);
   // In two factors: 2^128 has no float of its own.
-  const float y = e.factor * float_of((e.power + 126u) << 23) * 2.0f;
-  return x < -86.9f ? 0.0f : y;
+  const float y = e.factor * power_of_two(e, -1) * 2.0f;
+  return x < kLeastExponent ? 0.0f : y;
 }
 
 // The same for x <= 0, where less can happen.
 inline float falling_exponential(float x) {
-  const Exponential e = split_exponential(x < -86.9f ? -86.9f : x);
-  const float y = e.factor * float_of((e.power + 127u) << 23);
-  return x < -86.9f ? 0.0f : y;
+  const Exponential<float> e = split_exponential(x < kLeastExponent ? kLeastExponent : x);
+  const float y = e.factor * power_of_two(e, 0);
+  return x < kLeastExponent ? 0.0f : y;
+}
+
+// The same in all lanes.
+inline Lanes falling_exponential(const Lanes& x) {
+#if defined(__AVX512F__)
+  const auto e = split_exponential(
+      x.all, [](__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); },
+      [](float a) { return _mm512_set1_ps(a); });
+  const __m512 least = _mm512_set1_ps(kLeastExponent);
+  const __mmask16 counts = _mm512_cmp_ps_mask(x.all, least, _CMP_NLT_UQ);
+  return {_mm512_maskz_scalef_ps(counts, e.factor, e.steps)};
+#else
+  float lanes[kLanes];
+  std::memcpy(lanes, &x, sizeof lanes);
+  for (float& lane : lanes) lane = falling_exponential(lane);
+  return load(lanes);
+#endif
 }
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }

@@ -97,46 +97,79 @@ float softmax_piece(float* x, std::int64_t n, float* top, float* lanes) {
     total = total * in_all(factor);
     *top = now;
   }
-  for (std::int64_t i = 0; i < n; ++i) x[i] = falling_exponential(x[i] - shift);
-  for (std::int64_t i = 0; i < n; i += kLanes) total = total + load(x + i);
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    const Lanes weights = falling_exponential(load(x + i) - in_all(shift));
+    std::memcpy(x + i, &weights, sizeof weights);
+    total = total + weights;
+  }
   std::memcpy(lanes, &total, sizeof total);
   return factor;
 }
 
-Digits split_digits(const float* x, std::int64_t n, std::int8_t* high, std::int8_t* low) {
+// For split_digits.
+struct DigitScale {
+  float factor;  // of numbers, before they are rounded
+  float scale;
+};
+
+DigitScale digit_scale(std::uint32_t largest) {
   constexpr float kMost = 127.0f * 128.0f + 63.0f;
-  std::uint32_t largest = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::uint32_t magnitude = bits_of(x[i]) & 0x7fffffffu;
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  const bool finite = largest < 0x7f800000u;
+  if (largest >= 0x7f800000u) return {0.0f, float_of(0x7fc00000u)};
   const float peak = float_of(largest);
   // Below 2^-100 they count as zero: the reciprocal need not exist.
-  const bool zero = peak < 0x1p-100f;
-  const float inverse = finite && !zero ? kMost / peak : 0.0f;
-  std::int32_t high_sum = 0;
-  std::int32_t low_sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int32_t whole = finite ? round_to_int(x[i] * inverse) : 0;
-    const std::int32_t upper = (whole + 64) >> 7;
-    const std::int32_t lower = whole - upper * 128;
-    high[i] = static_cast<std::int8_t>(upper);
-    low[i] = static_cast<std::int8_t>(lower);
-    high_sum += upper;
-    low_sum += lower;
-  }
-  return {!finite ? float_of(0x7fc00000u) : zero ? 0.0f : peak / kMost, high_sum, low_sum};
+  if (peak < 0x1p-100f) return {0.0f, 0.0f};
+  return {kMost / peak, peak / kMost};
 }
 
+#if defined(__AVX512BW__)
+// The 64 lowest bytes of 32 words each, in the order in which words were packed.
+inline __m512i in_order(__m512i first, __m512i second) {
+  const __m512i fours = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(fours, _mm512_packs_epi16(first, second));
+}
+
+Digits split_digits(const float* x, ColumnDigits* to) {
+  const DigitScale s = digit_scale(largest_magnitude<kDigitsOfColumn>(x));
+  __m512i whole[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x + i * kLanes), _mm512_set1_ps(s.factor));
+    whole[i] = _mm512_cvtps_epi32(scaled);
+  }
+  __m512i high[2];
+  __m512i low[2];
+  __m512i sums = _mm512_setzero_si512();
+  for (int i = 0; i < 2; ++i) {
+    // As words, a quarter of four numbers from each in turn.
+    const __m512i words = _mm512_packs_epi32(whole[2 * i], whole[2 * i + 1]);
+    high[i] = _mm512_srai_epi16(_mm512_add_epi16(words, _mm512_set1_epi16(64)), 7);
+    low[i] = _mm512_sub_epi16(words, _mm512_slli_epi16(high[i], 7));
+    sums = _mm512_add_epi32(sums, _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
+  }
+  _mm512_storeu_si512(to->high, in_order(high[0], high[1]));
+  _mm512_storeu_si512(to->low, in_order(low[0], low[1]));
+  return {s.scale, _mm512_reduce_add_epi32(sums)};
+}
+#else
+Digits split_digits(const float* x, ColumnDigits* to) {
+  const DigitScale s = digit_scale(largest_magnitude<kDigitsOfColumn>(x));
+  const bool finite = s.scale == s.scale;
+  std::int32_t sum = 0;
+  for (int i = 0; i < kDigitsOfColumn; ++i) {
+    const std::int32_t whole = finite ? round_to_int(x[i] * s.factor) : 0;
+    const std::int32_t upper = (whole + 64) >> 7;
+    to->high[i] = static_cast<std::int8_t>(upper);
+    to->low[i] = static_cast<std::int8_t>(whole - upper * 128);
+    sum += whole;
+  }
+  return {s.scale, sum};
+}
+#endif
+
 void pack_weights(const WeightColumn& c) {
-  constexpr int kSlots = 64;
-  float scaled[kSlots];
-  for (int i = 0; i < kSlots; ++i) scaled[i] = c.weights[i] * bf16_to_float(c.scales[i]);
-  Split split;
-  Digits digits = split_digits(scaled, kSlots, split.high, split.low);
-  digits.scale *= c.step;
-  pack_split(split, digits, c.zero, kSlots / kCodesOfLine, c.columns, c.panel);
+  float scaled[kDigitsOfColumn];
+  for (int i = 0; i < kDigitsOfColumn; ++i) scaled[i] = c.weights[i] * bf16_to_float(c.scales[i]);
+  const Digits digits = split_digits(scaled, c.digits);
+  *c.terms = {-c.zero * digits.sum, digits.scale * c.step};
 }
 
 }  // namespace

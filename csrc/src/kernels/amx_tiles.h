@@ -1,0 +1,56 @@
+// What the AMX kernels share.
+#pragma once
+
+#include <cstdint>
+
+#include "fill_set.h"
+
+namespace forerun::cpu {
+namespace {
+
+constexpr int kTileRows = 16;
+
+// The memory operand of ldtilecfg.
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+
+  void describe(int tile, int count, std::int64_t bytes) {
+    rows[tile] = static_cast<std::uint8_t>(count);
+    row_bytes[tile] = static_cast<std::uint16_t>(bytes);
+  }
+  void load() const { asm volatile("ldtilecfg %0" : : "m"(*this)); }
+};
+
+void end() { asm volatile("tilerelease"); }
+
+template <int kTile>
+FORERUN_INLINE void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
+}
+
+// Rows `stride` bytes apart.
+template <int kTile>
+FORERUN_INLINE void load_tile(const void* rows, std::int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(stride), "i"(kTile) : "memory");
+}
+
+// Adds products of four signed bytes in each row of A with four unsigned ones in a column of B.
+template <int kSums, int kA, int kB>
+FORERUN_INLINE void multiply_tiles() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
+}
+
+template <int kTile>
+FORERUN_INLINE void store_tile(std::int32_t* products) {
+  asm volatile("tilestored %%tmm%c0, (%1,%2,1)"
+               :
+               : "i"(kTile), "r"(products), "r"(kLine)
+               : "memory");
+}
+
+}  // namespace
+}  // namespace forerun::cpu
