@@ -3,7 +3,9 @@
 #include <limits>
 
 #include "check.h"
+#include "coded_panel.h"
 #include "forerun/vector_ops.h"
+#include "numbers.h"
 
 namespace forerun::cpu::test {
 namespace {
@@ -121,12 +123,47 @@ void check_levels(Random& random, std::int64_t n) {
     float* x = y + 18;
     y[0] = -std::numeric_limits<float>::infinity();
     std::memcpy(x, a, static_cast<std::size_t>(n / 16 * 16) * sizeof(float));
+    for (std::int64_t i = 0; i < n / 16 * 16; ++i) x[i] *= i % 5 == 0 ? 9.0f : 1.0f;
     for (std::int64_t i = 0; i < n / 16; ++i) y[1] += o.softmax_piece(x + 16 * i, 16, y, y + 2);
   });
+  if (n >= kDigitsOfColumn) {
+    check_same("split_digits", kDigitsOfColumn / 2 + 2, [&](const VectorOps& o, float* y) {
+      ColumnDigits digits;
+      const Digits d = o.split_digits(a, &digits);
+      y[0] = d.scale, y[1] = static_cast<float>(d.sum);
+      std::memcpy(y + 2, &digits, sizeof digits);
+    });
+  }
   check_same("rotate", n, [&](const VectorOps& o, float* y) {
     std::memcpy(y, a, static_cast<std::size_t>(n) * sizeof(float));
     o.rotate(y, b, b + n / 2, n / 2);
   });
+}
+
+// Digits stand for the numbers, to half a unit of the largest one's, and their sum is theirs.
+void check_digits(Random& random, const VectorOps& ops, float size) {
+  auto x = normal(random, kDigitsOfColumn, size);
+  x[3] = 0.0f;
+  ColumnDigits digits;
+  const Digits d = ops.split_digits(x.data(), &digits);
+  std::int32_t sum = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const std::int32_t whole = 128 * digits.high[i] + digits.low[i];
+    CHECK(std::fabs(x[i] - static_cast<float>(whole) * d.scale) <= 0.51f * d.scale, "digits");
+    sum += whole;
+  }
+  CHECK(d.sum == sum, "sum of digits");
+  std::vector<std::uint16_t> scales;
+  for (const float v : normal(random, kDigitsOfColumn)) scales.push_back(float_to_bf16(v));
+  ColumnDigits packed;
+  ColumnTerms terms;
+  ops.pack_weights({x.data(), scales.data(), 16.0f, 8, &packed, &terms});
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] *= bf16_to_float(scales[i]);
+  const Digits again = ops.split_digits(x.data(), &digits);
+  CHECK(std::memcmp(&digits, &packed, sizeof digits) == 0, "digits of weights");
+  CHECK(terms.start == -8 * again.sum && terms.scale == 16.0f * again.scale, "terms of weights");
+  x[5] = std::numeric_limits<float>::quiet_NaN();
+  CHECK(std::isnan(ops.split_digits(x.data(), &digits).scale), "NaN");
 }
 
 }  // namespace
@@ -143,6 +180,7 @@ int main() {
     }
     check_curves(ops);
     check_softmax(ops);
+    for (const float size : {1e-30f, 1e-3f, 1.0f, 1e30f}) check_digits(random, ops, size);
   }
   for (std::int64_t n = 2; n < 200; ++n) check_levels(random, n);
   std::puts("ok");
