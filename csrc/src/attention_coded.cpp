@@ -132,10 +132,9 @@ void TileAttention::add_coded_group(const Call& c, std::int64_t group, const Pie
   for (std::int64_t column = 0; column < c.set.columns(); ++column) {
     pass(c);
     ColumnDigits& digits = weights.digits[column];
-    ColumnTerms& terms = weights.terms[column];
-    if (c.in_order())
-      ops_->pack_weights({c.row(column), scales, reading.step, reading.zero, &digits, &terms});
-    else terms = reading.terms(split_slots(c, column, piece.slot, group, digits));
+    weights.terms[column] =
+        reading.terms(c.in_order() ? ops_->split_weights(c.row(column), scales, &digits)
+                                   : split_slots(c, column, piece.slot, group, digits));
   }
   CodedTile values =
       values_of(cache, sums_of(c.sums, c.set.begin - c.origin).values + dimension, sums_stride());

@@ -156,12 +156,11 @@ void check_digits(Random& random, const VectorOps& ops, float size) {
   std::vector<std::uint16_t> scales;
   for (const float v : normal(random, kDigitsOfColumn)) scales.push_back(float_to_bf16(v));
   ColumnDigits packed;
-  ColumnTerms terms;
-  ops.pack_weights({x.data(), scales.data(), 16.0f, 8, &packed, &terms});
+  const Digits weights = ops.split_weights(x.data(), scales.data(), &packed);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] *= bf16_to_float(scales[i]);
   const Digits again = ops.split_digits(x.data(), &digits);
   CHECK(std::memcmp(&digits, &packed, sizeof digits) == 0, "digits of weights");
-  CHECK(terms.start == -8 * again.sum && terms.scale == 16.0f * again.scale, "terms of weights");
+  CHECK(weights.sum == again.sum && weights.scale == again.scale, "sum and scale of weights");
   x[5] = std::numeric_limits<float>::quiet_NaN();
   CHECK(std::isnan(ops.split_digits(x.data(), &digits).scale), "NaN");
 }

@@ -11,22 +11,11 @@
 namespace forerun::cpu {
 
 struct ColumnDigits;
-struct ColumnTerms;
 
 // x = scale * (128 * high + low) nearly: the largest magnitude becomes 127 * 128 + 63.
 struct Digits {
   float scale;       // 0 where all are next to nothing, NaN where one is not a number
   std::int32_t sum;  // of 128 * high + low
-};
-
-// The weights of a tile's 64 slots times the scales (bf16) that the slots' values have.
-struct WeightColumn {
-  const float* weights;
-  const std::uint16_t* scales;
-  float step;  // on the scale of the digits
-  std::int32_t zero;
-  ColumnDigits* digits;
-  ColumnTerms* terms;
 };
 
 struct VectorOps {
@@ -64,7 +53,8 @@ struct VectorOps {
   float (*softmax_piece)(float* x, std::int64_t n, float* top, float* lanes);
   // Two digits for each of 64 numbers; anything where one is not a number.
   Digits (*split_digits)(const float* x, ColumnDigits* to);
-  void (*pack_weights)(const WeightColumn& column);
+  // Of the weights of a tile's 64 slots times the scales (bf16) that the slots' values have.
+  Digits (*split_weights)(const float* weights, const std::uint16_t* scales, ColumnDigits* to);
 };
 
 const VectorOps& vector_ops(Level limit = best_level());

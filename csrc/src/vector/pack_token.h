@@ -81,18 +81,19 @@ inline std::int32_t round_group(const float* x, float factor, std::int8_t* q) {
 #endif
 }
 
-// q = x * factor makes 127 of the largest magnitude. Of a group with a NaN only the scale counts.
+// q = x * factor makes `most` of the largest magnitude. Of a group with a NaN only the scale
+// counts.
 struct GroupScale {
   float factor;
   float scale;  // x = q * scale
 };
 
-inline GroupScale scale_for(std::uint32_t largest) {
+inline GroupScale scale_for(std::uint32_t largest, float most) {
   if (largest >= 0x7f800000u) return {0.0f, float_of(0x7fc00000u)};
   const float peak = float_of(largest);
   // Below 2^-100 a group counts as zero: its reciprocal need not exist.
   if (peak < 0x1p-100f) return {0.0f, 0.0f};
-  return {127.0f / peak, peak / 127.0f};
+  return {most / peak, peak / most};
 }
 
 // kUnit: columns that a line covers, up to which the last group is filled with zeros. kZeroPoint:
@@ -111,7 +112,7 @@ void pack_groups(const PackTokenArgs& a) {
       std::memcpy(filled, values, static_cast<std::size_t>(count) * sizeof(float));
       values = filled;
     }
-    const GroupScale g = scale_for(largest_magnitude<kShare>(values));
+    const GroupScale g = scale_for(largest_magnitude<kShare>(values), 127.0f);
     for (std::int64_t first = 0; first < count; first += kGroup) {
       std::int8_t quantized[kGroup];
       const std::int32_t sum = round_group<kGroup>(values + first, g.factor, quantized);

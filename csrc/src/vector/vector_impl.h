@@ -106,20 +106,7 @@ float softmax_piece(float* x, std::int64_t n, float* top, float* lanes) {
   return factor;
 }
 
-// For split_digits.
-struct DigitScale {
-  float factor;  // of numbers, before they are rounded
-  float scale;
-};
-
-DigitScale digit_scale(std::uint32_t largest) {
-  constexpr float kMost = 127.0f * 128.0f + 63.0f;
-  if (largest >= 0x7f800000u) return {0.0f, float_of(0x7fc00000u)};
-  const float peak = float_of(largest);
-  // Below 2^-100 they count as zero: the reciprocal need not exist.
-  if (peak < 0x1p-100f) return {0.0f, 0.0f};
-  return {kMost / peak, peak / kMost};
-}
+constexpr float kMostOfDigits = 127.0f * 128.0f + 63.0f;
 
 #if defined(__AVX512BW__)
 // The 64 lowest bytes of 32 words each, in the order in which words were packed.
@@ -129,7 +116,7 @@ inline __m512i in_order(__m512i first, __m512i second) {
 }
 
 Digits split_digits(const float* x, ColumnDigits* to) {
-  const DigitScale s = digit_scale(largest_magnitude<kDigitsOfColumn>(x));
+  const GroupScale s = scale_for(largest_magnitude<kDigitsOfColumn>(x), kMostOfDigits);
   __m512i whole[4];
   for (int i = 0; i < 4; ++i) {
     const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x + i * kLanes), _mm512_set1_ps(s.factor));
@@ -151,7 +138,7 @@ Digits split_digits(const float* x, ColumnDigits* to) {
 }
 #else
 Digits split_digits(const float* x, ColumnDigits* to) {
-  const DigitScale s = digit_scale(largest_magnitude<kDigitsOfColumn>(x));
+  const GroupScale s = scale_for(largest_magnitude<kDigitsOfColumn>(x), kMostOfDigits);
   const bool finite = s.scale == s.scale;
   std::int32_t sum = 0;
   for (int i = 0; i < kDigitsOfColumn; ++i) {
@@ -165,11 +152,10 @@ Digits split_digits(const float* x, ColumnDigits* to) {
 }
 #endif
 
-void pack_weights(const WeightColumn& c) {
+Digits split_weights(const float* weights, const std::uint16_t* scales, ColumnDigits* to) {
   float scaled[kDigitsOfColumn];
-  for (int i = 0; i < kDigitsOfColumn; ++i) scaled[i] = c.weights[i] * bf16_to_float(c.scales[i]);
-  const Digits digits = split_digits(scaled, c.digits);
-  *c.terms = {-c.zero * digits.sum, digits.scale * c.step};
+  for (int i = 0; i < kDigitsOfColumn; ++i) scaled[i] = weights[i] * bf16_to_float(scales[i]);
+  return split_digits(scaled, to);
 }
 
 }  // namespace
@@ -177,7 +163,7 @@ void pack_weights(const WeightColumn& c) {
 const VectorSet& FORERUN_VECTOR_SET() {
   static const VectorSet set = {
       {rms_norm, layer_norm, silu_mul, silu, gelu_tanh, gelu_erf, relu, rotate, multiply, add,
-       scale, blend, weights_to_bf16, softmax_piece, split_digits, pack_weights},
+       scale, blend, weights_to_bf16, softmax_piece, split_digits, split_weights},
       {pack_token_fp32, pack_token_bf16, pack_token_grouped<4, 128>, pack_token_grouped<8, 8>,
        pack_token_grouped<4, 0>, pack_token_grouped<8, 0>},
       row_ops_of<float>(),
