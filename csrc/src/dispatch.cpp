@@ -48,7 +48,7 @@ const KernelSet& avx2_set(Precision precision) {
 // read than to multiply.
 std::int64_t most_without_tiles(Precision precision, int group) {
   const bool nibbles = precision == Precision::int4 || precision == Precision::int4_offset;
-  return nibbles && group >= 64 ? 5 : 12;
+  return nibbles ? 4 : 6;
 }
 
 Level lower(Level a, Level b) { return a < b ? a : b; }

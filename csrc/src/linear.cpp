@@ -21,6 +21,12 @@ constexpr std::int64_t kChunkBytes = 64 << 10;
 constexpr std::int64_t kAhead = 128;
 // Parts of what follows that tiles fetch in turns; of more tiles, several fetch the same.
 constexpr std::int64_t kMostParts = 16;
+// Of kernels that stream blocks: how many go through all of several tiles in a row. So that the
+// first-level cache keeps them, or nearly, for the next tile.
+constexpr std::int64_t kKeptBytes = 64 << 10;
+constexpr std::int64_t kMostKept = 8;
+// And what fits of a gate's blocks, by outputs.
+constexpr std::int64_t kMostStreamed = kMostKept * kMaxTileTokens * kBlockRows;
 
 struct Product {
   const PackedMatrix& weights;
@@ -47,7 +53,7 @@ struct Stream {
   const std::uint8_t* after;
 };
 
-// One pass over a block: each line fetches the one that the stream comes to kAhead lines later. The
+// One pass over blocks: each line fetches the one that the stream comes to kAhead lines later. The
 // switch that this takes where blocks in a row end, a branch that is guessed wrong, costs a
 // twentieth of a block's time.
 // Several passes over blocks, one for each tile: each fetches its part of the blocks that follow,
@@ -56,10 +62,11 @@ struct AheadPlan {
   std::int64_t lines;     // in a block
   std::int64_t unit = 1;  // of lines, where a switch can be
   std::int64_t tiles;
+  bool streams;
   std::ptrdiff_t near = near_bytes();
 
   AheadPlan(const MatrixShape& shape, const Activations& x)
-      : lines(shape.all_lines()), tiles(x.tiles()) {
+      : lines(shape.all_lines()), tiles(x.tiles()), streams(x.kernels().streams_blocks) {
     if (shape.grouped()) unit = shape.groups_per_scale_line() * shape.lines_per_group() + 1;
   }
 
@@ -68,16 +75,21 @@ struct AheadPlan {
     if (tiles > 1) {
       const std::uint8_t* following =
           stream.blocks > a.blocks ? here + a.blocks * a.block_bytes : stream.after;
+      if (streams) {
+        const std::uint8_t* part = following + index * a.blocks * lines / tiles * kLine;
+        return {following, part, 0, kLine, 0, tiles};
+      }
       // A line of weights each time at most, and no less than a few bytes.
       const std::int64_t parts = std::min(std::max(tiles, a.blocks), kMostParts);
       const std::int64_t step = a.blocks * kLine / parts;
       return {following, following + index * parts / tiles * (lines * step), 0, step, near};
     }
     const std::int64_t left = stream.blocks * lines;
-    const std::int64_t turn = std::max<std::int64_t>(left - kAhead, 0) / unit * unit;
+    const std::int64_t last = std::max<std::int64_t>(left - kAhead, 0);
+    const std::int64_t turn = last - last % lines % unit;
     const std::int64_t passed = std::max<std::int64_t>(kAhead - left, 0);
-    return {here + (left - turn) * kLine, stream.after + passed * kLine, std::min(turn, lines),
-            kLine, near};
+    return {here + (left - turn) * kLine, stream.after + passed * kLine,
+            std::min(turn, a.blocks * lines), kLine, near};
   }
 };
 
@@ -107,10 +119,14 @@ TileArgs args_for(const MatrixShape& shape) {
   return a;
 }
 
-// That a call takes. One where one tile has all tokens: blocks in turn are one stream, which the
-// processor's own fetching follows best.
-std::int64_t blocks_at_once(const Activations& x) {
-  return x.tiles() > 1 ? x.kernels().max_blocks : 1;
+// That a call takes. One where one tile has all tokens and kernels do not stream: blocks in turn
+// are one stream, which the processor's own fetching follows best.
+std::int64_t blocks_at_once(const MatrixShape& shape, const Activations& x) {
+  const bool one_tile = x.tiles() == 1;
+  if (!x.kernels().streams_blocks) return one_tile ? 1 : x.kernels().max_blocks;
+  if (one_tile) return shape.blocks();
+  const auto kept = kKeptBytes / static_cast<std::int64_t>(shape.block_bytes());
+  return std::min(std::max<std::int64_t>(kept, 1), kMostKept);
 }
 
 // How many of the blocks that are left of a range the next call takes: two and two of four.
@@ -121,14 +137,15 @@ std::int64_t together(std::int64_t left, std::int64_t most) {
 
 // How many of the blocks that are left of a range go through all tiles before the next do: of one
 // tile as many as there is room for.
-std::int64_t in_a_row(const Activations& x, std::int64_t left, std::int64_t room) {
-  return x.tiles() == 1 ? std::min(left, room) : together(left, blocks_at_once(x));
+std::int64_t in_a_row(const Product& p, std::int64_t left, std::int64_t room) {
+  if (p.x.tiles() == 1) return std::min(left, room);
+  return together(left, blocks_at_once(p.weights.shape(), p.x));
 }
 
 // One tile over `count` blocks in a row; the results of the first go to `out`.
 void run_row(const Product& p, const AheadPlan& plan, TileArgs& a, std::int64_t tile,
              std::int64_t first, std::int64_t count, const Stream& stream, float* out) {
-  const std::int64_t most = blocks_at_once(p.x);
+  const std::int64_t most = blocks_at_once(p.weights.shape(), p.x);
   a.panel = p.x.panel(tile);
   a.weights = p.blocks + first * a.block_bytes;
   for (std::int64_t i = 0; i < count; i += a.blocks) {
@@ -150,7 +167,7 @@ void run_blocks(const Product& p, const Range& range) {
   const AheadPlan plan(p.weights.shape(), p.x);
   const std::uint8_t* after = p.afterwards(range);
   for (std::int64_t b = range.begin, count = 0; b < range.end; b += count) {
-    count = in_a_row(p.x, range.end - b, range.end - b);
+    count = in_a_row(p, range.end - b, range.end - b);
     for (std::int64_t tile = 0; tile < p.x.tiles(); ++tile) {
       float* out = p.y + p.x.tile_begin(tile) * p.y_stride + b * kBlockRows;
       run_row(p, plan, a, tile, b, count, {range.stop - b, after}, out);
@@ -163,14 +180,15 @@ void run_blocks(const Product& p, const Range& range) {
 void run_gated(const Product& p, const Range& range) {
   const std::int64_t half = p.weights.shape().blocks() / 2;
   // Of the gate and of what it takes, and the result: apart, so that the gate's loop has vectors.
-  alignas(64) float sums[3][kMaxTileOutputs];
+  alignas(64) float sums[3][kMostStreamed];
   TileArgs a = args_for(p.weights.shape());
   const AheadPlan plan(p.weights.shape(), p.x);
   const std::uint8_t* after = p.afterwards(range);
-  const std::int64_t room = kMaxTileOutputs / kBlockRows / p.x.tile_tokens(0);
+  const std::int64_t outputs = p.x.kernels().streams_blocks ? kMostStreamed : kMaxTileOutputs;
+  const std::int64_t room = outputs / kBlockRows / p.x.tile_tokens(0);
   const bool one_stream = p.x.tiles() == 1;
   for (std::int64_t b = range.begin, count = 0; b < range.end; b += count) {
-    count = in_a_row(p.x, range.end - b, room);
+    count = in_a_row(p, range.end - b, room);
     const std::int64_t next = b + count;
     const bool more = next < range.stop;
     const std::int64_t next_upper = one_stream ? next : next + half;
@@ -223,9 +241,10 @@ void linear(const PackedMatrix& weights, const Activations& x, float* y, std::in
                         y_stride, options,          pool.size(), subnormals};
   const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
   const bool gated = options.gate != nullptr;
-  const std::int64_t most = blocks_at_once(x);
   const std::int64_t blocks = kChunkBytes / chunk / (gated ? 2 : 1);
-  const std::int64_t grain = std::max<std::int64_t>(blocks / most, 1) * most;
+  // Whole calls, but of streams a part is as good.
+  const std::int64_t unit = x.kernels().streams_blocks ? 1 : blocks_at_once(shape, x);
+  const std::int64_t grain = std::max<std::int64_t>(blocks / unit, 1) * unit;
   // By value: other threads then find it behind one address.
   const auto share = [product, gated](const Range& range) {
     const FloatMode mode(product.subnormals);

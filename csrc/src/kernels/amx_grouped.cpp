@@ -1,12 +1,10 @@
-// The AMX kernels of the groupwise integer formats, by tdpbsud.
+// The AMX kernels of the groupwise integer formats.
 //
-// A line of weights, 4 columns of 16 rows, is a row of AMX's operand B as it is stored; A is T
-// tokens, C their dot products of a group with 16 rows. The integers are those of the other levels,
-// and what is done with them as floats is too. A tile takes as long for one token as for sixteen:
-// they are for many (dispatch.cpp).
-//
-// The surplus of zero point * sum(x) that unsigned weights bring is taken off by a second product,
-// with a tile in which every weight is the negative zero point.
+// A line of weights, 4 columns of 16 rows, is a row of AMX's operand B; A is T tokens, C their dot
+// products of a group with 16 rows. The integers are those of the other levels, and what is done
+// with them as floats is too.
+#include <cstring>
+
 #include "amx_tiles.h"
 #include "avx512_grouped.h"
 
@@ -14,205 +12,327 @@ namespace forerun::cpu {
 namespace {
 
 constexpr int kMostColumns = 64;  // of A: 4 for each row of B
-constexpr int kChunk = 2;         // groups that are worked on together: as many as share a scale
+constexpr int kPair = 2;          // groups that are worked on together: as many as share a scale
 
-// Tile registers: behind those for the products of two chunks, tokens, weights, and negative zero
-// points in place of weights.
+// Tile registers: behind those for the products of two pairs, tokens, weights, negative zero points
+// in place of weights, and products of what is no pair.
 constexpr int kA = 4;
 constexpr int kB = 5;
 constexpr int kZero = 6;
+constexpr int kRest = 7;
+
+template <class Format>
+constexpr bool kNibbles = Format::kPanelRows == 2;
+
+// Unsigned bytes bring a surplus of zero point * sum(x). It is taken off by a second product, with
+// a tile in which every weight is the negative zero point.
+template <class Format>
+constexpr bool kSurplus = !kNibbles<Format> && !Format::kOffset;
 
 template <class Format>
 void begin(int tokens, int group) {
   const int columns = group < kMostColumns ? group : kMostColumns;
   TileConfig config;
-  for (int i = 0; i < 2 * kChunk; ++i) config.describe(i, tokens, kLine);
+  for (int i = 0; i < 2 * kPair; ++i) config.describe(i, tokens, kLine);
+  config.describe(kRest, tokens, kLine);
   config.describe(kA, tokens, columns);
   config.describe(kB, columns / 4, kLine);
   config.describe(kZero, columns / 4, kLine);
   config.load();
-  if (Format::kOffset) return;
+  if (!kSurplus<Format>) return;
   alignas(64) std::int8_t zeros[kLine];
-  for (std::int8_t& zero : zeros) zero = Format::kPanelRows == 2 ? -8 : -128;
+  for (std::int8_t& zero : zeros) zero = -128;
   load_tile<kZero>(zeros, 0);  // one line for all rows
+}
+
+// The lower or upper nibbles of a line, one a byte, less their zero point where they have one. By a
+// linear map of each byte's bits: byte i of `map`, from the left, says which of them bit i adds up.
+template <class Format>
+FORERUN_INLINE __m512i nibbles(__m512i line, int upper) {
+  constexpr long long kLower = 0x0102040800000000, kUpper = 0x1020408000000000;
+  constexpr long long kLowerSign = 0x08080808, kUpperSign = 0x80808080;
+  constexpr long long kSigns = Format::kOffset ? 0 : -1;
+  const long long map = upper ? kUpper | (kUpperSign & kSigns) : kLower | (kLowerSign & kSigns);
+  return _mm512_gf2p8affine_epi64_epi8(line, _mm512_set1_epi64(map), kSigns & 0xF8);
 }
 
 // Tile kTile [t][r] = sum over a group's columns of x[t] and, 4 columns a line, w.
 template <class Format, int kGroup, int kTile>
-FORERUN_INLINE void multiply_tile(const std::uint8_t* x, const std::uint8_t* w) {
+FORERUN_INLINE void multiply_group(const std::uint8_t* x, const std::uint8_t* w) {
   zero_tile<kTile>();
-  unroll<(kGroup + kMostColumns - 1) / kMostColumns>([&](auto part) {
+  unroll<(kGroup + kMostColumns - 1) / kMostColumns>([&](auto part) FORERUN_INLINE_BODY {
     constexpr std::int64_t column = part * kMostColumns;
     load_tile<kA>(x + column, kGroup);
     load_tile<kB>(w + column * (kLine / 4), kLine);
-    multiply_tiles<kTile, kA, kB>();
-    if (!Format::kOffset)
-      asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kTile), "i"(kA), "i"(kZero));
+    if constexpr (kNibbles<Format>) {
+      multiply_signed_tiles<kTile, kA, kB>();
+    } else {
+      multiply_tiles<kTile, kA, kB>();
+      if constexpr (kSurplus<Format>) multiply_signed_tiles<kTile, kA, kZero>();
+    }
   });
 }
+
+// Lines that are fetched while others are used.
+class Fetch {
+ public:
+  FORERUN_INLINE explicit Fetch(const Ahead& ahead, const std::uint8_t* weights)
+      : next_(ahead.first),
+        turn_(weights + ahead.switch_line * kLine),
+        second_(ahead.second),
+        every_(ahead.every) {}
+
+  // With a line of scales, where the switch can be, and what lies behind it: kLines together.
+  template <int kLines>
+  FORERUN_INLINE void with(const std::uint8_t* scales) {
+    if (every_ != 1) return with(scales, kLines);
+    if (scales == turn_) next_ = second_;
+    unroll<kLines>([&](auto) FORERUN_INLINE_BODY { fetch(); });
+  }
+  FORERUN_INLINE void with(const std::uint8_t* scales, std::int64_t lines) {
+    if (scales == turn_) next_ = second_;
+    for (std::int64_t i = 0; i < lines; i += every_) fetch();
+  }
+
+ private:
+  FORERUN_INLINE void fetch() {
+    prefetch_far(next_);
+    next_ += kLine;
+  }
+
+  const std::uint8_t* next_;
+  const std::uint8_t* turn_;
+  const std::uint8_t* second_;
+  std::int64_t every_;
+};
 
 template <class Format>
 struct AmxGrouped {
   static constexpr int kMaxTokens = kTileRows;
 
-  struct Group {
-    const std::uint8_t* w;
-    const std::uint8_t* scales;
-    const std::uint32_t* x;
-    std::int64_t lines;
+  using Products = std::int32_t[kPair][kTileRows * kBlockRows];
+
+  // Where a pair of groups has what, from its first line on.
+  template <int kGroup>
+  struct Pair {
+    static constexpr std::int64_t kLines = kGroup / 4 / Format::kPanelRows;  // of a group
+    static constexpr int kHeads = Format::kOffset ? kPair : 1;               // lines of scales
+    static constexpr std::int64_t kScaled = kPair / kHeads * kLines;         // lines behind each
+    static constexpr std::int64_t kBytes = kHeads * (kScaled + 1) * kLine;
+    static constexpr std::int64_t scales(int i) {
+      return Format::kOffset ? i * (kScaled + 1) * kLine : i * (kLine / 2);
+    }
+    static constexpr std::int64_t values(int i) {
+      return (1 + i * kLines + (Format::kOffset ? i : 0)) * kLine;
+    }
   };
 
-  // Group by group through a block, fetching ahead.
-  template <int kFull>
-  class Walk {
-   public:
-    FORERUN_INLINE Walk(const TileArgs& a, int tokens)
-        : w_(a.weights),
-          x_(static_cast<const std::uint32_t*>(a.panel)),
-          x_units_(tokens * (2 + kFull * Format::kPanelRows)),
-          left_(a.lines),
-          ahead_(a.ahead.first),
-          turn_(a.weights + a.ahead.switch_line * kLine),
-          second_(a.ahead.second),
-          step_(a.ahead.step) {}
-
-    FORERUN_INLINE Group next() {
-      if (!in_pair_) {
-        if (w_ == turn_) ahead_ = second_;
-        fetch();
-        scales_ = w_;
-        w_ += kLine;
-      }
-      const std::int64_t lines = left_ < kFull ? left_ : kFull;
-      const Group group = {w_, in_pair_ ? scales_ + kLine / 2 : scales_, x_, lines};
-      // What ends early ends the block, and nothing is fetched after it.
-      if (lines == kFull) unroll<kFull>([&](auto) { fetch(); });
-      w_ += lines * kLine;
-      x_ += x_units_;
-      left_ -= lines;
-      in_pair_ = !Format::kOffset && !in_pair_;
-      return group;
+  // Of a group in the panel: sums, scales, then the tokens' columns.
+  template <int T, int kGroup>
+  struct Columns {
+    static constexpr std::int64_t kUnits = T * (kGroup / 4 + 2);
+    static FORERUN_INLINE const std::uint8_t* of(const std::uint32_t* x, int i) {
+      return reinterpret_cast<const std::uint8_t*>(x + i * kUnits + 2 * T);
     }
-
-   private:
-    FORERUN_INLINE void fetch() {
-      asm volatile("prefetcht1 %a0" : : "p"(ahead_));
-      ahead_ += step_;
-    }
-
-    const std::uint8_t* w_;
-    const std::uint32_t* x_;
-    std::int64_t x_units_;  // of a group
-    std::int64_t left_;     // lines
-    const std::uint8_t* ahead_;
-    const std::uint8_t* turn_;
-    const std::uint8_t* second_;
-    std::ptrdiff_t step_;
-    const std::uint8_t* scales_ = nullptr;
-    bool in_pair_ = false;  // the second of two groups that share a line of scales
   };
 
-  // The weights of a group one a byte, a whole group of lines: as they lie in memory or, nibbles
-  // and what ends early, in `room`.
-  template <int kFull>
-  static FORERUN_INLINE const std::uint8_t* bytes_of(const Group& group, std::uint8_t* room) {
-    constexpr int kParts = Format::kPanelRows;
-    if (kParts == 1 && group.lines == kFull) return group.w;
-    const auto spread = [&](std::int64_t i) {
-      const __m512i line = _mm512_loadu_si512(group.w + i * kLine);
-      unroll<kParts>([&](auto p) {
-        _mm512_store_si512(room + (kParts * i + p) * kLine, Format::part(line, p));
+  template <int kLines>
+  static FORERUN_INLINE void lay_out(const std::uint8_t* w, std::uint8_t* room) {
+    unroll<kLines>([&](auto i) FORERUN_INLINE_BODY {
+      const __m512i line = _mm512_loadu_si512(w + i * kLine);
+      unroll<2>([&](auto upper) FORERUN_INLINE_BODY {
+        _mm512_store_si512(room + (2 * i + upper) * kLine, nibbles<Format>(line, upper));
       });
-    };
-    if (group.lines == kFull) {
-      unroll<kFull>([&](auto i) { spread(i); });
-      return room;
-    }
-    std::int64_t i = 0;
-    for (; i < group.lines; ++i) spread(i);
-    for (i *= kParts; i < kFull * kParts; ++i)
-      _mm512_store_si512(room + i * kLine, _mm512_setzero_si512());
-    return room;
+    });
   }
 
-  // Groups that share a scale of the activations.
-  template <int T, int kCount>
-  static FORERUN_INLINE void add_groups(const std::int32_t (*products)[kTileRows * kBlockRows],
-                                        const Group* groups, __m512* sums) {
+  // The same of a group that may end early: a whole group of lines.
+  template <int kGroup>
+  static FORERUN_INLINE void lay_out_rest(const std::uint8_t* w, std::int64_t lines,
+                                          std::uint8_t* room) {
+    std::memset(room, 0, kGroup / 4 * kLine);
+    for (std::int64_t i = 0; i < lines; ++i) {
+      if constexpr (kNibbles<Format>) {
+        lay_out<1>(w + i * kLine, room + 2 * i * kLine);
+      } else {
+        std::memcpy(room + i * kLine, w + i * kLine, kLine);
+      }
+    }
+  }
+
+  // kCount groups of a pair, from kFirst on, that share a scale of the activations.
+  template <int T, int kGroup, int kFirst, int kCount>
+  static FORERUN_INLINE void add_groups(const Products& products, const std::uint8_t* w,
+                                        const std::uint32_t* x, __m512 (&sums)[T]) {
+    constexpr std::int64_t kUnits = Columns<T, kGroup>::kUnits;
     __m512 scales[kCount];
     __m512 offsets[kCount];
-    unroll<kCount>([&](auto i) {
-      scales[i] = load_scales(groups[i].scales);
-      if (Format::kOffset) offsets[i] = load_scales(groups[i].scales + kLine / 2);
+    unroll<kCount>([&](auto i) FORERUN_INLINE_BODY {
+      const std::uint8_t* own = w + Pair<kGroup>::scales(kFirst + i);
+      scales[i] = load_scales(own);
+      if (Format::kOffset) offsets[i] = load_scales(own + kLine / 2);
     });
-    unroll<T>([&](auto t) {
-      __m512 part = _mm512_setzero_ps();
-      unroll<kCount>([&](auto i) {
-        const __m512i d = _mm512_load_si512(products[i] + t * kBlockRows);
-        part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), scales[i], part);
-        if (Format::kOffset) part = _mm512_fmadd_ps(in_all_lanes(groups[i].x[t]), offsets[i], part);
+    unroll<T>([&](auto t) FORERUN_INLINE_BODY {
+      __m512 part;
+      unroll<kCount>([&](auto i) FORERUN_INLINE_BODY {
+        const __m512 d =
+            _mm512_cvtepi32_ps(_mm512_load_si512(products[kFirst + i] + t * kBlockRows));
+        part = i == 0 ? _mm512_mul_ps(d, scales[i]) : _mm512_fmadd_ps(d, scales[i], part);
+        if (Format::kOffset)
+          part = _mm512_fmadd_ps(in_all_lanes(x[(kFirst + i) * kUnits + t]), offsets[i], part);
       });
-      sums[t] = _mm512_fmadd_ps(part, in_all_lanes(groups[0].x[T + t]), sums[t]);
+      sums[t] = _mm512_fmadd_ps(part, in_all_lanes(x[kFirst * kUnits + T + t]), sums[t]);
     });
   }
 
-  // Each step takes long to come through, so chunks of groups take turns: while the bytes of one
-  // are laid out, the products of the one before are made, those of the one before that are stored,
-  // and added are those that were stored last.
+  template <int T, int kGroup>
+  static FORERUN_INLINE void add_pair(const Products& products, const std::uint8_t* w,
+                                      const std::uint32_t* x, __m512 (&sums)[T]) {
+    if constexpr (Format::kShared && kGroup == 32) {  // groups_per_scale
+      add_groups<T, kGroup, 0, kPair>(products, w, x, sums);
+    } else {
+      unroll<kPair>([&](auto i)
+                        FORERUN_INLINE_BODY { add_groups<T, kGroup, i, 1>(products, w, x, sums); });
+    }
+  }
+
+  // What of a block is no pair, or ends early; then its results. A function of its own, so that
+  // the sums stay in registers where pairs are added.
+  template <int T, int kGroup>
+  __attribute__((noinline)) static void end_block(const TileArgs& a, std::int64_t block,
+                                                  __m512 (&sums)[T]) {
+    using Pair = AmxGrouped::Pair<kGroup>;
+    using Columns = AmxGrouped::Columns<T, kGroup>;
+    const std::int64_t pairs = a.lines / (kPair * Pair::kLines);
+    const std::int64_t left = a.lines - pairs * kPair * Pair::kLines;
+    const std::uint8_t* w = a.weights + block * a.block_bytes + pairs * Pair::kBytes;
+    const std::uint32_t* x =
+        static_cast<const std::uint32_t*>(a.panel) + pairs * kPair * Columns::kUnits;
+    if (left > 0) {
+      alignas(64) std::uint8_t room[kGroup / 4 * kLine];
+      alignas(64) Products products;
+      const auto multiply = [&](auto i, std::int64_t lines) FORERUN_INLINE_BODY {
+        lay_out_rest<kGroup>(w + Pair::values(i), lines, room);
+        multiply_group<Format, kGroup, kRest>(Columns::of(x, i), room);
+        store_tile<kRest>(products[i]);
+      };
+      if (left > Pair::kLines) {
+        multiply(Constant<0>{}, Pair::kLines);
+        multiply(Constant<1>{}, left - Pair::kLines);
+        add_pair<T, kGroup>(products, w, x, sums);
+      } else {
+        multiply(Constant<0>{}, left);
+        add_groups<T, kGroup, 0, 1>(products, w, x, sums);
+      }
+    }
+    unroll<T>([&](auto t) { store_rows(a, t, sums[t], block); });
+    prefetch_results<T>(a, block + 1);
+  }
+
+  template <int T>
+  static FORERUN_INLINE void prefetch_results(const TileArgs& a, std::int64_t block) {
+    if (block == a.blocks) return;
+    unroll<T>([&](auto t) { prefetch_to_store(a.out + t * a.out_stride + block * kBlockRows); });
+  }
+
+  // Each step takes long to come through, so pairs of groups take turns, those of a block behind
+  // those of the one before: while one is laid out, the products of the one before are made, those
+  // of the one before that are stored, and added are those that were stored last. What this would
+  // do behind the last block it does with the first once more, and nothing comes of it.
+  template <int T, int kGroup>
+  static FORERUN_INLINE void run_pairs(const TileArgs& a, std::int64_t pairs) {
+    using Pair = AmxGrouped::Pair<kGroup>;
+    using Columns = AmxGrouped::Columns<T, kGroup>;
+    struct Position {
+      const std::uint8_t* w;
+      const std::uint32_t* x;
+    };
+    const auto* panel = static_cast<const std::uint32_t*>(a.panel);
+    const std::ptrdiff_t rest_bytes = a.block_bytes - pairs * Pair::kBytes;
+    alignas(64) std::uint8_t rooms[2][kPair][kGroup / 4 * kLine];
+    alignas(64) Products products[2];
+    Fetch fetch(a.ahead, a.weights);
+    __m512 sums[T];
+    unroll<T>([&](auto t) FORERUN_INLINE_BODY { sums[t] = _mm512_setzero_ps(); });
+    // Of pairs that are to be added, stored, multiplied and laid out, in turns.
+    Position at[4];
+    at[3] = {a.weights, panel};
+    std::int64_t pairs_ahead = pairs;
+    std::int64_t blocks_ahead = a.blocks;
+    const auto advance = [&]() FORERUN_INLINE_BODY {
+      unroll<3>([&](auto i) FORERUN_INLINE_BODY { at[i] = at[i + 1]; });
+      at[3].w += Pair::kBytes;
+      at[3].x += kPair * Columns::kUnits;
+      if (--pairs_ahead > 0) return;
+      fetch.with(at[3].w, rest_bytes / kLine);
+      pairs_ahead = pairs;
+      at[3] = {--blocks_ahead > 0 ? at[3].w + rest_bytes : a.weights, panel};
+    };
+    const auto begin = [&](auto place) FORERUN_INLINE_BODY {
+      const std::uint8_t* w = at[3].w;
+      unroll<Pair::kHeads>([&](auto i) FORERUN_INLINE_BODY {
+        fetch.template with<Pair::kScaled + 1>(w + i * (Pair::kScaled + 1) * kLine);
+      });
+      if constexpr (kNibbles<Format>) {
+        unroll<kPair>([&](auto i) FORERUN_INLINE_BODY {
+          lay_out<Pair::kLines>(w + Pair::values(i), rooms[place][i]);
+        });
+      }
+    };
+    const auto multiply = [&](auto place) FORERUN_INLINE_BODY {
+      unroll<kPair>([&](auto i) FORERUN_INLINE_BODY {
+        const std::uint8_t* w = kNibbles<Format> ? rooms[place][i] : at[2].w + Pair::values(i);
+        multiply_group<Format, kGroup, kPair * place + i>(Columns::of(at[2].x, i), w);
+      });
+    };
+    const auto store = [&](auto place) FORERUN_INLINE_BODY {
+      unroll<kPair>([&](auto i)
+                        FORERUN_INLINE_BODY { store_tile<kPair * place + i>(products[place][i]); });
+    };
+    std::int64_t left = pairs;
+    std::int64_t block = 0;
+    // Whether it was the last.
+    const auto step = [&](auto place) FORERUN_INLINE_BODY {
+      constexpr Constant<1 - place> kOther;
+      begin(kOther);
+      multiply(place);
+      store(kOther);
+      add_pair<T, kGroup>(products[place], at[0].w, at[0].x, sums);
+      advance();
+      if (--left > 0) return false;
+      left = pairs;
+      __m512 done[T];
+      unroll<T>([&](auto t) FORERUN_INLINE_BODY {
+        done[t] = sums[t];
+        sums[t] = _mm512_setzero_ps();
+      });
+      end_block<T, kGroup>(a, block, done);
+      return ++block == a.blocks;
+    };
+    constexpr Constant<0> kEven;
+    constexpr Constant<1> kOdd;
+    begin(kEven);
+    advance();
+    begin(kOdd);
+    multiply(kEven);
+    advance();
+    begin(kEven);
+    multiply(kOdd);
+    store(kEven);
+    advance();
+    while (!step(kEven) && !step(kOdd)) {
+    }
+  }
+
   template <int T, int kGroup>
   static FORERUN_INLINE void run_groups(const TileArgs& a) {
-    constexpr int kFull = kGroup / 4 / Format::kPanelRows;
-    alignas(64) std::uint8_t rooms[2 * kChunk][kGroup / 4 * kLine];
-    alignas(64) std::int32_t products[2 * kChunk][kTileRows * kBlockRows];
-    Group groups[4 * kChunk];
-    Walk<kFull> walk(a, T);
-    __m512 sums[T];
-    unroll<T>([&](auto t) {
-      sums[t] = _mm512_setzero_ps();
-      prefetch_to_store(a.out + t * a.out_stride);
-    });
-    const std::int64_t count = (a.lines + kFull - 1) / kFull;
-    // Of the chunk that begins with group `first`, where there is one; place 0 or 1 in turns.
-    const auto chunk = [&](std::int64_t first, auto place, const auto& body) FORERUN_INLINE_BODY {
-      unroll<kChunk>([&](auto i) {
-        const std::int64_t g = first + i;
-        if (g >= 0 && g < count) body(groups[g % (4 * kChunk)], Constant<place * kChunk + i>{});
-      });
-    };
-    const auto add_chunk = [&](std::int64_t first, auto place) FORERUN_INLINE_BODY {
-      constexpr int kTogether = Format::kShared && kGroup == 32 ? 2 : 1;  // groups_per_scale
-      if (first < 0) return;
-      unroll<kChunk / kTogether>([&](auto i) FORERUN_INLINE_BODY {
-        const std::int64_t g = first + i * kTogether;
-        if (g >= count) return;
-        const auto* d = products + place * kChunk + i * kTogether;
-        const Group* group = groups + g % (4 * kChunk);
-        if (g + kTogether <= count) {
-          add_groups<T, kTogether>(d, group, sums);
-        } else {
-          add_groups<T, 1>(d, group, sums);
-        }
-      });
-    };
-    const auto step = [&](std::int64_t first, auto place) FORERUN_INLINE_BODY {
-      constexpr Constant<1 - place> kOther;
-      chunk(first, place, [&](Group& group, auto i) FORERUN_INLINE_BODY {
-        group = walk.next();
-        group.w = bytes_of<kFull>(group, rooms[i]);
-      });
-      chunk(first - kChunk, kOther, [&](const Group& group, auto i) FORERUN_INLINE_BODY {
-        const auto* x = reinterpret_cast<const std::uint8_t*>(group.x + 2 * T);
-        multiply_tile<Format, kGroup, i>(x, group.w);
-      });
-      chunk(first - 2 * kChunk, place,
-            [&](const Group&, auto i) FORERUN_INLINE_BODY { store_tile<i>(products[i]); });
-      add_chunk(first - 3 * kChunk, kOther);
-    };
-    for (std::int64_t first = 0; first < count + 3 * kChunk; first += 2 * kChunk) {
-      step(first, Constant<0>{});
-      step(first + kChunk, Constant<1>{});
+    prefetch_results<T>(a, 0);
+    const std::int64_t pairs = a.lines / (kPair * Pair<kGroup>::kLines);
+    if (pairs > 0) return run_pairs<T, kGroup>(a, pairs);
+    for (std::int64_t block = 0; block < a.blocks; ++block) {
+      __m512 sums[T] = {};
+      end_block<T, kGroup>(a, block, sums);
     }
-    unroll<T>([&](auto t) { store_rows(a, t, sums[t]); });
   }
 
   template <int T>
@@ -228,6 +348,7 @@ struct AmxGrouped {
 template <class Format>
 KernelSet make_tile_set(Precision precision) {
   KernelSet set = make_set<AmxGrouped<Format>>(Level::amx, precision);
+  set.streams_blocks = true;
   set.token_major = true;
   set.begin = begin<Format>;
   set.end = end;

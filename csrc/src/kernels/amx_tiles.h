@@ -44,6 +44,12 @@ FORERUN_INLINE void multiply_tiles() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
 }
 
+// The same with signed ones.
+template <int kSums, int kA, int kB>
+FORERUN_INLINE void multiply_signed_tiles() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
+}
+
 template <int kTile>
 FORERUN_INLINE void store_tile(std::int32_t* products) {
   asm volatile("tilestored %%tmm%c0, (%1,%2,1)"

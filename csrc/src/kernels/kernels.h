@@ -42,6 +42,8 @@ struct Ahead {
   std::int64_t switch_line = 0;
   std::ptrdiff_t step = 0;
   std::ptrdiff_t near = 0;  // near_bytes() in integer formats
+  // Of sets that stream blocks, in place of step and near: one line is fetched for so many.
+  std::int64_t every = 1;
 };
 
 struct TileArgs {
@@ -132,6 +134,8 @@ struct KernelSet {
   int max_tokens = 1;
   int tile_tokens = 1;
   int max_blocks = 1;
+  // Kernels take any number of blocks, whatever the tokens, and go through them as one stream.
+  bool streams_blocks = false;
   TileKernel kernel[kMaxTileTokens + 1] = {};  // by tokens
   // Float formats only, by tokens: of keys, with panels like those above, and of values, with
   // panels that hold the kTileSlots weights of each token one after the other.

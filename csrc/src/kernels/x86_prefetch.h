@@ -15,11 +15,16 @@ namespace {
 // drops the call before it is inlined.
 FORERUN_INLINE void prefetch(const std::uint8_t* p) { asm volatile("prefetcht0 %a0" : : "p"(p)); }
 
+// Into the second-level cache.
+FORERUN_INLINE void prefetch_far(const std::uint8_t* p) {
+  asm volatile("prefetcht1 %a0" : : "p"(p));
+}
+
 // The line at `ahead` and, as near_bytes() says, the one so near to `here`.
 FORERUN_INLINE void prefetch(const std::uint8_t* ahead, const std::uint8_t* here,
                              std::ptrdiff_t near) {
   if (near == 0) return prefetch(ahead);
-  asm volatile("prefetcht1 %a0" : : "p"(ahead));
+  prefetch_far(ahead);
   prefetch(here + near);
 }
 
