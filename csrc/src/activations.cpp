@@ -26,7 +26,7 @@ std::int64_t panel_units(const MatrixShape& shape, bool token_major) {
 Activations::Activations(Precision precision, int group, Level limit)
     : limit_(limit),
       shape_(MatrixShape::make(precision, 1, 1, group)),
-      kernels_(&kernel_set(precision, limit, 1, shape_.group)) {}
+      kernels_(&kernel_set(precision, limit, 1)) {}
 
 void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::int64_t stride,
                        ThreadPool& pool) {
@@ -37,7 +37,7 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
   }
   shape_ = MatrixShape::make(shape_.precision, 1, cols, shape_.group);
   tokens_ = n;
-  kernels_ = &kernel_set(shape_.precision, limit_, n, shape_.group);
+  kernels_ = &kernel_set(shape_.precision, limit_, n);
   const int widest = n <= kernels_->max_tokens ? kernels_->max_tokens : kernels_->tile_tokens;
   tiles_ = (n + widest - 1) / widest;
   units_ = panel_units(shape_, kernels_->token_major);

@@ -43,12 +43,11 @@ const KernelSet& avx2_set(Precision precision) {
 }
 #endif
 
-// Up to so many tokens AVX-512 takes no longer than AMX (measured on Sapphire Rapids): a tile of
-// theirs has room for 64 columns, of which groups of 32 leave half empty, and bytes take longer to
-// read than to multiply.
-std::int64_t most_without_tiles(Precision precision, int group) {
+// From so many tokens on AMX takes less time than AVX-512 (measured on Granite Rapids): a tile
+// takes as long for one token as for sixteen, and bytes take longer to read than to multiply.
+std::int64_t least_for_tiles(Precision precision) {
   const bool nibbles = precision == Precision::int4 || precision == Precision::int4_offset;
-  return nibbles ? 4 : 6;
+  return nibbles ? kLeastTileTokens : 11;
 }
 
 Level lower(Level a, Level b) { return a < b ? a : b; }
@@ -59,9 +58,9 @@ std::ptrdiff_t near_bytes() {
   return cpu_features().intel ? 32 * static_cast<std::ptrdiff_t>(kLineBytes) : 0;
 }
 
-const KernelSet& kernel_set(Precision precision, Level limit, std::int64_t tokens, int group) {
+const KernelSet& kernel_set(Precision precision, Level limit, std::int64_t tokens) {
 #if defined(FORERUN_AMX_KERNELS)
-  if (limit >= Level::amx && tokens > most_without_tiles(precision, group)) {
+  if (limit >= Level::amx && tokens >= least_for_tiles(precision)) {
     if (const KernelSet* set = amx_set(precision)) return *set;
   }
 #endif
@@ -71,7 +70,7 @@ const KernelSet& kernel_set(Precision precision, Level limit, std::int64_t token
   }
   if (limit >= Level::avx2 && cpu_features().avx2) return avx2_set(precision);
 #endif
-  (void)limit, (void)tokens, (void)group;
+  (void)limit, (void)tokens;
   return portable_set(precision);
 }
 

@@ -7,6 +7,7 @@
 
 #include "amx_tiles.h"
 #include "avx512_grouped.h"
+#include "stream_fetch.h"
 
 namespace forerun::cpu {
 namespace {
@@ -73,39 +74,6 @@ FORERUN_INLINE void multiply_group(const std::uint8_t* x, const std::uint8_t* w)
   });
 }
 
-// Lines that are fetched while others are used.
-class Fetch {
- public:
-  FORERUN_INLINE explicit Fetch(const Ahead& ahead, const std::uint8_t* weights)
-      : next_(ahead.first),
-        turn_(weights + ahead.switch_line * kLine),
-        second_(ahead.second),
-        every_(ahead.every) {}
-
-  // With a line of scales, where the switch can be, and what lies behind it: kLines together.
-  template <int kLines>
-  FORERUN_INLINE void with(const std::uint8_t* scales) {
-    if (every_ != 1) return with(scales, kLines);
-    if (scales == turn_) next_ = second_;
-    unroll<kLines>([&](auto) FORERUN_INLINE_BODY { fetch(); });
-  }
-  FORERUN_INLINE void with(const std::uint8_t* scales, std::int64_t lines) {
-    if (scales == turn_) next_ = second_;
-    for (std::int64_t i = 0; i < lines; i += every_) fetch();
-  }
-
- private:
-  FORERUN_INLINE void fetch() {
-    prefetch_far(next_);
-    next_ += kLine;
-  }
-
-  const std::uint8_t* next_;
-  const std::uint8_t* turn_;
-  const std::uint8_t* second_;
-  std::int64_t every_;
-};
-
 template <class Format>
 struct AmxGrouped {
   static constexpr int kMaxTokens = kTileRows;
@@ -160,10 +128,12 @@ struct AmxGrouped {
     }
   }
 
-  // kCount groups of a pair, from kFirst on, that share a scale of the activations.
-  template <int T, int kGroup, int kFirst, int kCount>
+  // kCount groups of a pair, from kFirst on, that share a scale of the activations. `between`
+  // is called with each token's place among those of all groups of the pair.
+  template <int T, int kGroup, int kFirst, int kCount, class Between>
   static FORERUN_INLINE void add_groups(const Products& products, const std::uint8_t* w,
-                                        const std::uint32_t* x, __m512 (&sums)[T]) {
+                                        const std::uint32_t* x, __m512 (&sums)[T],
+                                        const Between& between) {
     constexpr std::int64_t kUnits = Columns<T, kGroup>::kUnits;
     __m512 scales[kCount];
     __m512 offsets[kCount];
@@ -182,17 +152,20 @@ struct AmxGrouped {
           part = _mm512_fmadd_ps(in_all_lanes(x[(kFirst + i) * kUnits + t]), offsets[i], part);
       });
       sums[t] = _mm512_fmadd_ps(part, in_all_lanes(x[kFirst * kUnits + T + t]), sums[t]);
+      between(Constant<kFirst * T + kCount * t>{});
     });
   }
 
-  template <int T, int kGroup>
+  template <int T, int kGroup, class Between>
   static FORERUN_INLINE void add_pair(const Products& products, const std::uint8_t* w,
-                                      const std::uint32_t* x, __m512 (&sums)[T]) {
+                                      const std::uint32_t* x, __m512 (&sums)[T],
+                                      const Between& between) {
     if constexpr (Format::kShared && kGroup == 32) {  // groups_per_scale
-      add_groups<T, kGroup, 0, kPair>(products, w, x, sums);
+      add_groups<T, kGroup, 0, kPair>(products, w, x, sums, between);
     } else {
-      unroll<kPair>([&](auto i)
-                        FORERUN_INLINE_BODY { add_groups<T, kGroup, i, 1>(products, w, x, sums); });
+      unroll<kPair>([&](auto i) FORERUN_INLINE_BODY {
+        add_groups<T, kGroup, i, 1>(products, w, x, sums, between);
+      });
     }
   }
 
@@ -211,6 +184,7 @@ struct AmxGrouped {
     if (left > 0) {
       alignas(64) std::uint8_t room[kGroup / 4 * kLine];
       alignas(64) Products products;
+      const auto nothing = [](auto) {};
       const auto multiply = [&](auto i, std::int64_t lines) FORERUN_INLINE_BODY {
         lay_out_rest<kGroup>(w + Pair::values(i), lines, room);
         multiply_group<Format, kGroup, kRest>(Columns::of(x, i), room);
@@ -219,10 +193,10 @@ struct AmxGrouped {
       if (left > Pair::kLines) {
         multiply(Constant<0>{}, Pair::kLines);
         multiply(Constant<1>{}, left - Pair::kLines);
-        add_pair<T, kGroup>(products, w, x, sums);
+        add_pair<T, kGroup>(products, w, x, sums, nothing);
       } else {
         multiply(Constant<0>{}, left);
-        add_groups<T, kGroup, 0, 1>(products, w, x, sums);
+        add_groups<T, kGroup, 0, 1>(products, w, x, sums, nothing);
       }
     }
     unroll<T>([&](auto t) { store_rows(a, t, sums[t], block); });
@@ -251,7 +225,7 @@ struct AmxGrouped {
     const std::ptrdiff_t rest_bytes = a.block_bytes - pairs * Pair::kBytes;
     alignas(64) std::uint8_t rooms[2][kPair][kGroup / 4 * kLine];
     alignas(64) Products products[2];
-    Fetch fetch(a.ahead, a.weights);
+    StreamFetch<kNibbles<Format>> fetch(a.ahead, a.weights);
     __m512 sums[T];
     unroll<T>([&](auto t) FORERUN_INLINE_BODY { sums[t] = _mm512_setzero_ps(); });
     // Of pairs that are to be added, stored, multiplied and laid out, in turns.
@@ -270,9 +244,7 @@ struct AmxGrouped {
     };
     const auto begin = [&](auto place) FORERUN_INLINE_BODY {
       const std::uint8_t* w = at[3].w;
-      unroll<Pair::kHeads>([&](auto i) FORERUN_INLINE_BODY {
-        fetch.template with<Pair::kScaled + 1>(w + i * (Pair::kScaled + 1) * kLine);
-      });
+      fetch.template begin<Pair::kBytes / kLine>(w);
       if constexpr (kNibbles<Format>) {
         unroll<kPair>([&](auto i) FORERUN_INLINE_BODY {
           lay_out<Pair::kLines>(w + Pair::values(i), rooms[place][i]);
@@ -297,7 +269,10 @@ struct AmxGrouped {
       begin(kOther);
       multiply(place);
       store(kOther);
-      add_pair<T, kGroup>(products[place], at[0].w, at[0].x, sums);
+      add_pair<T, kGroup>(products[place], at[0].w, at[0].x, sums, [&](auto i) FORERUN_INLINE_BODY {
+        constexpr int kEach = Format::kShared && kGroup == 32 ? kPair : 1;
+        fetch.template part<Pair::kBytes / kLine, kPair * T / kEach, i / kEach>(at[3].w);
+      });
       advance();
       if (--left > 0) return false;
       left = pairs;
@@ -347,7 +322,7 @@ struct AmxGrouped {
 
 template <class Format>
 KernelSet make_tile_set(Precision precision) {
-  KernelSet set = make_set<AmxGrouped<Format>>(Level::amx, precision);
+  KernelSet set = make_set<AmxGrouped<Format>, kLeastTileTokens>(Level::amx, precision);
   set.streams_blocks = true;
   set.token_major = true;
   set.begin = begin<Format>;

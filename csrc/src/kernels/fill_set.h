@@ -29,15 +29,16 @@ struct InRows {
   static constexpr int kLine = 1;
 };
 
-// Kernels::run<T>(const TileArgs&), Kernels::kMaxTokens.
-template <class Kernels>
+// Kernels::run<T>(const TileArgs&), T = kLeast .. Kernels::kMaxTokens.
+template <class Kernels, int kLeast = 1>
 KernelSet make_set(Level level, Precision precision) {
   static_assert(Kernels::kMaxTokens <= kMaxTileTokens);
   KernelSet set;
   set.level = level;
   set.precision = precision;
   set.max_tokens = set.tile_tokens = Kernels::kMaxTokens;
-  unroll<Kernels::kMaxTokens>([&](auto i) { set.kernel[i + 1] = &Kernels::template run<i + 1>; });
+  unroll<Kernels::kMaxTokens - kLeast + 1>(
+      [&](auto i) { set.kernel[kLeast + i] = &Kernels::template run<kLeast + i>; });
   return set;
 }
 

@@ -123,6 +123,7 @@ struct CodedTile {
 using CodedKernel = void (*)(const CodedTile&);
 
 constexpr int kMaxTileTokens = 24;
+constexpr int kLeastTileTokens = 6;                           // that AMX has kernels for
 constexpr int kMaxTileOutputs = kMaxTileTokens * kBlockRows;  // of a call: all blocks and tokens
 constexpr std::size_t kBehindPanel = 128;
 
@@ -173,9 +174,8 @@ constexpr int kBehindColumns = 7;
 
 const CodedSet& coded_set(Level limit);
 
-// The best set for so many tokens of this format that does not exceed `limit` or the processor;
-// `group` is that of integer formats.
-const KernelSet& kernel_set(Precision precision, Level limit, std::int64_t tokens, int group = 0);
+// The best set for so many tokens of this format that does not exceed `limit` or the processor.
+const KernelSet& kernel_set(Precision precision, Level limit, std::int64_t tokens);
 
 const KernelSet& portable_set(Precision precision);
 const CodedSet& portable_coded_set();
