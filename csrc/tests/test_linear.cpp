@@ -160,10 +160,10 @@ void check_blocks(const MatrixShape& shape, std::int64_t n, Random& random, Thre
 }
 
 // With a gate a product is that of its halves one after the other, bit for bit.
-void check_gate(Precision precision, Random& random, ThreadPool& pool) {
-  const std::int64_t half = kBlockRows * between(random, 1, 9);
+void check_gate(Precision precision, std::int64_t blocks, Random& random, ThreadPool& pool) {
+  const std::int64_t half = kBlockRows * blocks;
   const MatrixShape shape = MatrixShape::make(precision, 2 * half, between(random, 1, 300), 32);
-  const std::int64_t n = between(random, 1, 60);
+  const std::int64_t n = between(random, 1, blocks > 9 ? 16 : 60);
   const Packed w(shape, normal(random, shape.rows * shape.cols, 0.1f));
   const std::vector<float> x = normal(random, n * shape.cols, 1.0f);
   const std::vector<float> bias = normal(random, shape.rows);
@@ -213,7 +213,11 @@ int main(int count, char** arguments) {
   for (const Precision precision : kPrecisions) {
     if (MatrixShape::make(precision, 1, 1).grouped()) check_codes(precision, random);
   }
-  for (const Precision precision : kPrecisions) check_gate(precision, random, pool);
+  for (const Precision precision : kPrecisions) {
+    check_gate(precision, between(random, 1, 9), random, pool);
+    // More than have room at once.
+    check_gate(precision, between(random, 100, 150), random, pool);
+  }
   for (const Precision precision : kPrecisions) {
     for (std::int64_t blocks = 1; blocks <= 7; ++blocks) {
       for (const std::int64_t n : {3, 8, 9, 16, 17, 33}) {
