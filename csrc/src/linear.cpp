@@ -21,11 +21,11 @@ constexpr std::int64_t kChunkBytes = 64 << 10;
 constexpr std::int64_t kAhead = 128;
 // Parts of what follows that tiles fetch in turns; of more tiles, several fetch the same.
 constexpr std::int64_t kMostParts = 16;
-// Of kernels that stream blocks: how many go through all of several tiles in a row. So that the
-// first-level cache keeps them, or nearly, for the next tile.
+// How many blocks go through all of several tiles in a row, of kernels that stream them: few enough
+// for the next tile to find them in a cache that is near.
 constexpr std::int64_t kKeptBytes = 64 << 10;
 constexpr std::int64_t kMostKept = 8;
-// And what fits of a gate's blocks, by outputs.
+// Outputs of them that a gate has room for.
 constexpr std::int64_t kMostStreamed = kMostKept * kMaxTileTokens * kBlockRows;
 
 struct Product {

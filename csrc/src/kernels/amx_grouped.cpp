@@ -46,8 +46,9 @@ void begin(int tokens, int group) {
   load_tile<kZero>(zeros, 0);  // one line for all rows
 }
 
-// The lower or upper nibbles of a line, one a byte, less their zero point where they have one. By a
-// linear map of each byte's bits: byte i of `map`, from the left, says which of them bit i adds up.
+// The lower or upper nibbles of a line, one a byte, less their zero point where they have one. By
+// an affine map of each byte's bits: byte i of `map`, from the left, says which of them bit i adds
+// up.
 template <class Format>
 FORERUN_INLINE __m512i nibbles(__m512i line, int upper) {
   constexpr long long kLower = 0x0102040800000000, kUpper = 0x1020408000000000;
@@ -128,8 +129,8 @@ struct AmxGrouped {
     }
   }
 
-  // kCount groups of a pair, from kFirst on, that share a scale of the activations. `between`
-  // is called with each token's place among those of all groups of the pair.
+  // kCount groups of a pair, from kFirst on, that share a scale of the activations. After each
+  // token `between` is told which of the pair's kPair * T products were added: from and to.
   template <int T, int kGroup, int kFirst, int kCount, class Between>
   static FORERUN_INLINE void add_groups(const Products& products, const std::uint8_t* w,
                                         const std::uint32_t* x, __m512 (&sums)[T],
@@ -152,7 +153,8 @@ struct AmxGrouped {
           part = _mm512_fmadd_ps(in_all_lanes(x[(kFirst + i) * kUnits + t]), offsets[i], part);
       });
       sums[t] = _mm512_fmadd_ps(part, in_all_lanes(x[kFirst * kUnits + T + t]), sums[t]);
-      between(Constant<kFirst * T + kCount * t>{});
+      constexpr int kFrom = kFirst * T + kCount * t;
+      between(Constant<kFrom>{}, Constant<kFrom + kCount>{});
     });
   }
 
@@ -184,7 +186,7 @@ struct AmxGrouped {
     if (left > 0) {
       alignas(64) std::uint8_t room[kGroup / 4 * kLine];
       alignas(64) Products products;
-      const auto nothing = [](auto) {};
+      const auto nothing = [](auto, auto) {};
       const auto multiply = [&](auto i, std::int64_t lines) FORERUN_INLINE_BODY {
         lay_out_rest<kGroup>(w + Pair::values(i), lines, room);
         multiply_group<Format, kGroup, kRest>(Columns::of(x, i), room);
@@ -269,10 +271,10 @@ struct AmxGrouped {
       begin(kOther);
       multiply(place);
       store(kOther);
-      add_pair<T, kGroup>(products[place], at[0].w, at[0].x, sums, [&](auto i) FORERUN_INLINE_BODY {
-        constexpr int kEach = Format::kShared && kGroup == 32 ? kPair : 1;
-        fetch.template part<Pair::kBytes / kLine, kPair * T / kEach, i / kEach>(at[3].w);
-      });
+      const auto between = [&](auto from, auto to) FORERUN_INLINE_BODY {
+        fetch.template part<Pair::kBytes / kLine, kPair * T, from, to>(at[3].w);
+      };
+      add_pair<T, kGroup>(products[place], at[0].w, at[0].x, sums, between);
       advance();
       if (--left > 0) return false;
       left = pairs;

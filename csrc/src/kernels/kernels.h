@@ -42,13 +42,14 @@ struct Ahead {
   std::int64_t switch_line = 0;
   std::ptrdiff_t step = 0;
   std::ptrdiff_t near = 0;  // near_bytes() in integer formats
-  // Of sets that stream blocks, in place of step and near: one line is fetched for so many.
+  // Of sets that stream blocks, in place of step: one line is fetched for so many.
   std::int64_t every = 1;
 };
 
 struct TileArgs {
   const std::uint8_t* weights = nullptr;  // the first block
-  std::int64_t blocks = 1;  // at most the set's max_blocks, of more than tile_tokens tokens one
+  std::int64_t blocks = 1;  // at most the set's max_blocks, of more than tile_tokens tokens one;
+                            // any number where it streams them
   std::ptrdiff_t block_bytes = 0;  // from one to the next
   const void* panel = nullptr;     // activations of the T tokens, see activations in linear.h
   std::int64_t lines = 0;          // of values, in the block and
@@ -123,8 +124,9 @@ struct CodedTile {
 using CodedKernel = void (*)(const CodedTile&);
 
 constexpr int kMaxTileTokens = 24;
-constexpr int kLeastTileTokens = 6;                           // that AMX has kernels for
-constexpr int kMaxTileOutputs = kMaxTileTokens * kBlockRows;  // of a call: all blocks and tokens
+constexpr int kLeastTileTokens = 6;  // that AMX has kernels for
+// Of a call's blocks and tokens, where it does not stream blocks.
+constexpr int kMaxTileOutputs = kMaxTileTokens * kBlockRows;
 constexpr std::size_t kBehindPanel = 128;
 
 struct KernelSet {

@@ -25,18 +25,18 @@ class StreamFetch {
     for (std::int64_t i = 0; i < lines; i += every_) fetch();
   }
 
-  // With kLines in parts, as the processor waits for few at a time: this, then each of kParts.
-  // Where few are fetched they come at once.
+  // With kLines in parts, as the processor waits for few at a time: this, then one part of kParts
+  // after the other. Where few are fetched they come at once.
   template <int kLines>
   FORERUN_INLINE void begin(const std::uint8_t* w) {
     with(w, every_ == 1 ? 0 : kLines);
   }
-  template <int kLines, int kParts, int i>
+  template <int kLines, int kParts, int kFrom, int kTo>
   FORERUN_INLINE void part(const std::uint8_t* w) {
     if (every_ != 1) return;
-    constexpr int kFirst = i * kLines / kParts;
-    unroll<(i + 1) * kLines / kParts - kFirst>([&](auto j) FORERUN_INLINE_BODY {
-      if (kNear) prefetch(w + (kFirst + j) * kLine + near_);
+    constexpr int kFirst = kFrom * kLines / kParts;
+    unroll<kTo * kLines / kParts - kFirst>([&](auto i) FORERUN_INLINE_BODY {
+      if (kNear) prefetch(w + (kFirst + i) * kLine + near_);
       fetch();
     });
   }
