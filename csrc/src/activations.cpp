@@ -15,7 +15,7 @@ constexpr std::int64_t kPackAlone =
 
 // Units of 4 bytes that one token takes in a panel.
 std::int64_t panel_units(const MatrixShape& shape, bool token_major) {
-  if (!shape.grouped()) return shape.lines();
+  if (!shape.grouped()) return token_major ? (shape.lines() + 15) / 16 * 16 : shape.lines();
   if (token_major) return shape.groups() * (shape.group / 4 + 2);
   const std::int64_t quads = shape.lines() * shape.values_per_line() / 4;
   return quads + 2 * shape.groups();

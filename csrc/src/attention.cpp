@@ -56,6 +56,8 @@ void Attention::add_items(const RowMask& mask, std::int64_t head, const Parts& p
   const std::int64_t columns = mask.count * shape_.group();
   for (std::int64_t i = 0; i < split.sets; ++i) {
     const Columns some = {&mask, head, columns * i / split.sets, columns * (i + 1) / split.sets};
+    widest_ = std::max(
+        widest_, static_cast<int>(std::min<std::int64_t>(some.count(), tiles_.max_columns())));
     if (split.pieces == 1) {
       items_.push_back({some, parts, 0, parts.count, kWhole});
       continue;
@@ -78,6 +80,7 @@ void Attention::plan(const NewTokens& tokens, const KvCache& cache) {
   merges_.clear();
   partial_size_ = 0;
   whole_heads_ = true;
+  widest_ = 1;
   for (const RowMask& mask : masks) {
     // A row without tokens has no items, so they no longer count heads.
     const Parts parts = parts_of(mask, tokens.view);
@@ -100,7 +103,7 @@ FloatMode::Subnormals Attention::float_mode() const {
 
 void Attention::run(const AttentionCall& call, const Range& range) {
   const FloatMode mode(float_mode());
-  tiles_.begin();
+  tiles_.begin(widest_);
   for (std::int64_t i = range.begin; i < range.end; ++i) {
     const auto index = static_cast<std::size_t>(i);
     const bool more = i + 1 < range.stop;

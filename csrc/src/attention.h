@@ -28,7 +28,7 @@ struct AttentionCall {
 //   that where a sum begins depends on nothing else;
 // - within a part, exponentials are relative to the largest score of the tiles so far; they are
 //   added in 16 lanes by rank modulo 16, and values by rising rank, in one chain for each
-//   dimension; what others see adds exact zeros;
+//   dimension (by AMX in bf16 one for each tile); what others see adds exact zeros;
 // - parts are put together by rising rank, whoever computed them.
 class Attention {
  public:
@@ -106,6 +106,7 @@ class Attention {
   std::vector<Item> items_;
   std::vector<Item> merges_;
   bool whole_heads_ = true;
+  int widest_ = 1;  // columns of a set
   std::int64_t partial_size_ = 0;
   Floats partials_;
   std::vector<std::unique_ptr<TileAttention::Scratch>> scratch_;  // by thread

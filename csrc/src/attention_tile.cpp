@@ -21,7 +21,9 @@ std::int64_t within_tile(std::int64_t rank) {
 
 // In floats, whole lines of them.
 constexpr std::int64_t kDigitFloats = sizeof(ColumnDigits) / sizeof(float);
-constexpr std::int64_t kBehindFloats = kBehindColumns * kDigitFloats;
+// What kernels may read behind a panel: digits, or what a tile of AMX takes of 16 columns.
+constexpr std::int64_t kBehindFloats =
+    std::max<std::int64_t>(kBehindColumns * kDigitFloats, 16 * kBlockRows);
 std::int64_t column_floats(std::int64_t columns) {
   constexpr std::int64_t kTermFloats = sizeof(ColumnTerms) / sizeof(float);
   return kDigitFloats * columns + round_up(kTermFloats * columns);
@@ -58,7 +60,9 @@ TileAttention::TileAttention(const AttentionShape& shape, Precision precision, L
       groups_(coded_ == nullptr ? 1 : shape.head_dim / coded_group(shape.head_dim)) {}
 
 std::int64_t TileAttention::panel_floats(std::int64_t columns) const {
-  return coded_ == nullptr ? columns * shape_.head_dim : column_floats(columns * groups_);
+  if (coded_ != nullptr) return column_floats(columns * groups_);
+  const std::int64_t step = kernels_->step_lines;
+  return columns * ((shape_.head_dim + step - 1) / step * step);
 }
 
 // Of the tree's slots, from the tile of its base on.
@@ -94,7 +98,7 @@ void TileAttention::pack_query(const Head& head, const float* query, int columns
   if (coded_ != nullptr) return pack_coded_query(head, query, columns, column, panel);
   ops_->scale(query, scale_, shape_.head_dim, s.query.data());
   auto* units = static_cast<std::uint32_t*>(panel);
-  pack_({s.query.data(), 0, shape_.head_dim, 0, columns, column, units});
+  pack_({s.query.data(), 0, shape_.head_dim, 0, columns, column, units, kernels_->token_major});
 }
 
 void TileAttention::add(const Head& head, const Set& set, std::int64_t rank,
@@ -180,14 +184,24 @@ const std::uint8_t* TileAttention::weights(const Call& c, std::int64_t column) c
   return reinterpret_cast<std::uint8_t*>(c.s.weights.data()) + column * kTileSlots * 2;
 }
 
+// Of a tile's values, those that all columns find at the same ranks; the rest of a tree follows for
+// each token alone.
+std::int64_t TileAttention::shared_lines(const Call& c) const {
+  const int per_line = c.head.cache->slots_per_line();
+  if (c.in_order()) {
+    const std::int64_t step = kernels_->step_lines;
+    const std::int64_t lines = (c.end() - c.rank + per_line - 1) / per_line;
+    return (lines + step - 1) / step * step;
+  }
+  if (kernels_->step_lines > 1) return 0;
+  return std::max<std::int64_t>(c.mask().base - c.rank, 0) / per_line;
+}
+
 void TileAttention::add_values(const Call& c) const {
   if (coded_ != nullptr) return add_coded_values(c);
   const int per_line = c.head.cache->slots_per_line();
   const ValueSlot from = c.head.cache->values(c.head.layer, c.mask().row, c.head.head, c.rank);
-  // What all tokens find at the same ranks; the rest of a tree follows for each token alone.
-  const std::int64_t shared = c.in_order()
-                                  ? (c.end() - c.rank + per_line - 1) / per_line
-                                  : std::max<std::int64_t>(c.mask().base - c.rank, 0) / per_line;
+  const std::int64_t shared = shared_lines(c);
   CacheTile values;
   values.weights = from.memory;
   values.blocks = c.head.cache->value_blocks();
@@ -246,12 +260,14 @@ void TileAttention::copy_tail(const Call& c, std::int64_t token, std::int64_t fr
     const ValueSlot first = value(rank);
     // The last line's other half weighs nothing, and must be numbers all the same.
     const ValueSlot second = value(std::min(rank + 1, end - 1));
+    const bool in_line = per_line == 1 || (first.slot % 2 == 0 && second.memory == first.memory &&
+                                           second.slot == first.slot + 1);
     for (std::int64_t b = 0; b < cache.value_blocks(); ++b) {
       const auto at = [&](const ValueSlot& v) {
         return v.memory + (b * v.lines + v.slot / per_line) * kLine;
       };
       std::uint8_t* to = line + b * (kTileSlots / per_line) * kLine;
-      if (per_line == 1) std::memcpy(to, at(first), kLineBytes);
+      if (in_line) std::memcpy(to, at(first), kLineBytes);
       else pair_lanes(at(first), first.slot % 2 != 0, at(second), second.slot % 2 != 0, to);
     }
   }

@@ -93,12 +93,14 @@ class TileAttention {
   }
   void reserve(Scratch& s, std::int64_t columns, const std::vector<RowMask>& masks) const;
 
-  // Around a thread's calls of add().
-  void begin() const {
+  // Around a thread's calls of add(), of sets with at most so many columns.
+  void begin(int columns) const {
     if (coded_ != nullptr && coded_->begin != nullptr) coded_->begin();
+    if (coded_ == nullptr && kernels_->begin != nullptr) kernels_->begin(columns, 0);
   }
   void end() const {
-    if (coded_ != nullptr && coded_->end != nullptr) coded_->end();
+    const auto end = coded_ != nullptr ? coded_->end : kernels_->end;
+    if (end != nullptr) end();
   }
 
   // A column's query, scaled, into its place in a panel.
@@ -162,6 +164,7 @@ class TileAttention {
   void to_ranks(const Call& c, std::int64_t token, float* row) const;
   void softmax(const Call& c, std::int64_t column) const;
   void add_values(const Call& c) const;
+  std::int64_t shared_lines(const Call& c) const;
   void add_tail(const Call& c, std::int64_t column, int columns, std::int64_t from) const;
   void copy_tail(const Call& c, std::int64_t token, std::int64_t from, std::int64_t end) const;
   const std::uint8_t* weights(const Call& c, std::int64_t column) const;

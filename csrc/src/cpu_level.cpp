@@ -26,8 +26,9 @@ bool detect_amx() {
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
   const bool tiles = (edx >> 24 & 1) != 0;
   const bool int8 = (edx >> 25 & 1) != 0;
+  const bool bf16 = (edx >> 22 & 1) != 0;
   const bool bit_matrices = (ecx >> 8 & 1) != 0;  // GFNI, which every processor with AMX has
-  return tiles && int8 && bit_matrices && permit_tiles();
+  return tiles && int8 && bf16 && bit_matrices && permit_tiles();
 }
 #endif
 

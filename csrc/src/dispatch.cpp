@@ -10,11 +10,12 @@ namespace {
 const KernelSet* amx_set(Precision precision) {
   if (!cpu_features().amx) return nullptr;
   switch (precision) {
+    case Precision::bf16: return &amx_bf16_set();
     case Precision::int8: return &amx_int8_set();
     case Precision::int4: return &amx_int4_set();
     case Precision::int8_offset: return &amx_int8_offset_set();
     case Precision::int4_offset: return &amx_int4_offset_set();
-    default: return nullptr;  // AMX adds products of bf16 in another order
+    default: return nullptr;
   }
 }
 #endif
@@ -46,6 +47,7 @@ const KernelSet& avx2_set(Precision precision) {
 // From so many tokens on AMX takes less time than AVX-512 (measured on Granite Rapids): a tile
 // takes as long for one token as for sixteen, and bytes take longer to read than to multiply.
 std::int64_t least_for_tiles(Precision precision) {
+  if (precision == Precision::bf16) return 1;  // the order of sums is another
   const bool nibbles = precision == Precision::int4 || precision == Precision::int4_offset;
   return nibbles ? kLeastTileTokens : 11;
 }

@@ -128,7 +128,7 @@ std::int64_t blocks_at_once(const MatrixShape& shape, const Activations& x) {
   if (!x.kernels().streams_blocks) return one_tile ? 1 : x.kernels().max_blocks;
   if (one_tile) return shape.blocks();
   const auto kept = kKeptBytes / static_cast<std::int64_t>(shape.block_bytes());
-  return std::min(std::max<std::int64_t>(kept, 1), kMostKept);
+  return std::min(std::max<std::int64_t>(kept, x.kernels().max_blocks), kMostKept);
 }
 
 // How many of the blocks that are left of a range the next call takes: two and two of four.
@@ -245,7 +245,8 @@ void linear(const PackedMatrix& weights, const Activations& x, float* y, std::in
   const bool gated = options.gate != nullptr;
   const std::int64_t blocks = kChunkBytes / chunk / (gated ? 2 : 1);
   // Whole calls, but of streams a part is as good.
-  const std::int64_t unit = x.kernels().streams_blocks ? 1 : blocks_at_once(shape, x);
+  const std::int64_t unit =
+      x.kernels().streams_blocks ? x.kernels().max_blocks : blocks_at_once(shape, x);
   const std::int64_t grain = std::max<std::int64_t>(blocks / unit, 1) * unit;
   // By value: other threads then find it behind one address.
   const auto share = [product, gated](const Range& range) {

@@ -1,8 +1,9 @@
 // Products against a double-precision reference on the very numbers that the kernels multiply, and
-// all levels against each other: bit for bit.
+// all levels against each other and, for AMX in bf16, against kernels.h's words: bit for bit.
 #include <cmath>
 
 #include "check.h"
+#include "float_mode.h"
 #include "forerun/vector_ops.h"
 
 namespace forerun::cpu::test {
@@ -117,38 +118,73 @@ void check_codes(Precision precision, Random& random) {
   }
 }
 
+// What kernels.h says of AMX in bf16.
+std::vector<float> by_tiles(const PackedMatrix& w, const float* x, std::int64_t n) {
+  constexpr std::size_t kColumns = 32;
+  const FloatMode mode(FloatMode::Subnormals::flush);
+  const MatrixShape& shape = w.shape();
+  const auto cols = static_cast<std::size_t>(shape.cols);
+  std::vector<float> row((cols + kColumns - 1) / kColumns * kColumns);
+  std::vector<float> y;
+  for (std::int64_t t = 0; t < n; ++t) {
+    std::vector<float> token = seen(shape, x + t * shape.cols);
+    token.resize(row.size());
+    for (std::int64_t r = 0; r < shape.rows; ++r) {
+      w.unpack_row(r, row.data());
+      float sum = 0.0f;
+      for (std::size_t first = 0; first < row.size(); first += kColumns) {
+        float even = 0.0f;
+        float odd = 0.0f;
+        for (std::size_t k = first; k < first + kColumns; k += 2) {
+          even = std::fma(row[k], token[k], even);
+          odd = std::fma(row[k + 1], token[k + 1], odd);
+        }
+        sum += even + odd;
+      }
+      y.push_back(sum);
+    }
+  }
+  return y;
+}
+
+std::vector<float> expected_at(Level level, const PackedMatrix& w, const float* x, std::int64_t n,
+                               ThreadPool& pool) {
+  const bool tiles = level == Level::amx && w.shape().precision == Precision::bf16;
+  return tiles ? by_tiles(w, x, n) : multiply(w, x, n, Level::portable, pool);
+}
+
 // `size`: of weights and activations; 1e-20 makes products of bf16 and fp32 subnormal.
 void check_levels(const MatrixShape& shape, float size, Random& random, ThreadPool& pool) {
   const std::int64_t n = between(random, 1, 30);
   const Packed w(shape, normal(random, shape.rows * shape.cols, size));
   const std::vector<float> x = normal(random, n * shape.cols, size);
-  const std::vector<float> first = multiply(w.matrix, x.data(), n, Level::portable, pool);
   for (const Level level : levels()) {
+    const std::vector<float> expected = expected_at(level, w.matrix, x.data(), n, pool);
     const std::vector<float> y = multiply(w.matrix, x.data(), n, level, pool);
-    CHECK(same_bits(first.data(), y.data(), n * shape.rows),
-          "%s differs from portable in %s, %lld x %lld, n %lld", level_name(level),
+    CHECK(same_bits(expected.data(), y.data(), n * shape.rows),
+          "%s gives something else in %s, %lld x %lld, n %lld", level_name(level),
           precision_name(shape.precision), static_cast<long long>(shape.rows),
           static_cast<long long>(shape.cols), static_cast<long long>(n));
   }
 }
 
 // Whole and partial blocks, as many as a call takes at once and more, in rows that are further
-// apart than they are long: the bias and what is there are added to what one token alone gives in
-// portable code, and nothing else is written.
+// apart than they are long: the bias and what is there are added to what one token alone gives, and
+// nothing else is written.
 void check_blocks(const MatrixShape& shape, std::int64_t n, Random& random, ThreadPool& pool) {
   const std::int64_t stride = shape.rows + 5;
   const Packed w(shape, normal(random, shape.rows * shape.cols));
   const std::vector<float> x = normal(random, n * shape.cols);
   const std::vector<float> bias = normal(random, shape.rows);
   const std::vector<float> before = normal(random, n * stride);
-  std::vector<float> expected = before;
-  for (std::int64_t t = 0; t < n; ++t) {
-    const std::vector<float> alone =
-        multiply(w.matrix, x.data() + t * shape.cols, 1, Level::portable, pool);
-    for (std::size_t r = 0; r < alone.size(); ++r)
-      expected[static_cast<std::size_t>(t * stride) + r] += alone[r] + bias[r];
-  }
   for (const Level level : levels()) {
+    std::vector<float> expected = before;
+    for (std::int64_t t = 0; t < n; ++t) {
+      const std::vector<float> alone =
+          expected_at(level, w.matrix, x.data() + t * shape.cols, 1, pool);
+      for (std::size_t r = 0; r < alone.size(); ++r)
+        expected[static_cast<std::size_t>(t * stride) + r] += alone[r] + bias[r];
+    }
     std::vector<float> y = before;
     Activations packed(shape.precision, shape.group, level);
     packed.pack(x.data(), n, shape.cols, shape.cols, pool);

@@ -1,7 +1,8 @@
 // y[n, rows] = x[n, cols] W^T, each weight read once for all n tokens.
 //
 // The result for a token depends on that token and the weights alone: not on n, on the other
-// tokens, on the number of threads, nor on the instruction set (kernels.h says what is computed).
+// tokens, on the number of threads, nor, but in bf16 by AMX, on the instruction set (kernels.h says
+// what is computed).
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ struct KernelSet;
 //   fp32  [cols][T]    bf16  [pairs][T]
 //   int8, int4: for each group  -zero_point * sum of its values [T], scale [T], then [quads][T]
 //   with offset: for each group  sum of its values [T], a float, scale [T], then [quads][T]
-//   int8 and int4, where the kernels want it so (AMX): [T][quads] in place of [quads][T], of whole
-//   groups, with zeros at the end
+//   where the kernels want it so (AMX): [T][quads] in place of [quads][T], of whole groups, and in
+//   bf16 [T][16 pairs] for every 32 columns, with zeros at the end
 class Activations {
  public:
   // `group` as in MatrixShape; `limit` caps the instruction set.

@@ -50,12 +50,16 @@ FORERUN_INLINE void multiply_signed_tiles() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
 }
 
+// Adds products of two columns of bf16 in each row of A with two of a column of B.
+template <int kSums, int kA, int kB>
+FORERUN_INLINE void multiply_bf16_tiles() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
+}
+
+// Rows `stride` bytes apart.
 template <int kTile>
-FORERUN_INLINE void store_tile(std::int32_t* products) {
-  asm volatile("tilestored %%tmm%c0, (%1,%2,1)"
-               :
-               : "i"(kTile), "r"(products), "r"(kLine)
-               : "memory");
+FORERUN_INLINE void store_tile(void* rows, std::int64_t stride = kLine) {
+  asm volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(kTile), "r"(rows), "r"(stride) : "memory");
 }
 
 }  // namespace

@@ -5,12 +5,14 @@
 // which only says what shares registers, never changes a result:
 //   fp32       s = fma(w[k], x[k], s)
 //   bf16       s = fma(w[k], x[k], fma(w[k+1], x[k+1], s)) for even k: what vdpbf16ps does
+//              by AMX: for 32 k at a time  s = s + (e + o), e = fma(w[k], x[k], e) over even k from
+//              e = 0 on, o the same over odd ones: what tdpbf16ps does
 //   int8 int4  per group: exact int32 dot product d; p = fma(float(d), w_scale, p), from p = 0 on
 //              with offset: after that  p = fma(float(sum of x), w_offset, p)
 //              after the groups that share an x_scale: s = fma(p, x_scale, s)
-// All levels follow these lines to the letter and so agree bit for bit. vdpbf16ps takes subnormal
-// numbers as zero; the caller sets the other levels to do so too (float_mode.h), where it can:
-// outside x86 a bf16 sum may differ by 2^-126 at each step.
+// All levels follow these lines to the letter and so agree bit for bit, but in bf16 by AMX. Both
+// instructions take subnormal numbers as zero; the caller sets the other levels to do so too
+// (float_mode.h), where it can: outside x86 a bf16 sum may differ by 2^-126 at each step.
 //
 // One block at a time is enough for few tokens: blocks in turn are one stream, which the
 // processor's own prefetching follows best, and out-of-order execution overlaps what latency
@@ -81,7 +83,7 @@ struct CacheTile {
   const void* panel = nullptr;
   float* out = nullptr;  // [T, out_stride]
   std::int64_t out_stride = 0;
-  bool resume = false;  // as in TileArgs
+  bool resume = false;  // as in TileArgs; AMX adds what it sums up from 0 on
 };
 
 using CacheKernel = void (*)(const CacheTile&);
@@ -123,7 +125,7 @@ struct CodedTile {
 
 using CodedKernel = void (*)(const CodedTile&);
 
-constexpr int kMaxTileTokens = 24;
+constexpr int kMaxTileTokens = 32;
 constexpr int kLeastTileTokens = 6;  // that AMX has kernels for
 // Of a call's blocks and tokens, where it does not stream blocks.
 constexpr int kMaxTileOutputs = kMaxTileTokens * kBlockRows;
@@ -146,9 +148,13 @@ struct KernelSet {
   CacheKernel values[kMaxTileTokens + 1] = {};
   // Whether panels hold the tokens of a group one after the other, see activations in linear.h.
   bool token_major = false;
+  // Lines of a float format that add up before they are added: where there are several, the values
+  // of a tile come in one call.
+  int step_lines = 1;
   // Where given, a thread calls `begin` before its first tile of a product, with the tokens of the
   // widest and the columns of a group, and `end` after its last. A kernel may read as far behind a
-  // panel as kBehindPanel says: rows of tokens that a narrower tile lacks.
+  // panel as kBehindPanel says: a token that a narrower tile lacks; those of the cache as far as
+  // all that the widest has, and write as many scores.
   void (*begin)(int tokens, int group) = nullptr;
   void (*end)() = nullptr;
 };
@@ -199,6 +205,7 @@ const KernelSet& avx512_int4_offset_set();
 #endif
 #if defined(FORERUN_AMX_KERNELS)
 const CodedSet& amx_coded_set();
+const KernelSet& amx_bf16_set();
 const KernelSet& amx_int8_set();
 const KernelSet& amx_int4_set();
 const KernelSet& amx_int8_offset_set();

@@ -26,7 +26,7 @@ void pack_token_fp32(const PackTokenArgs& a) {
 void pack_token_bf16(const PackTokenArgs& a) {
   constexpr std::int64_t kStep = 32;
   const std::int64_t width = a.width;
-  std::uint32_t* panel = a.panel + a.begin / 2 * width + a.lane;
+  std::uint32_t* panel = a.panel + a.begin / 2 * width + (a.token_major ? kStep / 2 : 1) * a.lane;
   for (std::int64_t k = a.begin; k < a.end; k += kStep) {
     float filled[kStep] = {};
     std::uint16_t rounded[kStep];
@@ -37,7 +37,12 @@ void pack_token_bf16(const PackTokenArgs& a) {
       values = filled;
     }
     for (std::int64_t i = 0; i < kStep; ++i) rounded[i] = float_to_bf16(values[i]);
-    panel = scatter(rounded, (count + 1) / 2, width, panel);
+    if (a.token_major) {
+      std::memcpy(panel, rounded, sizeof rounded);
+      panel += kStep / 2 * width;
+    } else {
+      panel = scatter(rounded, (count + 1) / 2, width, panel);
+    }
   }
 }
 

@@ -11,7 +11,7 @@
 namespace forerun::cpu {
 
 // Columns [begin, end) of one token, which has lane `lane` in a panel of `width` tokens;
-// `token_major` in grouped formats only.
+// `token_major` not in fp32.
 struct PackTokenArgs {
   const float* token;
   std::int64_t begin;
