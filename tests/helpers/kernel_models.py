@@ -141,7 +141,7 @@ def last_of(one: CpuModel, ids: list[int]) -> Tensor:
 
 
 def check_levels(precision: str, found: list[Tensor]) -> None:
-    """What LEVELS give is the same, bit for bit; AMX adds in another order in bf16, which caches are in too."""
+    """What LEVELS give is the same, bit for bit. AMX adds bf16, of most caches too, in another order."""
     amx = LEVELS.index("amx") if "amx" in LEVELS and precision != "fp32" else len(LEVELS)
     assert all(torch.equal(one, found[0]) for one in found[:amx])
     for one in found[amx:]:

@@ -17,10 +17,10 @@ from forerun.models.sources import TensorSource
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import (
     LEVELS,
-    check_levels,
     PRECISIONS,
     SHAPES,
     architecture,
+    check_levels,
     last_of,
     model,
     needs_kernels,
