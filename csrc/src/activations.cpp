@@ -43,6 +43,8 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
   units_ = panel_units(shape_, kernels_->token_major);
   const auto bytes = static_cast<std::size_t>(units_ * n) * sizeof(std::uint32_t) + kBehindPanel;
   if (memory_.size() < bytes) memory_ = Buffer(bytes);
+  const auto room_bytes = static_cast<std::size_t>(2 * pool.size() * kRoomBytes);
+  if (has_rooms() && rooms_.size() < room_bytes) rooms_ = Buffer(room_bytes);
 
   // Shared out by columns, in whole groups (those that share a scale together), so that threads
   // write to different parts of a panel.
@@ -72,6 +74,16 @@ std::int64_t Activations::tile_begin(std::int64_t tile) const {
 
 int Activations::tile_tokens(std::int64_t tile) const {
   return static_cast<int>(tokens_ / tiles_ + (tile < tokens_ % tiles_ ? 1 : 0));
+}
+
+// Laid out once for all, weights take longer to come: that pays from so many tiles on.
+bool Activations::has_rooms() const {
+  constexpr std::int64_t kLeastTiles = 6;
+  return kernels_->lays_out && tiles_ >= kLeastTiles;
+}
+
+std::uint8_t* Activations::room(int thread, int half) const {
+  return has_rooms() ? rooms_.data() + (2 * thread + half) * kRoomBytes : nullptr;
 }
 
 std::uint32_t* Activations::panel_at(std::int64_t tile) const {

@@ -21,9 +21,8 @@ constexpr std::int64_t kChunkBytes = 64 << 10;
 constexpr std::int64_t kAhead = 128;
 // Parts of what follows that tiles fetch in turns; of more tiles, several fetch the same.
 constexpr std::int64_t kMostParts = 16;
-// How many blocks go through all of several tiles in a row, of kernels that stream them: few enough
-// for the next tile to find them in a cache that is near.
-constexpr std::int64_t kKeptBytes = 64 << 10;
+// How many blocks go through all of several tiles in a row, of kernels that stream them, kKeptBytes
+// at most.
 constexpr std::int64_t kMostKept = 8;
 // Outputs of them that a gate has room for.
 constexpr std::int64_t kMostStreamed = kMostKept * kMaxTileTokens * kBlockRows;
@@ -144,11 +143,15 @@ std::int64_t in_a_row(const Product& p, std::int64_t left, std::int64_t room) {
   return together(left, blocks_at_once(p.weights.shape(), p.x));
 }
 
-// One tile over `count` blocks in a row; the results of the first go to `out`.
+// One tile over `count` blocks in a row; the results of the first go to `out`. Where there is a
+// room, tiles after the first find in it what that one left.
 void run_row(const Product& p, const AheadPlan& plan, TileArgs& a, std::int64_t tile,
-             std::int64_t first, std::int64_t count, const Stream& stream, float* out) {
+             std::int64_t first, std::int64_t count, const Stream& stream, std::uint8_t* room,
+             float* out) {
   const std::int64_t most = blocks_at_once(p.weights.shape(), p.x);
   a.panel = p.x.panel(tile);
+  a.room = a.block_bytes <= kKeptBytes ? room : nullptr;
+  a.laid_out = a.room != nullptr && tile > 0;
   a.weights = p.blocks + first * a.block_bytes;
   for (std::int64_t i = 0; i < count; i += a.blocks) {
     a.blocks = together(count - i, most);
@@ -168,11 +171,12 @@ void run_blocks(const Product& p, const Range& range) {
   a.accumulate = p.options.accumulate;
   const AheadPlan plan(p.weights.shape(), p.x);
   const std::uint8_t* after = p.afterwards(range);
+  std::uint8_t* room = p.x.room(range.thread, 0);
   for (std::int64_t b = range.begin, count = 0; b < range.end; b += count) {
     count = in_a_row(p, range.end - b, range.end - b);
     for (std::int64_t tile = 0; tile < p.x.tiles(); ++tile) {
       float* out = p.y + p.x.tile_begin(tile) * p.y_stride + b * kBlockRows;
-      run_row(p, plan, a, tile, b, count, {range.stop - b, after}, out);
+      run_row(p, plan, a, tile, b, count, {range.stop - b, after}, room, out);
     }
   }
 }
@@ -200,8 +204,8 @@ void run_gated(const Product& p, const Range& range) {
     const Stream upper = {count, more ? p.weights.block(next_upper) : after};
     a.out_stride = count * kBlockRows;
     for (std::int64_t tile = 0; tile < p.x.tiles(); ++tile) {
-      run_row(p, plan, a, tile, b, count, lower, sums[0]);
-      run_row(p, plan, a, tile, b + half, count, upper, sums[1]);
+      run_row(p, plan, a, tile, b, count, lower, p.x.room(range.thread, 0), sums[0]);
+      run_row(p, plan, a, tile, b + half, count, upper, p.x.room(range.thread, 1), sums[1]);
       const int tokens = p.x.tile_tokens(tile);
       p.options.gate(sums[0], sums[1], tokens * a.out_stride, sums[2]);
       for (int t = 0; t < tokens; ++t) {

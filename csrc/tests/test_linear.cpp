@@ -199,7 +199,7 @@ void check_blocks(const MatrixShape& shape, std::int64_t n, Random& random, Thre
 void check_gate(Precision precision, std::int64_t blocks, Random& random, ThreadPool& pool) {
   const std::int64_t half = kBlockRows * blocks;
   const MatrixShape shape = MatrixShape::make(precision, 2 * half, between(random, 1, 300), 32);
-  const std::int64_t n = between(random, 1, blocks > 9 ? 16 : 60);
+  const std::int64_t n = between(random, 1, blocks > 9 ? 16 : 130);
   const Packed w(shape, normal(random, shape.rows * shape.cols, 0.1f));
   const std::vector<float> x = normal(random, n * shape.cols, 1.0f);
   const std::vector<float> bias = normal(random, shape.rows);
@@ -256,7 +256,7 @@ int main(int count, char** arguments) {
   }
   for (const Precision precision : kPrecisions) {
     for (std::int64_t blocks = 1; blocks <= 7; ++blocks) {
-      for (const std::int64_t n : {3, 8, 9, 16, 17, 33}) {
+      for (const std::int64_t n : {3, 8, 9, 16, 17, 33, 100}) {
         const std::int64_t rows = kBlockRows * blocks - between(random, 0, kBlockRows - 1);
         check_blocks(MatrixShape::make(precision, rows, between(random, 1, 200)), n, random, pool);
       }

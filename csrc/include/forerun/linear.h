@@ -48,9 +48,13 @@ class Activations {
   std::int64_t tile_begin(std::int64_t tile) const;
   int tile_tokens(std::int64_t tile) const;
   const std::uint32_t* panel(std::int64_t tile) const { return panel_at(tile); }
+  // For a thread, where what one tile lays out of weights saves others work: of a matrix (0), or of
+  // what a gate takes (1). Null where it does not.
+  std::uint8_t* room(int thread, int half) const;
 
  private:
   std::uint32_t* panel_at(std::int64_t tile) const;
+  bool has_rooms() const;
 
   Level limit_;
   MatrixShape shape_;
@@ -59,6 +63,7 @@ class Activations {
   std::int64_t tiles_ = 0;
   std::int64_t units_ = 0;  // of a panel, for each of its tokens
   Buffer memory_;
+  Buffer rooms_;
 };
 
 // y = f(gate, up), n values each: one of VectorOps.

@@ -222,40 +222,46 @@ struct AmxGrouped {
     struct Position {
       const std::uint8_t* w;
       const std::uint32_t* x;
+      std::uint8_t* room;
     };
+    constexpr std::ptrdiff_t kRoom = kPair * (kGroup / 4) * kLine;
     const auto* panel = static_cast<const std::uint32_t*>(a.panel);
     const std::ptrdiff_t rest_bytes = a.block_bytes - pairs * Pair::kBytes;
-    alignas(64) std::uint8_t rooms[2][kPair][kGroup / 4 * kLine];
+    alignas(64) std::uint8_t rooms[2][kRoom];
     alignas(64) Products products[2];
     StreamFetch<kNibbles<Format>> fetch(a.ahead, a.weights);
     __m512 sums[T];
     unroll<T>([&](auto t) FORERUN_INLINE_BODY { sums[t] = _mm512_setzero_ps(); });
     // Of pairs that are to be added, stored, multiplied and laid out, in turns.
     Position at[4];
-    at[3] = {a.weights, panel};
+    at[3] = {a.weights, panel, a.room == nullptr ? rooms[0] : a.room};
+    std::ptrdiff_t to_next = kRoom;
     std::int64_t pairs_ahead = pairs;
     std::int64_t blocks_ahead = a.blocks;
     const auto advance = [&]() FORERUN_INLINE_BODY {
       unroll<3>([&](auto i) FORERUN_INLINE_BODY { at[i] = at[i + 1]; });
       at[3].w += Pair::kBytes;
       at[3].x += kPair * Columns::kUnits;
+      at[3].room += to_next;
+      if (a.room == nullptr) to_next = -to_next;
       if (--pairs_ahead > 0) return;
       fetch.with(at[3].w, rest_bytes / kLine);
       pairs_ahead = pairs;
-      at[3] = {--blocks_ahead > 0 ? at[3].w + rest_bytes : a.weights, panel};
+      at[3] = {--blocks_ahead > 0 ? at[3].w + rest_bytes : a.weights, panel, at[3].room};
     };
-    const auto begin = [&](auto place) FORERUN_INLINE_BODY {
+    const auto begin = [&]() FORERUN_INLINE_BODY {
       const std::uint8_t* w = at[3].w;
       fetch.template begin<Pair::kBytes / kLine>(w);
-      if constexpr (kNibbles<Format>) {
+      if (kNibbles<Format> && !a.laid_out) {
         unroll<kPair>([&](auto i) FORERUN_INLINE_BODY {
-          lay_out<Pair::kLines>(w + Pair::values(i), rooms[place][i]);
+          lay_out<Pair::kLines>(w + Pair::values(i), at[3].room + i * (kRoom / kPair));
         });
       }
     };
     const auto multiply = [&](auto place) FORERUN_INLINE_BODY {
       unroll<kPair>([&](auto i) FORERUN_INLINE_BODY {
-        const std::uint8_t* w = kNibbles<Format> ? rooms[place][i] : at[2].w + Pair::values(i);
+        const std::uint8_t* w =
+            kNibbles<Format> ? at[2].room + i * (kRoom / kPair) : at[2].w + Pair::values(i);
         multiply_group<Format, kGroup, kPair * place + i>(Columns::of(at[2].x, i), w);
       });
     };
@@ -268,7 +274,7 @@ struct AmxGrouped {
     // Whether it was the last.
     const auto step = [&](auto place) FORERUN_INLINE_BODY {
       constexpr Constant<1 - place> kOther;
-      begin(kOther);
+      begin();
       multiply(place);
       store(kOther);
       const auto between = [&](auto from, auto to) FORERUN_INLINE_BODY {
@@ -288,12 +294,12 @@ struct AmxGrouped {
     };
     constexpr Constant<0> kEven;
     constexpr Constant<1> kOdd;
-    begin(kEven);
+    begin();
     advance();
-    begin(kOdd);
+    begin();
     multiply(kEven);
     advance();
-    begin(kEven);
+    begin();
     multiply(kOdd);
     store(kEven);
     advance();
@@ -326,6 +332,7 @@ template <class Format>
 KernelSet make_tile_set(Precision precision) {
   KernelSet set = make_set<AmxGrouped<Format>, kLeastTileTokens>(Level::amx, precision);
   set.streams_blocks = true;
+  set.lays_out = kNibbles<Format>;
   set.token_major = true;
   set.begin = begin<Format>;
   set.end = end;

@@ -63,6 +63,10 @@ struct TileArgs {
   std::int64_t rows = 0;        // to be stored, at most 16 of each block
   const float* bias = nullptr;  // at the first of the rows, or null
   bool accumulate = false;      // out += instead of out =
+  // Where given, kRoomBytes for what is laid out of these blocks, and whether another call has done
+  // so.
+  std::uint8_t* room = nullptr;
+  bool laid_out = false;
   // The sums go on from what `out` holds rather than from 0, as if a longer k were cut in two:
   // float formats only. Without bias and accumulate.
   bool resume = false;
@@ -125,6 +129,12 @@ struct CodedTile {
 
 using CodedKernel = void (*)(const CodedTile&);
 
+// Of blocks that go through several tiles of tokens in a row: few enough for each tile to find them
+// in a cache that is near. Laid out they take up to twice as much, and a stream goes on to a little
+// behind.
+constexpr std::int64_t kKeptBytes = 64 << 10;
+constexpr std::int64_t kRoomBytes = 2 * kKeptBytes + (16 << 10);
+
 constexpr int kMaxTileTokens = 32;
 constexpr int kLeastTileTokens = 6;  // that AMX has kernels for
 // Of a call's blocks and tokens, where it does not stream blocks.
@@ -146,6 +156,8 @@ struct KernelSet {
   // panels that hold the kTileSlots weights of each token one after the other.
   CacheKernel scores[kMaxTileTokens + 1] = {};
   CacheKernel values[kMaxTileTokens + 1] = {};
+  // Whether kernels that stream blocks lay weights out first, and take TileArgs::room.
+  bool lays_out = false;
   // Whether panels hold the tokens of a group one after the other, see activations in linear.h.
   bool token_major = false;
   // Lines of a float format that add up before they are added: where there are several, the values
