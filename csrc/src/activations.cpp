@@ -83,7 +83,9 @@ bool Activations::has_rooms() const {
 }
 
 std::uint8_t* Activations::room(int thread, int half) const {
-  return has_rooms() ? rooms_.data() + (2 * thread + half) * kRoomBytes : nullptr;
+  const std::int64_t place = 2 * thread + half;
+  const bool there = (place + 1) * kRoomBytes <= static_cast<std::int64_t>(rooms_.size());
+  return has_rooms() && there ? rooms_.data() + place * kRoomBytes : nullptr;
 }
 
 std::uint32_t* Activations::panel_at(std::int64_t tile) const {

@@ -77,6 +77,7 @@ void TileAttention::reserve(Scratch& s, std::int64_t columns,
   s.panels.reserve(sets * panel_floats(max_columns()) + kBehindFloats);
   s.scores.reserve(kTileSlots * max_columns());
   if (coded_ == nullptr) {
+    // In bf16 half of this: the rest is read, for nothing, by tiles behind the last column.
     s.weights.reserve(kTileSlots * max_columns());
   } else {
     // Codes of each group of dimensions have their own, one after the other.
@@ -185,10 +186,12 @@ const std::uint8_t* TileAttention::weights(const Call& c, std::int64_t column) c
 }
 
 // Of a tile's values, those that all columns find at the same ranks; the rest of a tree follows for
-// each token alone.
+// each token alone. Where a tile's values are summed up first, that sum must not be cut in two: a
+// tile of a tree is all rest.
 std::int64_t TileAttention::shared_lines(const Call& c) const {
   const int per_line = c.head.cache->slots_per_line();
   if (c.in_order()) {
+    // Whole steps take no longer; slots behind are numbers, and weigh nothing.
     const std::int64_t step = kernels_->step_lines;
     const std::int64_t lines = (c.end() - c.rank + per_line - 1) / per_line;
     return (lines + step - 1) / step * step;

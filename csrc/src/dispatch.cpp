@@ -15,8 +15,9 @@ const KernelSet* amx_set(Precision precision) {
     case Precision::int4: return &amx_int4_set();
     case Precision::int8_offset: return &amx_int8_offset_set();
     case Precision::int4_offset: return &amx_int4_offset_set();
-    default: return nullptr;
+    case Precision::fp32: break;
   }
+  return nullptr;
 }
 #endif
 
@@ -47,7 +48,7 @@ const KernelSet& avx2_set(Precision precision) {
 // From so many tokens on AMX takes less time than AVX-512 (measured on Granite Rapids): a tile
 // takes as long for one token as for sixteen, and bytes take longer to read than to multiply.
 std::int64_t least_for_tiles(Precision precision) {
-  if (precision == Precision::bf16) return 1;  // the order of sums is another
+  if (precision == Precision::bf16) return 1;  // all in one order
   const bool nibbles = precision == Precision::int4 || precision == Precision::int4_offset;
   return nibbles ? kLeastTileTokens : 11;
 }

@@ -21,8 +21,8 @@ constexpr std::int64_t kChunkBytes = 64 << 10;
 constexpr std::int64_t kAhead = 128;
 // Parts of what follows that tiles fetch in turns; of more tiles, several fetch the same.
 constexpr std::int64_t kMostParts = 16;
-// How many blocks go through all of several tiles in a row, of kernels that stream them, kKeptBytes
-// at most.
+// How many blocks go through all of several tiles in a row, of kernels that stream them: of
+// kKeptBytes, but no fewer than a kernel works on together.
 constexpr std::int64_t kMostKept = 8;
 // Outputs of them that a gate has room for.
 constexpr std::int64_t kMostStreamed = kMostKept * kMaxTileTokens * kBlockRows;
@@ -150,7 +150,7 @@ void run_row(const Product& p, const AheadPlan& plan, TileArgs& a, std::int64_t 
              float* out) {
   const std::int64_t most = blocks_at_once(p.weights.shape(), p.x);
   a.panel = p.x.panel(tile);
-  a.room = a.block_bytes <= kKeptBytes ? room : nullptr;
+  a.room = count * a.block_bytes <= kKeptBytes ? room : nullptr;
   a.laid_out = a.room != nullptr && tile > 0;
   a.weights = p.blocks + first * a.block_bytes;
   for (std::int64_t i = 0; i < count; i += a.blocks) {

@@ -8,6 +8,10 @@
 
 #include "forerun/cpu_level.h"
 
+#if defined(FORERUN_AMX_KERNELS)
+#include "kernels/amx_tiles.h"
+#endif
+
 #if defined(__linux__)
 #include <dirent.h>
 #include <sched.h>
@@ -63,6 +67,21 @@ FORERUN_PEAK(peak_fp32, "vfmadd231ps")
 FORERUN_PEAK(peak_bf16, "vdpbf16ps")
 FORERUN_PEAK(peak_int8, "vpdpbusd")
 
+#endif
+
+#if defined(FORERUN_AMX_KERNELS)
+constexpr double kTileProducts = kTileRows * kBlockRows * 32;
+
+void peak_bf16_tiles() {
+  constexpr int kSums = 4;
+  TileConfig config;
+  for (int tile = 0; tile < kSums + 2; ++tile) config.describe(tile, kTileRows, kLine);
+  config.load();
+  unroll<kSums + 2>([](auto tile) { zero_tile<tile>(); });
+  for (std::int64_t i = 0; i < kTurns; ++i)
+    unroll<kChains>([](auto chain) { multiply_bf16_tiles<chain % kSums, kSums, kSums + 1>(); });
+  end();
+}
 #endif
 
 // Whole steps, in order.
@@ -139,6 +158,9 @@ double peak_rate(Precision precision, ThreadPool& pool) {
   if (precision == Precision::fp32 && f.avx512) loop = peak_fp32;
   if (precision == Precision::bf16 && f.avx512_bf16) loop = peak_bf16, lanes = 32.0;
   if (precision >= Precision::int8 && f.avx512_vnni) loop = peak_int8, lanes = 64.0;
+#if defined(FORERUN_AMX_KERNELS)
+  if (precision == Precision::bf16 && f.amx) loop = peak_bf16_tiles, lanes = kTileProducts;
+#endif
   if (loop == nullptr) return 0.0;
   const double start = seconds();
   pool.for_ranges(pool.size(), 1, [&](const Range&) { loop(); });

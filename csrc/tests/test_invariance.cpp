@@ -80,7 +80,8 @@ void check_attention(Precision precision, Level level, std::int64_t text, Thread
   LayerSource source;
   source.kv_heads = between(random, 1, 3);
   source.heads = source.kv_heads * between(random, 1, 3);
-  source.head_dim = 2 * between(random, 1, 20);
+  source.head_dim =
+      2 * (between(random, 0, 3) == 0 ? between(random, 20, 64) : between(random, 1, 20));
   source.window = between(random, 0, 1) * between(random, 1, 2 * text / 3);
   View view;
   if (between(random, 0, 1) == 0) view = {between(random, 0, 90), between(random, 1, text / 3)};

@@ -196,10 +196,10 @@ void check_blocks(const MatrixShape& shape, std::int64_t n, Random& random, Thre
 }
 
 // With a gate a product is that of its halves one after the other, bit for bit.
-void check_gate(Precision precision, std::int64_t blocks, Random& random, ThreadPool& pool) {
+void check_gate(Precision precision, std::int64_t blocks, std::int64_t n, Random& random,
+                ThreadPool& pool) {
   const std::int64_t half = kBlockRows * blocks;
   const MatrixShape shape = MatrixShape::make(precision, 2 * half, between(random, 1, 300), 32);
-  const std::int64_t n = between(random, 1, blocks > 9 ? 16 : 130);
   const Packed w(shape, normal(random, shape.rows * shape.cols, 0.1f));
   const std::vector<float> x = normal(random, n * shape.cols, 1.0f);
   const std::vector<float> bias = normal(random, shape.rows);
@@ -250,9 +250,18 @@ int main(int count, char** arguments) {
     if (MatrixShape::make(precision, 1, 1).grouped()) check_codes(precision, random);
   }
   for (const Precision precision : kPrecisions) {
-    check_gate(precision, between(random, 1, 9), random, pool);
-    // More than have room at once.
-    check_gate(precision, between(random, 100, 150), random, pool);
+    check_gate(precision, between(random, 1, 9), between(random, 1, 60), random, pool);
+    // More blocks than have room at once, and many tiles of tokens.
+    check_gate(precision, between(random, 100, 150), between(random, 1, 16), random, pool);
+    check_gate(precision, between(random, 1, 9), between(random, 90, 130), random, pool);
+  }
+  // Many tiles of blocks that are laid out once: a row of them, and such as are just small enough
+  // or too large.
+  for (const Precision precision : {Precision::int4, Precision::int4_offset}) {
+    for (const std::int64_t cols : {900, 7000, 8000}) {
+      const std::int64_t rows = cols == 900 ? 400 : 40;
+      check_blocks(MatrixShape::make(precision, rows, cols), 100, random, pool);
+    }
   }
   for (const Precision precision : kPrecisions) {
     for (std::int64_t blocks = 1; blocks <= 7; ++blocks) {

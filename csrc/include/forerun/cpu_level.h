@@ -13,7 +13,7 @@ struct CpuFeatures {
   bool avx512 = false;       // F, BW, VL, DQ
   bool avx512_vnni = false;  // vpdpbusd: int8 and int4
   bool avx512_bf16 = false;  // vdpbf16ps
-  bool amx = false;          // tiles of int8, which the operating system must permit
+  bool amx = false;          // tiles of int8 and bf16, which the operating system must permit
 };
 
 const CpuFeatures& cpu_features();

@@ -1,8 +1,8 @@
 // y[n, rows] = x[n, cols] W^T, each weight read once for all n tokens.
 //
 // The result for a token depends on that token and the weights alone: not on n, on the other
-// tokens, on the number of threads, nor, but in bf16 by AMX, on the instruction set (kernels.h says
-// what is computed).
+// tokens, on the number of threads, nor on the instruction set. AMX alone gives other last digits,
+// in bf16 (kernels.h says what is computed).
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,8 @@ class Activations {
   std::int64_t tile_begin(std::int64_t tile) const;
   int tile_tokens(std::int64_t tile) const;
   const std::uint32_t* panel(std::int64_t tile) const { return panel_at(tile); }
-  // For a thread, where what one tile lays out of weights saves others work: of a matrix (0), or of
-  // what a gate takes (1). Null where it does not.
+  // Of a thread, for what a product lays out of weights: of a matrix or its first half (0), or of
+  // its second (1). Null where that saves nothing. One product at a time may use it.
   std::uint8_t* room(int thread, int half) const;
 
  private:

@@ -27,7 +27,8 @@ double read_stream(const std::uint8_t* memory, std::size_t bytes, ThreadPool& po
 double read_again(const std::uint8_t* memory, std::size_t bytes, int times, ThreadPool& pool);
 
 // Multiply-adds per second of the precision's instruction (int4 uses int8's) with all operands in
-// registers, on all threads; 0 where the processor lacks it.
+// registers, on all threads; 0 where the processor lacks it. In bf16 that of tiles where there are
+// any; in int8 never, as there scales bound kernels and not tiles.
 double peak_rate(Precision precision, ThreadPool& pool);
 
 }  // namespace forerun::cpu::machine

@@ -227,14 +227,14 @@ struct AmxGrouped {
     constexpr std::ptrdiff_t kRoom = kPair * (kGroup / 4) * kLine;
     const auto* panel = static_cast<const std::uint32_t*>(a.panel);
     const std::ptrdiff_t rest_bytes = a.block_bytes - pairs * Pair::kBytes;
-    alignas(64) std::uint8_t rooms[2][kRoom];
+    alignas(64) std::uint8_t rooms[2 * kRoom];
     alignas(64) Products products[2];
     StreamFetch<kNibbles<Format>> fetch(a.ahead, a.weights);
     __m512 sums[T];
     unroll<T>([&](auto t) FORERUN_INLINE_BODY { sums[t] = _mm512_setzero_ps(); });
     // Of pairs that are to be added, stored, multiplied and laid out, in turns.
     Position at[4];
-    at[3] = {a.weights, panel, a.room == nullptr ? rooms[0] : a.room};
+    at[3] = {a.weights, panel, a.room == nullptr ? rooms : a.room};
     std::ptrdiff_t to_next = kRoom;
     std::int64_t pairs_ahead = pairs;
     std::int64_t blocks_ahead = a.blocks;
@@ -252,7 +252,8 @@ struct AmxGrouped {
     const auto begin = [&]() FORERUN_INLINE_BODY {
       const std::uint8_t* w = at[3].w;
       fetch.template begin<Pair::kBytes / kLine>(w);
-      if (kNibbles<Format> && !a.laid_out) {
+      if constexpr (kNibbles<Format>) {
+        if (a.laid_out) return;
         unroll<kPair>([&](auto i) FORERUN_INLINE_BODY {
           lay_out<Pair::kLines>(w + Pair::values(i), at[3].room + i * (kRoom / kPair));
         });

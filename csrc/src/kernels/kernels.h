@@ -5,14 +5,14 @@
 // which only says what shares registers, never changes a result:
 //   fp32       s = fma(w[k], x[k], s)
 //   bf16       s = fma(w[k], x[k], fma(w[k+1], x[k+1], s)) for even k: what vdpbf16ps does
-//              by AMX: for 32 k at a time  s = s + (e + o), e = fma(w[k], x[k], e) over even k from
-//              e = 0 on, o the same over odd ones: what tdpbf16ps does
+//   by AMX     for 32 k at a time  s = s + (e + o), e = fma(w[k], x[k], e) over even k from e = 0
+//              on, o the same over odd ones: what tdpbf16ps does
 //   int8 int4  per group: exact int32 dot product d; p = fma(float(d), w_scale, p), from p = 0 on
 //              with offset: after that  p = fma(float(sum of x), w_offset, p)
 //              after the groups that share an x_scale: s = fma(p, x_scale, s)
-// All levels follow these lines to the letter and so agree bit for bit, but in bf16 by AMX. Both
-// instructions take subnormal numbers as zero; the caller sets the other levels to do so too
-// (float_mode.h), where it can: outside x86 a bf16 sum may differ by 2^-126 at each step.
+// All levels follow these lines to the letter and so agree bit for bit, but in bf16 by AMX.
+// vdpbf16ps and tdpbf16ps take subnormal numbers as zero; the caller sets the other levels to do so
+// too (float_mode.h), where it can: outside x86 a bf16 sum may differ by 2^-126 at each step.
 //
 // One block at a time is enough for few tokens: blocks in turn are one stream, which the
 // processor's own prefetching follows best, and out-of-order execution overlaps what latency
@@ -63,8 +63,8 @@ struct TileArgs {
   std::int64_t rows = 0;        // to be stored, at most 16 of each block
   const float* bias = nullptr;  // at the first of the rows, or null
   bool accumulate = false;      // out += instead of out =
-  // Where given, kRoomBytes for what is laid out of these blocks, and whether another call has done
-  // so.
+  // Where given, kRoomBytes for what is laid out of these blocks, and whether a tile before has
+  // laid them out there.
   std::uint8_t* room = nullptr;
   bool laid_out = false;
   // The sums go on from what `out` holds rather than from 0, as if a longer k were cut in two:
@@ -145,7 +145,7 @@ struct KernelSet {
   Level level = Level::portable;
   Precision precision = Precision::fp32;
   // So many tokens make one tile; more are cut into tiles of up to tile_tokens, for which a kernel
-  // takes up to max_blocks at once.
+  // takes up to max_blocks at once, or works on so many together where it streams them.
   int max_tokens = 1;
   int tile_tokens = 1;
   int max_blocks = 1;
@@ -158,10 +158,11 @@ struct KernelSet {
   CacheKernel values[kMaxTileTokens + 1] = {};
   // Whether kernels that stream blocks lay weights out first, and take TileArgs::room.
   bool lays_out = false;
-  // Whether panels hold the tokens of a group one after the other, see activations in linear.h.
+  // Whether panels hold the tokens of a group, in bf16 of step_lines, one after the other: see
+  // activations in linear.h.
   bool token_major = false;
-  // Lines of a float format that add up before they are added: where there are several, the values
-  // of a tile come in one call.
+  // Lines of a float format whose products are summed up before they join the result. Where they
+  // are several, the values of a tile are, too: they come in one call.
   int step_lines = 1;
   // Where given, a thread calls `begin` before its first tile of a product, with the tokens of the
   // widest and the columns of a group, and `end` after its last. A kernel may read as far behind a

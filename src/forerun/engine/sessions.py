@@ -180,8 +180,9 @@ def _check_probe(file: SessionFile, target: CausalLM) -> None:
     if not apart <= most and not torch.equal(there, here):
         count = min(len(held), _PROBE_TOKENS)
         raise SessionError(
-            f"{file.name} was saved with other weights ({file.contents.facts.get('model', '?')}): after its "
-            f"first {count} tokens logits differ by up to {apart:.3g}, and {most:.3g} is allowed. Load those "
+            f"{file.name} was saved with other weights ({file.contents.facts.get('model', '?')}), or by the "
+            "kernels on a processor with AMX where this one has none, or the reverse: after its first "
+            f"{count} tokens logits differ by up to {apart:.3g}, and {most:.3g} is allowed. Load those "
             "weights, or read the text again."
         )
 
