@@ -25,6 +25,7 @@ _PROBE_TOKENS, _PROBE_LOGITS = 16, 256
 # Of the largest logit, on models whose results depend on threads and processor.
 _TOLERANCE = {torch.float16: 0.03, torch.bfloat16: 0.03}
 _USUAL_TOLERANCE = 1e-3
+_OTHER_PROCESSOR = " Processors with AMX and without differ so too, in bf16."
 # Facts that are written and not compared.
 _TOLD = ("model", "forerun")
 _NONE: Mapping[str, str] = {}
@@ -180,10 +181,9 @@ def _check_probe(file: SessionFile, target: CausalLM) -> None:
     if not apart <= most and not torch.equal(there, here):
         count = min(len(held), _PROBE_TOKENS)
         raise SessionError(
-            f"{file.name} was saved with other weights ({file.contents.facts.get('model', '?')}), or by the "
-            "kernels on a processor with AMX where this one has none, or the reverse: after its first "
-            f"{count} tokens logits differ by up to {apart:.3g}, and {most:.3g} is allowed. Load those "
-            "weights, or read the text again."
+            f"{file.name} was saved with other weights ({file.contents.facts.get('model', '?')}): after its "
+            f"first {count} tokens logits differ by up to {apart:.3g}, and {most:.3g} is allowed. Load those "
+            f"weights, or read the text again.{'' if most else _OTHER_PROCESSOR}"
         )
 
 
