@@ -138,8 +138,8 @@ std::int64_t together(std::int64_t left, std::int64_t most) {
 
 // How many of the blocks that are left of a range go through all tiles before the next do: of one
 // tile as many as there is room for.
-std::int64_t in_a_row(const Product& p, std::int64_t left, std::int64_t room) {
-  if (p.x.tiles() == 1) return std::min(left, room);
+std::int64_t in_a_row(const Product& p, std::int64_t left, std::int64_t most) {
+  if (p.x.tiles() == 1) return std::min(left, most);
   return together(left, blocks_at_once(p.weights.shape(), p.x));
 }
 
@@ -191,10 +191,10 @@ void run_gated(const Product& p, const Range& range) {
   const AheadPlan plan(p.weights.shape(), p.x);
   const std::uint8_t* after = p.afterwards(range);
   const std::int64_t outputs = p.x.kernels().streams_blocks ? kMostStreamed : kMaxTileOutputs;
-  const std::int64_t room = outputs / kBlockRows / p.x.tile_tokens(0);
+  const std::int64_t most = outputs / kBlockRows / p.x.tile_tokens(0);
   const bool one_stream = p.x.tiles() == 1;
   for (std::int64_t b = range.begin, count = 0; b < range.end; b += count) {
-    count = in_a_row(p, range.end - b, room);
+    count = in_a_row(p, range.end - b, most);
     const std::int64_t next = b + count;
     const bool more = next < range.stop;
     const std::int64_t next_upper = one_stream ? next : next + half;

@@ -87,11 +87,11 @@ FORERUN_INLINE void multiply(const Blocks& blocks, const Columns& columns, const
   const std::int64_t rest = blocks.lines % kStepLines;
   if (rest == 0) return;
   // What is behind the block must be no NaN.
-  alignas(kLineBytes) std::uint8_t room[kBlocks][kStepBytes] = {};
+  alignas(kLineBytes) std::uint8_t last[kBlocks][kStepBytes] = {};
   unroll<kBlocks>([&](auto block) FORERUN_INLINE_BODY {
-    std::memcpy(room[block], w + block * blocks.bytes, static_cast<std::size_t>(rest * kLine));
+    std::memcpy(last[block], w + block * blocks.bytes, static_cast<std::size_t>(rest * kLine));
   });
-  step(room[0], kStepBytes);
+  step(last[0], kStepBytes);
 }
 
 // The same for `count` blocks; of each, take(place, block) has to take the sums from the tile
@@ -110,7 +110,7 @@ FORERUN_INLINE void multiply_all(Blocks blocks, std::int64_t count, const Column
   take(Constant<0>{}, b);
 }
 
-using Room = float[kMostTiles * kTileRows * kBlockRows];
+using Sums = float[kMostTiles * kTileRows * kBlockRows];
 
 // The sums of a block, as they lie in the registers.
 template <int kTiles, int kBlock>
@@ -127,16 +127,16 @@ struct AmxBf16 {
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {
     constexpr int kTiles = tiles_of(T);
-    alignas(kLineBytes) Room rooms[kMostBlocks];
+    alignas(kLineBytes) Sums sums[kMostBlocks];
     StreamFetch<false> ahead(a.ahead, a.weights);
     const bool again = a.ahead.every > 1;  // other tiles of tokens go through the same blocks
     const auto between = [&](const std::uint8_t* w, const std::uint8_t* next) FORERUN_INLINE_BODY {
       again ? ahead.with(w, kStepLines) : fetch(next);
     };
     const auto take = [&](auto place, std::int64_t block) FORERUN_INLINE_BODY {
-      store_sums<kTiles, place>(rooms[place], kBlockRows);
+      store_sums<kTiles, place>(sums[place], kBlockRows);
       for (int t = 0; t < T; ++t)
-        store_rows(a, t, _mm512_load_ps(rooms[place] + t * kBlockRows), static_cast<int>(block));
+        store_rows(a, t, _mm512_load_ps(sums[place] + t * kBlockRows), static_cast<int>(block));
     };
     const Blocks blocks = {a.weights, a.block_bytes, a.lines};
     const Columns columns = {a.panel, kLine, T * kLine};
@@ -156,12 +156,12 @@ struct AmxBf16 {
   template <int T>
   FORERUN_FLATTEN static void values(const CacheTile& c) {
     constexpr int kTiles = tiles_of(T);
-    alignas(kLineBytes) Room rooms[kMostBlocks];
+    alignas(kLineBytes) Sums sums[kMostBlocks];
     const auto take = [&](auto place, std::int64_t block) FORERUN_INLINE_BODY {
-      store_sums<kTiles, place>(rooms[place], kBlockRows);
+      store_sums<kTiles, place>(sums[place], kBlockRows);
       float* out = c.out + block * kBlockRows;
       for (int t = 0; t < T; ++t, out += c.out_stride) {
-        const __m512 sum = _mm512_load_ps(rooms[place] + t * kBlockRows);
+        const __m512 sum = _mm512_load_ps(sums[place] + t * kBlockRows);
         _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), sum));
       }
     };
