@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "../src/floats.h"
 #include "forerun/buffer.h"
 #include "forerun/linear.h"
 #include "forerun/machine.h"
@@ -68,9 +69,11 @@ class Model {
       multiply_adds_ += static_cast<double>(m.rows) * static_cast<double>(m.cols);
       widest_ = std::max({widest_, m.rows, m.cols});
     }
-    x_.assign(static_cast<std::size_t>(kMostTokens * widest_), 0.0f);
-    y_.assign(x_.size(), 0.0f);
-    for (std::size_t i = 0; i < x_.size(); ++i) x_[i] = static_cast<float>(i % 251) / 125.0f - 1.0f;
+    const std::int64_t most = kMostTokens * widest_;
+    x_.reserve(most);
+    y_.reserve(most);
+    for (std::int64_t i = 0; i < most; ++i)
+      x_.data()[i] = static_cast<float>(i % 251) / 125.0f - 1.0f;
     activations_ = std::make_unique<Activations>(precision, o.group, o.level);
   }
 
@@ -108,8 +111,8 @@ class Model {
   std::int64_t widest_ = 0;
   Buffer memory_;
   std::vector<PackedMatrix> matrices_;
-  std::vector<float> x_;
-  std::vector<float> y_;
+  Floats x_;
+  Floats y_;
   std::unique_ptr<Activations> activations_;
 };
 

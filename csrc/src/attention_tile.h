@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "forerun/buffer.h"
+#include "floats.h"
 #include "forerun/kv_cache.h"
 #include "forerun/vector_ops.h"
 #include "kernels/kernels.h"
@@ -21,19 +21,6 @@ struct AttentionShape {
   std::int64_t kv_heads = 1;
   std::int64_t head_dim = 1;
   std::int64_t group() const { return heads / kv_heads; }
-};
-
-// Floats on cache lines.
-class Floats {
- public:
-  void reserve(std::int64_t count) {
-    const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
-    if (memory_.size() < bytes) memory_ = Buffer(2 * bytes);
-  }
-  float* data() const { return reinterpret_cast<float*>(memory_.data()); }
-
- private:
-  Buffer memory_;
 };
 
 // What is summed up for a column: values [padded], exponentials in 16 lanes, the largest score.

@@ -21,8 +21,8 @@ std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 struct Workspace {
   explicit Workspace(Level limit) : layers(limit) {}
 
-  std::vector<float> x;       // [tokens, hidden], the residual stream
-  std::vector<float> logits;  // [tokens, vocab], where they cannot go straight to the caller
+  Floats x;       // [tokens, hidden], the residual stream
+  Floats logits;  // [tokens, vocab], where they cannot go straight to the caller
   LayerSpace layers;
 };
 
@@ -108,8 +108,8 @@ void Decoder::enter(const ForwardCall& call, const NewTokens& tokens, ThreadPool
   const std::int64_t hidden = shape().hidden;
   const DecoderWeights& w = *weights_;
   Workspace& space = *workspace_;
-  space.x.resize(size(tokens.count() * hidden));
-  space.layers.normed.resize(space.x.size());
+  space.x.reserve(tokens.count() * hidden);
+  space.layers.normed.reserve(tokens.count() * hidden);
   pool.for_ranges(tokens.count(), grain(tokens.count(), hidden, pool), [&](const Range& r) {
     for (std::int64_t i = r.begin; i < r.end; ++i) {
       const std::int64_t index = tokens.indices[size(i)];
@@ -175,7 +175,7 @@ void Decoder::make_logits(const ForwardCall& call, const NewTokens& tokens, Thre
   }
   const auto count = static_cast<std::int64_t>(targets.size());
   const bool gap = targets.back() != count - 1;
-  if (gap) space.logits.resize(size(count * s.vocab));
+  if (gap) space.logits.reserve(count * s.vocab);
   float* y = gap ? space.logits.data() : call.logits;
   float* normed = space.layers.normed.data();
   final_norm(x, count, normed, pool);

@@ -266,7 +266,7 @@ void LayerModule::run(const BatchRows& batch, const std::vector<LayerInput>& inp
   LayerRun run{*batch.cache, tokens, p.rotary, p.space, pool};
   p.attention.prepare(run);
   if (p.whole) {
-    p.space.normed.resize(size_of(count * hidden()));
+    p.space.normed.reserve(count * hidden());
     p.attention.run(run, 0, p.x.data(), out, true, &p.mlp.up.matrix);
     p.mlp_norm.run(out, count, p.space.normed.data(), p.space.limit, pool);
     p.mlp.run(run, p.space.normed.data(), out, nullptr);

@@ -135,8 +135,8 @@ void activate(Activation activation, bool gated, const float* x, std::int64_t to
 void SelfAttention::prepare(LayerRun& run) const {
   LayerSpace& space = run.space;
   const std::int64_t tokens = run.tokens.count();
-  space.qkv.resize(size_of(tokens * qkv_rows()));
-  space.mixed.resize(size_of(tokens * shape.heads * shape.head_dim));
+  space.qkv.reserve(tokens * qkv_rows());
+  space.mixed.reserve(tokens * shape.heads * shape.head_dim);
   const Precision precision = run.cache.shape().precision;
   if (space.attention == nullptr || space.attention->threads() < run.pool.size() ||
       space.attention->precision() != precision) {
@@ -195,7 +195,7 @@ void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
 void SelfAttention::append(LayerRun& run, std::int64_t index, const float* x) const {
   LayerSpace& space = run.space;
   const std::int64_t tokens = run.tokens.count();
-  space.qkv.resize(size_of(tokens * qkv_rows()));
+  space.qkv.reserve(tokens * qkv_rows());
   qkv.run(x, tokens, space.qkv.data(), space.activations, run.pool);
   prepare_heads(run, index);
   for (const RowMask& mask : run.tokens.masks) {
@@ -252,8 +252,8 @@ void Mlp::run(LayerRun& run, const float* x, float* y, const PackedMatrix* next)
   const std::int64_t most = std::min(run.tokens.count(), kMlpTokens);
   const bool together = gated && activation == Activation::silu && inner % kBlockRows == 0;
   const Gate gate = together ? vector_ops(space.limit).silu_mul : nullptr;
-  space.inner.resize(size_of(most * inner));
-  if (!together) space.up.resize(size_of(most * up.matrix.shape().rows));
+  space.inner.reserve(most * inner);
+  if (!together) space.up.reserve(most * up.matrix.shape().rows);
   float* raised = together ? space.inner.data() : space.up.data();
   for (std::int64_t first = 0; first < run.tokens.count(); first += kMlpTokens) {
     const std::int64_t tokens = std::min(kMlpTokens, run.tokens.count() - first);
@@ -270,7 +270,7 @@ void DecoderLayer::run(LayerRun& run, std::int64_t index, float* x,
                        const PackedMatrix* next) const {
   LayerSpace& space = run.space;
   const std::int64_t tokens = run.tokens.count();
-  space.normed.resize(size_of(tokens * input_norm.size()));
+  space.normed.reserve(tokens * input_norm.size());
   float* normed = space.normed.data();
   input_norm.run(x, tokens, normed, space.limit, run.pool);
   attention.run(run, index, normed, x, true, &mlp.up.matrix);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "floats.h"
 #include "forerun/activation.h"
 #include "forerun/buffer.h"
 #include "forerun/linear.h"
@@ -76,11 +77,11 @@ void activate(Activation activation, bool gated, const float* x, std::int64_t to
 struct LayerSpace {
   explicit LayerSpace(Level level) : activations(level), limit(level) {}
 
-  std::vector<float> normed;  // [tokens, hidden]
-  std::vector<float> qkv;     // [tokens, qkv_rows]
-  std::vector<float> mixed;   // [tokens, heads * head_dim]
-  std::vector<float> up;      // [some tokens, up_rows]
-  std::vector<float> inner;   // [some tokens, intermediate]
+  Floats normed;  // [tokens, hidden]
+  Floats qkv;     // [tokens, qkv_rows]
+  Floats mixed;   // [tokens, heads * head_dim]
+  Floats up;      // [some tokens, up_rows]
+  Floats inner;   // [some tokens, intermediate]
   ActivationSet activations;
   std::unique_ptr<Attention> attention;
   Level limit;

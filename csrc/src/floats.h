@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "forerun/buffer.h"
+
+namespace forerun::cpu {
+
+// Floats to compute in, on cache lines and, where they are many, on huge pages: a product writes to
+// as many rows as there are tokens, and so to as many pages.
+class Floats {
+ public:
+  void reserve(std::int64_t count) {
+    const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
+    if (memory_.size() < bytes) memory_ = Buffer(2 * bytes);
+  }
+  float* data() const { return reinterpret_cast<float*>(memory_.data()); }
+
+ private:
+  Buffer memory_;
+};
+
+}  // namespace forerun::cpu
