@@ -98,12 +98,12 @@ class Setting:
     def peers(
         self, names: Iterable[str], model: str, precision: str, draft: str | None = None
     ) -> dict[str, RemoteEngine]:
-        """The peers that can be loaded; a note on each of the others."""
+        """The peers that can be loaded and decode; a note on each of the others."""
         peers = {}
         for name in names:
             self.progress(f"loading {name} {precision}")
             try:
-                peers[name] = RemoteEngine(
+                peer = RemoteEngine(
                     name,
                     name=name,
                     python=self.peers_python,
@@ -113,6 +113,7 @@ class Setting:
                     draft_dir=draft,
                     cache_dir=str(self.work / "peers"),
                 )
+                peers[name] = _tried(peer)
             except ConfigError as error:
                 self.note(f"without {name} in {precision}: {error}")
         return peers
@@ -121,6 +122,16 @@ class Setting:
         """Record once what was left out."""
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _tried(peer: RemoteEngine) -> RemoteEngine:
+    """A peer that decodes: some load a model and end with the first tokens."""
+    try:
+        peer.call("generate", prompt_ids=list(range(1, 33)), num_tokens=2)
+    except ConfigError:
+        peer.close()
+        raise
+    return peer
 
 
 def spread(values: Sequence[float]) -> str:
