@@ -1,3 +1,5 @@
+// Floats to compute in, on cache lines and, where they are many, on huge pages: a product writes to
+// as many rows as there are tokens, and so to as many pages.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +9,6 @@
 
 namespace forerun::cpu {
 
-// Floats to compute in, on cache lines and, where they are many, on huge pages: a product writes to
-// as many rows as there are tokens, and so to as many pages.
 class Floats {
  public:
   void reserve(std::int64_t count) {

@@ -17,7 +17,7 @@ QUESTION = (
 HEADS = [
     ("zoo", "eagle3"),
     pytest.param("smollm2", "eagle3", marks=needs_smollm2),
-    pytest.param("smollm2", "dspark", marks=needs_smollm2),
+    pytest.param("smollm2", "dspark", marks=[needs_smollm2, pytest.mark.slow]),
 ]
 
 
