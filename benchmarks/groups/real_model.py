@@ -65,4 +65,4 @@ def _footprints(setting: Setting, file: str) -> Iterator[Figure]:
 def _fresh(setting: Setting, name: str, file: str) -> RemoteEngine:
     if name == "forerun":
         return setting.ours(NAME, "stored")
-    return setting.peers([name], file, "stored")[name]
+    return setting.peer(name, file, "stored")

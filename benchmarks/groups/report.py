@@ -103,20 +103,27 @@ class Setting:
         for name in names:
             self.progress(f"loading {name} {precision}")
             try:
-                peer = RemoteEngine(
-                    name,
-                    name=name,
-                    python=self.peers_python,
-                    checkpoint_dir=model,
-                    precision=precision,
-                    threads=self.threads,
-                    draft_dir=draft,
-                    cache_dir=str(self.work / "peers"),
-                )
-                peers[name] = _tried(peer)
+                peers[name] = _tried(self.peer(name, model, precision, draft))
             except ConfigError as error:
                 self.note(f"without {name} in {precision}: {error}")
         return peers
+
+    def peer(self, name: str, model: str, precision: str, draft: str | None = None) -> RemoteEngine:
+        """A peer as it is loaded.
+
+        Raises:
+            ConfigError: if it cannot be.
+        """
+        return RemoteEngine(
+            name,
+            name=name,
+            python=self.peers_python,
+            checkpoint_dir=model,
+            precision=precision,
+            threads=self.threads,
+            draft_dir=draft,
+            cache_dir=str(self.work / "peers"),
+        )
 
     def note(self, text: str) -> None:
         """Record once what was left out."""

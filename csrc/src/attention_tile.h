@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "floats.h"
+#include "forerun/buffer.h"
 #include "forerun/kv_cache.h"
 #include "forerun/vector_ops.h"
 #include "kernels/kernels.h"

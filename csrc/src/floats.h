@@ -11,6 +11,7 @@ namespace forerun::cpu {
 
 class Floats {
  public:
+  // For so many, and before it moves for as many again; what was there is lost then.
   void reserve(std::int64_t count) {
     const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
     if (memory_.size() < bytes) memory_ = Buffer(2 * bytes);

@@ -10,7 +10,6 @@
 #include "attention.h"
 #include "floats.h"
 #include "forerun/activation.h"
-#include "forerun/buffer.h"
 #include "forerun/linear.h"
 #include "forerun/packed_matrix.h"
 #include "forerun/thread_pool.h"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 PATIENCE = 120
-SILENCE = 3
+SILENCE = 5
 CTRL_C, CTRL_D = "\x03", "\x04"
 # Colours, and what readline tells the terminal.
 _CONTROL = re.compile("\x1b\\[[0-9;?]*[a-zA-Z]|\r")

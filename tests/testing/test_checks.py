@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,14 +83,14 @@ def test_a_third_partys_drafter_is_proven() -> None:
     assert set(result.kinds) == {"sampled", "greedy"}
 
 
-def slow_but(few: set[str], names: Iterable[str]) -> list[object]:
-    """All names, those beside a few marked `slow`."""
-    return [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in few)) for name in sorted(names)
-    ]
+# Heads and views of the target, which other tests enumerate too.
+SLOW = {"cascade", "dspark", "eagle3", "layer_skip", "medusa", "self_quantized"}
 
 
-@pytest.mark.parametrize("method", slow_but({"draft_model", "ngram", "self_sparse"}, METHODS))
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in sorted(METHODS)],
+)
 def test_shipped_drafters(method: str) -> None:
     case = next(case for case in DRAFTERS if case.name == method)
     assert not isinstance(case.hints.prediction, str)
@@ -112,7 +112,7 @@ def test_drawn_trees(branches: tuple[int, ...], replacement: bool) -> None:
 APPROXIMATE = {name for name, rule in RULES.items() if rule.exactness is Exactness.APPROXIMATE}
 
 
-@pytest.mark.parametrize("name", slow_but({"token", "coupled"}, {*RULES} - APPROXIMATE))
+@pytest.mark.parametrize("name", sorted({*RULES} - APPROXIMATE))
 @pytest.mark.usefixtures("form")
 def test_shipped_rules(name: str) -> None:
     result = check_verifier(RULES[name]())

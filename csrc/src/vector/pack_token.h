@@ -119,9 +119,7 @@ void pack_groups(const PackTokenArgs& a) {
     }
     const GroupScale g = scale_for(largest_magnitude<kShare>(values), 127.0f);
     for (std::int64_t first = 0; first < count; first += kGroup) {
-      std::int8_t apart[kGroup];
-      std::uint32_t* columns = panel + 2 * width + (kGroup / 4 - 1) * a.lane;
-      std::int8_t* quantized = a.token_major ? reinterpret_cast<std::int8_t*>(columns) : apart;
+      std::int8_t quantized[kGroup];
       const std::int32_t sum = round_group<kGroup>(values + first, g.factor, quantized);
       panel[0] = kZeroPoint == 0
                      ? bits_of(static_cast<float>(sum))
@@ -130,10 +128,11 @@ void pack_groups(const PackTokenArgs& a) {
       panel[width] = bits_of(g.scale);
       panel += 2 * width;
       if (a.token_major) {
+        std::memcpy(panel + (kGroup / 4 - 1) * a.lane, quantized, kGroup);
         panel += kGroup / 4 * width;
       } else {
         const std::int64_t there = count - first < kGroup ? count - first : kGroup;
-        panel = scatter(apart, (there + kUnit - 1) / kUnit * (kUnit / 4), width, panel);
+        panel = scatter(quantized, (there + kUnit - 1) / kUnit * (kUnit / 4), width, panel);
       }
     }
   }
