@@ -83,7 +83,7 @@ def test_a_third_partys_drafter_is_proven() -> None:
     assert set(result.kinds) == {"sampled", "greedy"}
 
 
-# Heads and views of the target, which other tests enumerate too.
+# Cases that take seconds. Both kinds of draft, and a view of the target, are among the others.
 SLOW = {"cascade", "dspark", "eagle3", "layer_skip", "medusa", "self_quantized"}
 
 
