@@ -180,11 +180,52 @@ struct AmxBf16 {
   }
 };
 
+// The numbers of 16 pairs.
+FORERUN_INLINE __m512 first_of(__m512i pairs) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+}
+FORERUN_INLINE __m512 second_of(__m512i pairs) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return _mm512_castsi512_ps(_mm512_and_si512(pairs, upper));
+}
+
+// Scores or values of one column, by AVX-512 in AMX's order. A tile takes as long for one column as
+// for sixteen, and its sums come late to what waits for them: by this, one token takes 2 % less in
+// all, at short contexts and long ones. Two columns take more at long ones.
+FORERUN_FLATTEN void one_column(const CacheTile& c) {
+  for (std::int64_t block = 0; block < c.blocks; ++block) {
+    const std::uint8_t* w = c.weights + block * c.block_bytes;
+    const auto* x = static_cast<const std::uint8_t*>(c.panel);
+    __m512 sum = _mm512_setzero_ps();
+    for (std::int64_t left = c.lines; left > 0; left -= kStepLines, x += kLine) {
+      alignas(kLineBytes) float first[kStepLines];
+      alignas(kLineBytes) float second[kStepLines];
+      const __m512i column = _mm512_loadu_si512(x);
+      _mm512_store_ps(first, first_of(column));
+      _mm512_store_ps(second, second_of(column));
+      __m512 even = _mm512_setzero_ps();
+      __m512 odd = _mm512_setzero_ps();
+      const std::int64_t lines = std::min<std::int64_t>(left, kStepLines);
+      for (std::int64_t line = 0; line < lines; ++line, w += kLine) {
+        prefetch(w + c.ahead);
+        const __m512i weights = _mm512_loadu_si512(w);
+        even = _mm512_fmadd_ps(first_of(weights), _mm512_set1_ps(first[line]), even);
+        odd = _mm512_fmadd_ps(second_of(weights), _mm512_set1_ps(second[line]), odd);
+      }
+      sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd));
+    }
+    float* out = c.out + block * kBlockRows;
+    if (c.resume) sum = _mm512_add_ps(_mm512_loadu_ps(out), sum);
+    _mm512_storeu_ps(out, sum);
+  }
+}
+
 KernelSet make_bf16_set() {
   KernelSet set = make_set<AmxBf16>(Level::amx, Precision::bf16);
-  unroll<AmxBf16::kMaxTokens>([&](auto i) {
-    set.scores[i + 1] = &AmxBf16::scores<i + 1>;
-    set.values[i + 1] = &AmxBf16::values<i + 1>;
+  set.scores[1] = set.values[1] = &one_column;
+  unroll<AmxBf16::kMaxTokens - 1>([&](auto i) {
+    set.scores[i + 2] = &AmxBf16::scores<i + 2>;
+    set.values[i + 2] = &AmxBf16::values<i + 2>;
   });
   set.max_blocks = kMostBlocks;
   set.streams_blocks = true;
