@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from forerun.errors import ConfigError, UnknownNameError, shown
+
+
+@cache
+def registered(group: str) -> tuple[EntryPoint, ...]:
+    """What other packages register, as installed when first asked: to read all their metadata takes
+    longer than all else that a configuration does."""
+    return tuple(entry_points(group=group))
 
 
 class Registry(dict[str, Any]):
@@ -28,7 +36,7 @@ class Registry(dict[str, Any]):
 
     def names(self) -> list[str]:
         """Our own names and those that other packages register."""
-        return sorted({*self, *(point.name for point in entry_points(group=self.group))})
+        return sorted({*self, *(point.name for point in registered(self.group))})
 
     def find(self, name: str) -> Any:
         """What `name` stands for.
@@ -47,7 +55,9 @@ class Registry(dict[str, Any]):
         return entry
 
     def _load(self, name: str) -> Any:
-        for point in entry_points(group=self.group, name=name):
+        for point in registered(self.group):
+            if point.name != name:
+                continue
             try:
                 return point.load()
             except (ImportError, AttributeError) as error:

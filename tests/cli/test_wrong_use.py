@@ -175,16 +175,18 @@ def test_many_lines_become_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
     assert refused(cli.generate(*PROMPT)) == "forerun: error: first second"
 
 
-def numeric_options() -> list[tuple[tuple[str, ...], str]]:
-    """Every option of every command that takes numbers."""
-    options = []
+def numeric_options() -> list[Any]:
+    """Every option of every command that takes numbers; slow where another command has it too."""
+    options, met = [], set[str]()
     for words, command in every_command(application):
         for param in command.params:
             numbers = param.type.name.startswith(("integer", "float", "list", "ids", "layers"))
             # --prompt-tokens cuts longer prompts, --threads counts the cores: any number will do.
             any_will_do = param.name in ("prompt_tokens", "threads")
             if isinstance(param, click.Option) and numbers and not any_will_do:
-                options.append((words, param.opts[0]))
+                name = param.opts[0]
+                options.append(pytest.param(words, name, marks=[pytest.mark.slow] * (name in met)))
+                met.add(name)
     return options
 
 

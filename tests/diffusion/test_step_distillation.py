@@ -119,6 +119,7 @@ def test_a_copy_starts_as_the_teacher_without_guidance() -> None:
         torch.testing.assert_close(run(student, 4, scale), expected)
 
 
+@pytest.mark.slow
 def test_training_brings_the_student_closer_to_two_steps_of_its_teacher(tmp_path: Path) -> None:
     pipeline = tiny.unet_pipeline()
     before = run(with_denoiser(pipeline, guided_copy(pipeline.unet)), 2, 3.0)

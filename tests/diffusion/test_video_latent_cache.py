@@ -67,7 +67,7 @@ def cached(pipeline: Any, noise: torch.Tensor | None = None, **changed: Any) -> 
 
 @pytest.mark.parametrize("refine_steps", [0, 2])
 @pytest.mark.parametrize("choose", ["fixed", "motion"])
-@pytest.mark.parametrize("finish", [True, False])
+@pytest.mark.parametrize("finish", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_all_frames_key_is_the_full_sampler_bit_for_bit(
     refine_steps: int, choose: str, finish: bool
 ) -> None:
@@ -90,7 +90,7 @@ def test_all_frames_key_is_the_full_sampler_bit_for_bit(
     assert clips.approximate
 
 
-@pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
+@pytest.mark.parametrize("guidance_scale", [pytest.param(1.0, marks=pytest.mark.slow), 3.0])
 @pytest.mark.parametrize("settings", EVERY_WAY)
 def test_passes_are_what_the_config_says(settings: dict[str, Any], guidance_scale: float) -> None:
     pipeline = tiny.clip_pipeline()

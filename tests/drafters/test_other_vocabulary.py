@@ -137,7 +137,9 @@ def drafter(rows: int = 2) -> DraftModelDrafter:
     return DraftModelDrafter(DRAFT, rows, 256, 5, translation)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_tokens", [1, *(pytest.param(more, marks=pytest.mark.slow) for more in (2, 3))]
+)
 def test_the_targets_whole_distribution_comes_out(num_tokens: int) -> None:
     """By enumeration, though the draft can propose three of five tokens only."""
     found = check_drafter(drafter(), ToyModel(5), num_tokens=num_tokens)

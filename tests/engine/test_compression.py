@@ -34,7 +34,17 @@ from tests.matrix import COMPRESSIONS
 TEXTS = [tokens(1, length, seed=length)[0].tolist() for length in (19, 1, 7)]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=24)
-SAMPLERS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+
+
+def samplers(slow: str) -> pytest.MarkDecorator:
+    cases = {"greedy": GREEDY, "seeded": SEEDED}
+    marked = [
+        pytest.param(params, id=name, marks=[pytest.mark.slow] * (name == slow))
+        for name, params in cases.items()
+    ]
+    return pytest.mark.parametrize("params", marked)
+
+
 ON_KERNELS = [pytest.param(f"kernels-{name}", marks=needs_kernels) for name in ("llama", "qwen3")]
 NAMES = ["llama", "gpt2", *ON_KERNELS]
 METHODS = pytest.mark.parametrize("compression", COMPRESSIONS.values(), ids=COMPRESSIONS)
@@ -135,7 +145,7 @@ def check_all(target: CausalLM, compression: Compression, params: SamplingParams
     return accepted
 
 
-@SAMPLERS
+@samplers(slow="seeded")
 @METHODS
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_change_nothing(
@@ -209,7 +219,7 @@ def test_a_rejected_token_that_counts_or_evicts_is_caught(
                 check_all(target, compression, GREEDY)
 
 
-@SAMPLERS
+@samplers(slow="greedy")
 @METHODS
 @pytest.mark.parametrize("name", ["llama", ON_KERNELS[0]])
 def test_with_drafters_of_models(

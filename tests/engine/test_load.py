@@ -124,10 +124,10 @@ def test_third_party_drafters_are_found_by_entry_point(
 
             return Parrot
 
-    def entry_points(group: str, name: str | None = None) -> list[Point]:
-        return [Point()] if group == "forerun.drafters" and name in (None, "parrot") else []
+    def registered(group: str) -> list[Point]:
+        return [Point()] if group == "forerun.drafters" else []
 
-    monkeypatch.setattr("forerun.registry.entry_points", entry_points)
+    monkeypatch.setattr("forerun.registry.registered", registered)
     engine = forerun.load(saved["target"], Config(method="parrot"))
     assert engine.drafter is not None
     assert engine.drafter.name == "parrot"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -121,7 +122,10 @@ def opening(name: str) -> list[int]:
     return [1] if "marks" in name else []
 
 
+vocabulary_of = cache(Vocabulary)
+
+
 def retokenizer_of(tokenizer: Any, draft_tokenizer: Any) -> Retokenizer:
     """For a draft model that knows all tokens of its tokenizer."""
     draft_vocab_size = len(draft_tokenizer)
-    return Retokenizer(Vocabulary(tokenizer), Vocabulary(draft_tokenizer), draft_vocab_size)
+    return Retokenizer(vocabulary_of(tokenizer), vocabulary_of(draft_tokenizer), draft_vocab_size)

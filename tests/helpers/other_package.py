@@ -76,6 +76,6 @@ POINTS = {
 }
 
 
-def entry_points(group: str, name: str | None = None) -> list[Point]:
-    """As `importlib.metadata.entry_points` would find them: a package, and a broken one."""
-    return [point for point in POINTS.get(group, ()) if name in (None, point.name)]
+def registered(group: str) -> list[Point]:
+    """As `forerun.registry.registered` would find them: a package, and a broken one."""
+    return POINTS.get(group, [])

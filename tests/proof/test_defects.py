@@ -74,6 +74,7 @@ def test_the_recovered_token_drawn_from_the_target() -> None:
         check_verifier(defects.RecoversFromTarget())
 
 
+@slow
 def test_the_target_drawn_once_a_branch() -> None:
     assert not statistics(defects.tree_drafter(DRAFT), "token", defects.OnceABranch()).passed
     with pytest.raises(ExactnessError, match="over point masses"):
@@ -134,6 +135,7 @@ def test_correct_methods_pass(drafter: Drafter, rule: str) -> None:
     assert result.first.rules == (("block",) if rule == "auto" else (rule,))
 
 
+@slow
 def test_a_walk_that_does_not_follow_its_decision_is_caught() -> None:
     """`decide` is correct, `verify` is not: enumerating the decision alone would pass."""
 

@@ -54,6 +54,7 @@ def limits_after(count: int, groups: np.ndarray, random: np.random.Generator) ->
     return {limit.family: limit for limit in limits(tests, sampled, starts, LEVEL, SECOND)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_deviation_at_the_limit_is_caught(name: str) -> None:
     random = np.random.default_rng(5)

@@ -53,7 +53,7 @@ def watching(losses: Losses) -> Callable[[Report, float, float], None]:
 @pytest.mark.parametrize(
     ("kind", "family"),
     [
-        (kind, family)
+        pytest.param(kind, family, marks=[pytest.mark.slow] * (family == "gpt2"))
         for kind in KINDS
         for family in ("llama", "gpt2", "gemma")
         # Its layers do not run apart.
@@ -220,6 +220,7 @@ def _process(rank: int, port: int, out: Path, arguments: tuple[Any, ...]) -> Non
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_steps_of_one(
     targets: dict[str, str], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,6 @@ from tokenizers import (
     pre_tokenizers,
 )
 
-from forerun.drafters.model.vocabulary import (
-    Vocabulary,
-)
 from tests.helpers.made_tokenizers import (
     CODE,
     HARD,
@@ -30,6 +27,7 @@ from tests.helpers.made_tokenizers import (
     retokenizer_of,
     spelled,
     texts,
+    vocabulary_of,
     words,
 )
 
@@ -81,7 +79,7 @@ def test_tokens_that_no_tokenizer_would_choose(
     target: str, draft: str, data: st.DataObject
 ) -> None:
     """Any tokens at all, as a model may emit them: the same text, or none if they are not text."""
-    ordinary = sorted(Vocabulary(TOKENIZERS[target]).ordinary.values())
+    ordinary = sorted(vocabulary_of(TOKENIZERS[target]).ordinary.values())
     tokens = data.draw(st.lists(st.sampled_from(ordinary), min_size=1, max_size=80))
     retokenizer = retokenizer_of(TOKENIZERS[target], TOKENIZERS[draft])
     retokenizer.ids(0, tokens[: len(tokens) // 2])
