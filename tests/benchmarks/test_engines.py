@@ -64,6 +64,7 @@ def test_checkpoints_hold_what_the_kernels_run(tmp_path: Path) -> None:
     assert (directory / "model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_an_engine_in_a_process_of_its_own(tmp_path: Path) -> None:
     directory = str(write_checkpoint("tiny", tmp_path / "tiny"))
     setting = Setting(1, True, tmp_path)

@@ -67,6 +67,7 @@ def clips_of(count: int, steps: int) -> torch.Tensor:
     return images
 
 
+@pytest.mark.slow
 def test_clips_show_their_label_and_move_evenly() -> None:
     """About as evenly as those that were drawn, and far more so than frames in any order."""
     clips = clips_of(6, 16)

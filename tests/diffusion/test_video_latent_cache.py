@@ -198,7 +198,10 @@ def test_key_frames_by_motion_are_those_of_the_expected_clip() -> None:
     assert not torch.equal(clips.key_frames, key_frames_by_motion(motion_of(noise), 4))
 
 
-@pytest.mark.parametrize("settings", EVERY_WAY)
+@pytest.mark.parametrize(
+    "settings",
+    [*EVERY_WAY[::2], *(pytest.param(way, marks=pytest.mark.slow) for way in EVERY_WAY[1::2])],
+)
 def test_the_pipeline_is_left_as_it_was(settings: dict[str, Any]) -> None:
     pipeline = tiny.clip_pipeline()
     before = full(pipeline).latents
