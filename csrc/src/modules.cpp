@@ -43,7 +43,7 @@ struct LinearModule::Parts {
   ActivationSet activations;
   Norm norm;
   Level limit;
-  std::vector<float> normed;  // [tokens, cols]
+  Floats normed;  // [tokens, cols]
 };
 
 LinearModule::LinearModule(const LinearSource& source, const Packing& packing, ThreadPool& pool,
@@ -75,7 +75,7 @@ void LinearModule::run(const float* x, std::int64_t tokens, float* y, ThreadPool
   const FloatMode mode(FloatMode::Subnormals::ieee);
   Parts& p = *parts_;
   if (!p.norm.weight.empty()) {
-    p.normed.resize(size_of(tokens * cols()));
+    p.normed.reserve(tokens * cols());
     p.norm.run(x, tokens, p.normed.data(), p.limit, pool);
     x = p.normed.data();
   }
@@ -130,8 +130,8 @@ struct LayerModule::Parts {
   Precision cache;
   bool normed_residual;
   bool whole;
-  std::vector<float> x;  // [tokens, cols]
-  std::vector<float> y;  // [tokens, hidden], where there is padding between
+  Floats x;  // [tokens, cols]
+  Floats y;  // [tokens, hidden], where there is padding between
 };
 
 namespace {
@@ -230,7 +230,7 @@ void LayerModule::Parts::read(const std::vector<LayerInput>& inputs, const std::
   const std::int64_t cols = attention.qkv.matrix.shape().cols;
   const std::int64_t count = tokens.count();
   const VectorOps& ops = vector_ops(space.limit);
-  x.resize(size_of(count * cols));
+  x.reserve(count * cols);
   pool.for_ranges(count, grain(count, cols, pool), [&](const Range& r) {
     for (std::int64_t i = r.begin; i < r.end; ++i) {
       float* to = x.data() + i * cols;
@@ -259,7 +259,7 @@ void LayerModule::run(const BatchRows& batch, const std::vector<LayerInput>& inp
   const std::int64_t count = tokens.count();
   if (count == 0) return;
   const bool gap = tokens.indices.back() != count - 1;
-  if (gap) p.y.resize(size_of(count * hidden()));
+  if (gap) p.y.reserve(count * hidden());
   float* out = gap ? p.y.data() : y;
   p.read(inputs, p.input_norms, tokens, p.whole ? out : nullptr, pool);
   p.rotary.reach(tokens.furthest);

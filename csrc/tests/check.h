@@ -1,6 +1,7 @@
 // The little that a test needs.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -51,6 +52,22 @@ inline std::int64_t between(Random& random, std::int64_t low, std::int64_t high)
 inline bool same_bits(const float* a, const float* b, std::int64_t n) {
   return n == 0 || std::memcmp(a, b, static_cast<std::size_t>(n) * sizeof(float)) == 0;
 }
+
+// A sum in the order that kernels.h gives for AMX in bf16, over pairs of columns in steps.
+struct TileSum {
+  float sum = 0.0f;
+  float even = 0.0f;
+  float odd = 0.0f;
+
+  void add(float w0, float x0, float w1, float x1) {
+    even = std::fma(w0, x0, even);
+    odd = std::fma(w1, x1, odd);
+  }
+  void end_step() {
+    sum += even + odd;
+    even = odd = 0.0f;
+  }
+};
 
 // A packed matrix with its memory.
 struct Packed {

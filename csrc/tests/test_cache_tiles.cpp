@@ -55,7 +55,8 @@ struct Case {
   float expected(const Units& w, const Units& x, std::int64_t t, std::int64_t row,
                  float start) const {
     const std::int64_t block = row / kBlockRows * lines;
-    float sum = start, even = 0.0f, odd = 0.0f;
+    float sum = start;
+    TileSum by_tiles{start};
     for (std::int64_t l = 0; l < lines; ++l) {
       const std::int64_t a = (block + l) * kBlockRows + row % kBlockRows;
       const std::int64_t b = panel.at(t, l, set.step_lines);
@@ -64,11 +65,9 @@ struct Case {
       } else if (set.step_lines == 1) {
         sum = std::fma(w.first(a), x.first(b), std::fma(w.second(a), x.second(b), sum));
       } else {
-        even = std::fma(w.first(a), x.first(b), even);
-        odd = std::fma(w.second(a), x.second(b), odd);
-        if ((l + 1) % set.step_lines != 0 && l + 1 != lines) continue;
-        sum += even + odd;
-        even = odd = 0.0f;
+        by_tiles.add(w.first(a), x.first(b), w.second(a), x.second(b));
+        if ((l + 1) % set.step_lines == 0 || l + 1 == lines) by_tiles.end_step();
+        sum = by_tiles.sum;
       }
     }
     return sum;

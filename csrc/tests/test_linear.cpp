@@ -131,17 +131,12 @@ std::vector<float> by_tiles(const PackedMatrix& w, const float* x, std::int64_t 
     token.resize(row.size());
     for (std::int64_t r = 0; r < shape.rows; ++r) {
       w.unpack_row(r, row.data());
-      float sum = 0.0f;
-      for (std::size_t first = 0; first < row.size(); first += kColumns) {
-        float even = 0.0f;
-        float odd = 0.0f;
-        for (std::size_t k = first; k < first + kColumns; k += 2) {
-          even = std::fma(row[k], token[k], even);
-          odd = std::fma(row[k + 1], token[k + 1], odd);
-        }
-        sum += even + odd;
+      TileSum sum;
+      for (std::size_t k = 0; k < row.size(); k += 2) {
+        sum.add(row[k], token[k], row[k + 1], token[k + 1]);
+        if ((k + 2) % kColumns == 0) sum.end_step();
       }
-      y.push_back(sum);
+      y.push_back(sum.sum);
     }
   }
   return y;

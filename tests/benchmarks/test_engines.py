@@ -83,6 +83,28 @@ def test_an_engine_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert "unknown peer" in setting.notes[0]
 
 
+def test_a_peer_that_ends_with_its_first_tokens_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Peer:
+        def __init__(self, name: str) -> None:
+            self.name, self.closed = name, False
+
+        def call(self, *_: str, **__: Any) -> None:
+            if self.name == "ends":
+                raise ConfigError("it ended")
+
+        def close(self) -> None:
+            self.closed = True
+
+    loaded = {name: Peer(name) for name in ("ends", "decodes")}
+    monkeypatch.setattr(Setting, "peer", lambda _, name, *__: loaded[name])
+    setting = Setting(1, True, tmp_path)
+    assert list(setting.peers(loaded, "model", "int8")) == ["decodes"]
+    assert [peer.closed for peer in loaded.values()] == [True, False]
+    assert setting.notes == ["without ends in int8: it ended"]
+
+
 MATRICES = {"maker": "benchmarks.matrices:Matrices", "options": {"threads": 1}}
 
 
