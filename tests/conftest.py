@@ -37,9 +37,9 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.fixture
 def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another package is installed, and a broken one."""
-    from tests.helpers.other_package import registered
+    from tests.helpers.other_package import entry_points_of
 
-    monkeypatch.setattr("forerun.registry.registered", registered)
+    monkeypatch.setattr("forerun.registry.entry_points_of", entry_points_of)
 
 
 @pytest.fixture

@@ -99,10 +99,10 @@ def _own_method(monkeypatch: pytest.MonkeyPatch) -> None:
         def load(self) -> Any:
             return names[target]
 
-    def registered(group: str) -> list[Any]:
+    def entry_points_of(group: str) -> list[Any]:
         return [Point()] if group == "forerun.drafters" else []
 
-    monkeypatch.setattr(registry, "registered", registered)
+    monkeypatch.setattr(registry, "entry_points_of", entry_points_of)
 
 
 def parse(path: tuple[str, ...], rest: list[str]) -> None:

@@ -96,7 +96,7 @@ void Attention::plan(const NewTokens& tokens, const KvCache& cache) {
   for (const auto& s : scratch_) s->choice.reserve(cache, most + kSetsOfItem + 2);
 }
 
-// As in linear.cpp: what vdpbf16ps does in any mode, the other levels are set to.
+// As in linear.cpp: what vdpbf16ps and tiles do in any mode, all else is set to.
 FloatMode::Subnormals Attention::float_mode() const {
   return precision_ == Precision::bf16 ? FloatMode::Subnormals::flush : FloatMode::Subnormals::ieee;
 }

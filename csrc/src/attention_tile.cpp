@@ -191,7 +191,7 @@ const std::uint8_t* TileAttention::weights(const Call& c, std::int64_t column) c
 std::int64_t TileAttention::shared_lines(const Call& c) const {
   const int per_line = c.head.cache->slots_per_line();
   if (c.in_order()) {
-    // Whole steps take no longer; slots behind are numbers, and weigh nothing.
+    // Whole steps take a tile no longer; slots behind are numbers, and weigh nothing.
     const std::int64_t step = kernels_->step_lines;
     const std::int64_t lines = (c.end() - c.rank + per_line - 1) / per_line;
     return (lines + step - 1) / step * step;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "float_mode.h"
+#include "floats.h"
 #include "forerun/vector_ops.h"
 #include "parts.h"
 

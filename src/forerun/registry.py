@@ -12,9 +12,9 @@ from forerun.errors import ConfigError, UnknownNameError, shown
 
 
 @cache
-def registered(group: str) -> tuple[EntryPoint, ...]:
-    """What other packages register, as installed when first asked: to read all their metadata takes
-    longer than all else that a configuration does."""
+def entry_points_of(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of a group, as installed when first asked: reading the metadata of all packages
+    takes longer than the rest of a configuration."""
     return tuple(entry_points(group=group))
 
 
@@ -36,7 +36,7 @@ class Registry(dict[str, Any]):
 
     def names(self) -> list[str]:
         """Our own names and those that other packages register."""
-        return sorted({*self, *(point.name for point in registered(self.group))})
+        return sorted({*self, *(point.name for point in entry_points_of(self.group))})
 
     def find(self, name: str) -> Any:
         """What `name` stands for.
@@ -55,7 +55,7 @@ class Registry(dict[str, Any]):
         return entry
 
     def _load(self, name: str) -> Any:
-        for point in registered(self.group):
+        for point in entry_points_of(self.group):
             if point.name != name:
                 continue
             try:

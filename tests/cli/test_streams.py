@@ -50,11 +50,9 @@ def test_lost_talk_stops_nothing(talk: str) -> None:
 
 
 @needs_full
-@pytest.mark.slow
 def test_a_model_that_runs_is_let_go(cli: Cli) -> None:
     """Nothing of the engine may outlive the error, or the kernels report what leaked."""
     run = f"generate --model {cli.target} --prompt a --max-tokens 4"
     done = shell(run, ">/dev/full")
     assert (done.returncode, done.stderr.splitlines()[-1] + "\n") == (2, FULL)
     assert "leaked" not in done.stderr
-    assert shell(run, "2>/dev/full").stdout != ""

@@ -176,17 +176,18 @@ def test_many_lines_become_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def numeric_options() -> list[Any]:
-    """Every option of every command that takes numbers; slow where another command has it too."""
-    options, met = [], set[str]()
+    """Every option of every command that takes numbers; slow where an earlier command has it."""
+    options, met = [], set[tuple[str, str]]()
     for words, command in every_command(application):
         for param in command.params:
             numbers = param.type.name.startswith(("integer", "float", "list", "ids", "layers"))
             # --prompt-tokens cuts longer prompts, --threads counts the cores: any number will do.
             any_will_do = param.name in ("prompt_tokens", "threads")
             if isinstance(param, click.Option) and numbers and not any_will_do:
-                name = param.opts[0]
-                options.append(pytest.param(words, name, marks=[pytest.mark.slow] * (name in met)))
-                met.add(name)
+                option = (param.opts[0], param.type.name)
+                slow = [pytest.mark.slow] * (option in met)
+                options.append(pytest.param(words, param.opts[0], marks=slow))
+                met.add(option)
     return options
 
 

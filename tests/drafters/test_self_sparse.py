@@ -129,8 +129,7 @@ def test_who_reads_everything_drafts_what_it_will_say(params: SamplingParams, lo
     assert share_accepted(engine_of(load("llama"), WIDE), params) == 1.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("skip", [(), (1,)])
+@pytest.mark.parametrize("skip", [pytest.param((), marks=pytest.mark.slow), (1,)])
 def test_enumerated(skip: tuple[int, ...]) -> None:
     target = LayeredToyModel(3, sharpness=1.0)
     assert check_drafter(SelfSparseDrafter(target, NARROW, skip), target).cases > 0

@@ -18,6 +18,7 @@ from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.engine.pairs import KNOWN_DRAFTS, choose
 from forerun.errors import ConfigError, MemoryLimitError
+from forerun.registry import entry_points_of
 from tests.helpers.tiny_models import VOCAB, tiny_model
 
 Config = forerun.SpeculativeConfig
@@ -113,26 +114,27 @@ def test_what_does_not_fit_is_refused_with_numbers(
 
 
 def test_third_party_drafters_are_found_by_entry_point(
-    saved: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    saved: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Point:
-        name, value = "parrot", "parrot:Parrot"
-
-        def load(self) -> Any:
-            class Parrot(SuffixDrafter):
-                name = "parrot"
-
-            return Parrot
-
-    def registered(group: str) -> list[Point]:
-        return [Point()] if group == "forerun.drafters" else []
-
-    monkeypatch.setattr("forerun.registry.registered", registered)
-    engine = forerun.load(saved["target"], Config(method="parrot"))
-    assert engine.drafter is not None
-    assert engine.drafter.name == "parrot"
-    with pytest.raises(forerun.ForerunError, match="parrot"):
-        Config(method="parot")
+    """A package as pip leaves it."""
+    (tmp_path / "parrot.py").write_text(
+        "from forerun.drafters.suffix import SuffixDrafter\n\n\n"
+        "class Parrot(SuffixDrafter):\n    name = 'parrot'\n"
+    )
+    info = tmp_path / "parrot-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: parrot\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[forerun.drafters]\nparrot = parrot:Parrot\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry_points_of.cache_clear()
+    try:
+        engine = forerun.load(saved["target"], Config(method="parrot"))
+        assert engine.drafter is not None
+        assert engine.drafter.name == "parrot"
+        with pytest.raises(forerun.ForerunError, match="parrot"):
+            Config(method="parot")
+    finally:
+        entry_points_of.cache_clear()
 
 
 def test_a_checkpoint_without_its_config_is_refused(saved: dict[str, str], tmp_path: Path) -> None:

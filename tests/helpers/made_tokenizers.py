@@ -122,7 +122,7 @@ def opening(name: str) -> list[int]:
     return [1] if "marks" in name else []
 
 
-vocabulary_of = cache(Vocabulary)
+vocabulary_of = cache(Vocabulary)  # which nothing changes
 
 
 def retokenizer_of(tokenizer: Any, draft_tokenizer: Any) -> Retokenizer:

@@ -76,6 +76,6 @@ POINTS = {
 }
 
 
-def registered(group: str) -> list[Point]:
-    """As `forerun.registry.registered` would find them: a package, and a broken one."""
+def entry_points_of(group: str) -> list[Point]:
+    """As `forerun.registry.entry_points_of` would find them: a package, and a broken one."""
     return POINTS.get(group, [])

@@ -77,6 +77,9 @@ def test_the_recovered_token_drawn_from_the_target() -> None:
 @slow
 def test_the_target_drawn_once_a_branch() -> None:
     assert not statistics(defects.tree_drafter(DRAFT), "token", defects.OnceABranch()).passed
+
+
+def test_the_target_drawn_once_a_branch_by_enumeration() -> None:
     with pytest.raises(ExactnessError, match="over point masses"):
         check_verifier(defects.OnceABranch())
 
@@ -135,15 +138,19 @@ def test_correct_methods_pass(drafter: Drafter, rule: str) -> None:
     assert result.first.rules == (("block",) if rule == "auto" else (rule,))
 
 
-@slow
-def test_a_walk_that_does_not_follow_its_decision_is_caught() -> None:
+class Strays(TokenRule):
     """`decide` is correct, `verify` is not: enumerating the decision alone would pass."""
 
-    class Strays(TokenRule):
-        def verify(self, *args):  # type: ignore[no-untyped-def]
-            return defects.RecoversFromTarget().verify(*args)
+    def verify(self, *args):  # type: ignore[no-untyped-def]
+        return defects.RecoversFromTarget().verify(*args)
 
+
+def test_a_walk_that_does_not_follow_its_decision() -> None:
     with pytest.raises(ExactnessError):
         check_verifier(Strays())
+
+
+@slow
+def test_a_walk_that_does_not_follow_its_decision_by_statistics() -> None:
     result = statistics(DraftModelDrafter(DRAFT, ROWS, 64), "token", Strays())
     assert any(name.startswith("recovered") for name in result.first.alarms(0.01))

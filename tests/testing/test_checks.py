@@ -83,8 +83,9 @@ def test_a_third_partys_drafter_is_proven() -> None:
     assert set(result.kinds) == {"sampled", "greedy"}
 
 
-# Cases that take seconds. Both kinds of draft, and a view of the target, are among the others.
-SLOW = {"cascade", "dspark", "eagle3", "layer_skip", "medusa", "self_quantized"}
+# Cases that take seconds. Both kinds of draft are among the others; views of the target are enumerated
+# with layers left out.
+SLOW = {"cascade", "dspark", "eagle3", "layer_skip", "medusa", "self_quantized", "self_sparse"}
 
 
 @pytest.mark.parametrize(
@@ -112,13 +113,16 @@ def test_drawn_trees(branches: tuple[int, ...], replacement: bool) -> None:
 APPROXIMATE = {name for name, rule in RULES.items() if rule.exactness is Exactness.APPROXIMATE}
 
 
-# `standard` is `token`.
 @pytest.mark.parametrize("name", sorted({*RULES} - APPROXIMATE - {"standard"}))
 @pytest.mark.usefixtures("form")
 def test_shipped_rules(name: str) -> None:
     result = check_verifier(RULES[name]())
     assert result.cases > 10
     assert result.largest_deviation < 1e-12
+
+
+def test_standard_is_another_name_of_token() -> None:
+    assert RULES["standard"] is RULES["token"]
 
 
 @pytest.mark.parametrize("name", sorted(APPROXIMATE))

@@ -220,7 +220,6 @@ def _process(rank: int, port: int, out: Path, arguments: tuple[Any, ...]) -> Non
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_two_processes_make_the_steps_of_one(
     targets: dict[str, str], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,8 @@
 //              with offset: after that  p = fma(float(sum of x), w_offset, p)
 //              after the groups that share an x_scale: s = fma(p, x_scale, s)
 // All levels follow these lines to the letter and so agree bit for bit, but in bf16 by AMX.
-// vdpbf16ps and tdpbf16ps take subnormal numbers as zero; the caller sets the other levels to do so
-// too (float_mode.h), where it can: outside x86 a bf16 sum may differ by 2^-126 at each step.
+// vdpbf16ps and tdpbf16ps take subnormal numbers as zero; the caller sets all else to do so too
+// (float_mode.h), where it can: outside x86 a bf16 sum may differ by 2^-126 at each step.
 //
 // One block at a time is enough for few tokens: blocks in turn are one stream, which the
 // processor's own prefetching follows best, and out-of-order execution overlaps what latency
