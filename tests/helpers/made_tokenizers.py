@@ -106,7 +106,9 @@ TOKENIZERS = {
 }
 PAIRS = [(one, other) for one in TOKENIZERS for other in TOKENIZERS if one != other]
 pairs = pytest.mark.parametrize(("target", "draft"), PAIRS, ids=map(" to ".join, PAIRS))
-texts = st.lists(st.sampled_from(HARD + WORDS) | st.text(max_size=4), max_size=25).map("".join)
+# Without the mark that stands for a space in some.
+some_text = st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"]), max_size=4)
+texts = st.lists(st.sampled_from(HARD + WORDS) | some_text, max_size=25).map("".join)
 
 
 def encode(name: str, text: str) -> list[int]:
