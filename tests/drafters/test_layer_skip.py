@@ -278,7 +278,9 @@ def test_a_draft_never_leaves_the_cache() -> None:
     [{}, {"exit_layer": 1}, {"skip_layers": (1, 5, 6, 7)}],
     ids=["default", "exit", "set"],
 )
-@pytest.mark.parametrize("dtype", ["bf16", "int8", pytest.param("int4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dtype", ["int8", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("bf16", "int4"))]
+)
 def test_the_zoo(dtype: str, options: dict[str, Any]) -> None:
     config = forerun.SpeculativeConfig(method="layer_skip", policy="fixed", options=options)
     engine = forerun.load("zoo", config, dtype=dtype, device="cpu", max_batch_size=2)

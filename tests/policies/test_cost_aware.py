@@ -89,7 +89,10 @@ def test_batches_lose_no_more_either(batch_size: int, slope: float) -> None:
 
 @pytest.mark.parametrize("slope", [0.05, 0.25])
 @pytest.mark.parametrize("token_seconds", [0.02, 0.1, 0.25])
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.5, 0.7, 0.85, 0.95])
+@pytest.mark.parametrize(
+    "rate",
+    [0.0, 0.5, 0.85, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.3, 0.7, 0.95))],
+)
 def test_it_comes_near_the_best_length(slope: float, token_seconds: float, rate: float) -> None:
     """Over six outputs, of which the first teaches it all that it knows, and four seeds."""
     shares = []

@@ -77,7 +77,7 @@ def test_greedy_rows_verify_drafts_drawn_from_any(kind: str, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-@pytest.mark.parametrize("vocab_size", [2, 65, 500])
+@pytest.mark.parametrize("vocab_size", [2, 65, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_flawed_rows_on_the_path_are_refused(
     kind: str, vocab_size: int, flaw: str, dtype: torch.dtype
