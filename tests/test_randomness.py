@@ -76,10 +76,7 @@ def with_rules() -> list[Any]:
     return cases
 
 
-@pytest.mark.parametrize(
-    ("case", "rule"),
-    with_rules(),
-)
+@pytest.mark.parametrize(("case", "rule"), with_rules())
 def test_no_key_is_drawn_twice(case: DrafterCase, rule: str) -> None:
     """Whole runs, ragged and with plain rounds between: only the shared noise comes up again."""
     keys: list[Key] = []

@@ -106,7 +106,7 @@ TOKENIZERS = {
 }
 PAIRS = [(one, other) for one in TOKENIZERS for other in TOKENIZERS if one != other]
 pairs = pytest.mark.parametrize(("target", "draft"), PAIRS, ids=map(" to ".join, PAIRS))
-# Without the mark that stands for a space in some.
+# Without the mark that the tokenizers of Llama's manner write for a space.
 some_text = st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"]), max_size=4)
 texts = st.lists(st.sampled_from(HARD + WORDS) | some_text, max_size=25).map("".join)
 
