@@ -5,6 +5,7 @@
 #include "float_mode.h"
 #include "forerun/linear.h"
 #include "kernels/kernels.h"
+#include "paired_groups.h"
 #include "vector/vector_set.h"
 
 namespace forerun::cpu {
@@ -13,10 +14,12 @@ namespace {
 constexpr std::int64_t kPackAlone =
     4096;  // values: below this, handing out costs more than it saves
 
-// Units of 4 bytes that one token takes in a panel.
-std::int64_t panel_units(const MatrixShape& shape, const KernelSet& kernels) {
+// Units of 4 bytes that one of n tokens takes in a panel.
+std::int64_t panel_units(const MatrixShape& shape, const KernelSet& kernels, std::int64_t n) {
   const std::int64_t step = kernels.step_lines;
   if (!shape.grouped()) return (shape.lines() + step - 1) / step * step;
+  if (kernels.pairs_up && pairs_up(n, shape.group))
+    return ((shape.groups() + 1) / 2 * paired_units(n) + n - 1) / n;
   if (kernels.token_major) return shape.groups() * (shape.group / 4 + 2);
   const std::int64_t quads = shape.lines() * shape.values_per_line() / 4;
   return quads + 2 * shape.groups();
@@ -41,7 +44,7 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
   kernels_ = &kernel_set(shape_.precision, limit_, n);
   const int widest = n <= kernels_->max_tokens ? kernels_->max_tokens : kernels_->tile_tokens;
   tiles_ = (n + widest - 1) / widest;
-  units_ = panel_units(shape_, *kernels_);
+  units_ = panel_units(shape_, *kernels_, n);
   const auto bytes = static_cast<std::size_t>(units_ * n) * sizeof(std::uint32_t) + kBehindPanel;
   if (memory_.size() < bytes) memory_ = Buffer(bytes);
   const auto room_bytes = static_cast<std::size_t>(2 * pool.size() * kRoomBytes);
@@ -62,12 +65,14 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
       for (int t = 0; t < width; ++t) {
         const float* token = x + (tile_begin(tile) + t) * stride;
         const std::int64_t end = std::min(r.end * unit, cols);
-        pack_token(
-            {token, r.begin * unit, end, shape_.group, width, t, panel, kernels_->token_major});
+        pack_token({token, r.begin * unit, end, shape_.group, width, t, panel,
+                    kernels_->token_major, paired()});
       }
     }
   });
 }
+
+bool Activations::paired() const { return kernels_->pairs_up && pairs_up(tokens_, shape_.group); }
 
 std::int64_t Activations::tile_begin(std::int64_t tile) const {
   return tile * (tokens_ / tiles_) + std::min(tile, tokens_ % tiles_);

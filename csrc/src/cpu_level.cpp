@@ -27,8 +27,8 @@ bool detect_amx() {
   const bool tiles = (edx >> 24 & 1) != 0;
   const bool int8 = (edx >> 25 & 1) != 0;
   const bool bf16 = (edx >> 22 & 1) != 0;
-  const bool bit_matrices = (ecx >> 8 & 1) != 0;  // GFNI, which every processor with AMX has
-  return tiles && int8 && bf16 && bit_matrices && permit_tiles();
+  const bool permutes_bytes = (ecx >> 1 & 1) != 0;  // AVX512_VBMI, as all processors with AMX have
+  return tiles && int8 && bf16 && permutes_bytes && permit_tiles();
 }
 #endif
 

@@ -111,8 +111,9 @@ class KernelScope {
   void (*end_)();
 };
 
-TileArgs args_for(const MatrixShape& shape) {
+TileArgs args_for(const MatrixShape& shape, const Activations& x) {
   TileArgs a;
+  a.paired = x.paired();
   a.block_bytes = static_cast<std::ptrdiff_t>(shape.block_bytes());
   a.lines = shape.lines();
   a.group_lines = shape.lines_per_group();
@@ -166,7 +167,7 @@ void run_row(const Product& p, const AheadPlan& plan, TileArgs& a, std::int64_t 
 }
 
 void run_blocks(const Product& p, const Range& range) {
-  TileArgs a = args_for(p.weights.shape());
+  TileArgs a = args_for(p.weights.shape(), p.x);
   a.out_stride = p.y_stride;
   a.accumulate = p.options.accumulate;
   const AheadPlan plan(p.weights.shape(), p.x);
@@ -187,7 +188,7 @@ void run_gated(const Product& p, const Range& range) {
   const std::int64_t half = p.weights.shape().blocks() / 2;
   // Of the gate and of what it takes, and the result: apart, so that the gate's loop has vectors.
   alignas(64) float sums[3][kMostStreamed];
-  TileArgs a = args_for(p.weights.shape());
+  TileArgs a = args_for(p.weights.shape(), p.x);
   const AheadPlan plan(p.weights.shape(), p.x);
   const std::uint8_t* after = p.afterwards(range);
   const std::int64_t outputs = p.x.kernels().streams_blocks ? kMostStreamed : kMaxTileOutputs;

@@ -25,8 +25,9 @@ struct KernelSet;
 //   fp32  [cols][T]    bf16  [pairs][T]
 //   int8, int4: for each group  -zero_point * sum of its values [T], scale [T], then [quads][T]
 //   with offset: for each group  sum of its values [T], a float, scale [T], then [quads][T]
-//   where the kernels want it so (AMX): [T][quads] in place of [quads][T], of whole groups, and in
-//   bf16 [T][16 pairs] for every 32 columns, with zeros at the end
+//   where the kernels want it so (AMX): [T][quads] in place of [quads][T], of whole groups or, for
+//   few tokens, pairs of groups (paired_groups.h), in int4 with 16 times the sum and a 16th of the
+//   scale, and in bf16 [T][16 pairs] for every 32 columns, with zeros at the end
 class Activations {
  public:
   // `group` as in MatrixShape; `limit` caps the instruction set.
@@ -41,6 +42,7 @@ class Activations {
   std::int64_t tokens() const { return tokens_; }
   const MatrixShape& shape() const { return shape_; }  // of one row: what a matrix must agree with
   const KernelSet& kernels() const { return *kernels_; }
+  bool paired() const;  // whether the panel is as paired_groups.h says: of one tile
 
   // One tile where the kernels take all tokens at once; tiles differ by at most one token, longer
   // ones first.

@@ -1,10 +1,12 @@
 // The AMX kernels of the groupwise integer formats.
 //
 // A line of weights, 4 columns of 16 rows, is a row of AMX's operand B; A is T tokens, C their dot
-// products of a group with 16 rows. The integers are those of the other levels, and what is done
-// with them as floats is too.
+// products of a group with 16 rows. The integers are those of the other levels (of nibbles 16 times
+// as large), and what is done with them as floats is too.
 #include <cstring>
 
+#include "../paired_groups.h"
+#include "amx_operands.h"
 #include "amx_tiles.h"
 #include "avx512_grouped.h"
 #include "stream_fetch.h"
@@ -32,11 +34,13 @@ constexpr bool kSurplus = !kNibbles<Format> && !Format::kOffset;
 
 template <class Format>
 void begin(int tokens, int group) {
-  const int columns = group < kMostColumns ? group : kMostColumns;
+  const bool paired = kNibbles<Format> && pairs_up(tokens, group);
+  const int columns = paired || group > kMostColumns ? kMostColumns : group;
+  const int rows = paired ? kPair * tokens : tokens;
   TileConfig config;
-  for (int i = 0; i < 2 * kPair; ++i) config.describe(i, tokens, kLine);
-  config.describe(kRest, tokens, kLine);
-  config.describe(kA, tokens, columns);
+  for (int i = 0; i < 2 * kPair; ++i) config.describe(i, rows, kLine);
+  config.describe(kRest, rows, kLine);
+  config.describe(kA, rows, columns);
   config.describe(kB, columns / 4, kLine);
   config.describe(kZero, columns / 4, kLine);
   config.load();
@@ -44,18 +48,6 @@ void begin(int tokens, int group) {
   alignas(64) std::int8_t zeros[kLine];
   for (std::int8_t& zero : zeros) zero = -128;
   load_tile<kZero>(zeros, 0);  // one line for all rows
-}
-
-// The lower or upper nibbles of a line, one a byte, less their zero point where they have one. By
-// an affine map of each byte's bits: byte i of `map`, from the left, says which of them bit i adds
-// up.
-template <class Format>
-FORERUN_INLINE __m512i nibbles(__m512i line, int upper) {
-  constexpr long long kLower = 0x0102040800000000, kUpper = 0x1020408000000000;
-  constexpr long long kLowerSign = 0x08080808, kUpperSign = 0x80808080;
-  constexpr long long kSigns = Format::kOffset ? 0 : -1;
-  const long long map = upper ? kUpper | (kUpperSign & kSigns) : kLower | (kLowerSign & kSigns);
-  return _mm512_gf2p8affine_epi64_epi8(line, _mm512_set1_epi64(map), kSigns & 0xF8);
 }
 
 // Tile kTile [t][r] = sum over a group's columns of x[t] and, 4 columns a line, w.
@@ -66,7 +58,7 @@ FORERUN_INLINE void multiply_group(const std::uint8_t* x, const std::uint8_t* w)
     constexpr std::int64_t column = part * kMostColumns;
     load_tile<kA>(x + column, kGroup);
     load_tile<kB>(w + column * (kLine / 4), kLine);
-    if constexpr (kNibbles<Format>) {
+    if constexpr (kNibbles<Format> && !Format::kOffset) {
       multiply_signed_tiles<kTile, kA, kB>();
     } else {
       multiply_tiles<kTile, kA, kB>();
@@ -79,6 +71,7 @@ template <class Format>
 struct AmxGrouped {
   static constexpr int kMaxTokens = kTileRows;
 
+  // Of a pair; where it went through a tile together, one group's behind the other's.
   using Products = std::int32_t[kPair][kTileRows * kBlockRows];
 
   // Where a pair of groups has what, from its first line on.
@@ -96,12 +89,20 @@ struct AmxGrouped {
     }
   };
 
-  // Of a group in the panel: sums, scales, then the tokens' columns.
-  template <int T, int kGroup>
+  // Of a pair in the panel (linear.h): sums, scales and the tokens' columns of each group.
+  template <int T, int kGroup, bool kPaired>
   struct Columns {
-    static constexpr std::int64_t kUnits = T * (kGroup / 4 + 2);
+    static constexpr std::int64_t kOne = T * (kGroup / 4 + 2);
+    static constexpr std::int64_t kUnits = kPaired ? paired_units(T) : kPair * kOne;
+    static FORERUN_INLINE const std::uint32_t* sums(const std::uint32_t* x, int i) {
+      return x + i * (kPaired ? kPairedHead : kOne);
+    }
+    static FORERUN_INLINE const std::uint32_t* scales(const std::uint32_t* x, int i) {
+      return sums(x, i) + (kPaired ? kMostPaired : T);
+    }
     static FORERUN_INLINE const std::uint8_t* of(const std::uint32_t* x, int i) {
-      return reinterpret_cast<const std::uint8_t*>(x + i * kUnits + 2 * T);
+      return reinterpret_cast<const std::uint8_t*>(kPaired ? x + kPair * kPairedHead
+                                                           : sums(x, i) + 2 * T);
     }
   };
 
@@ -110,17 +111,17 @@ struct AmxGrouped {
     unroll<kLines>([&](auto i) FORERUN_INLINE_BODY {
       const __m512i line = _mm512_loadu_si512(w + i * kLine);
       unroll<2>([&](auto upper) FORERUN_INLINE_BODY {
-        _mm512_store_si512(room + (2 * i + upper) * kLine, nibbles<Format>(line, upper));
+        _mm512_store_si512(room + (2 * i + upper) * kLine, nibbles16<Format>(line, upper));
       });
     });
   }
 
-  // The same of a group that may end early: a whole group of lines.
+  // The same of a group that may end early, or is none: a whole group of lines.
   template <int kGroup>
   static FORERUN_INLINE void lay_out_rest(const std::uint8_t* w, std::int64_t lines,
                                           std::uint8_t* room) {
     std::memset(room, 0, kGroup / 4 * kLine);
-    for (std::int64_t i = 0; i < lines; ++i) {
+    for (std::int64_t i = 0; i < Pair<kGroup>::kLines && i < lines; ++i) {
       if constexpr (kNibbles<Format>) {
         lay_out<1>(w + i * kLine, room + 2 * i * kLine);
       } else {
@@ -129,13 +130,20 @@ struct AmxGrouped {
     }
   }
 
+  // Tile kTile: the products of a pair's group i, or of both.
+  template <int T, int kGroup, bool kPaired, int i, int kTile>
+  static FORERUN_INLINE void multiply_part(const std::uint32_t* x, const std::uint8_t* w) {
+    multiply_group<Format, kPaired ? kPair * kGroup : kGroup, kTile>(
+        Columns<T, kGroup, kPaired>::of(x, i), w);
+  }
+
   // kCount groups of a pair, from kFirst on, that share a scale of the activations. After each
   // token `between` is told which of the pair's kPair * T products were added: from and to.
-  template <int T, int kGroup, int kFirst, int kCount, class Between>
+  template <int T, int kGroup, bool kPaired, int kFirst, int kCount, class Between>
   static FORERUN_INLINE void add_groups(const Products& products, const std::uint8_t* w,
                                         const std::uint32_t* x, __m512 (&sums)[T],
                                         const Between& between) {
-    constexpr std::int64_t kUnits = Columns<T, kGroup>::kUnits;
+    using Columns = AmxGrouped::Columns<T, kGroup, kPaired>;
     __m512 scales[kCount];
     __m512 offsets[kCount];
     unroll<kCount>([&](auto i) FORERUN_INLINE_BODY {
@@ -146,59 +154,64 @@ struct AmxGrouped {
     unroll<T>([&](auto t) FORERUN_INLINE_BODY {
       __m512 part;
       unroll<kCount>([&](auto i) FORERUN_INLINE_BODY {
-        const __m512 d =
-            _mm512_cvtepi32_ps(_mm512_load_si512(products[kFirst + i] + t * kBlockRows));
+        constexpr int kGroupIndex = kFirst + i;
+        const std::int32_t* own =
+            kPaired ? products[0] + kGroupIndex * T * kBlockRows : products[kGroupIndex];
+        const __m512i exact = _mm512_load_si512(own + t * kBlockRows);
+        // One group's by the port that multiplies, the other's not: so all have as much to do.
+        const __m512 d = kGroupIndex == 0 ? _mm512_cvtepi32_ps(exact) : to_floats(exact);
         part = i == 0 ? _mm512_mul_ps(d, scales[i]) : _mm512_fmadd_ps(d, scales[i], part);
-        if (Format::kOffset)
-          part = _mm512_fmadd_ps(in_all_lanes(x[(kFirst + i) * kUnits + t]), offsets[i], part);
+        if (Format::kOffset) {
+          const __m512 sum = in_all_lanes(Columns::sums(x, kGroupIndex)[t]);
+          part = _mm512_fmadd_ps(sum, offsets[i], part);
+        }
       });
-      sums[t] = _mm512_fmadd_ps(part, in_all_lanes(x[kFirst * kUnits + T + t]), sums[t]);
+      sums[t] = _mm512_fmadd_ps(part, in_all_lanes(Columns::scales(x, kFirst)[t]), sums[t]);
       constexpr int kFrom = kFirst * T + kCount * t;
       between(Constant<kFrom>{}, Constant<kFrom + kCount>{});
     });
   }
 
-  template <int T, int kGroup, class Between>
+  template <int T, int kGroup, bool kPaired, class Between>
   static FORERUN_INLINE void add_pair(const Products& products, const std::uint8_t* w,
                                       const std::uint32_t* x, __m512 (&sums)[T],
                                       const Between& between) {
     if constexpr (Format::kShared && kGroup == 32) {  // groups_per_scale
-      add_groups<T, kGroup, 0, kPair>(products, w, x, sums, between);
+      add_groups<T, kGroup, kPaired, 0, kPair>(products, w, x, sums, between);
     } else {
       unroll<kPair>([&](auto i) FORERUN_INLINE_BODY {
-        add_groups<T, kGroup, i, 1>(products, w, x, sums, between);
+        add_groups<T, kGroup, kPaired, i, 1>(products, w, x, sums, between);
       });
     }
   }
 
   // What of a block is no pair, or ends early; then its results. A function of its own, so that
   // the sums stay in registers where pairs are added.
-  template <int T, int kGroup>
+  template <int T, int kGroup, bool kPaired>
   __attribute__((noinline)) static void end_block(const TileArgs& a, std::int64_t block,
                                                   __m512 (&sums)[T]) {
     using Pair = AmxGrouped::Pair<kGroup>;
-    using Columns = AmxGrouped::Columns<T, kGroup>;
+    using Columns = AmxGrouped::Columns<T, kGroup, kPaired>;
     const std::int64_t pairs = a.lines / (kPair * Pair::kLines);
     const std::int64_t left = a.lines - pairs * kPair * Pair::kLines;
     const std::uint8_t* w = a.weights + block * a.block_bytes + pairs * Pair::kBytes;
-    const std::uint32_t* x =
-        static_cast<const std::uint32_t*>(a.panel) + pairs * kPair * Columns::kUnits;
+    const std::uint32_t* x = static_cast<const std::uint32_t*>(a.panel) + pairs * Columns::kUnits;
     if (left > 0) {
-      alignas(64) std::uint8_t room[kGroup / 4 * kLine];
+      constexpr std::int64_t kRoom = kGroup / 4 * kLine;
+      alignas(64) std::uint8_t rooms[kPair * kRoom];
       alignas(64) Products products;
       const auto nothing = [](auto, auto) {};
-      const auto multiply = [&](auto i, std::int64_t lines) FORERUN_INLINE_BODY {
-        lay_out_rest<kGroup>(w + Pair::values(i), lines, room);
-        multiply_group<Format, kGroup, kRest>(Columns::of(x, i), room);
+      const std::int64_t first = left < Pair::kLines ? left : Pair::kLines;
+      lay_out_rest<kGroup>(w + Pair::values(0), first, rooms);
+      lay_out_rest<kGroup>(w + Pair::values(1), left - first, rooms + kRoom);
+      unroll<kPaired ? 1 : kPair>([&](auto i) FORERUN_INLINE_BODY {
+        multiply_part<T, kGroup, kPaired, i, kRest>(x, rooms + i * kRoom);
         store_tile<kRest>(products[i]);
-      };
-      if (left > Pair::kLines) {
-        multiply(Constant<0>{}, Pair::kLines);
-        multiply(Constant<1>{}, left - Pair::kLines);
-        add_pair<T, kGroup>(products, w, x, sums, nothing);
+      });
+      if (left > first) {
+        add_pair<T, kGroup, kPaired>(products, w, x, sums, nothing);
       } else {
-        multiply(Constant<0>{}, left);
-        add_groups<T, kGroup, 0, 1>(products, w, x, sums, nothing);
+        add_groups<T, kGroup, kPaired, 0, 1>(products, w, x, sums, nothing);
       }
     }
     unroll<T>([&](auto t) { store_rows(a, t, sums[t], block); });
@@ -215,10 +228,11 @@ struct AmxGrouped {
   // those of the one before: while one is laid out, the products of the one before are made, those
   // of the one before that are stored, and added are those that were stored last. What this would
   // do behind the last block it does with the first once more, and nothing comes of it.
-  template <int T, int kGroup>
+  template <int T, int kGroup, bool kPaired>
   static FORERUN_INLINE void run_pairs(const TileArgs& a, std::int64_t pairs) {
     using Pair = AmxGrouped::Pair<kGroup>;
-    using Columns = AmxGrouped::Columns<T, kGroup>;
+    constexpr std::int64_t kUnits = Columns<T, kGroup, kPaired>::kUnits;
+    constexpr int kParts = kPaired ? 1 : kPair;  // tiles of a pair
     struct Position {
       const std::uint8_t* w;
       const std::uint32_t* x;
@@ -241,7 +255,7 @@ struct AmxGrouped {
     const auto advance = [&]() FORERUN_INLINE_BODY {
       unroll<3>([&](auto i) FORERUN_INLINE_BODY { at[i] = at[i + 1]; });
       at[3].w += Pair::kBytes;
-      at[3].x += kPair * Columns::kUnits;
+      at[3].x += kUnits;
       at[3].room += to_next;
       if (a.room == nullptr) to_next = -to_next;
       if (--pairs_ahead > 0) return;
@@ -260,15 +274,15 @@ struct AmxGrouped {
       }
     };
     const auto multiply = [&](auto place) FORERUN_INLINE_BODY {
-      unroll<kPair>([&](auto i) FORERUN_INLINE_BODY {
+      unroll<kParts>([&](auto i) FORERUN_INLINE_BODY {
         const std::uint8_t* w =
             kNibbles<Format> ? at[2].room + i * (kRoom / kPair) : at[2].w + Pair::values(i);
-        multiply_group<Format, kGroup, kPair * place + i>(Columns::of(at[2].x, i), w);
+        multiply_part<T, kGroup, kPaired, i, kPair * place + i>(at[2].x, w);
       });
     };
     const auto store = [&](auto place) FORERUN_INLINE_BODY {
-      unroll<kPair>([&](auto i)
-                        FORERUN_INLINE_BODY { store_tile<kPair * place + i>(products[place][i]); });
+      unroll<kParts>(
+          [&](auto i) FORERUN_INLINE_BODY { store_tile<kPair * place + i>(products[place][i]); });
     };
     std::int64_t left = pairs;
     std::int64_t block = 0;
@@ -281,7 +295,7 @@ struct AmxGrouped {
       const auto between = [&](auto from, auto to) FORERUN_INLINE_BODY {
         fetch.template part<Pair::kBytes / kLine, kPair * T, from, to>(at[3].w);
       };
-      add_pair<T, kGroup>(products[place], at[0].w, at[0].x, sums, between);
+      add_pair<T, kGroup, kPaired>(products[place], at[0].w, at[0].x, sums, between);
       advance();
       if (--left > 0) return false;
       left = pairs;
@@ -290,7 +304,7 @@ struct AmxGrouped {
         done[t] = sums[t];
         sums[t] = _mm512_setzero_ps();
       });
-      end_block<T, kGroup>(a, block, done);
+      end_block<T, kGroup, kPaired>(a, block, done);
       return ++block == a.blocks;
     };
     constexpr Constant<0> kEven;
@@ -308,19 +322,22 @@ struct AmxGrouped {
     }
   }
 
-  template <int T, int kGroup>
+  template <int T, int kGroup, bool kPaired = false>
   static FORERUN_INLINE void run_groups(const TileArgs& a) {
     prefetch_results<T>(a, 0);
     const std::int64_t pairs = a.lines / (kPair * Pair<kGroup>::kLines);
-    if (pairs > 0) return run_pairs<T, kGroup>(a, pairs);
+    if (pairs > 0) return run_pairs<T, kGroup, kPaired>(a, pairs);
     for (std::int64_t block = 0; block < a.blocks; ++block) {
       __m512 sums[T] = {};
-      end_block<T, kGroup>(a, block, sums);
+      end_block<T, kGroup, kPaired>(a, block, sums);
     }
   }
 
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {
+    if constexpr (kNibbles<Format> && pairs_up(T, kPairedGroup)) {
+      if (a.paired) return run_groups<T, kPairedGroup, true>(a);
+    }
     switch (a.group_lines * Format::kPanelRows) {
       case 8: return run_groups<T, 32>(a);
       case 16: return run_groups<T, 64>(a);
@@ -334,6 +351,7 @@ KernelSet make_tile_set(Precision precision) {
   KernelSet set = make_set<AmxGrouped<Format>, kLeastTileTokens>(Level::amx, precision);
   set.streams_blocks = true;
   set.lays_out = kNibbles<Format>;
+  set.pairs_up = kNibbles<Format>;
   set.token_major = true;
   set.begin = begin<Format>;
   set.end = end;

@@ -57,6 +57,7 @@ struct TileArgs {
   std::int64_t lines = 0;          // of values, in the block and
   std::int64_t group_lines = 0;    // in a full group
   int groups_together = 1;         // that share a scale of the activations: 1 or 2
+  bool paired = false;             // the panel: see paired_groups.h
   Ahead ahead;
   float* out = nullptr;  // [T, out_stride], at the first of the rows
   std::int64_t out_stride = 0;
@@ -161,6 +162,7 @@ struct KernelSet {
   // Whether panels hold the tokens of a group, in bf16 of step_lines, one after the other: see
   // activations in linear.h.
   bool token_major = false;
+  bool pairs_up = false;  // groups, as paired_groups.h says
   // Lines of a float format whose products are summed up before they join the result. Where they
   // are several, the values of a tile are, too: they come in one call.
   int step_lines = 1;

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #endif
 
+#include "../paired_groups.h"
 #include "lanes.h"
 #include "vector_set.h"
 
@@ -101,11 +102,28 @@ inline GroupScale scale_for(std::uint32_t largest, float most) {
   return {most / peak, peak / most};
 }
 
+// A group of 32 as paired_groups.h says.
+inline void pack_paired(const PackTokenArgs& a, std::int64_t group, const std::uint32_t (&head)[2],
+                        const std::int8_t* quantized) {
+  const std::int64_t second = group % 2;
+  std::uint32_t* pair = a.panel + group / 2 * paired_units(a.width);
+  std::uint32_t* heads = pair + second * kPairedHead + a.lane;
+  heads[0] = head[0];
+  heads[kMostPaired] = head[1];
+  std::uint32_t* row = pair + 2 * kPairedHead + (second * a.width + a.lane) * kPairedRow;
+  std::memset(row + (1 - second) * kPairedRow / 2, 0, kPairedGroup);
+  std::memcpy(row + second * kPairedRow / 2, quantized, kPairedGroup);
+}
+
 // kUnit: columns that a line covers, up to which the last group is filled with zeros. kZeroPoint:
 // of the weights; 0 where they have an offset. kTogether groups share a scale.
 template <int kUnit, int kZeroPoint, int kGroup, int kTogether>
 void pack_groups(const PackTokenArgs& a) {
   constexpr std::int64_t kShare = kTogether * kGroup;
+  // Tiles multiply with 16 times the nibbles.
+  const bool tiles = kUnit == 8 && a.token_major;
+  const float times = tiles ? 16.0f : 1.0f;
+  const float part = tiles ? 0x1p-4f : 1.0f;
   const std::int64_t width = a.width;
   std::uint32_t* panel = a.panel + a.begin / kGroup * (kGroup / 4 + 2) * width + a.lane;
   for (std::int64_t k = a.begin; k < a.end; k += kShare) {
@@ -121,11 +139,18 @@ void pack_groups(const PackTokenArgs& a) {
     for (std::int64_t first = 0; first < count; first += kGroup) {
       std::int8_t quantized[kGroup];
       const std::int32_t sum = round_group<kGroup>(values + first, g.factor, quantized);
-      panel[0] = kZeroPoint == 0
-                     ? bits_of(static_cast<float>(sum))
-                     // Modulo 2^32: the sum of a group with a NaN is anything.
-                     : static_cast<std::uint32_t>(-kZeroPoint) * static_cast<std::uint32_t>(sum);
-      panel[width] = bits_of(g.scale);
+      const std::uint32_t head[] = {
+          kZeroPoint == 0
+              ? bits_of(static_cast<float>(sum) * times)
+              // Modulo 2^32: the sum of a group with a NaN is anything.
+              : static_cast<std::uint32_t>(-kZeroPoint) * static_cast<std::uint32_t>(sum),
+          bits_of(g.scale * part)};
+      if (a.paired) {
+        pack_paired(a, (k + first) / kGroup, head, quantized);
+        continue;
+      }
+      panel[0] = head[0];
+      panel[width] = head[1];
       panel += 2 * width;
       if (a.token_major) {
         std::memcpy(panel + (kGroup / 4 - 1) * a.lane, quantized, kGroup);

@@ -21,6 +21,7 @@ struct PackTokenArgs {
   int lane;
   std::uint32_t* panel;
   bool token_major = false;
+  bool paired = false;  // paired_groups.h
 };
 
 using PackToken = void (*)(const PackTokenArgs&);
