@@ -205,6 +205,7 @@ struct AmxGrouped {
       lay_out_rest<kGroup>(w + Pair::values(0), first, rooms);
       lay_out_rest<kGroup>(w + Pair::values(1), left - first, rooms + kRoom);
       unroll<kPaired ? 1 : kPair>([&](auto i) FORERUN_INLINE_BODY {
+        if (i > 0 && left == first) return;  // the panel ends before it
         multiply_part<T, kGroup, kPaired, i, kRest>(x, rooms + i * kRoom);
         store_tile<kRest>(products[i]);
       });
