@@ -14,12 +14,10 @@ namespace {
 constexpr std::int64_t kPackAlone =
     4096;  // values: below this, handing out costs more than it saves
 
-// Units of 4 bytes that one of n tokens takes in a panel.
-std::int64_t panel_units(const MatrixShape& shape, const KernelSet& kernels, std::int64_t n) {
+// Units of 4 bytes that one token takes in a panel.
+std::int64_t panel_units(const MatrixShape& shape, const KernelSet& kernels) {
   const std::int64_t step = kernels.step_lines;
   if (!shape.grouped()) return (shape.lines() + step - 1) / step * step;
-  if (kernels.pairs_up && pairs_up(n, shape.group))
-    return ((shape.groups() + 1) / 2 * paired_units(n) + n - 1) / n;
   if (kernels.token_major) return shape.groups() * (shape.group / 4 + 2);
   const std::int64_t quads = shape.lines() * shape.values_per_line() / 4;
   return quads + 2 * shape.groups();
@@ -44,7 +42,8 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
   kernels_ = &kernel_set(shape_.precision, limit_, n);
   const int widest = n <= kernels_->max_tokens ? kernels_->max_tokens : kernels_->tile_tokens;
   tiles_ = (n + widest - 1) / widest;
-  units_ = panel_units(shape_, *kernels_, n);
+  units_ = paired() ? ((shape_.groups() + 1) / 2 * paired_units(n) + n - 1) / n
+                    : panel_units(shape_, *kernels_);
   const auto bytes = static_cast<std::size_t>(units_ * n) * sizeof(std::uint32_t) + kBehindPanel;
   if (memory_.size() < bytes) memory_ = Buffer(bytes);
   const auto room_bytes = static_cast<std::size_t>(2 * pool.size() * kRoomBytes);

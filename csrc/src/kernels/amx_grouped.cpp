@@ -116,7 +116,7 @@ struct AmxGrouped {
     });
   }
 
-  // The same of a group that may end early, or is none: a whole group of lines.
+  // The same of a group that may end early, even before its first line: the rest is zeros.
   template <int kGroup>
   static FORERUN_INLINE void lay_out_rest(const std::uint8_t* w, std::int64_t lines,
                                           std::uint8_t* room) {
