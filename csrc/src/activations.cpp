@@ -49,22 +49,25 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
   const auto room_bytes = static_cast<std::size_t>(2 * pool.size() * kRoomBytes);
   if (has_rooms() && rooms_.size() < room_bytes) rooms_ = Buffer(room_bytes);
 
-  // Shared out by columns, in whole groups (those that share a scale together), so that threads
-  // write to different parts of a panel.
-  const std::int64_t unit = shape_.grouped() ? shape_.group * shape_.groups_per_scale() : 64;
+  // Shared out by tiles and, in whole batches of groups, by columns, so that threads write to
+  // different parts of a panel.
+  const std::int64_t unit =
+      shape_.grouped() ? kPackedScales * shape_.group * shape_.groups_per_scale() : 64;
   const std::int64_t parts = (cols + unit - 1) / unit;
+  const std::int64_t count = tiles_ * parts;
   const std::int64_t shares = n * cols <= kPackAlone ? 1 : 2 * pool.size();
   const PackToken pack_token =
       vector_set(kernels_->level).pack_token[static_cast<int>(shape_.precision)];
-  pool.for_ranges(parts, (parts + shares - 1) / shares, [&](const Range& r) {
+  pool.for_ranges(count, (count + shares - 1) / shares, [&](const Range& r) {
     const FloatMode mode(FloatMode::Subnormals::ieee);
-    for (std::int64_t tile = 0; tile < tiles_; ++tile) {
+    for (std::int64_t i = r.begin; i < r.end; ++i) {
+      const std::int64_t tile = i / parts;
+      const std::int64_t begin = i % parts * unit;
+      const std::int64_t end = std::min(begin + unit, cols);
       const int width = tile_tokens(tile);
-      std::uint32_t* panel = panel_at(tile);
       for (int t = 0; t < width; ++t) {
         const float* token = x + (tile_begin(tile) + t) * stride;
-        const std::int64_t end = std::min(r.end * unit, cols);
-        pack_token({token, r.begin * unit, end, shape_.group, width, t, panel,
+        pack_token({token, begin, end, shape_.group, width, t, panel_at(tile),
                     kernels_->token_major, paired()});
       }
     }

@@ -35,7 +35,6 @@ struct Product {
   std::int64_t y_stride;
   LinearOptions options;
   int threads;
-  FloatMode::Subnormals subnormals;
 
   // Where the stream goes on after a thread's share: in its share of the next matrix, or nowhere:
   // with the last block again, which is in the cache.
@@ -244,8 +243,7 @@ void linear(const PackedMatrix& weights, const Activations& x, float* y, std::in
   check(shape, x.shape(), y_stride, options);
   const auto subnormals = shape.precision == Precision::bf16 ? FloatMode::Subnormals::flush
                                                              : FloatMode::Subnormals::ieee;
-  const Product product{weights,  weights.block(0), x,           y,
-                        y_stride, options,          pool.size(), subnormals};
+  const Product product{weights, weights.block(0), x, y, y_stride, options, pool.size()};
   const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
   const bool gated = options.gate != nullptr;
   const std::int64_t blocks = kChunkBytes / chunk / (gated ? 2 : 1);
@@ -254,13 +252,13 @@ void linear(const PackedMatrix& weights, const Activations& x, float* y, std::in
       x.kernels().streams_blocks ? x.kernels().max_blocks : blocks_at_once(shape, x);
   const std::int64_t grain = std::max<std::int64_t>(blocks / unit, 1) * unit;
   // By value: other threads then find it behind one address.
-  const auto share = [product, gated](const Range& range) {
-    const FloatMode mode(product.subnormals);
+  const auto share = [product, gated, subnormals](ThreadPool::Ranges& ranges) {
+    const FloatMode mode(subnormals);
     const KernelScope scope(product.x);
-    gated ? run_gated(product, range) : run_blocks(product, range);
+    for (Range range; ranges.next(range);)
+      gated ? run_gated(product, range) : run_blocks(product, range);
   };
-  if (gated) pool.for_ranges(shape.blocks() / 2, grain, share);
-  else pool.for_ranges(shape.blocks(), grain, share);
+  pool.for_shares(shape.blocks() / (gated ? 2 : 1), grain, share);
 }
 
 }  // namespace forerun::cpu

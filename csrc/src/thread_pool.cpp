@@ -166,7 +166,7 @@ void ThreadPool::set_shares(std::int64_t count, std::int64_t grain) {
   }
 }
 
-// Half of what is left of a share, in multiples of the grain, so that there are few ranges: an
+// Most of what is left of a share, in multiples of the grain, so that there are few ranges: an
 // atomic operation waits for all reads under way, which costs as much as memory's latency each
 // time.
 bool ThreadPool::next_range(int thread, Range& range) {
@@ -175,8 +175,8 @@ bool ThreadPool::next_range(int thread, Range& range) {
     std::int64_t begin = share.next.load(std::memory_order_relaxed);
     while (begin < share.end) {
       const std::int64_t left = share.end - begin;
-      const std::int64_t half = left / 2 / work_.grain * work_.grain;
-      const std::int64_t count = std::min(std::max(half, work_.grain), left);
+      const std::int64_t most = left * 3 / 4 / work_.grain * work_.grain;
+      const std::int64_t count = std::min(std::max(most, work_.grain), left);
       if (share.next.compare_exchange_weak(begin, begin + count, std::memory_order_relaxed)) {
         range = {thread, begin, begin + count, share.end};
         return true;

@@ -1,6 +1,7 @@
 // Products against a double-precision reference on the very numbers that the kernels multiply, and
 // all levels against each other and, for AMX in bf16, against kernels.h's words: bit for bit.
 #include <cmath>
+#include <limits>
 
 #include "check.h"
 #include "float_mode.h"
@@ -215,6 +216,33 @@ void check_gate(Precision precision, std::int64_t blocks, std::int64_t n, Random
   }
 }
 
+// In a grouped format, where a group's scale could hide it, what is no number makes all of its
+// token's results NaN, and no other's.
+void check_no_numbers(const MatrixShape& shape, std::int64_t n, Random& random, ThreadPool& pool) {
+  const Packed w(shape, normal(random, shape.rows * shape.cols));
+  const std::vector<float> x = normal(random, n * shape.cols);
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity}) {
+    std::vector<float> broken = x;
+    const std::int64_t place = between(random, 0, n * shape.cols - 1);
+    const std::int64_t token = place / shape.cols;
+    broken[static_cast<std::size_t>(place)] = value;
+    for (const Level level : levels()) {
+      std::vector<float> expected = multiply(w.matrix, x.data(), n, level, pool);
+      std::vector<float> y = multiply(w.matrix, broken.data(), n, level, pool);
+      for (std::int64_t r = token * shape.rows; r < (token + 1) * shape.rows; ++r) {
+        const auto i = static_cast<std::size_t>(r);
+        CHECK(std::isnan(y[i]), "%g at %lld in %s at %s, n %lld: %g", static_cast<double>(value),
+              static_cast<long long>(place), precision_name(shape.precision), level_name(level),
+              static_cast<long long>(n), static_cast<double>(y[i]));
+        y[i] = expected[i];
+      }
+      CHECK(same_bits(y.data(), expected.data(), n * shape.rows), "others at %s in %s, n %lld",
+            level_name(level), precision_name(shape.precision), static_cast<long long>(n));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace forerun::cpu::test
 
@@ -242,7 +270,14 @@ int main(int count, char** arguments) {
   check_quantization(Precision::int8_offset, 64, 0.006, random);
   check_quantization(Precision::int4_offset, 32, 0.085, random);
   for (const Precision precision : kPrecisions) {
-    if (MatrixShape::make(precision, 1, 1).grouped()) check_codes(precision, random);
+    if (!MatrixShape::make(precision, 1, 1).grouped()) continue;
+    check_codes(precision, random);
+    for (const int group : {32, 64, 128}) {
+      for (const std::int64_t n : {1, 8, 14, 90}) {
+        const std::int64_t cols = between(random, 1, 1100);
+        check_no_numbers(MatrixShape::make(precision, 40, cols, group), n, random, pool);
+      }
+    }
   }
   for (const Precision precision : kPrecisions) {
     check_gate(precision, between(random, 1, 9), between(random, 1, 60), random, pool);

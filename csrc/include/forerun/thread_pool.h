@@ -45,17 +45,46 @@ class ThreadPool {
   // share as it comes. The body must not throw and must not use the pool.
   template <class Body>
   void for_ranges(std::int64_t count, std::int64_t grain, const Body& body) {
+    for_shares(count, grain, [&](Ranges& ranges) {
+      for (Range r; ranges.next(r);) body(r);
+    });
+  }
+
+  // The same with one call share(Ranges&) in each thread that takes part, for what a thread sets up
+  // once. There may be no range left for it.
+  template <class Share>
+  void for_shares(std::int64_t count, std::int64_t grain, const Share& share) {
     if (!spinning_ || count <= grain) {
-      if (count > 0) body(Range{0, 0, count, count});
-      return;
+      Ranges all(count);
+      return share(all);
     }
     set_shares(count, grain);
-    auto share = [](ThreadPool& pool, const void* context, int thread) {
-      const Body& call = *static_cast<const Body*>(context);
-      for (Range r; pool.next_range(thread, r);) call(r);
+    auto job = [](ThreadPool& pool, const void* context, int thread) {
+      Ranges ranges(pool, thread);
+      (*static_cast<const Share*>(context))(ranges);
     };
-    run(share, &body);
+    run(job, &share);
   }
+
+  class Ranges {
+   public:
+    // False where none is left.
+    bool next(Range& range) {
+      if (pool_ != nullptr) return pool_->next_range(thread_, range);
+      range = {0, 0, alone_, alone_};
+      alone_ = 0;
+      return range.end > 0;
+    }
+
+   private:
+    friend class ThreadPool;
+    explicit Ranges(std::int64_t alone) : alone_(alone) {}
+    Ranges(ThreadPool& pool, int thread) : pool_(&pool), thread_(thread) {}
+
+    ThreadPool* pool_ = nullptr;  // none: the caller does it alone, in one range
+    int thread_ = 0;
+    std::int64_t alone_ = 0;
+  };
 
  private:
   using Job = void (*)(ThreadPool&, const void*, int thread);

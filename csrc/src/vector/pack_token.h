@@ -1,12 +1,8 @@
 // One token into its lane of a panel; see activations in linear.h for the layout.
 #pragma once
 
-#if defined(__AVX512BW__)
-#include <immintrin.h>
-#endif
-
 #include "../paired_groups.h"
-#include "lanes.h"
+#include "group_codes.h"
 #include "vector_set.h"
 
 namespace forerun::cpu {
@@ -47,64 +43,9 @@ void pack_token_bf16(const PackTokenArgs& a) {
   }
 }
 
-// As bits, because so a NaN outranks every number.
-template <int kGroup>
-inline std::uint32_t largest_magnitude(const float* x) {
-#if defined(__AVX512BW__)
-  __m512i largest = _mm512_setzero_si512();
-  for (int i = 0; i < kGroup; i += kLanes) {
-    const __m512i bits = _mm512_loadu_si512(x + i);
-    largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
-  }
-  return _mm512_reduce_max_epu32(largest);
-#else
-  std::uint32_t largest = 0;
-  for (int i = 0; i < kGroup; ++i) {
-    const std::uint32_t magnitude = bits_of(x[i]) & 0x7fffffffu;
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return largest;
-#endif
-}
-
-// Returns the sum of q = x * factor, rounded; anything for a group with a NaN.
-template <int kGroup>
-inline std::int32_t round_group(const float* x, float factor, std::int8_t* q) {
-#if defined(__AVX512BW__)
-  __m512i sum = _mm512_setzero_si512();
-  for (int i = 0; i < kGroup; i += kLanes) {
-    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(factor));
-    const __m512i rounded = _mm512_cvtps_epi32(scaled);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i), _mm512_cvtepi32_epi8(rounded));
-    sum = _mm512_add_epi32(sum, rounded);
-  }
-  return _mm512_reduce_add_epi32(sum);
-#else
-  for (int i = 0; i < kGroup; ++i) q[i] = static_cast<std::int8_t>(round_to_int(x[i] * factor));
-  std::int32_t sum = 0;
-  for (int i = 0; i < kGroup; ++i) sum += q[i];
-  return sum;
-#endif
-}
-
-// q = x * factor makes `most` of the largest magnitude. Of a group with a NaN only the scale
-// counts.
-struct GroupScale {
-  float factor;
-  float scale;  // x = q * scale
-};
-
-inline GroupScale scale_for(std::uint32_t largest, float most) {
-  if (largest >= 0x7f800000u) return {0.0f, float_of(0x7fc00000u)};
-  const float peak = float_of(largest);
-  // Below 2^-100 a group counts as zero: its reciprocal need not exist.
-  if (peak < 0x1p-100f) return {0.0f, 0.0f};
-  return {most / peak, peak / most};
-}
-
 // A group of 32 as paired_groups.h says.
 inline void pack_paired(const PackTokenArgs& a, std::int64_t group, const std::uint32_t (&head)[2],
-                        const std::int8_t* quantized) {
+                        const std::int8_t* codes) {
   const std::int64_t second = group % 2;
   std::uint32_t* pair = a.panel + group / 2 * paired_units(a.width);
   std::uint32_t* heads = pair + second * kPairedHead + a.lane;
@@ -112,52 +53,52 @@ inline void pack_paired(const PackTokenArgs& a, std::int64_t group, const std::u
   heads[kMostPaired] = head[1];
   std::uint32_t* row = pair + 2 * kPairedHead + (second * a.width + a.lane) * kPairedRow;
   std::memset(row + (1 - second) * kPairedRow / 2, 0, kPairedGroup);
-  std::memcpy(row + second * kPairedRow / 2, quantized, kPairedGroup);
+  std::memcpy(row + second * kPairedRow / 2, codes, kPairedGroup);
 }
 
 // kUnit: columns that a line covers, up to which the last group is filled with zeros. kZeroPoint:
 // of the weights; 0 where they have an offset. kTogether groups share a scale.
 template <int kUnit, int kZeroPoint, int kGroup, int kTogether>
 void pack_groups(const PackTokenArgs& a) {
-  constexpr std::int64_t kShare = kTogether * kGroup;
+  using Codes = GroupCodes<kTogether * kGroup, kGroup>;
   // Tiles multiply with 16 times the nibbles.
   const bool tiles = kUnit == 8 && a.token_major;
   const float times = tiles ? 16.0f : 1.0f;
   const float part = tiles ? 0x1p-4f : 1.0f;
   const std::int64_t width = a.width;
   std::uint32_t* panel = a.panel + a.begin / kGroup * (kGroup / 4 + 2) * width + a.lane;
-  for (std::int64_t k = a.begin; k < a.end; k += kShare) {
-    float filled[kShare];
-    const float* values = a.token + k;
-    const std::int64_t count = a.end - k < kShare ? a.end - k : kShare;
-    if (count < kShare) {
-      std::memset(filled, 0, sizeof filled);
-      std::memcpy(filled, values, static_cast<std::size_t>(count) * sizeof(float));
-      values = filled;
+  for (std::int64_t k = a.begin; k < a.end; k += Codes::kValues) {
+    Codes of;
+    const std::int64_t count = a.end - k < Codes::kValues ? a.end - k : Codes::kValues;
+    if (count < Codes::kValues) {
+      float filled[Codes::kValues] = {};
+      std::memcpy(filled, a.token + k, static_cast<std::size_t>(count) * sizeof(float));
+      of.round(filled);
+    } else {
+      of.round(a.token + k);
     }
-    const GroupScale g = scale_for(largest_magnitude<kShare>(values), 127.0f);
-    for (std::int64_t first = 0; first < count; first += kGroup) {
-      std::int8_t quantized[kGroup];
-      const std::int32_t sum = round_group<kGroup>(values + first, g.factor, quantized);
+    for (std::int64_t first = 0, group = 0; first < count; first += kGroup, ++group) {
+      const std::int8_t* codes = of.codes + first;
+      const std::int32_t sum = of.sums[group];
       const std::uint32_t head[] = {
           kZeroPoint == 0
               ? bits_of(static_cast<float>(sum) * times)
               // Modulo 2^32: the sum of a group with a NaN is anything.
               : static_cast<std::uint32_t>(-kZeroPoint) * static_cast<std::uint32_t>(sum),
-          bits_of(g.scale * part)};
+          bits_of(of.scales[group / kTogether] * part)};
       if (a.paired) {
-        pack_paired(a, (k + first) / kGroup, head, quantized);
+        pack_paired(a, k / kGroup + group, head, codes);
         continue;
       }
       panel[0] = head[0];
       panel[width] = head[1];
       panel += 2 * width;
       if (a.token_major) {
-        std::memcpy(panel + (kGroup / 4 - 1) * a.lane, quantized, kGroup);
+        std::memcpy(panel + (kGroup / 4 - 1) * a.lane, codes, kGroup);
         panel += kGroup / 4 * width;
       } else {
         const std::int64_t there = count - first < kGroup ? count - first : kGroup;
-        panel = scatter(quantized, (there + kUnit - 1) / kUnit * (kUnit / 4), width, panel);
+        panel = scatter(codes, (there + kUnit - 1) / kUnit * (kUnit / 4), width, panel);
       }
     }
   }

@@ -109,12 +109,6 @@ float softmax_piece(float* x, std::int64_t n, float* top, float* lanes) {
 constexpr float kMostOfDigits = 127.0f * 128.0f + 63.0f;
 
 #if defined(__AVX512BW__)
-// The 64 lowest bytes of 32 words each, in the order in which words were packed.
-inline __m512i in_order(__m512i first, __m512i second) {
-  const __m512i fours = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  return _mm512_permutexvar_epi32(fours, _mm512_packs_epi16(first, second));
-}
-
 Digits split_digits(const float* x, ColumnDigits* to) {
   const GroupScale s = scale_for(largest_magnitude<kDigitsOfColumn>(x), kMostOfDigits);
   __m512i whole[4];

@@ -10,6 +10,9 @@
 
 namespace forerun::cpu {
 
+// Scales that packing finds together: fewer take as long.
+constexpr int kPackedScales = 8;
+
 // Columns [begin, end) of one token, which has lane `lane` in a panel of `width` tokens;
 // `token_major` not in fp32.
 struct PackTokenArgs {
