@@ -42,8 +42,9 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
   kernels_ = &kernel_set(shape_.precision, limit_, n);
   const int widest = n <= kernels_->max_tokens ? kernels_->max_tokens : kernels_->tile_tokens;
   tiles_ = (n + widest - 1) / widest;
-  units_ = paired() ? ((shape_.groups() + 1) / 2 * paired_units(n) + n - 1) / n
-                    : panel_units(shape_, *kernels_);
+  const bool pairs = paired();
+  units_ = pairs ? ((shape_.groups() + 1) / 2 * paired_units(n) + n - 1) / n
+                 : panel_units(shape_, *kernels_);
   const auto bytes = static_cast<std::size_t>(units_ * n) * sizeof(std::uint32_t) + kBehindPanel;
   if (memory_.size() < bytes) memory_ = Buffer(bytes);
   const auto room_bytes = static_cast<std::size_t>(2 * pool.size() * kRoomBytes);
@@ -65,10 +66,11 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
       const std::int64_t begin = i % parts * unit;
       const std::int64_t end = std::min(begin + unit, cols);
       const int width = tile_tokens(tile);
+      const float* tokens = x + tile_begin(tile) * stride;
+      std::uint32_t* panel = panel_at(tile);
       for (int t = 0; t < width; ++t) {
-        const float* token = x + (tile_begin(tile) + t) * stride;
-        pack_token({token, begin, end, shape_.group, width, t, panel_at(tile),
-                    kernels_->token_major, paired()});
+        pack_token({tokens + t * stride, begin, end, shape_.group, width, t, panel,
+                    kernels_->token_major, pairs});
       }
     }
   });

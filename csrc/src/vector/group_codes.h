@@ -76,7 +76,7 @@ struct GroupCodes {
 
 #if defined(__AVX512BW__)
 
-// One value of each of eight vectors: its lanes put together by `op`, two at a time.
+// One value for each of eight vectors: its lanes, put together by `op`.
 template <class Op>
 inline __m256i across_lanes(const __m512i (&v)[8], Op op) {
   __m512i twos[4];
@@ -107,6 +107,7 @@ void GroupCodes<kShare, kGroup>::round(const float* x) {
   constexpr int kStored = 4 * kLanes;
   __m512i largest[kPackedScales];
   for (int s = 0; s < kPackedScales; ++s) largest[s] = magnitudes<kShare>(x + s * kShare);
+  // From here to the factors: scale_for, of all.
   const __m256i peaks =
       across_lanes(largest, [](__m512i a, __m512i b) { return _mm512_max_epu32(a, b); });
   const __m256 peak = _mm256_castsi256_ps(peaks);
