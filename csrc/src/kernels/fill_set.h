@@ -1,8 +1,8 @@
 // Fills a KernelSet's table with the instantiations of a kernel.
 #pragma once
 
+#include "../unroll.h"
 #include "kernels.h"
-#include "unroll.h"
 
 namespace forerun::cpu {
 namespace {

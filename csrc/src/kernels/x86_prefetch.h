@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "unroll.h"
+#include "../unroll.h"
 
 namespace forerun::cpu {
 namespace {

@@ -6,7 +6,7 @@
 #include <immintrin.h>
 #endif
 
-#include "../kernels/unroll.h"
+#include "../unroll.h"
 #include "lanes.h"
 #include "vector_set.h"
 
