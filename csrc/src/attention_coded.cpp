@@ -52,7 +52,7 @@ void TileAttention::pack_coded_query(const Head& head, const float* query, int c
        first += cache.group(), at += columns) {
     float part[kDigitsOfColumn] = {};
     for (std::int64_t i = 0; i < cache.group(); ++i) part[i] = query[first + i] * scale;
-    turn(part, cache.group());
+    ops_->turn(part, cache.group());
     to.terms[at] = reading.terms(ops_->split_digits(part, &to.digits[at]));
   }
 }

@@ -11,18 +11,14 @@
 namespace forerun::cpu {
 
 // Dimensions that share a scale: the most of 64, 32 and 16 that divide a head; 0 where none does.
-std::int64_t coded_group(std::int64_t head_dim);
-
-// Turns the numbers of a group by a Hadamard matrix, in place: outliers of a few dimensions spread
-// over all (QuaRot, arXiv 2404.00456). It makes products of two vectors `count` times larger, and
-// twice it gives back `count` times what was there.
-void turn(float* x, std::int64_t count);
+inline std::int64_t coded_group(std::int64_t head_dim) {
+  std::int64_t group = 64;
+  while (head_dim % group != 0) group /= 2;
+  return group < 16 ? 0 : group;
+}
 
 // What stored codes are above their value: a byte of two nibbles, and a nibble.
 constexpr std::int32_t kZeroOfByte = 8 * 16 + 8;
 constexpr std::int32_t kZeroOfNibble = 8;
-
-// Codes of `count` numbers as stored; returns their scale as bf16, NaN where one is not finite.
-std::uint16_t encode(const float* x, std::int64_t count, int bits, std::uint8_t* codes);
 
 }  // namespace forerun::cpu

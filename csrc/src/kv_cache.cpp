@@ -10,6 +10,7 @@
 #include "coded_head.h"
 #include "forerun/errors.h"
 #include "numbers.h"
+#include "vector/vector_set.h"
 
 namespace forerun::cpu {
 namespace {
@@ -31,19 +32,6 @@ std::string shown(const std::vector<std::int64_t>& numbers) {
     text += (text.empty() ? "" : ", ") + std::to_string(number);
   return "[" + text + "]";
 }
-
-// The next of `count` values in bf16, at most kMost, and zeros up to whole blocks. In 4 bytes each
-// and a loop of any length, which compilers turn into vectors.
-struct Rounded {
-  static constexpr std::int64_t kMost = 4 * kBlockRows;
-  std::uint32_t lanes[kMost];
-
-  Rounded(const float* x, std::int64_t count) {
-    const std::int64_t n = std::min(kMost, count);
-    for (std::int64_t i = 0; i < n; ++i) lanes[i] = float_to_bf16(x[i]);
-    std::fill(lanes + n, lanes + blocks_of(n) * kBlockRows, 0u);
-  }
-};
 
 // Whether all values will be numbers in the cache.
 bool are_numbers(const float* x, std::int64_t count, Precision precision) {
@@ -162,26 +150,9 @@ void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std
     }
     return;
   }
-  const int shift = v.slot % 2 * 16;
-  for (std::int64_t first = 0; first < dimensions; first += Rounded::kMost) {
-    const std::int64_t count = std::min(Rounded::kMost, dimensions - first);
-    // Two dimensions to a lane.
-    const Rounded of_key(key + first, count);
-    for (std::int64_t i = 0; i < count; i += 2) {
-      const std::uint32_t pair = of_key.lanes[i] | of_key.lanes[i + 1] << 16;
-      std::memcpy(k + (first + i) / 2 * kLine, &pair, sizeof pair);
-    }
-    // Two slots to a lane.
-    const Rounded of_value(value + first, count);
-    for (std::int64_t i = 0; i < count; i += kBlockRows) {
-      std::uint8_t* line = v.memory + ((first + i) / kBlockRows * v.lines + v.slot / 2) * kLine;
-      std::uint32_t lanes[kBlockRows];
-      std::memcpy(lanes, line, sizeof lanes);
-      for (int lane = 0; lane < kBlockRows; ++lane)
-        lanes[lane] = (lanes[lane] & ~(0xffffu << shift)) | of_value.lanes[i + lane] << shift;
-      std::memcpy(line, lanes, sizeof lanes);
-    }
-  }
+  const SlotPlace place = {k, v.memory + v.slot / 2 * kLine, v.lines * kLine,
+                           static_cast<int>(v.slot % 2 * 16)};
+  vector_set(best_level()).write_bf16(key, value, dimensions, place);
 }
 
 void copy_value_slot(Precision precision, std::int64_t blocks, ValueSlot from, ValueSlot to) {

@@ -1,11 +1,11 @@
 // How a cache of codes is written, read and compacted; kv_cache.h says where what lies.
 #include <cstring>
-#include <vector>
 
 #include "coded_head.h"
 #include "forerun/kv_cache.h"
 #include "kernels/kernels.h"
 #include "numbers.h"
+#include "vector/vector_set.h"
 
 namespace forerun::cpu {
 namespace {
@@ -47,27 +47,22 @@ Place value_place(const KvCache& cache, std::int64_t slot, std::int64_t d) {
 
 void KvCache::write_codes(std::int64_t layer, std::int64_t row, std::int64_t head,
                           std::int64_t slot, const float* key, const float* value) {
-  const std::int64_t size = shape_.head_dim;
   const std::int64_t within = slot % kTileSlots;
   std::uint8_t* memory = tile(layer, row, head, slot);
-  auto* scales = reinterpret_cast<std::uint16_t*>(memory) + within;
-  std::uint8_t* stored = memory + scale_bytes();
-  std::vector<float> turned(key, key + size);
-  for (std::int64_t d = 0; d < size; d += group_) turn(turned.data() + d, group_);
-  std::vector<std::uint8_t> codes(static_cast<std::size_t>(size));
-  const int bits = 4 * planes();
-  for (const bool keys : {true, false}) {
-    const float* x = keys ? turned.data() : value;
-    for (std::int64_t d = 0; d < size; d += group_, scales += kTileSlots)
-      *scales = encode(x + d, group_, bits, codes.data() + d);
-    for (std::int64_t d = 0; d < size; ++d) {
-      const std::uint8_t code = codes[static_cast<std::size_t>(d)];
-      const Place at = keys ? key_place(*this, within, d) : value_place(*this, within, d);
-      set_nibble(stored[at.byte], at.upper, bits == 8 ? code >> 4 : code);
-      if (bits == 8) set_nibble(stored[at.lower], at.upper, code & 15);
-    }
-    stored += code_bytes();
-  }
+  std::uint8_t* keys = memory + scale_bytes();
+  const Place of_value = value_place(*this, within, 0);
+  CodedSlot to;
+  to.keys = keys + key_place(*this, within, 0).byte;
+  // A lane has the slots of a line in its four bytes.
+  to.values = keys + code_bytes() + of_value.byte - within % kHalf;
+  to.value_step = planes() * value_plane_bytes();
+  to.shift = static_cast<int>(within % kHalf * 8 + (of_value.upper ? 4 : 0));
+  to.group = group_;
+  to.scales = reinterpret_cast<std::uint16_t*>(memory) + within;
+  to.scale_step = kTileSlots;
+  to.lower_key = planes() == 2 ? key_plane_bytes() : 0;
+  to.lower_value = value_plane_bytes();
+  vector_set(best_level()).write_codes(key, value, shape_.head_dim, to);
 }
 
 void KvCache::read_codes(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
@@ -92,7 +87,7 @@ void KvCache::read_codes(std::int64_t layer, std::int64_t row, std::int64_t head
 
 void KvCache::turn_back(float* key) const {
   for (std::int64_t d = 0; d < shape_.head_dim; d += group_) {
-    turn(key + d, group_);
+    vector_ops().turn(key + d, group_);
     for (std::int64_t i = d; i < d + group_; ++i) key[i] /= static_cast<float>(group_);
   }
 }

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "coded_head.h"
 #include "forerun/modules.h"
+#include "forerun/vector_ops.h"
 #include "kernels/kernels.h"
 #include "numbers.h"
 
@@ -137,7 +138,7 @@ void check_head(const KvCache& cache, std::vector<float> x, std::vector<float> r
 }
 
 std::vector<float> turned(std::vector<float> x, std::int64_t group) {
-  for (std::size_t i = 0; i < x.size(); i += at(group)) turn(x.data() + i, group);
+  for (std::size_t i = 0; i < x.size(); i += at(group)) vector_ops().turn(x.data() + i, group);
   return x;
 }
 

@@ -109,6 +109,11 @@ void check_levels(Random& random, std::int64_t n) {
   check_same("silu_mul", n, [&](const VectorOps& o, float* y) { o.silu_mul(a, b, n, y); });
   check_same("gelu_tanh", n, [&](const VectorOps& o, float* y) { o.gelu_tanh(a, n, y); });
   check_same("add", n, [&](const VectorOps& o, float* y) { o.add(a, n, y); });
+  check_same("turn", 16 << n % 3, [&](const VectorOps& o, float* y) {
+    const std::int64_t size = 16 << n % 3;
+    for (std::int64_t i = 0; i < size; ++i) y[i] = a[i % n];
+    o.turn(y, size);
+  });
   check_same("scale", n, [&](const VectorOps& o, float* y) { o.scale(a, 1.7f, n, y); });
   check_same("blend", n, [&](const VectorOps& o, float* y) {
     std::memcpy(y, b, static_cast<std::size_t>(n) * sizeof(float));

@@ -51,6 +51,10 @@ struct VectorOps {
   // are scaled by what is returned, the factor for what else was summed up before, and x is added.
   // -inf stands for a masked score and becomes exactly 0; a NaN stays one.
   float (*softmax_piece)(float* x, std::int64_t n, float* top, float* lanes);
+  // Turns a group of 16, 32 or 64 numbers by a Hadamard matrix, in place: outliers of a few spread
+  // over all (QuaRot, arXiv 2404.00456). It makes products of two vectors `count` times larger, and
+  // twice it gives back `count` times what was there.
+  void (*turn)(float* x, std::int64_t count);
   // Two digits for each of 64 numbers; anything where one is not a number.
   Digits (*split_digits)(const float* x, ColumnDigits* to);
   // Of the weights of a tile's 64 slots times the scales (bf16) that the slots' values have.

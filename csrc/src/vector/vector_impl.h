@@ -4,6 +4,7 @@
 #include "../coded_panel.h"
 #include "pack_token.h"
 #include "row_impl.h"
+#include "slot.h"
 
 namespace forerun::cpu {
 namespace {
@@ -157,11 +158,13 @@ Digits split_weights(const float* weights, const std::uint16_t* scales, ColumnDi
 const VectorSet& FORERUN_VECTOR_SET() {
   static const VectorSet set = {
       {rms_norm, layer_norm, silu_mul, silu, gelu_tanh, gelu_erf, relu, rotate, multiply, add,
-       scale, blend, weights_to_bf16, softmax_piece, split_digits, split_weights},
+       scale, blend, weights_to_bf16, softmax_piece, turn, split_digits, split_weights},
       {pack_token_fp32, pack_token_bf16, pack_token_grouped<4, 128>, pack_token_grouped<8, 8>,
        pack_token_grouped<4, 0>, pack_token_grouped<8, 0>},
       row_ops_of<float>(),
       row_ops_of<double>(),
+      write_bf16,
+      write_codes,
       fractions};
   return set;
 }

@@ -29,11 +29,33 @@ struct PackTokenArgs {
 
 using PackToken = void (*)(const PackTokenArgs&);
 
+// Where a slot of a tile has its key and value.
+struct SlotPlace {
+  std::uint8_t* keys;       // its lane in the first line; each line has the next dimensions
+  std::uint8_t* values;     // its line of the first 16 dimensions
+  std::int64_t value_step;  // bytes to the next 16
+  int shift;                // of its bits in each lane of such a line
+};
+
+// The same of codes: of the planes of upper nibbles.
+struct CodedSlot : SlotPlace {
+  std::int64_t group;
+  std::uint16_t* scales;    // of the key's first group, then of each other and of the value's
+  std::int64_t scale_step;  // from one to the next
+  std::int64_t lower_key;   // bytes from an upper nibble to its lower one; 0 where there is none
+  std::int64_t lower_value;
+};
+
 struct VectorSet {
   VectorOps ops;
   PackToken pack_token[kNumPrecisions];  // by Precision
   RowOps<float> float_rows;
   RowOps<double> double_rows;
+  // A head's key and value into a slot.
+  void (*write_bf16)(const float* key, const float* value, std::int64_t dimensions,
+                     const SlotPlace& to);
+  void (*write_codes)(const float* key, const float* value, std::int64_t dimensions,
+                      const CodedSlot& to);
   // Those of Noise in randomness.h for a block of tokens from `first` on.
   void (*fractions)(std::uint64_t state, std::int64_t first, double* u);
 };
