@@ -6,6 +6,7 @@
 #include "coded_panel.h"
 #include "forerun/vector_ops.h"
 #include "numbers.h"
+#include "vector/vector_set.h"
 
 namespace forerun::cpu::test {
 namespace {
@@ -170,6 +171,51 @@ void check_digits(Random& random, const VectorOps& ops, float size) {
   CHECK(std::isnan(ops.split_digits(x.data(), &digits).scale), "NaN");
 }
 
+// What a level makes of a slot in memory of any bytes: in bf16, or as codes.
+std::vector<std::uint8_t> slot_of(Level level, const std::vector<float>& key,
+                                  const std::vector<float>& value, const CodedSlot& at, bool codes,
+                                  std::vector<std::uint8_t> memory) {
+  const auto n = static_cast<std::int64_t>(key.size());
+  CodedSlot to = at;
+  to.keys = memory.data() + 8;
+  to.values = memory.data() + 64 * key.size();
+  std::vector<std::uint16_t> scales(2 * key.size());
+  to.scales = scales.data();
+  const VectorSet& set = vector_set(level);
+  if (codes) set.write_codes(key.data(), value.data(), n, to);
+  else set.write_bf16(key.data(), value.data(), n, to);
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(scales.data());
+  memory.insert(memory.end(), bytes, bytes + 4 * key.size());
+  return memory;
+}
+
+void check_slots(Random& random) {
+  for (const std::int64_t group : {0, 16, 32, 64}) {
+    const bool codes = group != 0;
+    const std::int64_t n = codes ? group * between(random, 1, 3) : between(random, 1, 150);
+    auto key = normal(random, n);
+    auto value = normal(random, n, 1e-3f);
+    const auto any = static_cast<std::size_t>(between(random, 0, n - 1));
+    const float odd[] = {0.0f, -0.0f, 1e-33f, 9.0f, std::numeric_limits<float>::quiet_NaN()};
+    key[any] = odd[between(random, 0, 4)];
+    value[any] = odd[between(random, 0, 3)];
+    std::vector<std::uint8_t> memory(static_cast<std::size_t>(3 * 64 * n + 192));
+    for (std::uint8_t& byte : memory) byte = static_cast<std::uint8_t>(random());
+    CodedSlot to;
+    to.value_step = codes ? 128 : 64;
+    to.shift = codes ? 4 * static_cast<int>(between(random, 0, 7)) : 16;
+    to.group = group;
+    to.scale_step = 1;
+    to.lower_key = between(random, 0, 1) == 0 ? 0 : 4;
+    to.lower_value = 64;
+    const auto expected = slot_of(Level::portable, key, value, to, codes, memory);
+    for (const Level level : levels())
+      CHECK(slot_of(level, key, value, to, codes, memory) == expected,
+            "a slot of %lld dimensions in groups of %lld at %s", static_cast<long long>(n),
+            static_cast<long long>(group), level_name(level));
+  }
+}
+
 }  // namespace
 }  // namespace forerun::cpu::test
 
@@ -187,5 +233,6 @@ int main() {
     for (const float size : {1e-30f, 1e-3f, 1.0f, 1e30f}) check_digits(random, ops, size);
   }
   for (std::int64_t n = 2; n < 200; ++n) check_levels(random, n);
+  for (int i = 0; i < 100; ++i) check_slots(random);
   std::puts("ok");
 }
