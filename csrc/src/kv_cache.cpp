@@ -116,16 +116,6 @@ void KvCache::check_row(std::int64_t row) const {
   }
 }
 
-void KvCache::prefetch(std::int64_t layer, std::int64_t row, std::int64_t head,
-                       std::int64_t slot) const {
-  if (coded()) return;
-  const std::uint8_t* k = keys(layer, row, head, slot);
-  for (std::int64_t i = 0; i < key_lines_; ++i) __builtin_prefetch(k + i * kLine, 1);
-  const ValueSlot v = values(layer, row, head, slot);
-  for (std::int64_t b = 0; b < value_blocks_; ++b)
-    __builtin_prefetch(v.memory + (b * v.lines + v.slot / slots_per_line()) * kLine, 1);
-}
-
 void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
                     const float* key, const float* value) {
   std::uint8_t* k = keys(layer, row, head, slot) + slot % kBlockRows * 4;

@@ -169,15 +169,8 @@ void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
   const AttentionCall call = {&run.cache,       index,      layer_view(run.tokens.view),
                               space.qkv.data(), qkv_rows(), space.mixed.data()};
   if (attention.whole_heads()) {
-    const auto prefetch = [&](std::int64_t i) {
-      const RowMask& mask = run.tokens.masks[size_of(i / shape.kv_heads)];
-      if (mask.count == 0) return;  // its next slot may be behind the last
-      run.cache.prefetch(index, mask.row, i % shape.kv_heads, mask.start);
-    };
     run.pool.for_ranges(attention.items(), 1, [&](const Range& r) {
-      prefetch(r.begin);
       for (std::int64_t i = r.begin; i < r.end; ++i) {
-        if (i + 1 < r.stop) prefetch(i + 1);
         prepare_head(run, index, i / shape.kv_heads, i % shape.kv_heads);
         attention.run(call, {r.thread, i, i + 1, r.stop});
       }

@@ -40,7 +40,6 @@ void test_sizes(Precision precision, std::int64_t size, Random& random) {
     for (std::int64_t slot = 0; slot < kSlots; ++slot) {
       for (std::int64_t head = 0; head < kHeads; ++head) {
         const float* key = numbers[head].data() + 2 * slot * size;
-        cache.prefetch(0, 0, head, slot);
         cache.write(0, 0, head, slot, key, key + size);
       }
     }

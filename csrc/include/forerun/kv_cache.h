@@ -146,9 +146,6 @@ class KvCache {
   const float* means(std::int64_t layer, std::int64_t row, std::int64_t head) const;
   std::int64_t mean_stride() const { return mean_stride_; }
 
-  // Fetches what write() will store to; nothing in a cache of codes, whose writing is computing.
-  void prefetch(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot) const;
-
   // Stores one head's key and value [head_dim]. A value that is not finite becomes 0, and its key
   // NaN.
   void write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
