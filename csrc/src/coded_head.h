@@ -11,11 +11,7 @@
 namespace forerun::cpu {
 
 // Dimensions that share a scale: the most of 64, 32 and 16 that divide a head; 0 where none does.
-inline std::int64_t coded_group(std::int64_t head_dim) {
-  std::int64_t group = 64;
-  while (head_dim % group != 0) group /= 2;
-  return group < 16 ? 0 : group;
-}
+std::int64_t coded_group(std::int64_t head_dim);
 
 // What stored codes are above their value: a byte of two nibbles, and a nibble.
 constexpr std::int32_t kZeroOfByte = 8 * 16 + 8;

@@ -118,8 +118,6 @@ void KvCache::check_row(std::int64_t row) const {
 
 void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std::int64_t slot,
                     const float* key, const float* value) {
-  std::uint8_t* k = keys(layer, row, head, slot) + slot % kBlockRows * 4;
-  const ValueSlot v = values(layer, row, head, slot);
   const std::int64_t dimensions = shape_.head_dim;
   // What a token does not see weighs 0, and 0 times infinity would be NaN: so values are always
   // numbers. A key that is NaN spoils the scores of the tokens that see it, and no others.
@@ -131,6 +129,8 @@ void KvCache::write(std::int64_t layer, std::int64_t row, std::int64_t head, std
     value = none.data() + dimensions;
   }
   if (coded()) return write_codes(layer, row, head, slot, key, value);
+  std::uint8_t* k = keys(layer, row, head, slot) + slot % kBlockRows * 4;
+  const ValueSlot v = values(layer, row, head, slot);
   if (shape_.precision == Precision::fp32) {
     write_fp32(key, dimensions, k, kLine);
     for (std::int64_t first = 0; first < dimensions; first += kBlockRows) {

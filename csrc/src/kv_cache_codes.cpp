@@ -45,6 +45,12 @@ Place value_place(const KvCache& cache, std::int64_t slot, std::int64_t d) {
 
 }  // namespace
 
+std::int64_t coded_group(std::int64_t head_dim) {
+  std::int64_t group = 64;
+  while (head_dim % group != 0) group /= 2;
+  return group < 16 ? 0 : group;
+}
+
 void KvCache::write_codes(std::int64_t layer, std::int64_t row, std::int64_t head,
                           std::int64_t slot, const float* key, const float* value) {
   const std::int64_t within = slot % kTileSlots;

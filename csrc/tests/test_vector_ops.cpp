@@ -63,8 +63,10 @@ void check_curves(const VectorOps& ops) {
   float lanes[16] = {};
   ops.softmax_piece(y.data(), static_cast<std::int64_t>(y.size()), &top, lanes);
   for (std::size_t i = 0; i < x.size(); ++i) {
-    const double bound = x[i] > -10.0f ? 3e-7 : 1.4e-6;
-    if (x[i] > -86.8f) near(std::exp(static_cast<double>(x[i])), y[i], bound, "exp");
+    if (x[i] > -86.8f) {
+      const double truth = std::exp(static_cast<double>(x[i]));
+      near(1.0, static_cast<float>(y[i] / truth), 2.4e-7, "exp");
+    }
   }
 }
 
@@ -172,6 +174,22 @@ void check_digits(Random& random, const VectorOps& ops, float size) {
   CHECK(std::isnan(ops.split_digits(x.data(), &digits).scale), "NaN");
 }
 
+// By Hadamard's matrix of 1 and -1.
+void check_turn(const VectorOps& ops) {
+  for (const std::int64_t size : {16, 32, 64}) {
+    for (std::int64_t unit = 0; unit < size; ++unit) {
+      std::vector<float> x(static_cast<std::size_t>(size));
+      x[static_cast<std::size_t>(unit)] = 1.0f;
+      ops.turn(x.data(), size);
+      for (std::int64_t i = 0; i < size; ++i) {
+        bool odd = false;
+        for (std::int64_t both = i & unit; both != 0; both &= both - 1) odd = !odd;
+        CHECK(x[static_cast<std::size_t>(i)] == (odd ? -1.0f : 1.0f), "turned");
+      }
+    }
+  }
+}
+
 // What a level makes of a slot in memory of any bytes: in bf16, or as codes.
 std::vector<std::uint8_t> slot_of(Level level, const std::vector<float>& key,
                                   const std::vector<float>& value, const CodedSlot& at, bool codes,
@@ -194,20 +212,27 @@ void check_slots(Random& random) {
   for (const std::int64_t group : {0, 16, 32, 64}) {
     const bool codes = group != 0;
     const std::int64_t n = codes ? group * between(random, 1, 3) : between(random, 1, 150);
-    auto key = normal(random, n);
-    auto value = normal(random, n, 1e-3f);
+    const float sizes[] = {0.0f, 1e-40f, 1e-33f, 1e-3f, 1.0f, 1e37f};
+    auto key = normal(random, n, sizes[between(random, 0, 5)]);
+    auto value = normal(random, n, sizes[between(random, 0, 5)]);
+    const auto coin = [&] { return between(random, 0, 1) == 1; };
+    if (coin()) {
+      for (float& v : value) v = std::fabs(v);
+    }
     const auto any = static_cast<std::size_t>(between(random, 0, n - 1));
-    const float odd[] = {0.0f, -0.0f, 1e-33f, 9.0f, std::numeric_limits<float>::quiet_NaN()};
-    key[any] = odd[between(random, 0, 4)];
-    value[any] = odd[between(random, 0, 3)];
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    const float odd[] = {0.0f, -0.0f, 9.0f, kInfinity, std::numeric_limits<float>::quiet_NaN()};
+    if (coin()) key[any] = odd[between(random, 0, 4)];
+    if (coin()) value[any] = odd[between(random, 0, 2)];
     std::vector<std::uint8_t> memory(static_cast<std::size_t>(3 * 64 * n + 192));
     for (std::uint8_t& byte : memory) byte = static_cast<std::uint8_t>(random());
-    CodedSlot to;
+    CodedSlot to = {};
     to.value_step = codes ? 128 : 64;
-    to.shift = codes ? 4 * static_cast<int>(between(random, 0, 7)) : 16;
+    to.shift = codes ? 4 * static_cast<int>(between(random, 0, 7))
+                     : 16 * static_cast<int>(between(random, 0, 1));
     to.group = group;
     to.scale_step = 1;
-    to.lower_key = between(random, 0, 1) == 0 ? 0 : 4;
+    to.lower_key = coin() ? 0 : 4;
     to.lower_value = 64;
     const auto expected = slot_of(Level::portable, key, value, to, codes, memory);
     for (const Level level : levels())
@@ -231,6 +256,7 @@ int main() {
     }
     check_curves(ops);
     check_softmax(ops);
+    check_turn(ops);
     for (const float size : {1e-30f, 1e-3f, 1.0f, 1e30f}) check_digits(random, ops, size);
   }
   for (std::int64_t n = 2; n < 200; ++n) check_levels(random, n);

@@ -11,7 +11,7 @@
 // block the plane of upper nibbles and behind it, in int8, that of the lower ones: so both are one
 // stream, which the processor's own prefetching follows. A line of a plane has eight dimensions of
 // 16 slots, or eight slots of 16 dimensions (CodedTile in kernels.h). Keys are turned first, and
-// queries with them (coded_head.h).
+// queries with them (turn in vector_ops.h).
 //
 // A row's tiles lie in segments of a thousand slots, each with all layers and heads: a row takes
 // only the memory that its tokens fill, though it lies on huge pages.

@@ -49,7 +49,7 @@ struct VectorOps {
   // Softmax of scores that come in pieces, n of them, a multiple of 16: x = exp(x - top), `top`
   // being the largest score so far, -inf at first. The sums of exponentials so far, in 16 lanes,
   // are scaled by what is returned, the factor for what else was summed up before, and x is added.
-  // -inf stands for a masked score and becomes exactly 0; a NaN stays one.
+  // -inf stands for a masked score and becomes exactly 0; a NaN becomes any NaN.
   float (*softmax_piece)(float* x, std::int64_t n, float* top, float* lanes);
   // Turns a group of 16, 32 or 64 numbers by a Hadamard matrix, in place: outliers of a few spread
   // over all (QuaRot, arXiv 2404.00456). It makes products of two vectors `count` times larger, and

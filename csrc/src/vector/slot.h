@@ -2,13 +2,18 @@
 #pragma once
 
 #include "../coded_head.h"
+#include "../coded_panel.h"
+#include "group_codes.h"
 #include "lanes.h"
 #include "vector_set.h"
 
 namespace forerun::cpu {
 namespace {
 
-// A number of 16 dimensions into `mask` of a line's lanes.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a lane's first byte is its lowest");
+static_assert(kLanes == kBlockRows, "a line holds a lane for each row of a block");
+
+// Replaces the bits `mask << shift` of each of a line's 16 lanes.
 inline void put_in_lanes(const std::uint32_t* numbers, std::uint32_t mask, int shift,
                          std::uint8_t* line) {
   std::uint32_t lanes[kLanes];
@@ -17,8 +22,8 @@ inline void put_in_lanes(const std::uint32_t* numbers, std::uint32_t mask, int s
   std::memcpy(line, lanes, sizeof lanes);
 }
 
-// The next of `count` numbers in bf16, at most kMost, and zeros up to whole blocks. In 4 bytes each
-// and a loop of any length, which compilers turn into vectors.
+// Up to kMost numbers as bf16, in 4 bytes each, which compilers turn into vectors; zeros up to a
+// multiple of 16.
 struct Rounded {
   static constexpr std::int64_t kMost = 4 * kLanes;
   std::uint32_t lanes[kMost];
@@ -51,7 +56,7 @@ void write_bf16(const float* key, const float* value, std::int64_t dimensions,
 }
 
 #if defined(__AVX512F__)
-// Each lane's sum with the lane that kHalf's bit leads to, or its difference from it.
+// Lanes kHalf apart: their sum to the lower one, their difference to the other.
 template <int kHalf>
 inline __m512 butterfly(__m512 x) {
   constexpr __mmask16 kUpper = kHalf == 1   ? 0xAAAA
@@ -91,12 +96,11 @@ void turn(float* x, std::int64_t count) {
 // Codes of a group as stored; returns their scale as bf16, NaN where a number is not finite.
 template <int kGroup>
 std::uint16_t encode(const float* x, bool wide, std::uint8_t* codes) {
-  constexpr std::int32_t kInfinity = 0x7f800000;  // as bits; above it is no number
-  constexpr std::uint16_t kNan = 0x7fc0;
+  constexpr auto kNoNumber = static_cast<std::int32_t>(kInfinity);
   const float least = wide ? -128.0f : -8.0f;
   const float most = wide ? 119.0f : 7.0f;
   const std::int32_t zero = wide ? kZeroOfByte : kZeroOfNibble;
-  // As bits, whose order is that of numbers above zero: compilers compare those in any order.
+  // As bits, whose largest compilers find in any order. NaN and infinity come out on top.
   std::int32_t highest = 0;
   std::int32_t lowest = 0;
   for (int i = 0; i < kGroup; ++i) {
@@ -105,9 +109,9 @@ std::uint16_t encode(const float* x, bool wide, std::uint8_t* codes) {
     highest = bits > highest ? bits : highest;
     lowest = negated > lowest ? negated : lowest;
   }
-  if (highest >= kInfinity || lowest >= kInfinity) {
+  if (highest >= kNoNumber || lowest >= kNoNumber) {
     for (int i = 0; i < kGroup; ++i) codes[i] = static_cast<std::uint8_t>(zero);
-    return kNan;
+    return static_cast<std::uint16_t>(kNan >> 16);
   }
   const float above = float_of(static_cast<std::uint32_t>(highest));
   const float below = float_of(static_cast<std::uint32_t>(lowest));
@@ -115,10 +119,9 @@ std::uint16_t encode(const float* x, bool wide, std::uint8_t* codes) {
   const float long_side = (negative ? above : below) / -least;
   const float short_side = (negative ? below : above) / most;
   const float scale = long_side > short_side ? long_side : short_side;
-  // Away from 0, so that no code leaves its range. Below 2^-100 numbers count as zero: the
-  // reciprocal need not exist.
+  // Away from 0, so that no code leaves its range.
   const auto rounded =
-      static_cast<std::uint16_t>(scale < 0x1p-100f ? 0u : (bits_of(scale) + 0xffffu) >> 16);
+      static_cast<std::uint16_t>(scale < kLeastPeak ? 0u : (bits_of(scale) + 0xffffu) >> 16);
   const float inverse = rounded == 0 ? 0.0f : (negative ? -1.0f : 1.0f) / bf16_to_float(rounded);
   for (int i = 0; i < kGroup; ++i) {
     const float value = x[i] * inverse;
@@ -129,7 +132,8 @@ std::uint16_t encode(const float* x, bool wide, std::uint8_t* codes) {
   return static_cast<std::uint16_t>(rounded | (negative && rounded != 0 ? 0x8000u : 0u));
 }
 
-// Nibbles of eight dimensions in a lane: the first four are lower ones.
+// Eight nibbles, one a byte, into four bytes: the first four in the low halves, the others in the
+// high ones.
 inline void put_key_nibbles(std::uint64_t nibbles, std::uint8_t* lane) {
   const auto word = static_cast<std::uint32_t>(nibbles | nibbles >> 28);
   std::memcpy(lane, &word, sizeof word);
@@ -149,7 +153,7 @@ void write_groups(const float* key, const float* value, std::int64_t dimensions,
     std::memcpy(turned, key + first, sizeof turned);
     turn(turned, kGroup);
     *scales = encode<kGroup>(turned, wide, codes);
-    for (int i = 0; i < kGroup; i += 8, keys += kLineBytes) {
+    for (int i = 0; i < kGroup; i += kCodesOfLine, keys += kLineBytes) {
       std::uint64_t eight;
       std::memcpy(&eight, codes + i, sizeof eight);
       put_key_nibbles((wide ? eight >> 4 : eight) & kNibbles, keys);

@@ -37,12 +37,12 @@ struct SlotPlace {
   int shift;                // of its bits in each lane of such a line
 };
 
-// The same of codes: of the planes of upper nibbles.
+// The same for codes: `keys` and `values` lie in the plane of upper nibbles, in int4 the only one.
 struct CodedSlot : SlotPlace {
   std::int64_t group;
   std::uint16_t* scales;    // of the key's first group, then of each other and of the value's
   std::int64_t scale_step;  // from one to the next
-  std::int64_t lower_key;   // bytes from an upper nibble to its lower one; 0 where there is none
+  std::int64_t lower_key;   // bytes from a key's upper nibble to its lower one; 0 in int4
   std::int64_t lower_value;
 };
 
