@@ -37,49 +37,74 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
                                 std::to_string(cols) + " values that are " +
                                 std::to_string(stride) + " apart");
   }
+  resize(n, cols, pool);
+  // Shared out by tiles and, in whole batches of groups, by columns, so that threads write to
+  // different parts of a panel.
+  const std::int64_t step = (shape_.grouped() ? kPackedScales : 2) * unit();
+  const std::int64_t parts = (cols + step - 1) / step;
+  const std::int64_t count = tiles_ * parts;
+  const std::int64_t shares = n * cols <= kPackAlone ? 1 : 2 * pool.size();
+  pool.for_ranges(count, (count + shares - 1) / shares, [&](const Range& r) {
+    const FloatMode mode(FloatMode::Subnormals::ieee);
+    for (std::int64_t i = r.begin; i < r.end; ++i) {
+      const std::int64_t first = tile_begin(i / parts);
+      const std::int64_t begin = i % parts * step;
+      pack_part(first, tile_tokens(i / parts), begin, std::min(begin + step, cols),
+                x + first * stride + begin, stride);
+    }
+  });
+}
+
+void Activations::resize(std::int64_t n, std::int64_t cols, const ThreadPool& pool) {
   shape_ = MatrixShape::make(shape_.precision, 1, cols, shape_.group);
   tokens_ = n;
   kernels_ = &kernel_set(shape_.precision, limit_, n);
   const int widest = n <= kernels_->max_tokens ? kernels_->max_tokens : kernels_->tile_tokens;
   tiles_ = (n + widest - 1) / widest;
-  const bool pairs = paired();
-  units_ = pairs ? ((shape_.groups() + 1) / 2 * paired_units(n) + n - 1) / n
-                 : panel_units(shape_, *kernels_);
+  units_ = paired() ? ((shape_.groups() + 1) / 2 * paired_units(n) + n - 1) / n
+                    : panel_units(shape_, *kernels_);
   const auto bytes = static_cast<std::size_t>(units_ * n) * sizeof(std::uint32_t) + kBehindPanel;
   if (memory_.size() < bytes) memory_ = Buffer(bytes);
   const auto room_bytes = static_cast<std::size_t>(2 * pool.size() * kRoomBytes);
   if (has_rooms() && rooms_.size() < room_bytes) rooms_ = Buffer(room_bytes);
+}
 
-  // Shared out by tiles and, in whole batches of groups, by columns, so that threads write to
-  // different parts of a panel.
-  const std::int64_t unit =
-      shape_.grouped() ? kPackedScales * shape_.group * shape_.groups_per_scale() : 64;
-  const std::int64_t parts = (cols + unit - 1) / unit;
-  const std::int64_t count = tiles_ * parts;
-  const std::int64_t shares = n * cols <= kPackAlone ? 1 : 2 * pool.size();
+void Activations::pack_part(std::int64_t first, std::int64_t count, std::int64_t begin,
+                            std::int64_t end, const float* x, std::int64_t stride) {
   const PackToken pack_token =
       vector_set(kernels_->level).pack_token[static_cast<int>(shape_.precision)];
-  pool.for_ranges(count, (count + shares - 1) / shares, [&](const Range& r) {
-    const FloatMode mode(FloatMode::Subnormals::ieee);
-    for (std::int64_t i = r.begin; i < r.end; ++i) {
-      const std::int64_t tile = i / parts;
-      const std::int64_t begin = i % parts * unit;
-      const std::int64_t end = std::min(begin + unit, cols);
-      const int width = tile_tokens(tile);
-      const float* tokens = x + tile_begin(tile) * stride;
-      std::uint32_t* panel = panel_at(tile);
-      for (int t = 0; t < width; ++t) {
-        pack_token({tokens + t * stride, begin, end, shape_.group, width, t, panel,
-                    kernels_->token_major, pairs});
-      }
+  const bool pairs = paired();
+  std::int64_t tile = tile_of(first);
+  for (std::int64_t token = first; token < first + count; ++tile) {
+    const std::int64_t origin = tile_begin(tile);
+    const int width = tile_tokens(tile);
+    std::uint32_t* panel = panel_at(tile);
+    for (; token < std::min(origin + width, first + count); ++token, x += stride) {
+      pack_token({x, begin, end, shape_.group, width, static_cast<int>(token - origin), panel,
+                  kernels_->token_major, pairs});
     }
-  });
+  }
+}
+
+// What shares a scale, or a step of a float format.
+std::int64_t Activations::unit() const {
+  return shape_.grouped() ? shape_.group * shape_.groups_per_scale() : 32;
+}
+
+bool Activations::packs_at_once() const {
+  return tiles_ == 1 || (kernels_->streams_blocks && !shape_.grouped());
 }
 
 bool Activations::paired() const { return kernels_->pairs_up && pairs_up(tokens_, shape_.group); }
 
 std::int64_t Activations::tile_begin(std::int64_t tile) const {
   return tile * (tokens_ / tiles_) + std::min(tile, tokens_ % tiles_);
+}
+
+std::int64_t Activations::tile_of(std::int64_t token) const {
+  const std::int64_t tokens = tokens_ / tiles_;
+  const std::int64_t in_longer = tokens_ % tiles_ * (tokens + 1);
+  return token < in_longer ? token / (tokens + 1) : tokens_ % tiles_ + (token - in_longer) / tokens;
 }
 
 int Activations::tile_tokens(std::int64_t tile) const {

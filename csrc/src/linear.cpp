@@ -24,8 +24,8 @@ constexpr std::int64_t kMostParts = 16;
 // How many blocks go through all of several tiles in a row, of kernels that stream them: of
 // kKeptBytes, but no fewer than a kernel works on together.
 constexpr std::int64_t kMostKept = 8;
-// Outputs of them that a gate has room for.
-constexpr std::int64_t kMostStreamed = kMostKept * kMaxTileTokens * kBlockRows;
+// Outputs of them that a gate has room for: of a tile's tokens no fewer than are packed together.
+constexpr std::int64_t kMostGated = kMostKept * kMaxTileTokens * kBlockRows;
 
 struct Product {
   const PackedMatrix& weights;
@@ -35,6 +35,7 @@ struct Product {
   std::int64_t y_stride;
   LinearOptions options;
   int threads;
+  std::int64_t unit;  // of blocks, in which a gate's results are packed as they come; 0: stored
 
   // Where the stream goes on after a thread's share: in its share of the next matrix, or nowhere:
   // with the last block again, which is in the cache.
@@ -186,15 +187,17 @@ void run_blocks(const Product& p, const Range& range) {
 void run_gated(const Product& p, const Range& range) {
   const std::int64_t half = p.weights.shape().blocks() / 2;
   // Of the gate and of what it takes, and the result: apart, so that the gate's loop has vectors.
-  alignas(64) float sums[3][kMostStreamed];
+  alignas(64) float sums[3][kMostGated];
   TileArgs a = args_for(p.weights.shape(), p.x);
   const AheadPlan plan(p.weights.shape(), p.x);
   const std::uint8_t* after = p.afterwards(range);
-  const std::int64_t outputs = p.x.kernels().streams_blocks ? kMostStreamed : kMaxTileOutputs;
+  const std::int64_t outputs = p.x.kernels().streams_blocks ? kMostGated : kMostGated / 2;
   const std::int64_t most = outputs / kBlockRows / p.x.tile_tokens(0);
   const bool one_stream = p.x.tiles() == 1;
   for (std::int64_t b = range.begin, count = 0; b < range.end; b += count) {
-    count = in_a_row(p, range.end - b, most);
+    const std::int64_t left = range.end - b;
+    count = in_a_row(p, left, most);
+    if (p.unit > 0) count = std::min(std::max(count / p.unit, std::int64_t{1}) * p.unit, left);
     const std::int64_t next = b + count;
     const bool more = next < range.stop;
     const std::int64_t next_upper = one_stream ? next : next + half;
@@ -208,6 +211,11 @@ void run_gated(const Product& p, const Range& range) {
       run_row(p, plan, a, tile, b + half, count, upper, p.x.room(range.thread, 1), sums[1]);
       const int tokens = p.x.tile_tokens(tile);
       p.options.gate(sums[0], sums[1], tokens * a.out_stride, sums[2]);
+      if (p.unit > 0) {
+        p.options.packed->pack_part(p.x.tile_begin(tile), tokens, b * kBlockRows, next * kBlockRows,
+                                    sums[2], a.out_stride);
+        continue;
+      }
       for (int t = 0; t < tokens; ++t) {
         std::memcpy(p.y + (p.x.tile_begin(tile) + t) * p.y_stride + b * kBlockRows,
                     sums[2] + t * a.out_stride,
@@ -217,8 +225,9 @@ void run_gated(const Product& p, const Range& range) {
   }
 }
 
-void check(const MatrixShape& w, const MatrixShape& x, std::int64_t y_stride,
+void check(const MatrixShape& w, const Activations& tokens, std::int64_t y_stride,
            const LinearOptions& options) {
+  const MatrixShape& x = tokens.shape();
   if (w.precision != x.precision || w.cols != x.cols || w.group != x.group) {
     throw std::invalid_argument(std::string("the matrix is ") + precision_name(w.precision) +
                                 " with " + std::to_string(w.cols) + " columns in groups of " +
@@ -227,6 +236,8 @@ void check(const MatrixShape& w, const MatrixShape& x, std::int64_t y_stride,
                                 " and " + std::to_string(x.group));
   }
   const bool gated = options.gate != nullptr;
+  if (options.packed != nullptr && (!gated || options.packed == &tokens))
+    throw std::invalid_argument("only what a gate gives comes packed, and not over the tokens");
   if (gated && (w.rows % (2 * kBlockRows) != 0 || options.accumulate)) {
     throw std::invalid_argument("a gate takes a multiple of " + std::to_string(2 * kBlockRows) +
                                 " rows, not " + std::to_string(w.rows) + ", and adds to nothing");
@@ -240,25 +251,34 @@ void check(const MatrixShape& w, const MatrixShape& x, std::int64_t y_stride,
 void linear(const PackedMatrix& weights, const Activations& x, float* y, std::int64_t y_stride,
             ThreadPool& pool, const LinearOptions& options) {
   const MatrixShape& shape = weights.shape();
-  check(shape, x.shape(), y_stride, options);
+  check(shape, x, y_stride, options);
   const auto subnormals = shape.precision == Precision::bf16 ? FloatMode::Subnormals::flush
                                                              : FloatMode::Subnormals::ieee;
-  const Product product{weights, weights.block(0), x, y, y_stride, options, pool.size()};
-  const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
   const bool gated = options.gate != nullptr;
-  const std::int64_t blocks = kChunkBytes / chunk / (gated ? 2 : 1);
+  Product product{weights, weights.block(0), x, y, y_stride, options, pool.size(), 0};
+  if (options.packed != nullptr) {
+    options.packed->resize(x.tokens(), shape.rows / 2, pool);
+    product.unit = options.packed->unit() / kBlockRows;
+  }
+  const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
+  const std::int64_t least = kChunkBytes / chunk / (gated ? 2 : 1);
   // Whole calls, but of streams a part is as good.
   const std::int64_t unit =
       x.kernels().streams_blocks ? x.kernels().max_blocks : blocks_at_once(shape, x);
-  const std::int64_t grain = std::max<std::int64_t>(blocks / unit, 1) * unit;
+  const std::int64_t grain = std::max<std::int64_t>(least / unit, 1) * unit;
+  const std::int64_t blocks = shape.blocks() / (gated ? 2 : 1);
+  const std::int64_t part = std::max<std::int64_t>(product.unit, 1);
   // By value: other threads then find it behind one address.
-  const auto share = [product, gated, subnormals](ThreadPool::Ranges& ranges) {
+  const auto share = [product, gated, subnormals, blocks, part](ThreadPool::Ranges& ranges) {
     const FloatMode mode(subnormals);
     const KernelScope scope(product.x);
-    for (Range range; ranges.next(range);)
+    const auto block = [&](std::int64_t i) { return std::min(i * part, blocks); };
+    for (Range r; ranges.next(r);) {
+      const Range range = {r.thread, block(r.begin), block(r.end), block(r.stop)};
       gated ? run_gated(product, range) : run_blocks(product, range);
+    }
   };
-  pool.for_shares(shape.blocks() / (gated ? 2 : 1), grain, share);
+  pool.for_shares((blocks + part - 1) / part, std::max<std::int64_t>(grain / part, 1), share);
 }
 
 }  // namespace forerun::cpu

@@ -76,6 +76,13 @@ Activations& ActivationSet::of(const MatrixShape& shape) {
   return *made_.back();
 }
 
+Activations& ActivationSet::pack(const MatrixShape& shape, const float* x, std::int64_t tokens,
+                                 ThreadPool& pool) {
+  Activations& packed = of(shape);
+  packed.pack(x, tokens, shape.cols, shape.cols, pool);
+  return packed;
+}
+
 Precision cache_precision(Precision weights) {
   return weights == Precision::fp32 ? Precision::fp32 : Precision::bf16;
 }
@@ -101,11 +108,13 @@ void Norm::run(const float* x, std::int64_t tokens, float* y, Level limit, Threa
 
 void Linear::run(const float* x, std::int64_t tokens, float* y, ActivationSet& activations,
                  ThreadPool& pool, LinearOptions options) const {
-  const MatrixShape& shape = matrix.shape();
-  Activations& packed = activations.of(shape);
-  packed.pack(x, tokens, shape.cols, shape.cols, pool);
+  run(activations.pack(matrix.shape(), x, tokens, pool), y, pool, options);
+}
+
+void Linear::run(const Activations& x, float* y, ThreadPool& pool, LinearOptions options) const {
+  const std::int64_t rows = matrix.shape().rows;
   options.bias = bias.empty() ? nullptr : bias.data();
-  linear(matrix, packed, y, options.gate == nullptr ? shape.rows : shape.rows / 2, pool, options);
+  linear(matrix, x, y, options.gate == nullptr ? rows : rows / 2, pool, options);
 }
 
 void activate(Activation activation, bool gated, const float* x, std::int64_t tokens,
@@ -238,24 +247,39 @@ void SelfAttention::prepare_head(LayerRun& run, std::int64_t index, std::int64_t
     run.cache.summarize(index, mask.row, head, mask.orderly_tiles());
 }
 
-void Mlp::run(LayerRun& run, const float* x, float* y, const PackedMatrix* next) const {
+// Between the two products: of x, for the second.
+const Activations& Mlp::inner(LayerRun& run, const Activations& x) const {
   LayerSpace& space = run.space;
+  const std::int64_t tokens = x.tokens();
+  const std::int64_t size = down.matrix.shape().cols;
+  LinearOptions options = {nullptr, false, &down.matrix};
+  if (gated && activation == Activation::silu && size % kBlockRows == 0) {
+    options.gate = vector_ops(space.limit).silu_mul;
+    if (x.packs_at_once()) {
+      options.packed = &space.packed_inner.of(down.matrix.shape());
+      up.run(x, nullptr, run.pool, options);
+      return *options.packed;
+    }
+  }
+  space.inner.reserve(tokens * size);
+  float* y = space.inner.data();
+  if (options.gate != nullptr) {
+    up.run(x, y, run.pool, options);
+  } else {
+    space.up.reserve(tokens * up.matrix.shape().rows);
+    up.run(x, space.up.data(), run.pool, options);
+    activate(activation, gated, space.up.data(), tokens, size, y, space.limit, run.pool);
+  }
+  return space.activations.pack(down.matrix.shape(), y, tokens, run.pool);
+}
+
+void Mlp::run(LayerRun& run, const float* x, float* y, const PackedMatrix* next) const {
   const std::int64_t hidden = up.matrix.shape().cols;
-  const std::int64_t inner = down.matrix.shape().cols;
-  const std::int64_t most = std::min(run.tokens.count(), kMlpTokens);
-  const bool together = gated && activation == Activation::silu && inner % kBlockRows == 0;
-  const Gate gate = together ? vector_ops(space.limit).silu_mul : nullptr;
-  space.inner.reserve(most * inner);
-  if (!together) space.up.reserve(most * up.matrix.shape().rows);
-  float* raised = together ? space.inner.data() : space.up.data();
   for (std::int64_t first = 0; first < run.tokens.count(); first += kMlpTokens) {
     const std::int64_t tokens = std::min(kMlpTokens, run.tokens.count() - first);
-    up.run(x + first * hidden, tokens, raised, space.activations, run.pool,
-           {nullptr, false, &down.matrix, gate});
-    if (!together)
-      activate(activation, gated, raised, tokens, inner, space.inner.data(), space.limit, run.pool);
-    down.run(space.inner.data(), tokens, y + first * hidden, space.activations, run.pool,
-             {nullptr, true, next});
+    const Activations& in =
+        run.space.activations.pack(up.matrix.shape(), x + first * hidden, tokens, run.pool);
+    down.run(inner(run, in), y + first * hidden, run.pool, {nullptr, true, next});
   }
 }
 

@@ -42,6 +42,9 @@ class ActivationSet {
   explicit ActivationSet(Level limit) : limit_(limit) {}
 
   Activations& of(const MatrixShape& shape);
+  // x [tokens, cols] for such a matrix.
+  Activations& pack(const MatrixShape& shape, const float* x, std::int64_t tokens,
+                    ThreadPool& pool);
 
  private:
   Level limit_;
@@ -65,6 +68,7 @@ struct Linear {
   // a gate. Of the options the bias is its own.
   void run(const float* x, std::int64_t tokens, float* y, ActivationSet& activations,
            ThreadPool& pool, LinearOptions options = {}) const;
+  void run(const Activations& x, float* y, ThreadPool& pool, LinearOptions options = {}) const;
 };
 
 // x [tokens, size] or, gated, [tokens, 2 size]: act(x) or act(first half) * second half, in y
@@ -74,14 +78,15 @@ void activate(Activation activation, bool gated, const float* x, std::int64_t to
 
 // What the layers of a model compute in; kept between forwards.
 struct LayerSpace {
-  explicit LayerSpace(Level level) : activations(level), limit(level) {}
+  explicit LayerSpace(Level level) : activations(level), packed_inner(level), limit(level) {}
 
   Floats normed;  // [tokens, hidden]
   Floats qkv;     // [tokens, qkv_rows]
   Floats mixed;   // [tokens, heads * head_dim]
   Floats up;      // [some tokens, up_rows]
-  Floats inner;   // [some tokens, intermediate]
+  Floats inner;   // [some tokens, intermediate], where it is not packed at once
   ActivationSet activations;
+  ActivationSet packed_inner;
   std::unique_ptr<Attention> attention;
   Level limit;
 };
@@ -129,6 +134,9 @@ struct Mlp {
 
   // y += the output for x, [tokens, hidden] both.
   void run(LayerRun& run, const float* x, float* y, const PackedMatrix* next) const;
+
+ private:
+  const Activations& inner(LayerRun& run, const Activations& x) const;
 };
 
 struct DecoderLayer {

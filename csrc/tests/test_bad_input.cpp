@@ -38,6 +38,12 @@ void check_errors() {
   const Gate gate = vector_ops().silu_mul;
   CHECK_THROWS(std::invalid_argument,
                linear(w.matrix, x, y.data(), 5, pool, {nullptr, false, nullptr, gate}));
+  Activations packed(Precision::int8);
+  CHECK_THROWS(std::invalid_argument,
+               linear(w.matrix, x, y.data(), 5, pool, {nullptr, false, nullptr, nullptr, &packed}));
+  Packed halves(MatrixShape::make(Precision::int8, 32, 64), std::vector<float>(32 * 64, 0.5f));
+  CHECK_THROWS(std::invalid_argument,
+               linear(halves.matrix, x, nullptr, 16, pool, {nullptr, false, nullptr, gate, &x}));
 }
 
 void check_codes(Random& random) {

@@ -191,7 +191,8 @@ void check_blocks(const MatrixShape& shape, std::int64_t n, Random& random, Thre
   }
 }
 
-// With a gate a product is that of its halves one after the other, bit for bit.
+// With a gate a product is that of its halves one after the other, bit for bit; packed for a second
+// product it is what packing gives.
 void check_gate(Precision precision, std::int64_t blocks, std::int64_t n, Random& random,
                 ThreadPool& pool) {
   const std::int64_t half = kBlockRows * blocks;
@@ -213,6 +214,19 @@ void check_gate(Precision precision, std::int64_t blocks, std::int64_t n, Random
     linear(w.matrix, packed, y.data(), half, pool, {bias.data(), false, nullptr, ops.silu_mul});
     CHECK(same_bits(expected.data(), y.data(), n * half), "gate at %s in %s, n %lld",
           level_name(level), precision_name(precision), static_cast<long long>(n));
+
+    for (const Precision second : kPrecisions) {
+      const int group = 32 << between(random, 0, 2);
+      const Packed then(MatrixShape::make(second, 5, half, group), normal(random, 5 * half, 0.1f));
+      const std::vector<float> whole = multiply(then.matrix, expected.data(), n, level, pool);
+      Activations inner(second, group, level);
+      linear(w.matrix, packed, nullptr, half, pool,
+             {bias.data(), false, nullptr, ops.silu_mul, &inner});
+      linear(then.matrix, inner, y.data(), 5, pool);
+      CHECK(same_bits(whole.data(), y.data(), n * 5), "%s behind a gate in %s at %s, n %lld",
+            precision_name(second), precision_name(precision), level_name(level),
+            static_cast<long long>(n));
+    }
   }
 }
 

@@ -138,8 +138,6 @@ constexpr std::int64_t kRoomBytes = 2 * kKeptBytes + (16 << 10);
 
 constexpr int kMaxTileTokens = 32;
 constexpr int kLeastTileTokens = 6;  // that AMX has kernels for
-// Of a call's blocks and tokens, where it does not stream blocks.
-constexpr int kMaxTileOutputs = kMaxTileTokens * kBlockRows;
 constexpr std::size_t kBehindPanel = 128;
 
 struct KernelSet {

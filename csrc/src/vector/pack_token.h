@@ -17,7 +17,7 @@ inline std::uint32_t* scatter(const void* units, std::int64_t count, std::int64_
 }
 
 void pack_token_fp32(const PackTokenArgs& a) {
-  scatter(a.token + a.begin, a.end - a.begin, a.width, a.panel + a.begin * a.width + a.lane);
+  scatter(a.values, a.end - a.begin, a.width, a.panel + a.begin * a.width + a.lane);
 }
 
 void pack_token_bf16(const PackTokenArgs& a) {
@@ -27,7 +27,7 @@ void pack_token_bf16(const PackTokenArgs& a) {
   for (std::int64_t k = a.begin; k < a.end; k += kStep) {
     float filled[kStep] = {};
     std::uint16_t rounded[kStep];
-    const float* values = a.token + k;
+    const float* values = a.values + (k - a.begin);
     const std::int64_t count = a.end - k < kStep ? a.end - k : kStep;
     if (count < kStep) {
       std::memcpy(filled, values, static_cast<std::size_t>(count) * sizeof(float));
@@ -69,13 +69,14 @@ void pack_groups(const PackTokenArgs& a) {
   std::uint32_t* panel = a.panel + a.begin / kGroup * (kGroup / 4 + 2) * width + a.lane;
   for (std::int64_t k = a.begin; k < a.end; k += Codes::kValues) {
     Codes of;
+    const float* values = a.values + (k - a.begin);
     const std::int64_t count = a.end - k < Codes::kValues ? a.end - k : Codes::kValues;
     if (count < Codes::kValues) {
       float filled[Codes::kValues] = {};
-      std::memcpy(filled, a.token + k, static_cast<std::size_t>(count) * sizeof(float));
+      std::memcpy(filled, values, static_cast<std::size_t>(count) * sizeof(float));
       of.round(filled);
     } else {
-      of.round(a.token + k);
+      of.round(values);
     }
     for (std::int64_t first = 0, group = 0; first < count; first += kGroup, ++group) {
       const std::int8_t* codes = of.codes + first;

@@ -16,7 +16,7 @@ constexpr int kPackedScales = 8;
 // Columns [begin, end) of one token, which has lane `lane` in a panel of `width` tokens;
 // `token_major` not in fp32.
 struct PackTokenArgs {
-  const float* token;
+  const float* values;  // of these columns
   std::int64_t begin;
   std::int64_t end;
   int group;
