@@ -32,15 +32,14 @@ Activations::Activations(Precision precision, int group, Level limit)
 
 void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::int64_t stride,
                        ThreadPool& pool) {
-  if (n < 1 || stride < cols) {
-    throw std::invalid_argument("cannot pack " + std::to_string(n) + " tokens of " +
-                                std::to_string(cols) + " values that are " +
-                                std::to_string(stride) + " apart");
+  if (stride < cols) {
+    throw std::invalid_argument("cannot pack tokens of " + std::to_string(cols) +
+                                " values that are " + std::to_string(stride) + " apart");
   }
   resize(n, cols, pool);
   // Shared out by tiles and, in whole batches of groups, by columns, so that threads write to
   // different parts of a panel.
-  const std::int64_t step = (shape_.grouped() ? kPackedScales : 2) * unit();
+  const std::int64_t step = (shape_.grouped() ? kPackedScales : 2) * shape_.unit_columns();
   const std::int64_t parts = (cols + step - 1) / step;
   const std::int64_t count = tiles_ * parts;
   const std::int64_t shares = n * cols <= kPackAlone ? 1 : 2 * pool.size();
@@ -56,6 +55,7 @@ void Activations::pack(const float* x, std::int64_t n, std::int64_t cols, std::i
 }
 
 void Activations::resize(std::int64_t n, std::int64_t cols, const ThreadPool& pool) {
+  if (n < 1) throw std::invalid_argument("cannot pack " + std::to_string(n) + " tokens");
   shape_ = MatrixShape::make(shape_.precision, 1, cols, shape_.group);
   tokens_ = n;
   kernels_ = &kernel_set(shape_.precision, limit_, n);
@@ -84,15 +84,6 @@ void Activations::pack_part(std::int64_t first, std::int64_t count, std::int64_t
                   kernels_->token_major, pairs});
     }
   }
-}
-
-// What shares a scale, or a step of a float format.
-std::int64_t Activations::unit() const {
-  return shape_.grouped() ? shape_.group * shape_.groups_per_scale() : 32;
-}
-
-bool Activations::packs_at_once() const {
-  return tiles_ == 1 || (kernels_->streams_blocks && !shape_.grouped());
 }
 
 bool Activations::paired() const { return kernels_->pairs_up && pairs_up(tokens_, shape_.group); }

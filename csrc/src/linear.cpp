@@ -24,8 +24,11 @@ constexpr std::int64_t kMostParts = 16;
 // How many blocks go through all of several tiles in a row, of kernels that stream them: of
 // kKeptBytes, but no fewer than a kernel works on together.
 constexpr std::int64_t kMostKept = 8;
-// Outputs of them that a gate has room for: of a tile's tokens no fewer than are packed together.
+// Outputs of them that a gate has room for, of kernels that stream; others are left more of the
+// first-level cache.
 constexpr std::int64_t kMostGated = kMostKept * kMaxTileTokens * kBlockRows;
+static_assert(MatrixShape::kMostUnitColumns <= kMostKept * kBlockRows,
+              "there is room for what is packed together");
 
 struct Product {
   const PackedMatrix& weights;
@@ -35,7 +38,7 @@ struct Product {
   std::int64_t y_stride;
   LinearOptions options;
   int threads;
-  std::int64_t unit;  // of blocks, in which a gate's results are packed as they come; 0: stored
+  std::int64_t packed_blocks;  // of a gate's results, so many are packed together; 0: stored
 
   // Where the stream goes on after a thread's share: in its share of the next matrix, or nowhere:
   // with the last block again, which is in the cache.
@@ -197,7 +200,8 @@ void run_gated(const Product& p, const Range& range) {
   for (std::int64_t b = range.begin, count = 0; b < range.end; b += count) {
     const std::int64_t left = range.end - b;
     count = in_a_row(p, left, most);
-    if (p.unit > 0) count = std::min(std::max(count / p.unit, std::int64_t{1}) * p.unit, left);
+    if (p.packed_blocks > 0)
+      count = std::min(std::max(count / p.packed_blocks, std::int64_t{1}) * p.packed_blocks, left);
     const std::int64_t next = b + count;
     const bool more = next < range.stop;
     const std::int64_t next_upper = one_stream ? next : next + half;
@@ -211,7 +215,8 @@ void run_gated(const Product& p, const Range& range) {
       run_row(p, plan, a, tile, b + half, count, upper, p.x.room(range.thread, 1), sums[1]);
       const int tokens = p.x.tile_tokens(tile);
       p.options.gate(sums[0], sums[1], tokens * a.out_stride, sums[2]);
-      if (p.unit > 0) {
+      if (p.packed_blocks > 0) {
+        // Whatever the mode for subnormal numbers, to the same bits.
         p.options.packed->pack_part(p.x.tile_begin(tile), tokens, b * kBlockRows, next * kBlockRows,
                                     sums[2], a.out_stride);
         continue;
@@ -237,16 +242,24 @@ void check(const MatrixShape& w, const Activations& tokens, std::int64_t y_strid
   }
   const bool gated = options.gate != nullptr;
   if (options.packed != nullptr && (!gated || options.packed == &tokens))
-    throw std::invalid_argument("only what a gate gives comes packed, and not over the tokens");
+    throw std::invalid_argument("`packed` takes a gate, and cannot be what is multiplied");
   if (gated && (w.rows % (2 * kBlockRows) != 0 || options.accumulate)) {
     throw std::invalid_argument("a gate takes a multiple of " + std::to_string(2 * kBlockRows) +
                                 " rows, not " + std::to_string(w.rows) + ", and adds to nothing");
   }
-  if (y_stride < (gated ? w.rows / 2 : w.rows))
+  if (options.packed == nullptr && y_stride < (gated ? w.rows / 2 : w.rows))
     throw std::invalid_argument("the result's stride is shorter than its rows");
 }
 
 }  // namespace
+
+bool packs_at_once(const Activations& x, const MatrixShape& then, const ThreadPool& pool) {
+  constexpr std::int64_t kManyUnits = 8;  // for each thread: one more or less counts for little
+  const std::int64_t unit = then.unit_columns();
+  const std::int64_t units = (then.cols + unit - 1) / unit;
+  const bool equal = units % pool.size() == 0 || units >= kManyUnits * pool.size();
+  return equal && (x.tiles() == 1 || (x.kernels().streams_blocks && !then.grouped()));
+}
 
 void linear(const PackedMatrix& weights, const Activations& x, float* y, std::int64_t y_stride,
             ThreadPool& pool, const LinearOptions& options) {
@@ -258,16 +271,16 @@ void linear(const PackedMatrix& weights, const Activations& x, float* y, std::in
   Product product{weights, weights.block(0), x, y, y_stride, options, pool.size(), 0};
   if (options.packed != nullptr) {
     options.packed->resize(x.tokens(), shape.rows / 2, pool);
-    product.unit = options.packed->unit() / kBlockRows;
+    product.packed_blocks = options.packed->shape().unit_columns() / kBlockRows;
   }
   const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
   const std::int64_t least = kChunkBytes / chunk / (gated ? 2 : 1);
   // Whole calls, but of streams a part is as good.
-  const std::int64_t unit =
+  const std::int64_t call =
       x.kernels().streams_blocks ? x.kernels().max_blocks : blocks_at_once(shape, x);
-  const std::int64_t grain = std::max<std::int64_t>(least / unit, 1) * unit;
+  const std::int64_t grain = std::max<std::int64_t>(least / call, 1) * call;
   const std::int64_t blocks = shape.blocks() / (gated ? 2 : 1);
-  const std::int64_t part = std::max<std::int64_t>(product.unit, 1);
+  const std::int64_t part = std::max<std::int64_t>(product.packed_blocks, 1);
   // By value: other threads then find it behind one address.
   const auto share = [product, gated, subnormals, blocks, part](ThreadPool::Ranges& ranges) {
     const FloatMode mode(subnormals);

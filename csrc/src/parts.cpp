@@ -247,7 +247,7 @@ void SelfAttention::prepare_head(LayerRun& run, std::int64_t index, std::int64_t
     run.cache.summarize(index, mask.row, head, mask.orderly_tiles());
 }
 
-// Between the two products: of x, for the second.
+// The inner values for x, packed for `down`.
 const Activations& Mlp::inner(LayerRun& run, const Activations& x) const {
   LayerSpace& space = run.space;
   const std::int64_t tokens = x.tokens();
@@ -255,7 +255,7 @@ const Activations& Mlp::inner(LayerRun& run, const Activations& x) const {
   LinearOptions options = {nullptr, false, &down.matrix};
   if (gated && activation == Activation::silu && size % kBlockRows == 0) {
     options.gate = vector_ops(space.limit).silu_mul;
-    if (x.packs_at_once()) {
+    if (packs_at_once(x, down.matrix.shape(), run.pool)) {
       options.packed = &space.packed_inner.of(down.matrix.shape());
       up.run(x, nullptr, run.pool, options);
       return *options.packed;

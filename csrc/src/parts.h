@@ -68,6 +68,7 @@ struct Linear {
   // a gate. Of the options the bias is its own.
   void run(const float* x, std::int64_t tokens, float* y, ActivationSet& activations,
            ThreadPool& pool, LinearOptions options = {}) const;
+  // The same for tokens that are packed already.
   void run(const Activations& x, float* y, ThreadPool& pool, LinearOptions options = {}) const;
 };
 
@@ -86,7 +87,7 @@ struct LayerSpace {
   Floats up;      // [some tokens, up_rows]
   Floats inner;   // [some tokens, intermediate], where it is not packed at once
   ActivationSet activations;
-  ActivationSet packed_inner;
+  ActivationSet packed_inner;  // written while `activations` are read
   std::unique_ptr<Attention> attention;
   Level limit;
 };

@@ -39,16 +39,12 @@ class Activations {
   void pack(const float* x, std::int64_t n, std::int64_t cols, std::int64_t stride,
             ThreadPool& pool);
 
-  // The same where values are computed in parts: room for n tokens of `cols`, then columns [begin,
-  // end) of tokens [first, first + count) from x [count, stride], in any order and thread. `begin`,
-  // and `end` but of the last, are multiples of unit().
+  // The same in parts, as values are computed: room for n tokens of `cols`, then columns [begin,
+  // end) of tokens [first, first + count) from x [count, stride], in any order and thread. `begin`
+  // and `end` are multiples of shape().unit_columns(), but the last part ends at `cols`.
   void resize(std::int64_t n, std::int64_t cols, const ThreadPool& pool);
   void pack_part(std::int64_t first, std::int64_t count, std::int64_t begin, std::int64_t end,
                  const float* x, std::int64_t stride);
-  std::int64_t unit() const;
-  // Whether results of these tokens are best packed as they come: of several tiles few columns come
-  // at a time, and groups are packed faster many together.
-  bool packs_at_once() const;
 
   std::int64_t tokens() const { return tokens_; }
   const MatrixShape& shape() const { return shape_; }  // of one row: what a matrix must agree with
@@ -59,7 +55,6 @@ class Activations {
   // ones first.
   std::int64_t tiles() const { return tiles_; }
   std::int64_t tile_begin(std::int64_t tile) const;
-  std::int64_t tile_of(std::int64_t token) const;
   int tile_tokens(std::int64_t tile) const;
   const std::uint32_t* panel(std::int64_t tile) const { return panel_at(tile); }
   // Of a thread, for what a product lays out of weights: of a matrix or its first half (0), or of
@@ -67,6 +62,7 @@ class Activations {
   std::uint8_t* room(int thread, int half) const;
 
  private:
+  std::int64_t tile_of(std::int64_t token) const;
   std::uint32_t* panel_at(std::int64_t tile) const;
   bool has_rooms() const;
 
@@ -92,13 +88,19 @@ struct LinearOptions {
   // and y has half as many: each thread gates what it has just computed, so that no value goes
   // from one core to another. Halves are whole blocks; not with `accumulate`.
   Gate gate = nullptr;
-  // Where given, with a gate: the results go there, for the product that follows, and y is unused.
+  // Where given, with a gate: the results go there, for the product that follows, and none to y.
   Activations* packed = nullptr;
 };
 
 // y: rows of the result, y_stride apart. Throws std::invalid_argument where matrix and activations
-// do not agree, the stride is short, or a matrix with a gate has no two halves of whole blocks.
+// do not agree, the stride is short, a matrix with a gate has no two halves of whole blocks, or
+// `packed` is x or lacks a gate.
 void linear(const PackedMatrix& weights, const Activations& x, float* y, std::int64_t y_stride,
             ThreadPool& pool, const LinearOptions& options = {});
+
+// Whether a gate's results for x, which a matrix of shape `then` takes, are best packed as they are
+// computed: not where threads would get unequal shares of units, nor where few columns come at a
+// time, as in several tiles, and groups are packed faster many together.
+bool packs_at_once(const Activations& x, const MatrixShape& then, const ThreadPool& pool);
 
 }  // namespace forerun::cpu

@@ -54,6 +54,10 @@ struct MatrixShape {
   // Groups for which the activations share a scale, so that float sums are scaled by it less often:
   // two of 32 in int4, whose weights are much coarser than that makes the activations.
   int groups_per_scale() const { return precision == Precision::int4 && group == 32 ? 2 : 1; }
+  // Of the activations' columns, what is packed in one piece: all that share a scale, or a step of
+  // the float formats.
+  static constexpr int kMostUnitColumns = 128;
+  int unit_columns() const { return grouped() ? group * groups_per_scale() : 32; }
   std::int64_t all_lines() const {
     return lines() + (groups() + groups_per_scale_line() - 1) / groups_per_scale_line();
   }
