@@ -30,6 +30,24 @@ def test_a_precision_is_a_model_of_its_own() -> None:
     assert full.model == evicting.model == {}
 
 
+def test_combined_is_every_method_in_every_precision_too() -> None:
+    options: dict[str, Any] = {
+        "kv_dtypes": ("int8", "int4"),
+        "methods": ("h2o",),
+        "ratios": (0.5, 0.75),
+    }
+    found = labels(**options, combined=True)
+    apart = labels(**options)
+    assert found[: len(apart)] == apart
+    assert set(found[len(apart) :]) == {
+        f"h2o ratio {ratio}, {dtype}" for ratio in (0.5, 0.75) for dtype in ("int8", "int4")
+    }
+    assert len(found) == len(apart) + 4
+    both = settings_of(Request(**options, combined=True), {})[-1]
+    assert both.model == {"kv_dtype": "int4"}
+    assert both.load["compression"] == {"kv_method": "h2o", "kv_compression_ratio": 0.75}
+
+
 def test_a_setting_is_what_load_takes() -> None:
     full, setting = settings_of(
         Request(kv_dtypes=(), methods=("h2o",), ratios=(), budgets=(64,)), {"kv_recent": 8}

@@ -38,6 +38,9 @@ class Request:
         default=("int8", "int4"),
         description="Precisions of keys and values to compare with the usual one.",
     )
+    combined: bool = Field(
+        default=False, description="Measure each method in each of --kv-dtypes too."
+    )
     ratios: tuple[_Ratio, ...] = Field(
         default=(0.5, 0.75), description="Shares of the prompt that are evicted after it."
     )
@@ -120,7 +123,13 @@ def settings_of(request: Request, common: Mapping[str, Any]) -> list[Setting]:
         ConfigError: for a budget that the tokens that always stay exceed.
     """
     precisions = [Setting(f"kv_dtype {name}", {"kv_dtype": name}) for name in request.kv_dtypes]
-    return [Setting(FULL), *precisions, *_evicting(request, common)]
+    evicting = list(_evicting(request, common))
+    both = [
+        Setting(f"{one.label}, {name}", {**one.load, "kv_dtype": name})
+        for one in evicting
+        for name in (request.kv_dtypes if request.combined else ())
+    ]
+    return [Setting(FULL), *precisions, *evicting, *both]
 
 
 def _evicting(request: Request, common: Mapping[str, Any]) -> Iterator[Setting]:
