@@ -204,6 +204,14 @@ class Policy(Protocol):
         """Forget a request that has ended."""
         return
 
+    def forget(self) -> None:
+        """Begin anew, as on a machine where nothing was learned; measured times of the target stay."""
+        return
+
+    def close(self) -> None:
+        """Keep on disk what was learned, where the policy keeps anything."""
+        return
+
     def report(self) -> dict[str, Any] | None:
         """What it has decided and what came of it, ready for JSON; None where it decides nothing."""
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, overload
+from typing import Any, Self, overload
 
 from forerun.compression import NO_COMPRESSION, Compression
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
@@ -31,6 +31,7 @@ from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, shown
 from forerun.options import changes
 from forerun.params import SamplingParams
+from forerun.policies.fixed import FixedPolicy
 from forerun.randomness import Randomness, fresh_seed
 from forerun.trees.plans import resolve_tree
 
@@ -351,13 +352,45 @@ class Engine(Sessions):
             ConfigError: while requests wait or run.
         """
         with self._scheduler.alone():
-            if self._scheduler.has_work:
-                raise ConfigError("the cache is in use; finish or cancel the requests first.")
+            self._refuse_work("the cache cannot be used")
             self._scheduler.forget()
             try:
                 yield self._parts.cache
             finally:
                 self._scheduler.forget()
+
+    @contextmanager
+    def untaught(self) -> Iterator[None]:
+        """Rounds within the block are planned by policy `fixed` and teach the engine's own policy nothing:
+        for warm-ups, after which the policy stands where it stood.
+
+        Raises:
+            ConfigError: while requests wait or run.
+        """
+        with self._scheduler.alone():
+            self._refuse_work("the policy cannot be exchanged")
+        policy = self._parts.policy
+        self._parts.policy = None if policy is None else FixedPolicy()
+        try:
+            yield
+        finally:
+            self._parts.policy = policy
+
+    def close(self) -> None:
+        """End all requests, and keep on disk what policy `auto` has learned. It may be called twice."""
+        self._scheduler.drop([*self._scheduler.waiting, *self._scheduler.admitted])
+        if self.policy is not None:
+            self.policy.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _refuse_work(self, what: str) -> None:
+        if self._scheduler.has_work:
+            raise ConfigError(f"{what} while requests wait or run; finish or cancel them first.")
 
     @property
     def exactness(self) -> Exactness:
