@@ -2,11 +2,16 @@
 
 python -m benchmarks.never_a_loss --models smollm2 zoo --passes 9
 
-Each cell is one hostile kind of work: an engine as `forerun.load` makes it, with the drafter named, and
-two without a drafter run each of its batches in turn; all keep the prompts' caches, and all have run the
-work once before. A number is plain seconds over speculative ones: 1 is no loss. The seconds of a batch are
-the median of its runs, so that a pause of the machine meets one batch and not the cell; the range is that
-of whole passes. The control is one plain engine beside the other: what noise makes of no difference.
+Each cell is one hostile kind of work: an engine as `forerun.load` makes it, with the drafter named, two
+without a drafter and one for each fixed length, with the same drafter, run each of its batches in turn; all
+keep the prompts' caches, and all have run the work once before, when policy auto learned nothing. A number
+is plain seconds over speculative ones: 1 is no loss.
+
+The first pass is cold: it runs in an empty home folder, with a policy that has forgotten the cells before.
+Of the later passes the seconds of a batch are their median, so that a pause of the machine meets one batch
+and not the cell; the range is that of whole passes. The best fixed setting is plain decoding or the fixed
+length with the largest ratio in the later passes, the share auto's ratio over it. The control is one plain
+engine beside the other: what noise makes of no difference.
 """
 
 from __future__ import annotations
@@ -15,18 +20,21 @@ import argparse
 import json
 import random
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 from benchmarks.checkpoints import untrained_like
+from benchmarks.cold_homes import empty_home
 from benchmarks.questions import load_questions
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
+from forerun.engine.speculation import Speculative
 from forerun.files import write_text
 from forerun.params import SamplingParams
 
@@ -34,6 +42,8 @@ LONG = 3900
 """Tokens of a long prompt, where the model's context holds them."""
 WAITING, SHARES = 3, (1.0, 0.5, 1.5, 0.75, 1.25)
 """Prompts for each row of a batch, and their tokens, in turn."""
+LENGTHS = (1, 2, 4, 8)
+"""Fixed ones."""
 
 
 @dataclass(frozen=True)
@@ -91,38 +101,77 @@ class Ratio:
     """Plain seconds over speculative ones.
 
     Args:
-        middle: from the median seconds of each batch.
-        least, most: of single passes over all batches.
+        first: of the first pass, in which policy auto begins to learn.
+        ratio: from the median seconds of each batch in the later passes.
+        least, most: of single later passes over all batches.
         control: one plain engine's seconds over the other's, from the medians.
+        fixed: by fixed length, from the medians.
     """
 
-    middle: float
+    first: float
+    ratio: float
     least: float
     most: float
     control: float
+    fixed: Mapping[int, float]
+
+    @property
+    def best_length(self) -> int:
+        """The best fixed length; 0 where none beats plain decoding."""
+        best = max(self.fixed, key=lambda length: self.fixed[length])
+        return best if self.fixed[best] > 1.0 else 0
+
+    @property
+    def best_fixed(self) -> float:
+        return self.fixed[self.best_length] if self.best_length else 1.0
+
+    @property
+    def share(self) -> float:
+        """What auto reaches of the best fixed setting's speed."""
+        return self.ratio / self.best_fixed
 
 
 def measure(cell: Cell, engines: Sequence[Engine], passes: int) -> Ratio:
-    """Run a cell's batches by two plain engines and a drafting one in turn, after one pass of each."""
+    """Run a cell's batches by several engines in turn, after one pass of each that teaches nothing.
+
+    Args:
+        cell: the work.
+        engines: two plain ones, one with policy auto, and one for each of LENGTHS.
+        passes: after the first, which is cold.
+    """
     batches = [
         cell.prompts[start : start + cell.at_once]
         for start in range(0, len(cell.prompts), cell.at_once)
     ]
+    for engine in engines:
+        with engine.untaught():
+            for batch in batches:
+                _seconds(engine, cell, batch)
+        if engine.policy is not None:
+            engine.policy.forget()
     times: list[list[list[float]]] = [[] for _ in engines]
-    for number in range(-1, passes):
+    for number in range(1 + passes):
         runs: list[list[float]] = [[] for _ in engines]
         for place, batch in enumerate(batches):
             for turn in range(len(engines)):
                 which = (turn + place + number) % len(engines)
                 runs[which].append(_seconds(engines[which], cell, batch))
-        if number >= 0:
-            for kept, own in zip(times, runs, strict=True):
-                kept.append(own)
-    first, second, drafting = (
-        sum(statistics.median(runs) for runs in zip(*of, strict=True)) for of in times
+        for kept, own in zip(times, runs, strict=True):
+            kept.append(own)
+    return ratio_of(times)
+
+
+def ratio_of(times: Sequence[Sequence[Sequence[float]]]) -> Ratio:
+    """The ratios of a cell from the seconds of each engine in each pass on each batch."""
+    first, second, drafting, *fixed = (
+        sum(statistics.median(runs) for runs in zip(*of[1:], strict=True)) for of in times
     )
-    whole = [(sum(one) + sum(other)) / 2 / sum(own) for one, other, own in zip(*times, strict=True)]
-    return Ratio((first + second) / 2 / drafting, min(whole), max(whole), first / second)
+    plain = (first + second) / 2
+    cold, *whole = [
+        (sum(one) + sum(other)) / 2 / sum(own) for one, other, own in zip(*times[:3], strict=True)
+    ]
+    lengths = {length: plain / own for length, own in zip(LENGTHS, fixed, strict=True)}
+    return Ratio(cold, plain / drafting, min(whole), max(whole), first / second, lengths)
 
 
 def _seconds(engine: Engine, cell: Cell, batch: list[list[int]]) -> float:
@@ -168,50 +217,63 @@ def _long(prompts: list[list[int]], length: int) -> list[list[int]]:
 
 def run(model: str, batches: Sequence[int], passes: int, only: str) -> Iterator[dict[str, Any]]:
     """The rows of a model."""
-    first = load(model, False)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, load(model, False) as first:
         untrained = untrained_like(first, Path(folder))
         for cell in cells(first, batches):
-            if only not in cell.name:
-                continue
-            speculative: dict[str, object] = {"model": str(untrained)} if cell.untrained else {}
-            size = cell.batch_size
-            settings = (False, False, speculative)
-            engines = [load(model, each, max_batch_size=size) for each in settings]
-            ratio = measure(cell, engines, passes)
-            policy = engines[-1].policy
-            assert policy is not None
-            row = {
-                "model": model,
-                "cell": cell.name,
-                "ratio": ratio.middle,
-                "least": ratio.least,
-                "most": ratio.most,
-                "control": ratio.control,
-                "decisions": policy.in_words(),
-            }
-            yield row
+            if only in cell.name:
+                drafter = {"model": str(untrained)} if cell.untrained else {}
+                yield {"model": model, "cell": cell.name, **_row(model, cell, drafter, passes)}
+
+
+def _row(model: str, cell: Cell, drafter: dict[str, str], passes: int) -> dict[str, Any]:
+    settings: list[Speculative] = [False, False, drafter]
+    settings += [{**drafter, "policy": "fixed", "num_speculative_tokens": n} for n in LENGTHS]
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(load(model, setting, max_batch_size=cell.batch_size))
+            for setting in settings
+        ]
+        ratio = measure(cell, engines, passes)
+        policy = engines[2].policy
+        assert policy is not None
+        return {
+            **asdict(ratio),
+            "best_length": ratio.best_length,
+            "best_fixed": ratio.best_fixed,
+            "share": ratio.share,
+            "decisions": policy.in_words(),
+        }
+
+
+def table_row(row: Mapping[str, Any]) -> str:
+    """A row of the table in Markdown."""
+    length = row["best_length"]
+    setting = f"{length} token{'s'[: length > 1]}" if length else "plain"
+    return (
+        f"| {row['model']} | {row['cell']} | {row['first']:.2f} | {row['ratio']:.3f} "
+        f"({row['least']:.2f}–{row['most']:.2f}) | {row['best_fixed']:.2f} ({setting}) "
+        f"| {row['share']:.1%} | {row['control']:.3f} | {row['decisions']} |"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.never_a_loss", description=__doc__)
     parser.add_argument("--models", nargs="+", default=["smollm2", "zoo"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 32])
-    parser.add_argument("--passes", type=int, default=9)
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--passes", type=int, default=9, help="after the cold one")
     parser.add_argument("--only", default="", help="cells with this in their name")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
+    if options.passes < 1:
+        parser.error("--passes must be at least 1")
     rows = []
-    print("| model | work | plain / speculative (range) | control | decided |")
-    print("| --- | --- | --- | ---: | --- |")
-    for model in options.models:
-        for row in run(model, options.batches, options.passes, options.only):
-            rows.append(row)
-            print(
-                f"| {row['model']} | {row['cell']} | {row['ratio']:.3f} "
-                f"({row['least']:.2f}–{row['most']:.2f}) | {row['control']:.3f} | {row['decisions']} |",
-                flush=True,
-            )
+    print("| model | work | first | later (range) | best fixed | share | control | decided |")
+    print("| --- | --- | ---: | --- | --- | ---: | ---: | --- |")
+    with empty_home():
+        for model in options.models:
+            for row in run(model, options.batches, options.passes, options.only):
+                rows.append(row)
+                print(table_row(row), flush=True)
     if options.json is not None:
         write_text(options.json, json.dumps(rows) + "\n")
 

@@ -4,6 +4,7 @@ from forerun.contracts.methods import (
     Drafter,
     DrafterSetup,
     Policy,
+    Rehearse,
     Verifier,
 )
 from forerun.contracts.models import (
@@ -52,6 +53,7 @@ __all__ = [
     "Modules",
     "Policy",
     "ReadsViews",
+    "Rehearse",
     "SavesRows",
     "Verifier",
     "builds_modules",

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Rehearse = Callable[[Sequence[int], int | None], list[RoundTimes]]
+"""Runs rounds before the first request, one for each length of a draft, by the drafter or one of its members,
+and returns their times; fewer where it cannot go on."""
+
 
 @dataclass(frozen=True)
 class DrafterSetup:
@@ -204,6 +208,10 @@ class Policy(Protocol):
         """Forget a request that has ended."""
         return
 
+    def rehearse(self, run: Rehearse) -> None:
+        """Warm up or time what it plans for; the engine calls it once, after `attach`."""
+        return
+
     def forget(self) -> None:
         """Begin anew, as on a machine where nothing was learned; measured times of the target stay."""
         return
@@ -219,3 +227,7 @@ class Policy(Protocol):
     def in_words(self) -> str | None:
         """The same as one line."""
         return None
+
+    def given_up(self) -> list[str]:
+        """A sentence on each drafter that it uses no more: what it was tried on, what it cost, what insists."""
+        return []

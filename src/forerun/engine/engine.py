@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self, overload
 
 from forerun.compression import NO_COMPRESSION, Compression
@@ -22,6 +23,7 @@ from forerun.engine.compatibility import (
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Params
 from forerun.engine.prompts import Prompt, repeated, split
+from forerun.engine.rehearsal import rehearse
 from forerun.engine.requests import Completion, Running, TokenEvent
 from forerun.engine.round import OnExplained, OnRound, OnTimed, Parts
 from forerun.engine.scheduler import Scheduler
@@ -114,6 +116,8 @@ class Engine(Sessions):
         if drafter is not None:
             self._parts.attach(self.max_batch_size)
         self._scheduler = Scheduler(self._parts, self.max_batch_size, settings.prefix_reuse)
+        if self.policy is not None:
+            self.policy.rehearse(partial(rehearse, self._scheduler, self.max_context))
         defaults = changes(SamplingParams.from_dict(sampling_defaults or {}))
         self._intake = Intake(target, tokenizer, self.eos_token_ids, self.max_context, defaults)
         self._added: dict[int, Running] = {}

@@ -23,8 +23,8 @@ POOLED_WEIGHT, PRIOR_WEIGHT = 6.0, 1.5
 REQUEST_MEMORY, POOLED_MEMORY = 0.92, 0.995
 # The same after some rounds without a draft: what it knew of the text goes out of date.
 UNSEEN_MEMORY = 0.92
-# Accepted tokens that optimism adds to each position.
-OPTIMISM = 3.0
+# What is read from a file weighs no more rounds than this: it was another day.
+RESTORED_WEIGHT = 40.0
 # Tokens less probable to stand than this are not offered.
 NEGLIGIBLE = 0.03
 _LARGEST = 1e100
@@ -95,7 +95,9 @@ class Rates:
         if len(at_risk) == len(accepted) <= LONGEST and all(
             0.0 <= a <= r < 1e9 for a, r in zip(accepted, at_risk, strict=True)
         ):
-            self.at_risk, self.accepted, self._weight = at_risk, accepted, 1.0
+            scale = min(1.0, RESTORED_WEIGHT / max([*at_risk, 1.0]))
+            self.at_risk = [scale * value for value in at_risk]
+            self.accepted, self._weight = [scale * value for value in accepted], 1.0
 
 
 class Acceptance:
@@ -116,9 +118,9 @@ class Acceptance:
         self._known: dict[tuple[str, int], list[float]] = {}
 
     @property
-    def is_known(self) -> bool:
-        """Whether any draft was seen."""
-        return any(rates.at_risk for rates in self._pooled.values())
+    def evidence(self) -> float:
+        """Drafts that were seen, old ones counted less."""
+        return sum(rates.evidence() for (name, _), rates in self._pooled.items() if not name)
 
     def pooled(self, namespace: str, level: int) -> Rates:
         """What all requests of a namespace have shown at a level of confidence; without a name, of all."""
@@ -138,20 +140,6 @@ class Acceptance:
             rates: Iterable[float] = known[:length]
         else:
             rates = own.blended(known, POOLED_WEIGHT, length)
-        return [*takewhile(NEGLIGIBLE.__lt__, accumulate(rates, mul))]
-
-    def optimistic(self, request_id: int, namespace: str, level: int, length: int) -> list[float]:
-        """The same as high as what was seen allows: what is unknown may turn out to be good."""
-        own, known = self._requests.get(request_id), self._pooled_rates(namespace, level, length)
-        seen = max(
-            min(self.pooled(namespace, level).evidence(), 2 * POOLED_WEIGHT),
-            min(self.pooled("", level).evidence(), POOLED_WEIGHT),
-            own.evidence() if own else 0.0,
-        )
-        rates = (
-            (seen * rate + OPTIMISM) / (seen + OPTIMISM)
-            for rate in (known if own is None else own.blended(known, POOLED_WEIGHT, length))
-        )
         return [*takewhile(NEGLIGIBLE.__lt__, accumulate(rates, mul))]
 
     def _pooled_rates(self, namespace: str, level: int, length: int) -> list[float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
 from forerun.contracts import Cache, CausalLM
@@ -12,6 +14,9 @@ from forerun.core.costs import Row
 
 logger = logging.getLogger(__name__)
 
+# Repeats of a forward whose median is above the least of them by this factor were disturbed.
+NOISY = 1.3
+
 SECONDS = 1.5
 """About as long as it takes; what cannot be timed in that follows from what was."""
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17)
@@ -19,7 +24,21 @@ BATCHED_TOKENS = (1, 2, 3, 5, 9, 17)
 CONTEXT, PASSES = 16, 5
 
 
-def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> CostTable:
+@dataclass
+class Calibrated:
+    """Times of forwards.
+
+    Args:
+        table: of them.
+        is_noisy: whether something else ran on the machine: they are taken again when the target is next
+            loaded.
+    """
+
+    table: CostTable
+    is_noisy: bool = False
+
+
+def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> Calibrated:
     """Time forwards of a target.
 
     Args:
@@ -28,13 +47,14 @@ def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> CostTabl
         seconds: to spend, about.
     """
     started = perf_counter()
-    times = _timed(target, 1, TOKENS, seconds / (1 if rows == 1 else 2))
+    times, is_noisy = _timed(target, 1, TOKENS, seconds / (1 if rows == 1 else 2))
     table = CostTable.from_rows((n, 1, 0, value) for n, value in times.items())
     measured: list[Row] = [(n, 1, 0, table.seconds(n)) for n in TOKENS]
     sizes = sorted({size for size in (2, 4, rows // 2, rows) if 1 < size <= rows})
     for place, size in enumerate(sizes):
         left = (seconds - (perf_counter() - started)) / (len(sizes) - place)
-        times = _timed(target, size, BATCHED_TOKENS, left) if left > 0 else {}
+        times, noise = _timed(target, size, BATCHED_TOKENS, left) if left > 0 else ({}, False)
+        is_noisy |= noise
         if times:
             part = CostTable.from_rows((n, size, 0, value) for n, value in times.items())
             measured += [(n, size, 0, part.seconds(n, size)) for n in TOKENS]
@@ -42,11 +62,13 @@ def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> CostTabl
             # As many tokens of one request cost about the same.
             measured += [(n, size, 0, table.seconds(n * size)) for n in TOKENS]
     logger.info("timed %s in %.1f s", target.name, perf_counter() - started)
-    return CostTable.from_rows(measured)
+    return Calibrated(CostTable.from_rows(measured), is_noisy)
 
 
-def _timed(target: CausalLM, size: int, tokens: Sequence[int], seconds: float) -> dict[int, float]:
-    """Least times by new tokens of each of `size` requests, as other work only adds: two numbers at least,
+def _timed(
+    target: CausalLM, size: int, tokens: Sequence[int], seconds: float
+) -> tuple[dict[int, float], bool]:
+    """Whether the repeats differ by more than usual, and before it least times by new tokens of each of `size` requests, as other work only adds: two numbers at least,
     all in turns while there is time, so that a slow moment meets all of them."""
     cache = target.new_cache(size, CONTEXT + max(tokens))
     text = [1 + place % (target.vocab_size - 1) for place in range(CONTEXT)]
@@ -65,7 +87,9 @@ def _timed(target: CausalLM, size: int, tokens: Sequence[int], seconds: float) -
             if n in times or spent > seconds / 4:
                 times.setdefault(n, []).append(spent)
             times.setdefault(n, [])
-    return {n: min(values) for n, values in times.items() if values}
+    found = {n: min(values) for n, values in times.items() if values}
+    spread = [median(values) / found[n] for n, values in times.items() if len(values) > 2]
+    return found, bool(spread) and median(spread) > NOISY
 
 
 def _run(target: CausalLM, cache: Cache, token_ids: Sequence[Sequence[int]]) -> float:

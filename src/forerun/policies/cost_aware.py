@@ -2,27 +2,32 @@
 
 Each round the policy takes the drafters and the lengths that are worth most over the whole batch: tokens
 expected, less those that their time would bring otherwise (`policies/lengths.py`). No draft at all is one
-of the choices.
+of the choices. A drafter that nobody has seen is thought to be an ordinary one, so that it drafts from the
+first round, until what was accepted says otherwise; after that it is tried again by a schedule of pauses
+that grow and never end (`policies/trials.py`).
 
-What is lost is bounded whatever the estimates say: an account is credited with a share of all time, and
-with what drafts have gained up to a limit; what they lose is taken off it. What is unproven is tried
-only out of this account, and below zero everything is decoded plainly.
+What is lost is bounded whatever the estimates say: an account holds what learning may cost, is credited with
+a share of all time and, up to a limit, with what drafts have gained; what they lose is taken off it, and no
+draft may cost more than it holds (`policies/account.py`).
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
 from pydantic import Field
 
-from forerun.contracts import CausalLM, Drafter
+from forerun.contracts import CausalLM, Drafter, Rehearse
 from forerun.core import Draft, PlainReason, Plan, Request, RoundTimes, Verdict
 from forerun.options import options
 from forerun.policies.account import Account
 from forerun.policies.base import BasePolicy
+from forerun.policies.beliefs import Beliefs
 from forerun.policies.costs import OUTLIER, Curve, LiveCosts
 from forerun.policies.decisions import Decisions
 from forerun.policies.lengths import Lengths, Offer, best_lengths
@@ -32,23 +37,25 @@ from forerun.policies.texts import Choice, Member, Text
 logger = logging.getLogger(__name__)
 
 LONGEST = 16
-# Something unproven is tried where so many tokens are left to come, or after so many rounds; as many of
-# its tokens as that, or as few as cost no more than this share of a plain round.
-LEAST_LEFT, ROUNDS_BEFORE, TRY_LENGTH, TRY_COST = 16, 64, 3, 0.5
-# The first try of a drafter may take, for its prompt, this share of the rounds that are expected.
-FIRST_PREFILL = 0.5
+# What learning may cost: this share of the first request's time, of so many tokens at least; a request whose
+# end is near may lose a plain round's time.
+TUITION, FIRST_TOKENS, LEAST_TUITION = 0.05, 128, 1.0
+# A try has so many tokens, or as few as cost no more than this share of a plain round. What is thought to
+# cost more than the account ever holds is tried for that.
+TRY_LENGTH, TRY_COST, DEAREST_TRY = 3, 0.5, 4.0
+# Drafts that were seen of a drafter that may run a prompt for more than a request may lose.
+PROVEN = 4
 # Tokens that outputs are thought to have before any has ended.
 USUAL_OUTPUT = 64
-# Where one of several drafters is used, another is tried after so many rounds.
-OTHERS_AFTER = 24
 # A plain round is timed after so many that drafted.
 TIMED_AFTER = 150
 # Where nothing pays, it is asked again after so many rounds or when a request comes: if all drafts are a
 # model's, and in batches of CROWD, where looking costs each request more than it finds.
-REST, CROWD = 4, 4
+REST, CROWD = 8, 4
 # How quickly the rate that time is valued at follows that of what is planned.
 RATE_STEP = 0.05
 _PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
+_RESTING = _PLAIN[PlainReason.PAUSED]
 
 
 @options
@@ -59,12 +66,12 @@ class CostAwareOptions:
         default=0.02,
         ge=0.0,
         le=1.0,
-        description="Share of all time that may be lost in trying out drafts.",
+        description="Share of all time that may be lost in trying out drafts, beyond what learning costs.",
     )
     calibrate: bool = Field(
         default=True,
-        description="Time forwards of the model when it is first loaded, and keep what was measured and "
-        "learned on disk.",
+        description="Time the model and its drafts when they are first loaded, and keep what was measured "
+        "and learned on disk.",
     )
     log_decisions: bool = Field(default=False, description="Log every decision and its reason.")
 
@@ -84,66 +91,90 @@ class CostAwarePolicy(BasePolicy):
         self, num_speculative_tokens: int | None = None, options: CostAwareOptions | None = None
     ) -> None:
         self.settings = options or CostAwareOptions()
-        self.costs = LiveCosts(most=num_speculative_tokens or LONGEST)
-        self.decisions = Decisions()
         self._most = num_speculative_tokens or LONGEST
-        self._account = Account(self.settings.lost_time)
-        self._members: list[Member] = []
+        self._beliefs = Beliefs(self._new_account(), LiveCosts(most=self._most))
+        self.decisions = Decisions()
         self._several = False
         self._texts: dict[int, Text] = {}
         # Tokens a second that are expected of rounds, by batch size, over those of plain ones.
         self._gains: dict[int, float] = {}
         self._drafted_since_plain, self._mean_output = 0, float(USUAL_OUTPUT)
         self.clock: Callable[[], float] = perf_counter
-        self._planning, self._rounds, self._rest_until, self._rests = 0.0, 0, 0, False
+        self._planning, self._rounds, self._rests = 0.0, 0, False
+        # Rounds of rest that are left, their batch size, and the seconds of those that are over.
+        self._rest, self._rest_size, self._rested = 0, 0, list[float]()
         self._last: tuple[list[Offer], Lengths | None] = ([], None)
         self._memory: Memory | None = None
+
+    @property
+    def costs(self) -> LiveCosts:
+        """What rounds cost."""
+        return self._beliefs.costs
+
+    @costs.setter
+    def costs(self, costs: LiveCosts) -> None:
+        self._beliefs.costs = costs
 
     def attach(self, target: CausalLM, drafter: Drafter, rows: int) -> None:
         """Receive what it plans for; forwards of the target are timed where that was never done."""
         self._several = bool(drafter.members)
-        self._members = [
-            Member(place, member) for place, member in enumerate(drafter.members or (drafter,))
-        ]
+        members = drafter.members or (drafter,)
+        self._beliefs.members = [Member(place, member) for place, member in enumerate(members)]
         # What a lookup finds may be there in any round; what is known of a model changes by its drafts.
-        self._rests = not any(member.looks_up for member in self._members)
+        self._rests = not any(member.looks_up for member in members)
         if self.settings.calibrate:
             self._memory = recall(target, drafter, rows)
             self.costs = LiveCosts(self._memory.table, self._most)
-            self._memory.hand_over(self)
+            self._memory.hand_over(self._beliefs)
+            # When the policy is gone, and when the program ends.
+            weakref.finalize(self, self._memory.save)
+
+    def rehearse(self, run: Rehearse) -> None:
+        """Warm up and time drafts before the first request; measure anew what another load has shown."""
+        if self.settings.calibrate and self._memory is not None:
+            self._memory.check(self._beliefs, run)
 
     @property
     def learned(self) -> dict[str, Any]:
-        """Costs of drafts and acceptance by member, ready for JSON."""
-        accepted = {member.name: member.acceptance.as_dict() for member in self._members}
-        return {"drafts": self.costs.as_dict(), "acceptance": accepted}
+        """Costs of drafts, acceptance, tries and the account, ready for JSON."""
+        return self._beliefs.learned
 
     def restore(self, learned: Any) -> None:
         """Begin with what `learned` has given."""
-        self.costs.restore(learned["drafts"])
-        for member in self._members:
-            member.acceptance.restore(learned["acceptance"].get(member.name, {}))
+        self._beliefs.restore(learned)
+
+    def forget(self) -> None:
+        self._beliefs.forget(self._new_account())
+        self._gains.clear()
+        self._rest, self._drafted_since_plain, self._last = 0, 0, ([], None)
+        self._mean_output = float(USUAL_OUTPUT)
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._memory.save()
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        if self._rest:
+            if len(requests) == self._rest_size and all(
+                r.request_id in self._texts for r in requests
+            ):
+                self._rest -= 1
+                return [_RESTING] * self._rest_size
+            self._rest = 0
+        self._wake()
         started = self.clock()
         timed = self._drafted_since_plain >= TIMED_AFTER or not self.costs.is_known
-        known = len(self._texts)
         texts = [self._text(request) for request in requests]
         reason = PlainReason.TIMED if timed else PlainReason.PAUSED
         for text in texts:
-            text.round += 1
             text.choice, text.reason = None, reason
-        if not timed and (self._rounds >= self._rest_until or len(self._texts) > known):
+        if not timed:
             self._choose(requests, texts)
-            rests = self._rests or len(requests) >= CROWD
-            if rests and all(text.choice is None for text in texts):
-                self._rest_until = self._rounds + REST
         plans = [self._plan_of(text) for text in texts]
         self._planning = self.clock() - started
         if self.settings.log_decisions:
             for request, text in zip(requests, texts, strict=True):
-                words = self._in_words(text)
-                logger.info("request %d: %s", request.request_id, words)
+                logger.info("request %d: %s", request.request_id, text.in_words())
         return plans
 
     def observe(
@@ -153,8 +184,11 @@ class CostAwarePolicy(BasePolicy):
         verdicts: Sequence[Verdict],
         times: RoundTimes,
     ) -> None:
-        batch_size, extra, emitted = len(requests), 0, 0
         self._rounds += 1
+        if self._rest_size:
+            self._rested.append(times.target + times.verify)
+            return
+        batch_size, extra, emitted = len(requests), 0, 0
         made: list[tuple[Text, Choice, Draft, int]] = []
         texts = [self._text(request) for request in requests]
         for request, text, draft, verdict in zip(requests, texts, drafts, verdicts, strict=True):
@@ -168,55 +202,99 @@ class CostAwarePolicy(BasePolicy):
         if made:
             # As it was measured, but for what an interruption may have added.
             expected = self.costs.curve(batch_size).at(extra) * self.costs.speed
-            seconds = min(times.target + times.verify, OUTLIER * expected)
+            seconds = min(max(times.target + times.verify, 0.0), OUTLIER * expected)
             drafting, before = self._learn_times(
                 batch_size, made, max(times.draft - self._planning, 0.0)
             )
             seconds += drafting
             made[0][0].debt += before / plain
-            for text, choice, _, accepted in made:
+            for _, choice, _, accepted in made:
                 if choice.is_try:
-                    lost = (seconds - plain) / plain / len(made)
-                    text.learn_try(choice.offer.member, paid=accepted > lost)
+                    paid = accepted > (seconds - plain) / plain / len(made)
+                    trials = choice.offer.member.trials
+                    trials.succeed() if paid else trials.fail()
         self._drafted_since_plain = self._drafted_since_plain + 1 if extra else 0
-        self._account.settle(emitted / batch_size, seconds / plain, self._planning / plain)
-        plain_requests = batch_size
+        tokens, elapsed, planning = emitted / batch_size, seconds / plain, self._planning / plain
+        self._beliefs.account.settle(tokens, elapsed, planning)
+        drafting_requests = 0
         for request, text in zip(requests, texts, strict=True):
+            text.account.settle(tokens, elapsed, planning)
             if text.choice is not None:
-                plain_requests -= 1
+                drafting_requests += 1
                 member, length = text.choice.offer.member, text.choice.length
                 self.decisions.count(member.name, length, 1, batch_size, emitted, seconds, plain)
             if text.debt:
                 # What drafts gain pays for their prompt first.
                 share = text.debt * min(1.0, 2.0 / max(self._tokens_left(request), 1.0))
-                due = max(share, min(text.debt, emitted / batch_size - seconds / plain))
+                due = max(share, min(text.debt, tokens - elapsed))
                 text.debt -= due
-                self._account.charge(due / batch_size)
-        if plain_requests:
+                self._beliefs.account.charge(due / batch_size)
+        if plain_requests := batch_size - drafting_requests:
             self.decisions.count("", 0, plain_requests, batch_size, emitted, seconds, plain)
+        if self._memory is not None:
+            self._memory.note()
 
     def release(self, request: Request) -> None:
         text = self._texts.pop(request.request_id, None)
         if text is None:
             return
-        self._account.charge(text.debt)
-        for member in self._members:
+        self._beliefs.account.charge(text.debt)
+        for member in self._beliefs.members:
             member.acceptance.release(request.request_id)
         self._mean_output += 0.2 * (request.num_output_tokens - self._mean_output)
-        if self._memory is not None:
-            self._memory.note()
 
     def report(self) -> dict[str, Any]:
+        self._wake()
         return self.decisions.as_dict()
 
     def in_words(self) -> str:
+        self._wake()
         return self.decisions.in_words()
+
+    def given_up(self) -> list[str]:
+        plain = self.costs.plain_seconds(1)
+        return [
+            member.given_up(self.costs.draft(member.name, member.looks_up, 1)(1) / plain)
+            for member in self._beliefs.members
+            if member.is_given_up
+        ]
+
+    def _new_account(self) -> Account:
+        return Account(self.settings.lost_time, TUITION * FIRST_TOKENS)
+
+    def _wake(self) -> None:
+        """Take in the rounds of a rest, all of them plain."""
+        rounds, size = len(self._rested), self._rest_size
+        if not rounds:
+            return
+        self.costs.observe(size, 0, sum(self._rested) / rounds)
+        for account in (self._beliefs.account, *(text.account for text in self._texts.values())):
+            account.settle(rounds, rounds, 0.0)
+        seconds = rounds * self.costs.plain_seconds(size)
+        self.decisions.count_plain(rounds * size, seconds)
+        for member in self._beliefs.members:
+            member.trials.wait(rounds - 1)
+        self._rested.clear()
+        self._rest_size, self._drafted_since_plain = 0, 0
+        if self._memory is not None:
+            self._memory.note()
 
     def _text(self, request: Request) -> Text:
         text = self._texts.get(request.request_id)
         if text is None:
-            text = self._texts[request.request_id] = Text()
+            text = self._texts[request.request_id] = self._new_text(request)
         return text
+
+    def _new_text(self, request: Request) -> Text:
+        """A request with what its drafts may lose: a share of its time, that of its prompt included."""
+        curve = self.costs.curve(1)
+        prompt = request.num_prompt_tokens * curve.last_slope / curve.plain
+        if not any(member.rounds for member in self._beliefs.members):
+            self._beliefs.account.credit += TUITION * prompt
+        for member in self._beliefs.members:
+            member.trials.hasten()
+        first = TUITION * (self._tokens_left(request) + prompt)
+        return Text(Account(self.settings.lost_time, max(first, LEAST_TUITION)))
 
     def _plan_of(self, text: Text) -> Plan:
         choice = text.choice
@@ -226,54 +304,66 @@ class CostAwarePolicy(BasePolicy):
 
     def _choose(self, requests: Sequence[Request], texts: Sequence[Text]) -> None:
         """Make the best of all choices for a round."""
-        if self._account.is_empty:
-            return
         batch_size = len(requests)
-        plain = self.costs.plain_seconds(batch_size)
-        gain = self._gains.get(batch_size, 1.0)
-        rate = gain * batch_size / plain
+        credit = min(self._beliefs.account.credit, max(text.account.credit for text in texts))
         offers = [
             self._offers(request, text, batch_size)
             for request, text in zip(requests, texts, strict=True)
         ]
-        best: list[Offer] = []
-        offered: list[Text] = []
-        for text, own in zip(texts, offers, strict=True):
-            if own:
-                best.append(own[0] if len(own) == 1 else self._better(own, rate, batch_size))
-                offered.append(text)
-        found = self._found(best, batch_size, rate)
-        if found is None:
-            self._gains[batch_size] = gain + RATE_STEP * (1.0 - gain)
-            self._try_one(requests, texts, offers, rate)
-            return
-        for text, offer, length in zip(offered, best, found.lengths, strict=True):
-            text.choice = Choice(offer, length) if length else None
-        if self._several and self._rounds % OTHERS_AFTER == 0:
-            # One of the members that were not taken may be better than is known.
-            others = [
-                [
-                    offer
-                    for offer in own
-                    if text.choice and offer.member is not text.choice.offer.member
-                ]
-                for text, own in zip(texts, offers, strict=True)
-            ]
-            self._try_one(requests, texts, others, rate)
-        now = (1.0 + found.tokens / batch_size) / (1.0 + found.seconds / plain)
-        self._gains[batch_size] = gain + RATE_STEP * (max(now, 1.0) - gain)
+        found, best, offered = None, list[Offer](), list[Text]()
+        if credit > 0.0:
+            rate = (
+                self._gains.get(batch_size, 1.0) * batch_size / self.costs.plain_seconds(batch_size)
+            )
+            for text, own in zip(texts, offers, strict=True):
+                usable = [offer for offer in own if self._can_pay(offer, text)]
+                if usable:
+                    best.append(self._better(usable, rate, batch_size))
+                    offered.append(text)
+            found = self._found(best, batch_size, credit)
+        chosen: set[Member] = set()
+        if found is not None:
+            for text, offer, length in zip(offered, best, found.lengths, strict=True):
+                if length:
+                    text.choice = Choice(offer, length)
+                    chosen.add(offer.member)
+                    offer.member.trials.reset()
+        self._try_one(requests, texts, offers, chosen, credit)
+        if all(text.choice is None for text in texts):
+            self._lie_down(texts)
 
-    def _found(self, offers: list[Offer], batch_size: int, rate: float) -> Lengths | None:
-        """The best lengths for offers, as in the last round where they are the same."""
-        if not offers:
-            return None
+    def _found(self, offers: list[Offer], batch_size: int, credit: float) -> Lengths | None:
+        """The best lengths for offers, as in the last round where they are the same, and the rate that they
+        are expected to bring."""
         curve, speed = self.costs.curve(batch_size), self.costs.speed
-        may_lose = self._account.credit * curve.plain * speed
+        plain, gain = curve.plain * speed, self._gains.get(batch_size, 1.0)
         same, found = self._last
-        if offers != same or (found is not None and found.seconds > may_lose):
-            found = best_lengths(offers, rate, curve, speed, may_lose)
+        if not offers:
+            found = None
+        elif offers != same or (found is not None and found.seconds > credit * plain):
+            for value in (gain, 1.0):
+                found = best_lengths(
+                    offers, value * batch_size / plain, curve, speed, credit * plain
+                )
+                # A model drafts in every round: a rate that it does not reach any more is no way to spend
+                # the time better.
+                if found is not None or not self._rests:
+                    break
             self._last = offers, found
+        now = 1.0
+        if found is not None:
+            now = max((1.0 + found.tokens / batch_size) / (1.0 + found.seconds / plain), 1.0)
+        step = 0.5 if self._rests else RATE_STEP
+        self._gains[batch_size] = gain + step * (now - gain)
         return found
+
+    def _can_pay(self, offer: Offer, text: Text) -> bool:
+        """Whether a drafter has shown that it is worth a prompt, or the request may lose that."""
+        if offer.pending < 2 or offer.member.acceptance.evidence >= PROVEN:
+            return True
+        plain = self.costs.plain_seconds(1)
+        most = min(text.account.credit, self._beliefs.account.credit)
+        return self.costs.prefill_seconds(offer.member.name, offer.pending) <= most * plain
 
     def _offers(self, request: Request, text: Text, batch_size: int) -> list[Offer]:
         """What each member could draft for a request; those that have found nothing are left out."""
@@ -285,10 +375,10 @@ class CostAwarePolicy(BasePolicy):
             text.reason = PlainReason.SHORT if request.speculative else PlainReason.ASKED
             return []
         offers = []
-        for member in self._members:
+        for member in self._beliefs.members:
             level = member.level(request)
             if level is not None:
-                offer = text.offer(member, request, level, limit)
+                offer = text.offer(member, request, level, limit, self._rounds)
                 share = member.drafter.cost_share(request)
                 scale = None if share is None else share * self.costs.plain_seconds(batch_size)
                 offer.times = self.costs.draft(member.name, member.looks_up, batch_size, scale)
@@ -313,6 +403,8 @@ class CostAwarePolicy(BasePolicy):
 
     def _better(self, offers: list[Offer], rate: float, batch_size: int) -> Offer:
         """The offer that is worth most, if all requests of the batch had the same."""
+        if len(offers) == 1:
+            return offers[0]
         curve, speed = self.costs.curve(batch_size), self.costs.speed
 
         def value(offer: Offer) -> float:
@@ -326,39 +418,49 @@ class CostAwarePolicy(BasePolicy):
         requests: Sequence[Request],
         texts: Sequence[Text],
         offers: Sequence[list[Offer]],
-        rate: float,
+        chosen: set[Member],
+        credit: float,
     ) -> None:
-        """Try out what may turn out to pay, for one request, where the account allows to lose it all."""
+        """Try a drafter that is not expected to pay, for one request, where its time has come."""
         curve = self.costs.curve(len(requests))
-        for request, text, own in zip(requests, texts, offers, strict=True):
-            for offer in own:
-                if text.round < text.resume(offer.member):
-                    continue
-                if self._tokens_left(request) < LEAST_LEFT and self._rounds < ROUNDS_BEFORE:
-                    break
-                length = self._try_length(request, offer, curve)
-                hopes = [offer.hopeful(request)] * len(requests)
-                if length and best_lengths(hopes, rate, curve, self.costs.speed):
+        for member in {offer.member: None for offer in chain(*offers)}:
+            if member in chosen:
+                continue
+            member.trials.wait()
+            if member.trials.rounds_left > 0:
+                continue
+            for request, text, own in zip(requests, texts, offers, strict=True):
+                offer = next((one for one in own if one.member is member), None)
+                length = 0 if offer is None else self._try_length(request, offer, curve, credit)
+                if offer is not None and length:
                     text.choice = Choice(offer, length, is_try=True)
                     return
-                text.wait(offer.member)
 
-    def _try_length(self, request: Request, offer: Offer, curve: Curve) -> int:
-        """As many tokens as may be lost; 0 where none may."""
+    def _try_length(self, request: Request, offer: Offer, curve: Curve, credit: float) -> int:
+        """As many tokens as may be lost; 0 where none may, or where even the best could not pay."""
         plain = curve.plain * self.costs.speed
         most = min(TRY_LENGTH, self._most)
         if request.params.max_tokens is not None:
             most = min(most, request.params.max_tokens - request.num_output_tokens - 1)
         before = self.costs.prefill_seconds(offer.member.name, offer.pending) / plain
-        if not offer.member.was_tried and before < FIRST_PREFILL * self._tokens_left(request):
-            # Once for each drafter: otherwise long prompts would never see it.
-            before = 0.0
         for length in range(most, 0, -1):
             forward = curve.at(length * offer.member.width) - curve.plain
             lost = (offer.times(length) + forward * self.costs.speed) / plain
             if lost <= TRY_COST or length == 1:
-                return length if self._account.allows(lost + before) else 0
+                if offer.member.drafter.cost_share(request) is not None and lost >= length:
+                    return 0
+                return length if min(lost, DEAREST_TRY) + before <= credit else 0
         return 0
+
+    def _lie_down(self, texts: Sequence[Text]) -> None:
+        """Rest for some rounds where nothing was found to pay, or until the next try."""
+        reasons = {text.reason for text in texts}
+        if reasons != {PlainReason.PAUSED} or not (self._rests or len(texts) >= CROWD):
+            return
+        left = min(max(member.trials.rounds_left, 1) for member in self._beliefs.members)
+        self._rest, self._rest_size = min(left, REST) - 1, len(texts)
+        if not self._rest:
+            self._rest_size = 0
 
     def _learn_acceptance(
         self, request: Request, text: Text, choice: Choice, draft: Draft, verdict: Verdict
@@ -388,9 +490,3 @@ class CostAwarePolicy(BasePolicy):
             member.name, member.looks_up, batch_size, depth, pending, seconds / scale
         )
         return scale * drafting, scale * before
-
-    def _in_words(self, text: Text) -> str:
-        """A decision and its reason."""
-        if text.choice is None and text.reason is PlainReason.PAUSED and self._account.is_empty:
-            return "plain: drafts have lost more time than they may"
-        return text.in_words()

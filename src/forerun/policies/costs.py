@@ -19,53 +19,60 @@ LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST = 0.15, 0.1, 0.1, 0.2, 2.0
 FLATTEST, STEEPEST = 0.3, 50.0
 # Drafting rounds that it takes to know how costs rise where they were only assumed.
 TRUSTED = 8
-# Rounds by which old times of drafts weigh half, and those that what is assumed of them counts as.
-DRAFT_MEMORY, DRAFT_PRIOR = 0.95, 0.5
+# What is left of the weight of a draft's time a draft later; drafts that a guess of it counts as, and those that
+# a measurement does; drafts of a process that run cold.
+DRAFT_MEMORY, GUESSED, MEASURED, COLD = 0.95, 1.0, 4.0, 2
+# No draft takes so many seconds a token.
+LONGEST_SECONDS = 1e4
 # Points beyond a curve's last one that are as good as all of them.
 FAR = 1e6
 # A draft that takes longer than this times what was expected was interrupted by something else.
-OUTLIER = 4.0
+OUTLIER = 3.0
 # What a drafted token costs in plain rounds before one was timed: of a model and looked up.
 MODEL_TOKEN, LOOKUP = 0.25, 0.01
 # A token of a prompt, in drafted ones, before such a prompt was timed; and how many are timed as one.
-PREFILL, MUCH = 0.1, 32
+PREFILL, MUCH = 0.1, 8
 
 
 class DraftTimes:
     """Seconds of drafts of one drafter at one batch size: a line through those that were timed.
 
+    The first drafts of a process run cold: those that take longer than is assumed teach nothing.
+
     Args:
-        token_seconds, fixed_seconds: what is assumed at first.
-        computed: whether that follows from what a draft reads, and is no guess.
+        token_seconds, fixed_seconds: assumed at first.
+        weight: rounds that this counts as.
+        computed: whether it follows from what a draft reads, and is no guess.
     """
 
-    def __init__(self, token_seconds: float, fixed_seconds: float, computed: bool = False) -> None:
-        self.computed = computed
-        self.fixed, self.per_token, self.timed = fixed_seconds, token_seconds, 0
+    def __init__(
+        self,
+        token_seconds: float,
+        fixed_seconds: float,
+        weight: float = GUESSED,
+        computed: bool = False,
+    ) -> None:
+        self.computed, self.timed = computed, 0
+        self.fixed, self.per_token = fixed_seconds, token_seconds
         # Of weights, tokens, seconds, tokens² and tokens · seconds: drafts of one and of four tokens.
         one, four = fixed_seconds + token_seconds, fixed_seconds + 4 * token_seconds
         sums = (2.0, 5.0, one + four, 17.0, one + 4 * four)
-        self._sums = [DRAFT_PRIOR * value for value in sums]
+        self._sums = [weight / 2 * value for value in sums]
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Take in a draft, as deep as this."""
-        if not self.timed and self.computed:
-            # The first draft runs cold: it says less than what is assumed.
-            self.timed = 1
-            return
-        if not self.timed and self(tokens) > 0.0:
-            # What was assumed says how times rise, the first draft how long one is.
-            scale = seconds / self(tokens)
-            self._sums[2], self._sums[4] = scale * self._sums[2], scale * self._sums[4]
         self.timed += 1
+        if self.timed <= COLD and seconds > self(tokens):
+            return
+        weight, x, y, xx, xy = (DRAFT_MEMORY * value for value in self._sums)
+        self._sums = [
+            weight + 1.0,
+            x + tokens,
+            y + seconds,
+            xx + tokens * tokens,
+            xy + tokens * seconds,
+        ]
         weight, x, y, xx, xy = self._sums
-        weight, x, y = (
-            DRAFT_MEMORY * weight + 1.0,
-            DRAFT_MEMORY * x + tokens,
-            DRAFT_MEMORY * y + seconds,
-        )
-        xx, xy = DRAFT_MEMORY * xx + tokens * tokens, DRAFT_MEMORY * xy + tokens * seconds
-        self._sums = [weight, x, y, xx, xy]
         spread = weight * xx - x * x
         slope = (
             (weight * xy - x * y) / spread if spread > 1e-3 * weight * weight else self.per_token
@@ -109,6 +116,12 @@ class Curve:
         self.seen = trust
         self.rises = [value - base[0] for value in accumulate(base, max)]
         self.floors = least_slopes(self.rises)
+
+    @property
+    def last_slope(self) -> float:
+        """Of a token more where there are many, as in a prompt, in the table's seconds."""
+        last = len(self.rises) - 1
+        return (self.rises[last] - self.rises[last // 2]) / (last - last // 2)
 
     def at(self, extra: float) -> float:
         """With so many drafted tokens in all, in the table's seconds."""
@@ -167,6 +180,25 @@ class LiveCosts:
         self._curves: dict[int, Curve] = {}
         self._drafts: dict[tuple[str, int], DraftTimes] = {}
         self._prefill: dict[str, float] = {}
+        # By name, what drafts were measured to take before the first request, and the machine's speed then.
+        self._at_first: dict[str, tuple[float, float]] = {}
+        self._first_speed = 1.0
+
+    def as_measured(self) -> LiveCosts:
+        """The same with nothing learned since what was measured before the first request."""
+        costs = LiveCosts(None if self.table is ASSUMED else self.table, self._most)
+        for name, (token, fixed) in self._at_first.items():
+            costs.measured(name, token, fixed)
+        costs.found_speed(self._first_speed)
+        return costs
+
+    def found_speed(self, ratio: float) -> None:
+        """Take in how long plain rounds take, in those of the table."""
+        self.speed = self._first_speed = ratio
+
+    def knows(self, name: str) -> bool:
+        """Whether a drafter's times were measured."""
+        return (name, 1) in self._drafts
 
     def curve(self, batch_size: int) -> Curve:
         """The curve of a batch size; times `speed` it is in seconds."""
@@ -187,17 +219,17 @@ class LiveCosts:
         if scale is not None:
             times = self._drafts.get(key)
             if times is None or not times.computed:
-                times = self._drafts[key] = DraftTimes(1.0, 0.0, computed=True)
+                times = self._drafts[key] = DraftTimes(1.0, 0.0, MEASURED, computed=True)
             return times.scaled(scale)
         if key not in self._drafts:
-            plain = self.plain_seconds(1)
+            plain, weight = self.plain_seconds(1), GUESSED
             token, fixed = (0.0, LOOKUP) if looks_up else (MODEL_TOKEN, 0.0)
             timed = [(b, self._drafts[name, b]) for n, b in self._drafts if n == name]
             if timed:
                 # As for the nearest batch size; a model's tokens are read once for all of it.
                 _, nearest = min(timed, key=lambda entry: abs(entry[0] - batch_size))
-                token, fixed, plain = nearest.per_token, nearest.fixed, 1.0
-            self._drafts[key] = DraftTimes(token * plain, fixed * plain)
+                token, fixed, plain, weight = nearest.per_token, nearest.fixed, 1.0, MEASURED
+            self._drafts[key] = DraftTimes(token * plain, fixed * plain, weight)
         return self._drafts[key]
 
     def prefill_seconds(self, name: str, pending: int) -> float:
@@ -245,17 +277,29 @@ class LiveCosts:
         self._prefill[name] = share if known is None else 0.5 * (known + share)
         return expected, before
 
+    def measured(self, name: str, token_seconds: float, fixed_seconds: float) -> None:
+        """Take in what drafts were measured to take before the first request."""
+        self._at_first[name] = token_seconds, fixed_seconds
+        times = self._drafts.get((name, 1))
+        if times is None or not times.computed:
+            self._drafts[name, 1] = DraftTimes(token_seconds, fixed_seconds, MEASURED)
+
     def as_dict(self) -> dict[str, Any]:
-        """What was learned of drafts, ready for JSON; what can be computed is not kept."""
+        """What was learned of drafts, ready for JSON, in seconds; what can be computed is not kept."""
         return {
             name: [times.per_token, times.fixed, self._prefill.get(name)]
             for (name, batch_size), times in self._drafts.items()
-            if batch_size == 1 and times.timed and not times.computed
+            if batch_size == 1
+            and not times.computed
+            and (times.timed > COLD or name in self._at_first)
         }
 
     def restore(self, values: Any) -> None:
         """Begin with what `as_dict` has given."""
         for name, (token, fixed, prefill) in dict(values).items():
-            self._drafts[str(name), 1] = DraftTimes(float(token), float(fixed))
+            numbers = [float(value) for value in (token, fixed, prefill or 0.0)]
+            if not all(0.0 <= value < LONGEST_SECONDS for value in numbers):
+                raise ValueError(f"seconds of {name}")
+            self.measured(str(name), *numbers[:2])
             if prefill is not None:
-                self._prefill[str(name)] = float(prefill)
+                self._prefill[str(name)] = numbers[2]

@@ -57,6 +57,13 @@ class Decisions:
         outcome.seconds += share * seconds
         outcome.saved_seconds += share * (emitted / batch_size * plain - seconds)
 
+    def count_plain(self, rounds: int, seconds: float) -> None:
+        """Add requests' rounds without a draft, of so many seconds together."""
+        outcome = self._outcomes.setdefault(("", 0), Outcome())
+        outcome.rounds += rounds
+        outcome.emitted += rounds
+        outcome.seconds += seconds
+
     @property
     def saved_seconds(self) -> float:
         """Of all rounds together."""

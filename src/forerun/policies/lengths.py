@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, NamedTuple
 
-from forerun.core import Request
 from forerun.policies.costs import Curve, DraftTimes
 
 if TYPE_CHECKING:
@@ -43,13 +42,6 @@ class Offer:
     pending: int = 0
     seconds: float = 0.0
     scale: float = 1.0
-
-    def hopeful(self, request: Request) -> Offer:
-        """The same with as much accepted as what was seen allows."""
-        hopes = self.member.acceptance.optimistic(
-            request.request_id, request.hints.namespace, self.level, len(self.survival) + 4
-        )
-        return replace(self, survival=hopes)
 
 
 class Lengths(NamedTuple):

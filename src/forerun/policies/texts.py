@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from forerun.contracts import Drafter
 from forerun.core import PlainReason, Request
 from forerun.policies.acceptance import Acceptance, level_of
+from forerun.policies.account import Account
 from forerun.policies.costs import DraftTimes
 from forerun.policies.lengths import Offer
+from forerun.policies.trials import Trials
 
-# What is accepted of a model's drafts before any was seen, and rounds that a trained head's own figures
-# count as.
-UNKNOWN_RATE, MEASURED_WEIGHT = 0.3, 8.0
-# The next try comes so many rounds after one that has failed, twice as many after each further one.
-FIRST_PAUSE, LONGEST_PAUSE = 4, 64
+# Acceptance of an ordinary draft model's tokens, and the rounds that it counts as before any was seen; those
+# that a trained head's own figures count as.
+ORDINARY_RATE, ORDINARY_WEIGHT, MEASURED_WEIGHT = 0.7, 3.0, 8.0
 # How quickly the width of drafts follows that of the last ones.
 WIDTH_STEP = 0.05
 # What is expected of a draft is worked out again after so many rounds, and after each of a request's first
@@ -42,18 +42,21 @@ class Member:
     def __init__(self, place: int, drafter: Drafter) -> None:
         self.place, self.drafter = place, drafter
         self.name, self.looks_up = drafter.name, drafter.looks_up
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
         # Nodes of a draft for each planned level: fewer where too little is found, more in trees.
         self.width = 1.0
-        if drafter.acceptance:
-            measured = [ranks[0] for ranks in drafter.acceptance]
+        self.trials = Trials()
+        self.rounds = self.drafted = self.accepted = 0
+        if self.drafter.acceptance:
+            measured = [ranks[0] for ranks in self.drafter.acceptance]
             self.acceptance = Acceptance(measured, MEASURED_WEIGHT)
+        elif self.looks_up:
+            self.acceptance = Acceptance()
         else:
-            self.acceptance = Acceptance(None if self.looks_up else [UNKNOWN_RATE])
-
-    @property
-    def was_tried(self) -> bool:
-        """Whether anything is known of its drafts."""
-        return self.acceptance.is_known
+            self.acceptance = Acceptance([ORDINARY_RATE], ORDINARY_WEIGHT)
 
     def level(self, request: Request) -> int | None:
         """How confident it is; None where it has found nothing. What makes its tokens always has some."""
@@ -70,10 +73,41 @@ class Member:
             request.request_id, request.hints.namespace, level, planned, accepted
         )
         self.width += WIDTH_STEP * (nodes / planned - self.width)
+        self.rounds += 1
+        self.drafted += nodes
+        self.accepted += accepted
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it was tried and is not expected to pay."""
+        return self.trials.pause > 0 and self.acceptance.evidence > 0
+
+    def given_up(self, cost: float) -> str:
+        """Why it drafts no more, in a sentence.
+
+        Args:
+            cost: of a token of its drafts, in plain rounds.
+        """
+        seen = f"after {self.rounds} rounds ({self.accepted} of {self.drafted} drafted tokens accepted)"
+        return (
+            f"{self.name} was given up {seen if self.rounds else 'in an earlier run'}: a drafted token takes "
+            f"{cost:.2f} of a plain round, more than it brings; it is tried again now and then, and --policy "
+            "fixed drafts on"
+        )
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"acceptance": self.acceptance.as_dict(), "trials": self.trials.learned}
+
+    def restore(self, learned: Any) -> None:
+        """Begin with what `learned` has given."""
+        self.acceptance.restore(learned["acceptance"])
+        self.trials.restore(learned["trials"])
 
 
 class Choice(NamedTuple):
-    """What is planned for a request: an offer, as many tokens of it, and whether it is unproven."""
+    """What is planned for a request: an offer, as many tokens of it, and whether it is a try."""
 
     offer: Offer
     length: int
@@ -85,35 +119,33 @@ class Text:
     """What is known of one request.
 
     Args:
+        account: what drafts for it may lose.
         choice: of the round that runs; None is a plain one.
         reason: why that is so, where it is.
-        round: of its rounds.
         drafts: that were made for it.
-        debt: plain rounds' time that its prompt has taken in drafters' caches and that is to be borne by
-            rounds to come.
+        debt: time of the drafters' caches for its prompt, in plain rounds, that is not yet charged.
     """
 
+    account: Account
     choice: Choice | None = None
     reason: PlainReason = PlainReason.PAUSED
-    round: int = 0
     drafts: int = 0
     debt: float = 0.0
     _offers: dict[tuple[Member, int], tuple[int, int, Offer]] = field(default_factory=dict)
-    _pauses: dict[Member, tuple[int, int]] = field(default_factory=dict)
 
-    def offer(self, member: Member, request: Request, level: int, limit: int) -> Offer:
-        """What a member could draft, `limit` tokens at most."""
+    def offer(self, member: Member, request: Request, level: int, limit: int, round_: int) -> Offer:
+        """What a member could draft in a round, `limit` tokens at most."""
         key = (member, level)
         known = self._offers.get(key)
         if known is not None:
-            if known[0] == limit and self.round < known[1]:
+            if known[0] == limit and round_ < known[1]:
                 return known[2]
             member.acceptance.fade(request.request_id)
         survival = member.acceptance.survival(
             request.request_id, request.hints.namespace, level, limit
         )
         offer = Offer(member, survival, level, _NO_TIMES)
-        self._offers[key] = (limit, self.round + OFFER_ROUNDS, offer)
+        self._offers[key] = (limit, round_ + OFFER_ROUNDS, offer)
         return offer
 
     def learn_draft(self, rounds: int) -> None:
@@ -131,19 +163,3 @@ class Text:
         if is_try:
             return f"{offer.member.name}, {length} tokens, to see what is accepted ({expected:.2f} expected)"
         return f"{offer.member.name}, {length} tokens, of which {expected:.2f} are expected to be accepted"
-
-    def resume(self, member: Member) -> int:
-        """The round from which on a member may be tried."""
-        return self._pauses[member][0] if member in self._pauses else 0
-
-    def wait(self, member: Member) -> None:
-        """Let some rounds pass before a member is considered again."""
-        pause = self._pauses[member][1] if member in self._pauses else FIRST_PAUSE
-        self._pauses[member] = (self.round + OFFER_ROUNDS, pause)
-
-    def learn_try(self, member: Member, paid: bool) -> None:
-        """Set when the next try of a member comes."""
-        pause = self._pauses[member][1] if member in self._pauses else FIRST_PAUSE
-        self._pauses[member] = (
-            (0, FIRST_PAUSE) if paid else (self.round + pause, min(2 * pause, LONGEST_PAUSE))
-        )

@@ -1,0 +1,76 @@
+"""Rounds before the first request, on a text that nobody asked for: they warm up drafters and are timed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from forerun.core import Hints, Plan, Request, RoundTimes, Stats
+from forerun.engine.requests import Running
+from forerun.engine.round import TimedRound
+from forerun.engine.scheduler import Scheduler
+from forerun.engine.text import TextStream
+from forerun.params import SamplingParams
+from forerun.policies.base import BasePolicy
+
+logger = logging.getLogger(__name__)
+
+# Tokens of the text before the first round.
+PROMPT = 16
+
+
+class _Steps(BasePolicy):
+    """Plans given lengths, one after the other."""
+
+    name = "rehearsal"
+
+    def __init__(self, lengths: Sequence[int], member: int | None) -> None:
+        self._left, self._member = list(lengths), member
+
+    def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        return [Plan(self._left.pop(0), member=self._member)] * len(requests)
+
+
+def rehearse(
+    scheduler: Scheduler, room: int, lengths: Sequence[int], member: int | None = None
+) -> list[RoundTimes]:
+    """Run a round for each length of a draft; nothing of them stays in caches, counters or drafters.
+
+    Args:
+        scheduler: without requests.
+        room: tokens of a request at most.
+        lengths: of the drafts.
+        member: which of the drafter's members drafts; None where it drafts alone.
+
+    Returns:
+        Times of the rounds; fewer where the context is short or a drafter fails.
+    """
+    parts = scheduler.parts
+    most = sum(lengths) + len(lengths)
+    if parts.evicts is not None or room < PROMPT + most + 1:
+        return []
+    ids = [1 + place % (parts.target.vocab_size - 1) for place in range(PROMPT)]
+    # Drafters that keep something by namespace keep it apart.
+    hints = Hints(namespace="\0rehearsal")
+    params = SamplingParams(temperature=0.0, max_tokens=most + 1)
+    request = Request(-1, ids, PROMPT, params, seed=0, hints=hints)
+    running = Running(request, most + 1, TextStream(None, ()))
+    times: list[RoundTimes] = []
+
+    def note(done: TimedRound) -> None:
+        times.append(done.times)
+
+    policy, watching, past = parts.policy, parts.on_timed, scheduler.past
+    parts.policy, parts.on_timed = _Steps(lengths, member), note
+    try:
+        scheduler.submit([running])
+        for _ in lengths:
+            scheduler.step()
+    except Exception as error:
+        logger.warning("drafts could not be timed beforehand (%r)", error)
+    finally:
+        parts.policy, parts.on_timed = policy, watching
+        scheduler.drop([running])
+        scheduler.forget()
+        scheduler.past = past or Stats()
+    return times

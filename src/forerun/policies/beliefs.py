@@ -1,0 +1,49 @@
+"""What policy `auto` knows apart from the requests that run: costs, drafters, and what may be lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.policies.account import Account
+from forerun.policies.costs import LiveCosts
+from forerun.policies.texts import Member
+
+
+@dataclass
+class Beliefs:
+    """Costs, drafters and the account, which outlive requests and, on disk, engines.
+
+    Args:
+        account: what drafts may lose.
+        costs: of rounds.
+        members: the drafters, by their places.
+    """
+
+    account: Account
+    costs: LiveCosts
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """Ready for JSON; the target's own times apart."""
+        return {
+            "drafts": self.costs.as_dict(),
+            "members": {member.name: member.learned for member in self.members},
+            "credit": self.account.credit,
+        }
+
+    def restore(self, learned: Any) -> None:
+        """Begin with what `learned` has given."""
+        self.costs.restore(learned["drafts"])
+        for member in self.members:
+            if member.name in learned["members"]:
+                member.restore(learned["members"][member.name])
+        # Never more than an engine begins with, whatever a file says.
+        self.account.credit = min(float(learned["credit"]), self.account.credit)
+
+    def forget(self, account: Account) -> None:
+        """Begin anew with an account; what was measured before the first request stays."""
+        self.account, self.costs = account, self.costs.as_measured()
+        for member in self.members:
+            member.forget()
