@@ -31,6 +31,7 @@ from typing import Any
 from benchmarks.checkpoints import untrained_like
 from benchmarks.cold_homes import empty_home
 from benchmarks.questions import load_questions
+from forerun.compare.paired import warming_up
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
@@ -144,7 +145,7 @@ def measure(cell: Cell, engines: Sequence[Engine], passes: int) -> Ratio:
         for start in range(0, len(cell.prompts), cell.at_once)
     ]
     for engine in engines:
-        with engine.untaught():
+        with warming_up(engine):
             for batch in batches:
                 _seconds(engine, cell, batch)
         if engine.policy is not None:

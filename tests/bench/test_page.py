@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 from forerun.bench.page import page
 from forerun.bench.report import Report
 from forerun.bench.rows import Row
+from forerun.bench.settings import COLD, DEFAULT
 from forerun.bench.tables import markdown, tables
 from tests.helpers.bench_rows import failed_row, made_row
 
@@ -80,6 +81,20 @@ def test_the_page_says_the_verdict_first() -> None:
     text = page(made)
     assert text.index("use draft_model") < text.index("<svg")
     assert "it &lt;broke&gt;" in text
+
+
+def test_peers_are_compared_with_what_one_can_choose() -> None:
+    rows = [
+        made_row(name, n, value)
+        for name, value in (("peer", 1.0), (DEFAULT, 1.5), (COLD, 3.0))
+        for n in range(6)
+    ]
+    made = Report("m", "c", {}, rows, peers={"peer": {"name": "peer"}}, notes=["what cold is"])
+    [sentence] = made.beside_peers
+    assert "1.50 x at its own best" in sentence
+    assert {row[0] for row in tables(made)[0].rows} == {"peer", DEFAULT, COLD}
+    for text in (page(made), markdown(made), *made.as_dict()["remarks"]):
+        assert "what cold is" in text
 
 
 def test_a_page_of_little() -> None:

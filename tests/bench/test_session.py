@@ -14,13 +14,16 @@ from forerun.bench.contestants import Drafting, Measured
 from forerun.bench.rows import Row
 from forerun.bench.runs import Prompt, Timed, run_drafting, run_plain
 from forerun.bench.session import TRIES, Session, grouped
-from forerun.bench.settings import Setting
+from forerun.bench.settings import COLD, DEFAULT, Setting
 from forerun.bench.verdict import FEW
+from forerun.core import Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
+from forerun.policies.base import USUAL_LENGTH, BasePolicy
+from forerun.policies.fixed import FixedPolicy
 from tests.matrix import DRAFT, TARGET
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=20)
@@ -86,6 +89,75 @@ def test_runs_are_measured_cold() -> None:
     assert len({(stats.num_drafts, stats.num_accepted_tokens) for stats in counts}) == 1
     warm = [contestant.engine.generate([[1, 2]], PARAMS)[0].stats for _ in range(2)]
     assert warm[1].num_draft_tokens > warm[0].num_draft_tokens, "or else this test could not fail"
+
+
+class Learning(BasePolicy):
+    """Counts its rounds since it last forgot, before every request."""
+
+    name = "learning"
+
+    def __init__(self) -> None:
+        self.rounds, self.known, self.forgot = 0, list[int](), 0
+
+    def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        if any(not request.num_output_tokens for request in requests):
+            self.known.append(self.rounds)
+        self.rounds += 1
+        return [Plan(2)] * len(requests)
+
+    def forget(self) -> None:
+        self.rounds, self.forgot = 0, self.forgot + 1
+
+
+def learning(*, cold: bool) -> tuple[Drafting, Learning]:
+    config, policy = SpeculativeConfig(method="draft_model"), Learning()
+    drafter = DraftModelDrafter(DRAFT, ROWS, DRAFT.max_context)
+    engine = Engine(TARGET, drafter, config, policy=policy, max_batch_size=ROWS, prefix_reuse=False)
+    return Drafting(Setting(DEFAULT, config, cold=cold), engine), policy
+
+
+def test_the_warm_default_goes_on_and_the_cold_one_begins_anew() -> None:
+    """Neither has learned anything from its warm-up, nor from the other."""
+    (warm, learned), (cold, forgetful) = learning(cold=False), learning(cold=True)
+    rows = list(session(warm, cold).run())
+    assert Counter(row.key.setting for row in rows) == {DEFAULT: len(PROMPTS), COLD: len(PROMPTS)}
+    assert forgetful.known == [0] * len(PROMPTS)
+    assert forgetful.forgot == len(PROMPTS)
+    assert learned.known[0] == learned.forgot == 0
+    assert learned.known == sorted(set(learned.known)), "it knows more before every further prompt"
+
+
+def test_a_cold_pair_that_is_measured_again_is_cold_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["asleep", None, None])
+    monkeypatch.setattr(Timed, "disturbed", property(lambda _: next(answers, None)))
+    cold, forgetful = learning(cold=True)
+    assert all(row.error is None for row in session(cold).run())
+    assert forgetful.known == [0] * (len(PROMPTS) + 1)
+
+
+def test_fixed_lengths_are_warmed_up_as_they_are() -> None:
+    contestant, lengths = drafting(), list[int]()
+    contestant.engine.watch_rounds(lambda _, draft, __: lengths.append(len(draft)))
+    contestant.warm_up(PROMPTS[:1], PARAMS)
+    assert max(lengths) == contestant.setting.config.num_speculative_tokens == 3
+    lengths.clear()
+    other, _ = learning(cold=False)
+    other.engine.watch_rounds(lambda _, draft, __: lengths.append(len(draft)))
+    other.warm_up(PROMPTS[:1], PARAMS)
+    assert max(lengths) == USUAL_LENGTH, "not as its policy plans, which is not asked"
+
+
+def test_what_policies_say_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By those that have not forgotten it: what the default decided, and what any of them gave up."""
+    (warm, _), (cold, _), other = learning(cold=False), learning(cold=True), drafting()
+    assert warm.notes == []
+    for kind in (Learning, FixedPolicy):
+        monkeypatch.setattr(kind, "given_up", lambda _: ["a was given up"])
+        monkeypatch.setattr(kind, "report", lambda _: {"plain": 3})
+        monkeypatch.setattr(kind, "in_words", lambda _: "3 rounds")
+    assert warm.notes == ["default decided: 3 rounds", "default: a was given up"]
+    assert cold.notes == []
+    assert other.notes == [f"{other.name}: a was given up"]
 
 
 def test_a_failure_is_a_gap_and_no_end() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.bench.settings import DEFAULT, Axes, cross, likely_methods, method_of
+from forerun.bench.settings import COLD, DEFAULT, Axes, cross, likely_methods, method_of
 from forerun.errors import ConfigError, UnknownNameError
 
 
@@ -13,12 +13,24 @@ def test_everything_is_crossed_with_everything() -> None:
         [DEFAULT, "suffix", "ngram"], (2, 5), ("chain", "auto"), (4, 8), ("fixed", "adaptive")
     )
     settings = cross(axes, "zoo").settings
-    assert len(settings) == 1 + 2 * 2 * 3 * 2
+    assert len(settings) == 2 + 2 * 2 * 3 * 2
     assert len({setting.name for setting in settings}) == len(settings)
     assert {method_of(setting.name) for setting in settings} == {DEFAULT, "suffix", "ngram"}
     assert {setting.config.policy for setting in settings} == {"auto", "fixed", "adaptive"}
     trees = {(s.config.tree, s.config.num_tree_nodes) for s in settings if s.config.tree}
     assert trees == {("auto", 4), ("auto", 8)}
+
+
+def test_the_default_is_measured_warm_and_cold() -> None:
+    crossed = cross(Axes([DEFAULT]), "zoo")
+    assert [(s.name, s.cold) for s in crossed.settings] == [(DEFAULT, False), (COLD, True)]
+    warm, cold = crossed.settings
+    assert warm.config == cold.config
+    assert method_of(COLD) == DEFAULT
+    [note] = crossed.notes
+    assert f"{COLD}: the first request on a new machine" in note
+    assert "left on disk" in note
+    assert not cross(Axes(["suffix"]), "zoo").notes
 
 
 def test_what_cannot_be_crossed_is_said() -> None:

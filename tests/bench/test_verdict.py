@@ -9,6 +9,7 @@ import pytest
 
 from forerun.bench import intervals
 from forerun.bench.rows import Row, loops
+from forerun.bench.settings import COLD, DEFAULT
 from forerun.bench.summary import ALL, picked_fairly, summarize
 from forerun.bench.verdict import Verdict, defects, verdicts
 from tests.helpers.bench_rows import failed_row, made_row
@@ -67,6 +68,34 @@ def test_where_it_loses_is_said() -> None:
     assert verdict.use == "suffix, 6 tokens"
     assert "it loses on qa (0.90 x)" in text
     assert "better there: ngram, 3 tokens on qa" in text
+
+
+@pytest.mark.parametrize("cold", [0.8, 1.3, 2.0])
+@pytest.mark.parametrize("warm", [0.9, 1.3])
+def test_the_cold_default_is_told_and_never_recommended(cold: float, warm: float) -> None:
+    """It is the first request on a new machine, and nothing that one can choose."""
+    others = [
+        row
+        for category in ("code", "qa")
+        for row in (
+            *rows_of(DEFAULT, about(warm), category),
+            *rows_of("a, 3 tokens", about(1.2), category),
+        )
+    ]
+    rows = [*others, *rows_of(COLD, about(cold), "code"), *rows_of(COLD, about(cold), "qa")]
+    without, verdict = only(others), only(rows)
+    assert verdict.use == without.use == (DEFAULT if warm > 1.2 else "a, 3 tokens")
+    assert (verdict.advice, verdict.details[:-1]) == (without.advice, without.details)
+    told = verdict.details[-1]
+    assert f"the first request on a new machine reaches {cold:.2f} x (" in told
+
+
+def test_a_cold_default_that_gains_alone_does_not_make_a_verdict() -> None:
+    verdict = only(rows_of(COLD, about(2.0)) + rows_of(DEFAULT, about(0.8)))
+    assert verdict.use is None
+    assert "decode plainly" in verdict.advice
+    assert "reaches 2.00 x" in verdict.details[-1]
+    assert verdicts(summarize(rows_of(COLD, about(2.0)))) == []
 
 
 def test_equals_are_called_equals() -> None:

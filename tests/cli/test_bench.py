@@ -13,6 +13,8 @@ from forerun import _native
 from forerun.bench.rows import Row
 from forerun.bench.session import Session
 from forerun.errors import ConfigError
+from forerun.files import CACHE_VARIABLE
+from forerun.policies.cost_aware import CostAwarePolicy
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
@@ -103,6 +105,32 @@ def test_from_prompts_to_a_verdict(cli: Cli, small: tuple[str, ...], tmp_path: P
     assert [Row.from_dict(line).error for line in lines] == [None] * 8
     assert "too few prompts" in Path(page).read_text()
     assert "**Too few prompts" in Path(text).read_text()
+
+
+def test_the_default_is_measured_warm_and_cold(
+    cli: Cli, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are explained wherever the report goes, with what the warm one's policy says at the end."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(CostAwarePolicy, "given_up", lambda _: ["one was given up"])
+    page, text = (str(tmp_path / name) for name in ("page.html", "report.md"))
+    few = ("--temperatures", "0", "--max-tokens", "6", "--ignore-eos", "--minutes", "0")
+    run = ("bench", "--model", cli.target, "--methods", "default", *few, "--prompts", prompts)
+    content = run_json(cli, *run, "--html", page, "--markdown", text)
+    whole = [cell for cell in content["cells"] if cell["category"] == "all"]
+    assert {cell["setting"] for cell in whole} == {"default", "default, cold"}
+    assert all(cell["pairs"] == cell["identical"] == 4 for cell in whole)
+    assert content["facts"]["default"].startswith("is suffix")
+    notes = content["remarks"]
+    for words in (
+        "default, cold: the first request on a",
+        "default decided: ",
+        "default: one was given",
+    ):
+        assert len([note for note in notes if note.startswith(words)]) == 1
+        assert words in Path(page).read_text()
+        assert words in Path(text).read_text()
+        assert words in cli.run(*run, "--limit", "1").stderr
 
 
 def test_turns_follow_plain_answers(cli: Cli, small: tuple[str, ...], tmp_path: Path) -> None:

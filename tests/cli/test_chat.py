@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from forerun.policies.fixed import FixedPolicy
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.letter_chat import END, usual, with_template
 from tests.helpers.real_model import needs_smollm2
@@ -126,6 +127,26 @@ def test_answers_are_those_of_generate(cli: Cli, target: str, write: Write) -> N
     assert (
         say(cli, target, "go on", options=("--messages", saved_first)).stdout == f"{answers[1]}\n"
     )
+
+
+def test_a_drafter_that_was_given_up_is_named_once(
+    cli: Cli, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As talk, below the answer after which it happened, however its numbers change later."""
+    rounds = iter(range(99))
+
+    def given_up(_: FixedPolicy) -> list[str]:
+        now = next(rounds)
+        one = [f"one was given up after {now} rounds (0.{now} of a plain round)"] if now else []
+        return [*one, *(["two3 was given up in an earlier run"] if now > 1 else [])]
+
+    monkeypatch.setattr(FixedPolicy, "given_up", given_up)
+    result = say(cli, target, "def add", "go on", "again", "/help", "more")
+    assert result.exit_code == 0
+    assert result.stderr.count("was given up") == 2
+    assert "forerun: one was given up after 1 rounds (0.1 of a plain round)\n" in result.stderr
+    assert "forerun: two3 was given up in an earlier run\n" in result.stderr
+    assert "given up" not in result.stdout
 
 
 def test_commands(cli: Cli, target: str, tmp_path: Path) -> None:

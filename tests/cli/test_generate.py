@@ -37,6 +37,7 @@ BASE_KEYS = {
     "finish_reason",
     "policy",
     "decisions",
+    "given_up",
 }
 COMPARE_KEYS = {
     "plain",

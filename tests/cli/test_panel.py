@@ -12,6 +12,7 @@ from forerun.core import PlainReason, Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
+from forerun.policies.fixed import FixedPolicy
 from forerun.testing import ToyModel, TreeDrafter
 from tests.helpers.command_line import Cli
 
@@ -52,6 +53,16 @@ def test_a_chain_has_a_rate_and_a_tree_its_first_token(cli: Cli) -> None:
     content = cli.json("--temperature", "0", "--tree", "auto")["stats"]
     first, rounds = content["num_accepted_tokens_per_pos"][0], content["num_drafts"]
     assert tree["first token taken"].startswith(f"in {first} of {rounds} rounds")
+
+
+def test_drafters_that_were_given_up_are_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its sentence; without any there is no such row."""
+    assert "given up" not in panel(cli)
+    assert cli.json()["given_up"] == []
+    sentences = ["one was given up after 3 rounds", "two was given up in an earlier run"]
+    monkeypatch.setattr(FixedPolicy, "given_up", lambda _: sentences)
+    assert panel(cli)["given up"] == " ".join(sentences)
+    assert cli.json()["given_up"] == sentences
 
 
 def of_rounds(drafted: int = 0, **reasons: int) -> Stats:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from forerun.compare.paired import compare
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.compare.paired import Run, compare
+from forerun.core import Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
+from forerun.policies.base import BasePolicy
 from forerun.testing import ToyModel
 from tests.helpers.counting import Counting
 
@@ -23,3 +28,41 @@ def test_every_run_starts_from_empty_caches() -> None:
     # What the draft ran in each speculative run but the warm-up.
     assert len({after - before for before, after in zip(ran[2::2], ran[3::2], strict=True)}) == 1
     assert ran[3] - ran[2] > 27
+
+
+class _Noting(BasePolicy):
+    """Counts the rounds that it planned and saw."""
+
+    name = "noting"
+
+    def __init__(self) -> None:
+        self.planned = self.seen = 0
+
+    def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        self.planned += 1
+        return [Plan(2)] * len(requests)
+
+    def observe(self, *_: Any) -> None:
+        self.seen += 1
+
+
+def test_the_warm_up_teaches_the_policy_nothing() -> None:
+    """The first measured run is that of a policy as it was before."""
+    model, policy = ToyModel(11), _Noting()
+    drafter = DraftModelDrafter(ToyModel(11), 1, model.max_context)
+    engine = Engine(model, drafter, SpeculativeConfig(), policy=policy)
+    known: list[tuple[str, int, int]] = []
+
+    def begin(label: str, _: Run) -> None:
+        known.append((label, policy.planned, policy.seen))
+
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    comparison = compare(engine, [1, 2, 3], params, 2, begin=begin)
+    assert known[:3] == [
+        ("warming up", 0, 0),
+        ("warming up", 0, 0),
+        ("round 1 of 2, speculative", 0, 0),
+    ]
+    assert policy.planned == policy.seen > 0
+    rounds = [pair.speculative.completion.stats.num_target_forwards for pair in comparison.pairs]
+    assert policy.seen == sum(rounds)

@@ -312,14 +312,15 @@ def test_one_engine_has_a_drafter_at_a_time(in_cascade: bool) -> None:
     target = LayeredToyModel(VOCAB)
     alone = LayerSkipDrafter(target, (1, 2))
     drafter = CascadeDrafter([NgramDrafter(1, 3), alone]) if in_cascade else alone
-    engine = forerun.Engine(target, drafter)
+    config = forerun.SpeculativeConfig(policy="fixed")
+    engine = forerun.Engine(target, drafter, config)
     with pytest.raises(ConfigError, match="build a drafter for each engine"):
         forerun.Engine(target, drafter)
     alone.attach(cache_of(engine))
     params = SamplingParams(temperature=0, max_tokens=20)
     accepted(engine, TEXTS[:2], params)
     del engine
-    accepted(forerun.Engine(target, drafter), TEXTS[:2], params)
+    accepted(forerun.Engine(target, drafter, config), TEXTS[:2], params)
 
 
 def test_a_target_without_layers_is_refused() -> None:

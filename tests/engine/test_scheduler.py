@@ -111,6 +111,7 @@ def test_a_drafter_sees_the_hidden_states_of_prompts_that_the_plain_loop_has_run
             seen.append((start, output.hidden[1].shape[1]))
 
     one = Engine(TARGET, Head(1, 3))
+    seen.clear()
     for _ in one.stream_plain([1, 2, 3, 4], GREEDY):
         pass
     one.generate([[1, 2, 3, 4, 5, 6]], GREEDY)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from random import Random
 
 from forerun.contracts import Policy
-from forerun.core import Draft, Origin, Request, RoundTimes, Verdict
+from forerun.core import Draft, Origin, Plan, Request, RoundTimes, Verdict
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel
 
 VOCABULARY = 5
 
 
-@dataclass
+@dataclass(repr=False)
 class SimulatedDrafter:
     """Stands for a drafter where nothing is drafted in earnest.
 
@@ -38,6 +38,10 @@ class SimulatedDrafter:
     members: tuple[SimulatedDrafter, ...] = ()
     origin: str = ""
     share: float | None = None
+    needs_draft_model, head, shared_layers = True, None, 0
+
+    def __repr__(self) -> str:
+        return self.name
 
     def cost_share(self, request: Request) -> float | None:
         return self.share
@@ -56,32 +60,38 @@ class World:
     Args:
         drafter: or several, as members of one.
         forward: seconds of a forward by all of its tokens.
-        seed: of what is accepted.
+        seed: of what is accepted, and of noise.
+        cold: seconds that the first drafts take longer, one after the other.
+        noise: standard deviation of times, as a share of them.
     """
 
     drafter: SimulatedDrafter
     forward: Callable[[int], float] = lambda tokens: 1.0 + 0.05 * (tokens - 1)
     seed: int = 0
+    cold: Sequence[float] = ()
+    noise: float = 0.0
     drafted: int = field(default=0, init=False)
+    _cold: list[float] = field(default_factory=list, init=False)
 
     def run(self, policy: Policy, outputs: Sequence[int], batch_size: int = 1) -> float:
         """The seconds of outputs of these lengths, `batch_size` at a time, all of one length."""
         policy.attach(ToyModel(VOCABULARY), self.drafter, batch_size)  # type: ignore[arg-type]
-        chance, seconds = Random(self.seed), 0.0
+        return sum(self.each(policy, outputs, batch_size))
+
+    def each(self, policy: Policy, outputs: Sequence[int], batch_size: int = 1) -> list[float]:
+        """The seconds of each output, by a policy that is attached."""
+        chance, seconds = Random(self.seed), []
+        self._cold = list(self.cold)
         for number, tokens in enumerate(outputs):
-            requests = [
-                Request(
-                    number * batch_size + index,
-                    [1] * 20,
-                    20,
-                    SamplingParams(max_tokens=tokens),
-                    seed=0,
-                )
+            params = SamplingParams(max_tokens=tokens)
+            running = [
+                Request(number * batch_size + index, [1] * 20, 20, params, seed=0)
                 for index in range(batch_size)
             ]
-            running = requests
+            seconds.append(0.0)
             while running:
-                seconds += self._round(policy, running, chance)
+                plans = policy.plan(running)
+                seconds[-1] += self.judge(policy, running, plans, chance=chance)
                 left = [one for one in running if one.num_output_tokens < tokens]
                 for request in running:
                     if request not in left:
@@ -93,9 +103,18 @@ class World:
         """The same without a draft."""
         return sum(outputs) * self.forward(batch_size)
 
-    def _round(self, policy: Policy, requests: Sequence[Request], chance: Random) -> float:
+    def judge(
+        self,
+        policy: Policy,
+        requests: Sequence[Request],
+        plans: Sequence[Plan],
+        times: RoundTimes | None = None,
+        chance: Random | None = None,
+    ) -> float:
+        """Have what was planned drafted and verified; the seconds, those of `times` where they are given."""
         drafts, verdicts, drafting = [], [], 0.0
-        for request, plan in zip(requests, policy.plan(requests), strict=True):
+        chance = chance or Random(self.seed)
+        for request, plan in zip(requests, plans, strict=True):
             most = request.params.max_tokens or 0
             count = min(plan.num_tokens, most - request.num_output_tokens - 1)
             member = self.drafter if plan.member is None else self.drafter.members[plan.member]
@@ -112,5 +131,11 @@ class World:
             request.extend(verdicts[-1].token_ids)
         self.drafted += sum(map(len, drafts))
         target = self.forward(len(requests) + sum(map(len, drafts)))
-        policy.observe(requests, drafts, verdicts, RoundTimes(drafting, target, 0.0))
-        return drafting + target
+        if drafting:
+            drafting += self._cold.pop(0) if self._cold else 0.0
+        if self.noise:
+            drafting *= max(chance.gauss(1.0, self.noise), 0.5)
+            target *= max(chance.gauss(1.0, self.noise), 0.5)
+        times = times or RoundTimes(drafting, target, 0.0)
+        policy.observe(requests, drafts, verdicts, times)
+        return times.total

@@ -22,5 +22,5 @@ def test_pauses_do_not_break_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
         return now
 
     monkeypatch.setattr(calibration, "perf_counter", clock)
-    table = calibrate(TARGET, 2, 1.0)
+    table = calibrate(TARGET, 2, 1.0).table
     assert all(table.seconds(n) > 0 for n in TOKENS)

@@ -16,18 +16,21 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
 from forerun.policies import cost_aware
 from forerun.policies.acceptance import Acceptance
-from forerun.policies.account import FIRST, LEAST
+from forerun.policies.account import Account
+from forerun.policies.beliefs import Beliefs
 from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
 from forerun.policies.costs import Curve, DraftTimes, LiveCosts
 from forerun.policies.fixed import FixedPolicy
 from forerun.policies.lengths import ALONE, Offer, best_lengths
-from forerun.policies.memory import recall
+from forerun.policies.memory import Memory, recall
 from forerun.policies.texts import Member
 from forerun.testing import ToyModel
 from tests.helpers.simulated_rounds import SimulatedDrafter, World
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12)
 OUTPUTS = [128] * 6
+# Plain rounds: 4 % of 128 and of the prompt, and one below zero.
+MOST_LOST = 0.04 * (128 + 20) + 1.0
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +77,8 @@ HOSTILE = {
 def test_it_loses_no_more_than_it_may(world: World, outputs: list[int], informed: bool) -> None:
     made = policy(world if informed else None)
     plain = world.plain(outputs)
-    # Beyond the share of all time: what the account holds at first, and one round below zero.
-    assert world.run(made, outputs) <= 1.02 * plain + FIRST - LEAST
+    # Beyond the share of all time: what learning may cost, and one round below zero.
+    assert world.run(made, outputs) <= 1.02 * plain + MOST_LOST
 
 
 @pytest.mark.parametrize("batch_size", [4, 16])
@@ -84,7 +87,7 @@ def test_batches_lose_no_more_either(batch_size: int, slope: float) -> None:
     world = World(SimulatedDrafter(rate=lambda _: 0.2, token_seconds=0.2), forward=rising(slope))
     plain = world.plain([200], batch_size)
     seconds = world.run(policy(world, batch_size), [200], batch_size)
-    assert seconds <= 1.02 * plain + (FIRST - LEAST) * world.forward(batch_size)
+    assert seconds <= 1.02 * plain + MOST_LOST * world.forward(batch_size)
 
 
 @pytest.mark.parametrize("slope", [0.05, 0.25])
@@ -163,12 +166,6 @@ def test_of_several_drafters_the_better_one_drafts() -> None:
     assert by_good > 0.8 * sum(rounds.values())
 
 
-def test_short_outputs_are_decoded_plainly_without_evidence() -> None:
-    world = World(SimulatedDrafter(rate=lambda _: 0.9))
-    world.run(policy(world), [8] * 4)
-    assert world.drafted == 0
-
-
 def test_a_prompt_is_not_run_through_the_draft_for_a_few_tokens() -> None:
     """What is known to be accepted makes no difference: the draft would not pay its prompt back."""
     drafter = SimulatedDrafter(rate=lambda _: 0.9, waiting=1)
@@ -204,6 +201,14 @@ def test_a_new_namespace_begins_as_all_of_them_were_and_goes_its_own_way() -> No
     assert acceptance.survival(99, "code", 0, 4)[3] > 0.5
 
 
+def remembered(memory: Memory) -> Memory:
+    """The same, written with what a new engine knows."""
+    memory.hand_over(Beliefs(Account(0.02, 6.0), LiveCosts()))
+    memory.note()
+    memory.save()
+    return memory
+
+
 def test_what_was_learned_of_one_draft_model_is_not_believed_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,11 +216,7 @@ def test_what_was_learned_of_one_draft_model_is_not_believed_of_another(
     for origin in ("good", "untrained"):
         drafter = NgramDrafter()
         drafter.origin = origin
-        memory = recall(ToyModel(5), drafter, 1)
-        made = CostAwarePolicy()
-        memory.hand_over(made)
-        memory.note()
-        memory.save()
+        remembered(recall(ToyModel(5), drafter, 1))
     assert len(list((tmp_path / "costs").iterdir())) == 2
 
 
@@ -232,7 +233,6 @@ def test_decisions_are_logged_in_words(caplog: pytest.LogCaptureFixture) -> None
     made = CostAwarePolicy(None, CostAwareOptions(calibrate=False, log_decisions=True))
     with caplog.at_level(logging.INFO, "forerun.policies"):
         world.run(made, [200])
-    assert "to see what is accepted" in caplog.text
     assert "are expected to be accepted" in caplog.text
     assert "simulated" in made.decisions.in_words()
     assert made.decisions.saved_seconds > 0
@@ -295,13 +295,8 @@ def test_costs_are_kept_and_measured_anew_where_the_file_is_of_no_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    target, world = ToyModel(5), World(SimulatedDrafter(rate=lambda _: 0.9))
-    made = CostAwarePolicy()
-    made.attach(target, world.drafter, 1)  # type: ignore[arg-type]
-    first = recall(target, NgramDrafter(), 1)
-    first.hand_over(made)
-    first.note()
-    first.save()
+    target = ToyModel(5)
+    first = remembered(recall(target, NgramDrafter(), 1))
     (path,) = (tmp_path / "costs").iterdir()
     assert recall(target, NgramDrafter(), 1).table == first.table
     for content in ("", "{}", '{"rows": [[1, 1, 0, -1]], "learned": {}}', "[" * 10_000):
@@ -316,10 +311,7 @@ def test_a_disk_that_takes_nothing_is_named_once(
 ) -> None:
     (tmp_path / "costs").write_text("a file where the folder should be")
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    made = CostAwarePolicy()
     memory = recall(ToyModel(5), NgramDrafter(), 1)
-    memory.hand_over(made)
     for _ in range(3):
-        memory.note()
-        memory.save()
+        remembered(memory)
     assert caplog.text.count("cannot be kept") == 1

@@ -11,7 +11,6 @@ import pytest
 from forerun.contracts import CausalLM, Drafter
 from forerun.core import Plan, Request
 from forerun.policies import cost_aware as cost_aware_module
-from forerun.policies.account import FIRST, LEAST
 from forerun.policies.base import BasePolicy
 from forerun.tuning.engine_policies import EnginePolicy, cost_aware
 from forerun.tuning.records import Output
@@ -19,6 +18,8 @@ from forerun.tuning.replay import Choice, Fixed, Replayed, View, plain_seconds, 
 from tests.helpers.recorded import costs, output
 
 LENGTH = 300
+# Plain rounds that learning may cost, and one below zero.
+MOST_LOST = 0.04 * 128 + 1.0
 # Of plain rounds, as `costs` has them.
 A_ROUND = 1.0
 
@@ -93,8 +94,8 @@ def test_auto_loses_no_more_than_it_may_and_gains_where_it_can(accepted: int, dr
         plain, *(replay([text], {"made": table}, Fixed("made", n)).seconds for n in range(1, 7))
     )
     seconds = by_auto(text, draft=draft).seconds
-    assert seconds <= 1.02 * plain + (FIRST - LEAST) * A_ROUND
-    assert seconds <= 1.15 * best + (FIRST - LEAST) * A_ROUND
+    assert seconds <= 1.02 * plain + MOST_LOST * A_ROUND
+    assert seconds <= 1.15 * best + MOST_LOST * A_ROUND
 
 
 def test_auto_knows_forwards_and_learns_the_rest() -> None:
@@ -134,4 +135,4 @@ def test_a_replay_is_the_same_however_long_planning_takes(monkeypatch: pytest.Mo
     second = by_auto(text)
     assert first.seconds == second.seconds
     assert first.choices == second.choices
-    assert Choice(None, 0) in first.choices
+    assert len(first.choices) > 1

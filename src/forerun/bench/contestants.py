@@ -9,9 +9,9 @@ from typing import Protocol
 from forerun.bench.peers.process import RemoteEngine
 from forerun.bench.rows import Side, side_of
 from forerun.bench.runs import Prompt, Timed, predicted, run_drafting
-from forerun.bench.settings import Setting
+from forerun.bench.settings import DEFAULT, Setting
 from forerun.compare.attribution import first_difference
-from forerun.compare.paired import deterministic
+from forerun.compare.paired import deterministic, warming_up
 from forerun.core import Stats
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
@@ -70,9 +70,13 @@ class Drafting:
         return batch <= self.engine.max_batch_size
 
     def warm_up(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
-        run_drafting(self.engine, prompts, replace(params, max_tokens=WARM_UP_TOKENS))
+        """Run a few tokens, which teach its policy nothing."""
+        with warming_up(self.engine):
+            run_drafting(self.engine, prompts, replace(params, max_tokens=WARM_UP_TOKENS))
 
     def measure(self, prompts: Sequence[Prompt], params: SamplingParams, plain: Timed) -> Measured:
+        if self.setting.cold and self.engine.policy is not None:
+            self.engine.policy.forget()
         drafter = self.engine.drafter
         if drafter is not None and drafter.reads_predictions:
             prompts = [
@@ -96,6 +100,18 @@ class Drafting:
             differences += [] if found is None else [found.explanation]
         same = len(prompts) - len(differences)
         return replace(measured, identical=same, differences=tuple(differences))
+
+    @property
+    def notes(self) -> list[str]:
+        """What its policy decided so far, where it chose for the user, and which drafters it gave up. A cold
+        one has forgotten."""
+        policy = self.engine.policy
+        if policy is None or self.setting.cold:
+            return []
+        notes = [f"{self.name}: {sentence}" for sentence in policy.given_up()]
+        if self.setting.method == DEFAULT and policy.report():
+            notes.insert(0, f"{self.name} decided: {policy.in_words()}")
+        return notes
 
 
 @dataclass

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from forerun.bench.contestants import Drafting
@@ -11,6 +14,7 @@ from forerun.bench.prompts import Preparation, Prepared
 from forerun.bench.settings import Setting
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
+from forerun.files import CACHE_VARIABLE
 from forerun.models import Checkpoint
 from forerun.params import SamplingParams
 from forerun.progress import report
@@ -45,20 +49,25 @@ class Workshop:
         """An engine without a drafter."""
         return self._engine(False, self._context(prepared, params), batch)
 
+    @contextmanager
     def drafting(
         self, settings: Sequence[Setting], prepared: Prepared, params: SamplingParams, batch: int
-    ) -> list[Drafting]:
-        """A contestant for each setting.
+    ) -> Iterator[list[Drafting]]:
+        """A contestant for each setting. At the end the engines are closed: what their policies have learned
+        stays on disk, but for cold ones, which find nothing there and leave nothing.
 
         Raises:
             ForerunError: for a setting that cannot be run.
         """
         made = []
-        for number, setting in enumerate(settings):
-            engine = self._engine(setting.config, self._context(prepared, params), batch)
-            made.append(Drafting(setting, engine))
-            report("loading drafters", number + 1, len(settings))
-        return made
+        with ExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory(prefix="forerun-bench-"))
+            for number, setting in enumerate(settings):
+                with _learning_in(folder) if setting.cold else nullcontext():
+                    engine = self._engine(setting.config, self._context(prepared, params), batch)
+                made.append(Drafting(setting, stack.enter_context(engine)))
+                report("loading drafters", number + 1, len(settings))
+            yield made
 
     def _context(self, prepared: Prepared, params: SamplingParams) -> int:
         longest = max(len(prompt.token_ids) for prompt in prepared.prompts)
@@ -74,3 +83,16 @@ class Workshop:
             prefix_reuse=False,
             **self.placement,
         )
+
+
+@contextmanager
+def _learning_in(folder: str) -> Iterator[None]:
+    """Policies of engines that are made within keep what they learn in a folder of their own."""
+    before = os.environ.get(CACHE_VARIABLE)
+    os.environ[CACHE_VARIABLE] = folder
+    try:
+        yield
+    finally:
+        del os.environ[CACHE_VARIABLE]
+        if before is not None:
+            os.environ[CACHE_VARIABLE] = before

@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.bench.bandwidth import Bandwidth
 from forerun.bench.rows import Row
+from forerun.bench.settings import COLD
 from forerun.bench.summary import ALL, Cell, summarize
 from forerun.bench.verdict import Verdict, defects, times, verdicts
 
@@ -103,7 +104,7 @@ class Report:
         ours = [
             cell
             for cell in self.whole
-            if cell.setting not in self.peers and cell.temperature == 0 and cell.batch == 1
+            if cell.setting not in (*self.peers, COLD) and (cell.temperature, cell.batch) == (0, 1)
         ]
         for cell in self.whole:
             if cell.setting in self.peers:

@@ -19,6 +19,13 @@ from forerun.policies.base import USUAL_LENGTH
 FIXED = "fixed"
 DEFAULT = "default"
 """The name of what forerun does where nothing is said."""
+COLD = f"{DEFAULT}, cold"
+"""The name of the same without what earlier requests have taught it. Nobody can choose it: it is the first
+request on a new machine."""
+_DEFAULTS = (
+    f"{COLD}: the first request on a new machine; {DEFAULT}: after the requests before it, and with what "
+    "earlier runs on this machine have left on disk"
+)
 CHAIN = "chain"
 
 
@@ -31,18 +38,20 @@ class Setting:
         config: for an engine.
         tree: CHAIN, the size of automatic trees, or a file's name.
         model: how the draft model or head is called, where one was named.
+        cold: whether its policy forgets what it has learned before every measurement.
     """
 
     method: str
     config: SpeculativeConfig
     tree: str = CHAIN
     model: str = ""
+    cold: bool = False
 
     @property
     def name(self) -> str:
         """`suffix, 6 tokens`; unique among the settings of a run."""
         if self.method == DEFAULT:
-            return DEFAULT
+            return COLD if self.cold else DEFAULT
         config = self.config
         method = f"{self.method} {self.model}" if self.model else self.method
         length = config.num_speculative_tokens
@@ -86,7 +95,8 @@ class Axes:
 
 @dataclass(frozen=True)
 class Crossed:
-    """All combinations that can be run, and a sentence on each kind that cannot."""
+    """All combinations that can be run, and sentences: on each kind that cannot, and on names that do not
+    explain themselves."""
 
     settings: tuple[Setting, ...]
     notes: tuple[str, ...]
@@ -121,7 +131,11 @@ def cross(axes: Axes, target: str) -> Crossed:
     notes: dict[str, None] = {}
     for method in axes.methods:
         if method == DEFAULT:
-            made: Iterable[Setting] = [Setting(DEFAULT, choose(SpeculativeConfig(), target).config)]
+            config = choose(SpeculativeConfig(), target).config
+            made: Iterable[Setting] = [
+                Setting(DEFAULT, config, cold=cold) for cold in (False, True)
+            ]
+            notes[_DEFAULTS] = None
         else:
             made = _of_method(axes, method, target, notes)
         settings |= {setting.name: setting for setting in made}

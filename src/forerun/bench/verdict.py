@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forerun.bench.intervals import Interval
-from forerun.bench.settings import DEFAULT, method_of
+from forerun.bench.settings import COLD, DEFAULT, method_of
 from forerun.bench.summary import ALL, Cell, ahead, picked_fairly
 from forerun.compare.attribution import DEFECT
 
@@ -42,10 +42,12 @@ class Verdict:
 
 @dataclass
 class _Field:
-    """The cells of one temperature and batch size, by setting, and by setting and category."""
+    """The cells of one temperature and batch size that one can choose, by setting, and by setting and
+    category; and the cold default's, which one cannot."""
 
     whole: dict[str, Cell] = field(default_factory=dict)
     parts: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    cold: Cell | None = None
 
     @property
     def categories(self) -> list[str]:
@@ -63,11 +65,13 @@ def verdicts(cells: Sequence[Cell], peers: Sequence[str] = ()) -> list[Verdict]:
     for cell in cells:
         if cell.setting not in peers:
             own = fields.setdefault((cell.temperature, cell.batch), _Field())
-            if cell.category == ALL:
+            if cell.setting == COLD:
+                own.cold = cell if cell.category == ALL else own.cold
+            elif cell.category == ALL:
                 own.whole[cell.setting] = cell
             else:
                 own.parts[cell.setting, cell.category] = cell
-    return [_verdict(own, *place) for place, own in fields.items()]
+    return [_verdict(own, *place) for place, own in fields.items() if own.whole]
 
 
 def defects(cells: Sequence[Cell]) -> list[str]:
@@ -91,13 +95,13 @@ def _verdict(own: _Field, temperature: float, batch: int) -> Verdict:
         return Verdict(temperature, batch, advice)
     winners = [cell for cell in cells if _wins(cell)]
     if not winners:
-        return Verdict(temperature, batch, _plainly(best), tuple(_losers(own, None)))
+        return Verdict(temperature, batch, _plainly(best), (*_losers(own, None), *_cold(own)))
     best = winners[0]
     return Verdict(
         temperature,
         batch,
         f"use {named(best.setting)}: {shown(best.speedup)}{_cautions(best)}",
-        (*_about(own, best, cells), *_losers(own, best)),
+        (*_about(own, best, cells), *_losers(own, best), *_cold(own)),
         best.setting,
     )
 
@@ -171,6 +175,14 @@ def _losers(own: _Field, best: Cell | None) -> list[str]:
         if losing:
             sentences.append(f"{method} loses on {_listed(losing)}")
     return sentences
+
+
+def _cold(own: _Field) -> list[str]:
+    """On the first request on a new machine."""
+    if own.cold is None:
+        return []
+    figure = shown(own.cold.speedup)
+    return [f"with forerun's default the first request on a new machine reaches {figure}"]
 
 
 def _of(own: _Field, setting: str) -> dict[str, Cell]:

@@ -104,7 +104,7 @@ def _crossed_options() -> list[Option]:
     return [
         _names(
             "methods",
-            "Drafters, and default: what forerun picks by itself. Left out, the likely ones.",
+            "Drafters, and default: what forerun picks by itself, cold and warm. Left out, the likely ones.",
         ),
         Option(
             "draft_model",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.bench.bandwidth import Bandwidth
+from forerun.bench.contestants import Drafting
 from forerun.bench.engines import Workshop
 from forerun.bench.opponents import Invitation, Opponents, files_of, invited
 from forerun.bench.prompts import Prepared
@@ -74,9 +75,14 @@ class BenchRun:
             rows=self.rows,
             exactness=self.exactness,
             peers=self.peers,
-            notes=[*self.notes, *self.session.notes],
+            notes=[*self.notes, *self.session.notes, *self._of_policies()],
             bandwidth=self.session.bandwidth,
         )
+
+    def _of_policies(self) -> list[str]:
+        """What policies have decided in this session, and which drafters they gave up."""
+        ours = (entry for entry in self.session.contestants if isinstance(entry, Drafting))
+        return [note for entry in ours for note in entry.notes]
 
 
 @contextmanager
@@ -95,20 +101,22 @@ def measuring(
     placement = {name: values[name] for name in ("dtype", "device", "backend", "kv_dtype")}
     workshop = Workshop(checkpoint, placement, values["max_context"])
     batch = max(values["batch_sizes"])
-    with loading_once(), bars():
-        prepared = workshop.prepare(
-            questions,
-            params,
-            raw=values["raw"],
-            system=values["system"],
-            variables=dict(values["template_var"]) or None,
-        )
-        plain = workshop.plain(prepared, params, batch)
-        contestants = workshop.drafting(crossed.settings, prepared, params, batch)
-    facts = _facts(values, plain, prepared, params) | _default_fact(crossed)
-    file = _rows_file(values, facts)
-    exactness = {entry.name: str(entry.engine.exactness) for entry in contestants}
-    with _opponents(values, workshop, crossed, prepared) as opponents:
+    with ExitStack() as stack:
+        with loading_once(), bars():
+            prepared = workshop.prepare(
+                questions,
+                params,
+                raw=values["raw"],
+                system=values["system"],
+                variables=dict(values["template_var"]) or None,
+            )
+            plain = workshop.plain(prepared, params, batch)
+            drafting = workshop.drafting(crossed.settings, prepared, params, batch)
+            contestants = stack.enter_context(drafting)
+        facts = _facts(values, plain, prepared, params) | _default_fact(crossed)
+        file = _rows_file(values, facts)
+        exactness = {entry.name: str(entry.engine.exactness) for entry in contestants}
+        opponents = stack.enter_context(_opponents(values, workshop, crossed, prepared))
         session = Session(
             plain,
             [*contestants, *opponents.contestants],
@@ -171,7 +179,7 @@ def _default_fact(crossed: Crossed) -> dict[str, str]:
     shown = {
         setting.name: replace(setting, method=str(setting.config.method)).name
         for setting in crossed.settings
-        if setting.method == DEFAULT
+        if setting.method == DEFAULT and not setting.cold
     }
     return {name: f"is {text}" for name, text in shown.items()}
 

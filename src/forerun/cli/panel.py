@@ -60,8 +60,11 @@ def summary(outcome: Outcome) -> Panel:
     )
     table.add_row("drafted", drafting(stats, outcome.engine))
     policy = outcome.engine.policy
-    if policy is not None and (decided := policy.in_words()) is not None:
-        table.add_row(f"policy {policy.name}", decided)
+    if policy is not None:
+        if (decided := policy.in_words()) is not None:
+            table.add_row(f"policy {policy.name}", decided)
+        if given_up := policy.given_up():
+            table.add_row("given up", "\n".join(given_up))
     table.add_row("tokens per target forward", _number(stats.tokens_per_target_forward))
     if stats.num_drafts:
         _add_acceptance(table, stats, trees=_drafts_trees(outcome.engine))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import click
+from rich.console import Console
 
 from forerun.cli.conversation import Conversation
 from forerun.cli.generate import Job, choose_output
 from forerun.cli.panel import summary
 from forerun.cli.prompt import show_prompt
 from forerun.cli.session import keep
+from forerun.cli.styles import coloured
 from forerun.cli.target_file import check_writable
 from forerun.cli.terminal import PlainOutput
 from forerun.compare.paired import Run
@@ -25,6 +28,7 @@ from forerun.params import SamplingParams
 
 WRONG_USE = 2
 MARK = "> "
+_NUMBER = re.compile(r"\b\d[\d.]*\b")
 HELP = """\
 /system [TEXT]  Set the system message, or show it.
 /reset          Forget the conversation, but not the system message.
@@ -57,6 +61,7 @@ class Repl:
         self._values, self._engine, self._conversation = values, engine, conversation
         self._params, self._from_model = params, from_model
         self._last: tuple[Job, Run] | None = None
+        self._said: set[str] = set()
         self._code = 0
         self._in_terminal = sys.stdin is not None and sys.stdin.isatty()
         self._commands: dict[str, Callable[[str], None]] = {
@@ -170,6 +175,16 @@ class Repl:
                 raise
         output.end(run.completion.text)
         self._keep(question)
+        self._say_given_up()
+
+    def _say_given_up(self) -> None:
+        """Say which drafters are used no more, once of each, whatever numbers change later."""
+        policy = self._engine.policy
+        for sentence in [] if policy is None else policy.given_up():
+            kind = _NUMBER.sub("", sentence)
+            if kind not in self._said:
+                self._said.add(kind)
+                _say(sentence, dim=True)
 
     def _keep(self, question: dict[str, Any]) -> None:
         """Remember the last answer, or what there is of it."""
@@ -246,5 +261,8 @@ class Repl:
         _say(f"{len(self._conversation.messages)} messages written to {file}")
 
 
-def _say(text: str) -> None:
-    click.echo(f"forerun: {text}", err=True)
+def _say(text: str, *, dim: bool = False) -> None:
+    text = f"forerun: {text}"
+    click.echo(
+        click.style(text, dim=True) if dim and coloured(Console(stderr=True)) else text, err=True
+    )

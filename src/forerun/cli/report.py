@@ -131,7 +131,11 @@ def report(outcome: Outcome) -> dict[str, Any]:
     if engine.compression.is_on:
         content["compression"] = changes(engine.compression)
     if engine.policy is not None:
-        content |= {"policy": engine.policy.name, "decisions": engine.policy.report()}
+        content |= {
+            "policy": engine.policy.name,
+            "decisions": engine.policy.report(),
+            "given_up": engine.policy.given_up(),
+        }
     if completion.logprobs is not None:
         content["logprobs"] = [_of_logprob(entry) for entry in completion.logprobs]
     if outcome.rounds is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import perf_counter
 
 from forerun.compare.attribution import Difference, first_difference
@@ -16,6 +16,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion, TokenEvent
 from forerun.engine.stream import Stream
 from forerun.params import SamplingParams
+from forerun.policies.fixed import FixedPolicy
 
 WARM_UP_TOKENS = 16
 _RUNS = itertools.count()
@@ -131,9 +132,9 @@ def compare(
         begin: called with a label and the run before each run starts.
     """
     short = replace(params, max_tokens=min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS))
-    speculative = partial(engine.stream, hints=alone(hints))
-    for stream in (speculative, engine.stream_plain):
-        _run(engine, stream(prompt_ids, short), "warming up", begin)
+    with warming_up(engine):
+        _run(engine, engine.stream(prompt_ids, short, hints=alone(hints)), "warming up", begin)
+    _run(engine, engine.stream_plain(prompt_ids, short), "warming up", begin)
     pairs = []
     for number in range(1, rounds + 1):
         pairs.append(
@@ -180,6 +181,17 @@ def empty_caches(engine: Engine) -> None:
     """Empty an engine's caches, its drafter's too."""
     with engine.idle_cache():
         pass
+
+
+@contextmanager
+def warming_up(engine: Engine) -> Iterator[None]:
+    """Rounds that teach the engine's policy nothing, so that what is measured after them is what a user
+    gets. Policy `fixed`, which learns nothing, warms up the lengths that it drafts."""
+    if isinstance(engine.policy, FixedPolicy):
+        yield
+        return
+    with engine.untaught():
+        yield
 
 
 def alone(hints: Hints = NO_HINTS) -> Hints:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.core import Draft
 from forerun.policies.account import Account
 from forerun.policies.costs import LiveCosts
-from forerun.policies.texts import Member
+from forerun.policies.texts import Choice, Member
 
 
 @dataclass
@@ -47,3 +49,19 @@ class Beliefs:
         self.account, self.costs = account, self.costs.as_measured()
         for member in self.members:
             member.forget()
+
+    def learn_times(
+        self, batch_size: int, made: Sequence[tuple[Choice, Draft]], seconds: float
+    ) -> tuple[float, float]:
+        """Note what the drafts of a round took, where one member has drafted alone; the seconds that count,
+        of the drafts and of what had to be run before: an interruption is not the drafter's."""
+        member = made[0][0].offer.member
+        if any(choice.offer.member is not member for choice, _ in made):
+            return seconds, 0.0
+        depth = max(draft.tree.depth for _, draft in made)
+        pending = max(choice.offer.pending for choice, _ in made)
+        scale = max(choice.offer.scale for choice, _ in made)
+        drafting, before = self.costs.observe_draft(
+            member.name, member.looks_up, batch_size, depth, pending, seconds / scale
+        )
+        return scale * drafting, scale * before

@@ -68,8 +68,9 @@ def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> Calibrat
 def _timed(
     target: CausalLM, size: int, tokens: Sequence[int], seconds: float
 ) -> tuple[dict[int, float], bool]:
-    """Whether the repeats differ by more than usual, and before it least times by new tokens of each of `size` requests, as other work only adds: two numbers at least,
-    all in turns while there is time, so that a slow moment meets all of them."""
+    """Least times by new tokens of each of `size` requests, as other work only adds, and whether the repeats
+    differ by more than usual: two numbers at least, all in turns while there is time, so that a slow moment
+    meets all of them."""
     cache = target.new_cache(size, CONTEXT + max(tokens))
     text = [1 + place % (target.vocab_size - 1) for place in range(CONTEXT)]
     _run(target, cache, [text] * size)

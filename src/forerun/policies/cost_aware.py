@@ -32,21 +32,16 @@ from forerun.policies.costs import OUTLIER, Curve, LiveCosts
 from forerun.policies.decisions import Decisions
 from forerun.policies.lengths import Lengths, Offer, best_lengths
 from forerun.policies.memory import Memory, recall
+from forerun.policies.outlook import FIRST_TOKENS, TUITION, Outlook
+from forerun.policies.rest import Rest
 from forerun.policies.texts import Choice, Member, Text
 
 logger = logging.getLogger(__name__)
 
 LONGEST = 16
-# What learning may cost: this share of the first request's time, of so many tokens at least; a request whose
-# end is near may lose a plain round's time.
-TUITION, FIRST_TOKENS, LEAST_TUITION = 0.05, 128, 1.0
 # A try has so many tokens, or as few as cost no more than this share of a plain round. What is thought to
 # cost more than the account ever holds is tried for that.
 TRY_LENGTH, TRY_COST, DEAREST_TRY = 3, 0.5, 4.0
-# Drafts that were seen of a drafter that may run a prompt for more than a request may lose.
-PROVEN = 4
-# Tokens that outputs are thought to have before any has ended.
-USUAL_OUTPUT = 64
 # A plain round is timed after so many that drafted.
 TIMED_AFTER = 150
 # Where nothing pays, it is asked again after so many rounds or when a request comes: if all drafts are a
@@ -98,11 +93,10 @@ class CostAwarePolicy(BasePolicy):
         self._texts: dict[int, Text] = {}
         # Tokens a second that are expected of rounds, by batch size, over those of plain ones.
         self._gains: dict[int, float] = {}
-        self._drafted_since_plain, self._mean_output = 0, float(USUAL_OUTPUT)
+        self._outlook = Outlook(self._beliefs, self._most, self.settings.lost_time)
+        self._drafted_since_plain, self._rest = 0, Rest()
         self.clock: Callable[[], float] = perf_counter
         self._planning, self._rounds, self._rests = 0.0, 0, False
-        # Rounds of rest that are left, their batch size, and the seconds of those that are over.
-        self._rest, self._rest_size, self._rested = 0, 0, list[float]()
         self._last: tuple[list[Offer], Lengths | None] = ([], None)
         self._memory: Memory | None = None
 
@@ -146,21 +140,16 @@ class CostAwarePolicy(BasePolicy):
     def forget(self) -> None:
         self._beliefs.forget(self._new_account())
         self._gains.clear()
-        self._rest, self._drafted_since_plain, self._last = 0, 0, ([], None)
-        self._mean_output = float(USUAL_OUTPUT)
+        self._outlook.forget()
+        self._rest, self._drafted_since_plain, self._last = Rest(), 0, ([], None)
 
     def close(self) -> None:
         if self._memory is not None:
             self._memory.save()
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
-        if self._rest:
-            if len(requests) == self._rest_size and all(
-                r.request_id in self._texts for r in requests
-            ):
-                self._rest -= 1
-                return [_RESTING] * self._rest_size
-            self._rest = 0
+        if self._rest.goes_on(requests):
+            return [_RESTING] * len(requests)
         self._wake()
         started = self.clock()
         timed = self._drafted_since_plain >= TIMED_AFTER or not self.costs.is_known
@@ -185,8 +174,8 @@ class CostAwarePolicy(BasePolicy):
         times: RoundTimes,
     ) -> None:
         self._rounds += 1
-        if self._rest_size:
-            self._rested.append(times.target + times.verify)
+        if self._rest.size:
+            self._rest.seconds.append(times.target + times.verify)
             return
         batch_size, extra, emitted = len(requests), 0, 0
         made: list[tuple[Text, Choice, Draft, int]] = []
@@ -196,15 +185,17 @@ class CostAwarePolicy(BasePolicy):
             emitted += len(verdict.token_ids)
             if text.choice is not None and verdict.token_ids:
                 made.append((text, text.choice, draft, verdict.num_accepted))
-                self._learn_acceptance(request, text, text.choice, draft, verdict)
+                text.learn_draft(request, draft, verdict, self._rounds)
         self.costs.observe(batch_size, extra, times.target + times.verify)
         plain = seconds = self.costs.plain_seconds(batch_size)
         if made:
             # As it was measured, but for what an interruption may have added.
             expected = self.costs.curve(batch_size).at(extra) * self.costs.speed
             seconds = min(max(times.target + times.verify, 0.0), OUTLIER * expected)
-            drafting, before = self._learn_times(
-                batch_size, made, max(times.draft - self._planning, 0.0)
+            drafting, before = self._beliefs.learn_times(
+                batch_size,
+                [(choice, draft) for _, choice, draft, _ in made],
+                max(times.draft - self._planning, 0.0),
             )
             seconds += drafting
             made[0][0].debt += before / plain
@@ -225,7 +216,7 @@ class CostAwarePolicy(BasePolicy):
                 self.decisions.count(member.name, length, 1, batch_size, emitted, seconds, plain)
             if text.debt:
                 # What drafts gain pays for their prompt first.
-                share = text.debt * min(1.0, 2.0 / max(self._tokens_left(request), 1.0))
+                share = text.debt * min(1.0, 2.0 / max(self._outlook.tokens_left(request), 1.0))
                 due = max(share, min(text.debt, tokens - elapsed))
                 text.debt -= due
                 self._beliefs.account.charge(due / batch_size)
@@ -241,7 +232,7 @@ class CostAwarePolicy(BasePolicy):
         self._beliefs.account.charge(text.debt)
         for member in self._beliefs.members:
             member.acceptance.release(request.request_id)
-        self._mean_output += 0.2 * (request.num_output_tokens - self._mean_output)
+        self._outlook.ended(request)
 
     def report(self) -> dict[str, Any]:
         self._wake()
@@ -264,37 +255,25 @@ class CostAwarePolicy(BasePolicy):
 
     def _wake(self) -> None:
         """Take in the rounds of a rest, all of them plain."""
-        rounds, size = len(self._rested), self._rest_size
+        size, seconds = self._rest.end()
+        rounds = len(seconds)
         if not rounds:
             return
-        self.costs.observe(size, 0, sum(self._rested) / rounds)
+        self.costs.observe(size, 0, sum(seconds) / rounds)
         for account in (self._beliefs.account, *(text.account for text in self._texts.values())):
             account.settle(rounds, rounds, 0.0)
-        seconds = rounds * self.costs.plain_seconds(size)
-        self.decisions.count_plain(rounds * size, seconds)
+        self.decisions.count_plain(rounds * size, rounds * self.costs.plain_seconds(size))
         for member in self._beliefs.members:
             member.trials.wait(rounds - 1)
-        self._rested.clear()
-        self._rest_size, self._drafted_since_plain = 0, 0
+        self._drafted_since_plain = 0
         if self._memory is not None:
             self._memory.note()
 
     def _text(self, request: Request) -> Text:
         text = self._texts.get(request.request_id)
         if text is None:
-            text = self._texts[request.request_id] = self._new_text(request)
+            text = self._texts[request.request_id] = self._outlook.new_text(request)
         return text
-
-    def _new_text(self, request: Request) -> Text:
-        """A request with what its drafts may lose: a share of its time, that of its prompt included."""
-        curve = self.costs.curve(1)
-        prompt = request.num_prompt_tokens * curve.last_slope / curve.plain
-        if not any(member.rounds for member in self._beliefs.members):
-            self._beliefs.account.credit += TUITION * prompt
-        for member in self._beliefs.members:
-            member.trials.hasten()
-        first = TUITION * (self._tokens_left(request) + prompt)
-        return Text(Account(self.settings.lost_time, max(first, LEAST_TUITION)))
 
     def _plan_of(self, text: Text) -> Plan:
         choice = text.choice
@@ -305,9 +284,9 @@ class CostAwarePolicy(BasePolicy):
     def _choose(self, requests: Sequence[Request], texts: Sequence[Text]) -> None:
         """Make the best of all choices for a round."""
         batch_size = len(requests)
-        credit = min(self._beliefs.account.credit, max(text.account.credit for text in texts))
+        credit = self._outlook.may_lose(list(texts))
         offers = [
-            self._offers(request, text, batch_size)
+            self._outlook.offers(request, text, batch_size, self._rounds)
             for request, text in zip(requests, texts, strict=True)
         ]
         found, best, offered = None, list[Offer](), list[Text]()
@@ -316,7 +295,7 @@ class CostAwarePolicy(BasePolicy):
                 self._gains.get(batch_size, 1.0) * batch_size / self.costs.plain_seconds(batch_size)
             )
             for text, own in zip(texts, offers, strict=True):
-                usable = [offer for offer in own if self._can_pay(offer, text)]
+                usable = [offer for offer in own if self._outlook.can_pay(offer, text)]
                 if usable:
                     best.append(self._better(usable, rate, batch_size))
                     offered.append(text)
@@ -328,9 +307,9 @@ class CostAwarePolicy(BasePolicy):
                     text.choice = Choice(offer, length)
                     chosen.add(offer.member)
                     offer.member.trials.reset()
-        self._try_one(requests, texts, offers, chosen, credit)
+        self._try_one(requests, texts, offers, chosen)
         if all(text.choice is None for text in texts):
-            self._lie_down(texts)
+            self._lie_down(requests, texts)
 
     def _found(self, offers: list[Offer], batch_size: int, credit: float) -> Lengths | None:
         """The best lengths for offers, as in the last round where they are the same, and the rate that they
@@ -357,50 +336,6 @@ class CostAwarePolicy(BasePolicy):
         self._gains[batch_size] = gain + step * (now - gain)
         return found
 
-    def _can_pay(self, offer: Offer, text: Text) -> bool:
-        """Whether a drafter has shown that it is worth a prompt, or the request may lose that."""
-        if offer.pending < 2 or offer.member.acceptance.evidence >= PROVEN:
-            return True
-        plain = self.costs.plain_seconds(1)
-        most = min(text.account.credit, self._beliefs.account.credit)
-        return self.costs.prefill_seconds(offer.member.name, offer.pending) <= most * plain
-
-    def _offers(self, request: Request, text: Text, batch_size: int) -> list[Offer]:
-        """What each member could draft for a request; those that have found nothing are left out."""
-        most = request.params.max_tokens
-        limit = self._most
-        if most is not None:
-            limit = min(limit, most - request.num_output_tokens - 1)
-        if limit < 1 or not request.speculative:
-            text.reason = PlainReason.SHORT if request.speculative else PlainReason.ASKED
-            return []
-        offers = []
-        for member in self._beliefs.members:
-            level = member.level(request)
-            if level is not None:
-                offer = text.offer(member, request, level, limit, self._rounds)
-                share = member.drafter.cost_share(request)
-                scale = None if share is None else share * self.costs.plain_seconds(batch_size)
-                offer.times = self.costs.draft(member.name, member.looks_up, batch_size, scale)
-                offer.scale = 1.0 if scale is None else scale
-                pending = 0 if member.looks_up else member.drafter.pending(request)
-                offer.pending = pending
-                offer.seconds = 0.0
-                if pending > 1:
-                    # Borne by the rounds to come, of some two tokens each.
-                    whole = self.costs.prefill_seconds(member.name, pending)
-                    offer.seconds = whole / max(1.0, 0.5 * self._tokens_left(request))
-                offers.append(offer)
-        if not offers:
-            text.reason = PlainReason.NOTHING_FOUND
-        return offers
-
-    def _tokens_left(self, request: Request) -> float:
-        """Tokens that are still expected: as outputs were, or half as many as there are already."""
-        written, most = request.num_output_tokens, request.params.max_tokens
-        expected = max(self._mean_output - written, 0.5 * written, 4.0)
-        return expected if most is None else min(expected, most - written)
-
     def _better(self, offers: list[Offer], rate: float, batch_size: int) -> Offer:
         """The offer that is worth most, if all requests of the batch had the same."""
         if len(offers) == 1:
@@ -419,7 +354,6 @@ class CostAwarePolicy(BasePolicy):
         texts: Sequence[Text],
         offers: Sequence[list[Offer]],
         chosen: set[Member],
-        credit: float,
     ) -> None:
         """Try a drafter that is not expected to pay, for one request, where its time has come."""
         curve = self.costs.curve(len(requests))
@@ -431,12 +365,12 @@ class CostAwarePolicy(BasePolicy):
                 continue
             for request, text, own in zip(requests, texts, offers, strict=True):
                 offer = next((one for one in own if one.member is member), None)
-                length = 0 if offer is None else self._try_length(request, offer, curve, credit)
+                length = 0 if offer is None else self._try_length(request, offer, curve)
                 if offer is not None and length:
                     text.choice = Choice(offer, length, is_try=True)
                     return
 
-    def _try_length(self, request: Request, offer: Offer, curve: Curve, credit: float) -> int:
+    def _try_length(self, request: Request, offer: Offer, curve: Curve) -> int:
         """As many tokens as may be lost; 0 where none may, or where even the best could not pay."""
         plain = curve.plain * self.costs.speed
         most = min(TRY_LENGTH, self._most)
@@ -449,44 +383,17 @@ class CostAwarePolicy(BasePolicy):
             if lost <= TRY_COST or length == 1:
                 if offer.member.drafter.cost_share(request) is not None and lost >= length:
                     return 0
-                return length if min(lost, DEAREST_TRY) + before <= credit else 0
+                least = min(lost, DEAREST_TRY) + before
+                # Of a short output even one token may be a large share.
+                hurts = least > TUITION * self._outlook.tokens_left(request)
+                waits = hurts and not offer.member.trials.is_overdue
+                return length if not waits and least <= self._beliefs.account.credit else 0
         return 0
 
-    def _lie_down(self, texts: Sequence[Text]) -> None:
+    def _lie_down(self, requests: Sequence[Request], texts: Sequence[Text]) -> None:
         """Rest for some rounds where nothing was found to pay, or until the next try."""
-        reasons = {text.reason for text in texts}
-        if reasons != {PlainReason.PAUSED} or not (self._rests or len(texts) >= CROWD):
-            return
-        left = min(max(member.trials.rounds_left, 1) for member in self._beliefs.members)
-        self._rest, self._rest_size = min(left, REST) - 1, len(texts)
-        if not self._rest:
-            self._rest_size = 0
-
-    def _learn_acceptance(
-        self, request: Request, text: Text, choice: Choice, draft: Draft, verdict: Verdict
-    ) -> None:
-        """Note what a request's draft has shown."""
-        planned, most = choice.length, request.params.max_tokens
-        if most is not None:
-            planned = min(planned, most - request.num_output_tokens + len(verdict.token_ids) - 1)
-        if planned > 0:
-            choice.offer.member.observe(
-                request, choice.offer.level, planned, verdict.num_accepted, len(draft)
-            )
-            text.learn_draft(self._rounds)
-
-    def _learn_times(
-        self, batch_size: int, made: Sequence[tuple[Text, Choice, Draft, int]], seconds: float
-    ) -> tuple[float, float]:
-        """Note what drafting took, where one member has drafted alone; the seconds that count, of the
-        drafts and of what had to be run before: an interruption is not the drafter's."""
-        member = made[0][1].offer.member
-        if self._several and any(choice.offer.member is not member for _, choice, _, _ in made):
-            return seconds, 0.0
-        depth = max(draft.tree.depth for _, _, draft, _ in made)
-        pending = max(choice.offer.pending for _, choice, _, _ in made)
-        scale = max(choice.offer.scale for _, choice, _, _ in made)
-        drafting, before = self.costs.observe_draft(
-            member.name, member.looks_up, batch_size, depth, pending, seconds / scale
-        )
-        return scale * drafting, scale * before
+        paused = all(text.reason is PlainReason.PAUSED for text in texts)
+        if paused and (self._rests or len(texts) >= CROWD):
+            left = min(member.trials.rounds_left for member in self._beliefs.members)
+            # A try that is due and cannot be paid waits for the account.
+            self._rest.begin(requests, min(left, REST) if left > 0 else REST)

@@ -19,8 +19,8 @@ LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST = 0.15, 0.1, 0.1, 0.2, 2.0
 FLATTEST, STEEPEST = 0.3, 50.0
 # Drafting rounds that it takes to know how costs rise where they were only assumed.
 TRUSTED = 8
-# What is left of the weight of a draft's time a draft later; drafts that a guess of it counts as, and those that
-# a measurement does; drafts of a process that run cold.
+# What is left of the weight of a draft's time a draft later; drafts that a guess of it counts as, and a
+# measurement; drafts of a process that run cold.
 DRAFT_MEMORY, GUESSED, MEASURED, COLD = 0.95, 1.0, 4.0, 2
 # No draft takes so many seconds a token.
 LONGEST_SECONDS = 1e4
@@ -189,12 +189,13 @@ class LiveCosts:
         costs = LiveCosts(None if self.table is ASSUMED else self.table, self._most)
         for name, (token, fixed) in self._at_first.items():
             costs.measured(name, token, fixed)
-        costs.found_speed(self._first_speed)
+        costs.found_slower(self._first_speed)
         return costs
 
-    def found_speed(self, ratio: float) -> None:
-        """Take in how long plain rounds take, in those of the table."""
-        self.speed = self._first_speed = ratio
+    def found_slower(self, ratio: float) -> None:
+        """Take in how much longer plain rounds take than was thought, before the first request."""
+        self.speed *= ratio
+        self._first_speed = self.speed
 
     def knows(self, name: str) -> bool:
         """Whether a drafter's times were measured."""
@@ -280,9 +281,7 @@ class LiveCosts:
     def measured(self, name: str, token_seconds: float, fixed_seconds: float) -> None:
         """Take in what drafts were measured to take before the first request."""
         self._at_first[name] = token_seconds, fixed_seconds
-        times = self._drafts.get((name, 1))
-        if times is None or not times.computed:
-            self._drafts[name, 1] = DraftTimes(token_seconds, fixed_seconds, MEASURED)
+        self._drafts[name, 1] = DraftTimes(token_seconds, fixed_seconds, MEASURED)
 
     def as_dict(self) -> dict[str, Any]:
         """What was learned of drafts, ready for JSON, in seconds; what can be computed is not kept."""

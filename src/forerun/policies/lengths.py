@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from forerun.policies.texts import Member
 
 # What drafts must promise, over what their time is worth: less is within the noise.
-LEAST_GAIN, LEAST_RATIO = 0.02, 1.1
+LEAST_GAIN, LEAST_RATIO = 0.02, 1.05
 # What a token is worth where only some requests of a batch draft: those that get ahead leave the batch
 # sooner, and what is left of it runs at a worse rate; the prompts that follow come one by one.
 ALONE = 0.5

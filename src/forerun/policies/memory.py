@@ -48,11 +48,14 @@ class Memory:
         path: of the file; None keeps nothing.
         measured: forwards of the target.
         learned: what the file holds of the rest; None where there is no file.
+        is_new: whether the forwards were timed just now.
     """
 
-    def __init__(self, path: Path | None, measured: Calibrated, learned: Any = None) -> None:
+    def __init__(
+        self, path: Path | None, measured: Calibrated, learned: Any = None, is_new: bool = False
+    ) -> None:
         self._path, self._measured, self._learned = path, measured, learned
-        self._saved, self._changed = monotonic(), learned is None
+        self._saved, self._changed = monotonic(), is_new
         self._beliefs: Beliefs | None = None
 
     @property
@@ -90,7 +93,7 @@ class Memory:
             if max(ratio, 1.0 / ratio) > OTHER_LOAD and self._learned is not None:
                 # The load or the machine is another: what is on disk is no more than a beginning.
                 self._measured.is_noisy = self._changed = True
-            costs.found_speed(ratio)
+            costs.found_slower(ratio)
 
     @staticmethod
     def _time_drafts(costs: LiveCosts, member: Member, times: list[RoundTimes]) -> list[RoundTimes]:
@@ -146,7 +149,7 @@ def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
         pass
     except (OSError, ValueError, KeyError, TypeError, ForerunError) as problem:
         logger.warning("%s cannot be used (%s); costs are measured anew", path, problem)
-    return Memory(path, calibrate(target, rows), learned)
+    return Memory(path, calibrate(target, rows), learned, is_new=True)
 
 
 def _makes_tokens(drafter: Drafter) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from forerun.contracts import Drafter
-from forerun.core import PlainReason, Request
+from forerun.core import Draft, PlainReason, Request, Verdict
 from forerun.policies.acceptance import Acceptance, level_of
 from forerun.policies.account import Account
 from forerun.policies.costs import DraftTimes
@@ -148,8 +148,16 @@ class Text:
         self._offers[key] = (limit, round_ + OFFER_ROUNDS, offer)
         return offer
 
-    def learn_draft(self, rounds: int) -> None:
-        """Note that more is known of its drafts now, after so many rounds of all requests."""
+    def learn_draft(self, request: Request, draft: Draft, verdict: Verdict, rounds: int) -> None:
+        """Take in the draft that was chosen, after so many rounds of all requests."""
+        assert self.choice is not None
+        offer, planned, _ = self.choice
+        most = request.params.max_tokens
+        if most is not None:
+            planned = min(planned, most - request.num_output_tokens + len(verdict.token_ids) - 1)
+        if planned < 1:
+            return
+        offer.member.observe(request, offer.level, planned, verdict.num_accepted, len(draft))
         self.drafts += 1
         if self.drafts <= FIRST_DRAFTS or rounds % DRAFT_ROUNDS == 0:
             self._offers.clear()

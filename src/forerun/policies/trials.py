@@ -19,6 +19,11 @@ class Trials:
         """Rounds until the next try."""
         return (self.pause // SOONER if self._sooner else self.pause) - self._waited
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its whole pause is over, whatever has changed."""
+        return self._waited >= self.pause
+
     def wait(self, rounds: int = 1) -> None:
         """Note rounds in which it could have drafted and was not expected to pay."""
         if not self.pause:

@@ -1,0 +1,102 @@
+"""What drafters could do for a request, and what that may cost it."""
+
+from __future__ import annotations
+
+from forerun.core import PlainReason, Request
+from forerun.policies.account import Account
+from forerun.policies.beliefs import Beliefs
+from forerun.policies.lengths import Offer
+from forerun.policies.texts import Text
+
+# What learning may cost: this share of the first request's time, of so many tokens at least; a request whose
+# end is near may lose a quarter of a plain round.
+TUITION, FIRST_TOKENS, LEAST_TUITION = 0.04, 128, 0.25
+# Drafts that must have been seen of a drafter before it may cost more than a request may lose.
+PROVEN = 8
+# Tokens that outputs are thought to have before any has ended, and how quickly that follows them.
+USUAL_OUTPUT, OUTPUT_STEP = 64, 0.2
+
+
+class Outlook:
+    """Expectations of requests.
+
+    Args:
+        beliefs: of costs and drafters.
+        most: tokens of a draft along a path.
+        lost_time: share of all time that may be lost.
+    """
+
+    def __init__(self, beliefs: Beliefs, most: int, lost_time: float) -> None:
+        self._beliefs, self._most, self._lost_time = beliefs, most, lost_time
+        self._mean_output = float(USUAL_OUTPUT)
+
+    def new_text(self, request: Request) -> Text:
+        """A request with what its drafts may lose: a share of its time, that of its prompt included."""
+        curve = self._beliefs.costs.curve(1)
+        prompt = request.num_prompt_tokens * curve.last_slope / curve.plain
+        if not any(member.rounds for member in self._beliefs.members):
+            self._beliefs.account.credit += TUITION * prompt
+        for member in self._beliefs.members:
+            member.trials.hasten()
+        first = TUITION * (self.tokens_left(request) + prompt)
+        return Text(Account(self._lost_time, max(first, LEAST_TUITION)))
+
+    def may_lose(self, texts: list[Text]) -> float:
+        """Plain rounds' time that drafts of this round may lose; of unproven drafters no more than the
+        requests themselves may."""
+        credit = self._beliefs.account.credit
+        if any(member.acceptance.evidence >= PROVEN for member in self._beliefs.members):
+            return credit
+        return min(credit, max(text.account.credit for text in texts))
+
+    def offers(self, request: Request, text: Text, batch_size: int, round_: int) -> list[Offer]:
+        """What each member could draft for a request in a round; those that have found nothing are left
+        out."""
+        costs, most, limit = self._beliefs.costs, request.params.max_tokens, self._most
+        if most is not None:
+            limit = min(limit, most - request.num_output_tokens - 1)
+        if limit < 1 or not request.speculative:
+            text.reason = PlainReason.SHORT if request.speculative else PlainReason.ASKED
+            return []
+        offers = []
+        for member in self._beliefs.members:
+            level = member.level(request)
+            if level is None:
+                continue
+            offer = text.offer(member, request, level, limit, round_)
+            share = member.drafter.cost_share(request)
+            scale = None if share is None else share * costs.plain_seconds(batch_size)
+            offer.times = costs.draft(member.name, member.looks_up, batch_size, scale)
+            offer.scale = 1.0 if scale is None else scale
+            offer.pending = 0 if member.looks_up else member.drafter.pending(request)
+            offer.seconds = 0.0
+            if offer.pending > 1:
+                # Borne by the rounds to come, of some two tokens each.
+                whole = costs.prefill_seconds(member.name, offer.pending)
+                offer.seconds = whole / max(1.0, 0.5 * self.tokens_left(request))
+            offers.append(offer)
+        if not offers:
+            text.reason = PlainReason.NOTHING_FOUND
+        return offers
+
+    def can_pay(self, offer: Offer, text: Text) -> bool:
+        """Whether a drafter has shown that it is worth running a prompt, or the request may lose that."""
+        if offer.pending < 2 or offer.member.acceptance.evidence >= PROVEN:
+            return True
+        costs = self._beliefs.costs
+        most = min(text.account.credit, self._beliefs.account.credit) * costs.plain_seconds(1)
+        return costs.prefill_seconds(offer.member.name, offer.pending) <= most
+
+    def tokens_left(self, request: Request) -> float:
+        """Tokens that are still expected: as outputs were, or half as many as there are already."""
+        written, most = request.num_output_tokens, request.params.max_tokens
+        expected = max(self._mean_output - written, 0.5 * written, 4.0)
+        return expected if most is None else min(expected, most - written)
+
+    def ended(self, request: Request) -> None:
+        """Note how long an output was."""
+        self._mean_output += OUTPUT_STEP * (request.num_output_tokens - self._mean_output)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._mean_output = float(USUAL_OUTPUT)

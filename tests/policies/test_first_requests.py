@@ -1,0 +1,392 @@
+"""Policy auto from an empty home folder: what the first requests gain and lose, on simulated time.
+
+What is left on the table is a loss too: all is compared with the best fixed length, found on the same rounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.core import CostTable, PlainReason, Request, RoundTimes
+from forerun.drafters.ngram import NgramDrafter
+from forerun.params import SamplingParams
+from forerun.policies import memory as memory_module
+from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
+from forerun.policies.costs import LiveCosts
+from forerun.policies.fixed import FixedPolicy
+from forerun.policies.memory import SAVE_SECONDS, recall
+from forerun.policies.trials import LONGEST_PAUSE, Trials
+from forerun.testing import ToyModel
+from tests.helpers.simulated_rounds import VOCABULARY, SimulatedDrafter, World
+
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12)
+TOKENS, SEEDS = 128, 12
+# Shares of a plain round, as measured: the zoo's draft, a draft of a larger vocabulary, a dear one.
+CHEAP, USUAL, DEAR = 0.05, 0.15, 0.6
+
+
+def rising(slope: float) -> Callable[[int], float]:
+    return lambda tokens: 1.0 + slope * (tokens - 1)
+
+
+def world(rate: float, cost: float, seed: int = 0, slope: float = 0.05) -> World:
+    """Drafts of one quality, with noisy times."""
+    drafter = SimulatedDrafter(rate=lambda _: rate, token_seconds=cost, waiting=2)
+    return World(drafter, rising(slope), seed, noise=0.05)
+
+
+def new_policy(where: World, learned: Any = None, rehearsed: bool = True) -> CostAwarePolicy:
+    """One in a process of its own, that knows the target's times, those of rehearsed drafts, and what an
+    earlier one has learned."""
+    made = CostAwarePolicy(None, CostAwareOptions(calibrate=False))
+    made.clock = lambda: 0.0
+    rows = [(n, 1, 0, where.forward(n)) for n in (1, 2, 3, 4, 5, 6, 8, 10, 13, 17)]
+    made.costs = LiveCosts(CostTable.from_rows(rows))
+    made.attach(ToyModel(VOCABULARY), where.drafter, 1)  # type: ignore[arg-type]
+    if rehearsed and not where.drafter.looks_up:
+        made.costs.measured(where.drafter.name, where.drafter.token_seconds, 0.0)
+    if learned is not None:
+        made.restore(json.loads(json.dumps(learned)))
+    return made
+
+
+def in_one_engine(where: World, tokens: int, count: int) -> list[float]:
+    return where.each(new_policy(where), [tokens] * count)
+
+
+def by_command_line(where: World, tokens: int, count: int) -> list[float]:
+    """Each request by a process of its own, which learns from the file of the one before."""
+    learned, seconds = None, []
+    for _ in range(count):
+        policy = new_policy(where, learned)
+        seconds += where.each(policy, [tokens])
+        where.seed += 1000
+        learned = policy.learned
+    return seconds
+
+
+WAYS = (in_one_engine, by_command_line)
+
+
+def shares(
+    way: Callable[[World, int, int], list[float]],
+    rate: float,
+    cost: float,
+    tokens: int = TOKENS,
+    slope: float = 0.05,
+) -> list[float]:
+    """By request from the first on: the best fixed length's time, plain decoding among them, over the
+    policy's."""
+    runs = [way(world(rate, cost, seed, slope), tokens, 6) for seed in range(SEEDS)]
+    fixed = (
+        statistics.mean(
+            sum(world(rate, cost, seed, slope).each(FixedPolicy(length), [tokens] * 6)) / 6
+            for seed in range(SEEDS)
+        )
+        for length in LENGTHS
+    )
+    best = min(tokens * 1.0, *fixed)
+    return [best / statistics.mean(column) for column in zip(*runs, strict=True)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("slope", [0.05, 0.25])
+@pytest.mark.parametrize("cost", [CHEAP, USUAL])
+@pytest.mark.parametrize("rate", [0.5, 0.7, 0.9])
+def test_what_pays_pays_from_the_first_request_on(
+    rate: float, cost: float, slope: float, way: Callable[[World, int, int], list[float]]
+) -> None:
+    found = shares(way, rate, cost, slope=slope)
+    assert found[0] >= 0.9
+    assert found[4] >= 0.95
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cost", [CHEAP, USUAL, DEAR])
+@pytest.mark.parametrize("rate", [0.0, 0.05])
+def test_a_useless_draft_costs_its_tuition_once(
+    rate: float, cost: float, way: Callable[[World, int, int], list[float]]
+) -> None:
+    found = shares(way, rate, cost)
+    assert found[0] >= 0.93
+    assert min(found[2:]) >= 0.97
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cost", [CHEAP, USUAL, DEAR])
+@pytest.mark.parametrize("rate", [0.0, 0.5, 0.9])
+def test_short_outputs_lose_little(
+    rate: float, cost: float, way: Callable[[World, int, int], list[float]]
+) -> None:
+    """The median of six requests, as a user meets them."""
+    ratios = [
+        statistics.median(8.0 / seconds for seconds in way(world(rate, cost, seed), 8, 6))
+        for seed in range(SEEDS)
+    ]
+    assert statistics.median(ratios) >= 0.95
+
+
+def test_it_drafts_in_the_first_round() -> None:
+    where = world(0.7, USUAL)
+    policy = new_policy(where)
+    request = Request(0, [1] * 20, 20, SamplingParams(max_tokens=99), seed=0)
+    assert policy.plan([request])[0].num_tokens >= 2
+
+
+def test_one_slow_draft_is_no_reason_to_give_a_drafter_up() -> None:
+    """It used to be: what the first draft took, cold, was believed for ever."""
+    cold, warm = [], []
+    for seed in range(SEEDS):
+        where = world(0.9, CHEAP, seed)
+        warm += where.each(new_policy(where), [TOKENS])
+        where.cold = (20.0, 8.0)
+        cold += where.each(new_policy(where, rehearsed=False), [TOKENS])
+    assert statistics.mean(cold) - 28.0 <= 1.15 * statistics.mean(warm)
+
+
+def test_what_was_given_up_for_its_cost_is_timed_again() -> None:
+    """A machine that was busy for a while makes drafts dear; later they are cheap."""
+    drafter = SimulatedDrafter(rate=lambda _: 0.9, token_seconds=2.0)
+    where = World(drafter)
+    policy = new_policy(where)
+    where.each(policy, [400])
+    drafter.token_seconds, before = CHEAP, where.drafted
+    seconds = where.each(policy, [400] * 6)
+    assert where.drafted > before
+    assert seconds[-1] < 0.5 * 400
+
+
+def test_another_text_is_noticed_however_long_nothing_paid() -> None:
+    rates = {"now": 0.0}
+    where = World(SimulatedDrafter(rate=lambda _: rates["now"], token_seconds=USUAL))
+    policy = new_policy(where)
+    where.each(policy, [TOKENS] * 20)
+    rates["now"] = 0.9
+    assert where.each(policy, [TOKENS] * 6)[-1] < 0.6 * TOKENS
+
+
+def test_tries_become_rare_and_never_end() -> None:
+    trials, at = Trials(), []
+    for number in range(40 * LONGEST_PAUSE):
+        trials.wait()
+        if trials.rounds_left <= 0:
+            at.append(number)
+            trials.fail()
+    pauses = [later - sooner for sooner, later in itertools.pairwise(at)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_PAUSE
+    assert len(at) > 30
+
+
+def test_what_finds_something_once_in_a_thousand_rounds_loses_nothing() -> None:
+    """And its finds are not passed over for that."""
+    drafter = SimulatedDrafter(
+        looks_up=True,
+        token_seconds=0.0,
+        rate=lambda _: 0.95,
+        sure=lambda position: 1.0 if position % 1000 > 990 else 0.0,
+    )
+    where = World(drafter)
+    assert sum(where.each(new_policy(where), [4000])) < 4000
+    assert where.drafted
+
+
+def test_plain_rounds_are_hardly_ever_thought_about() -> None:
+    """Once a drafter is given up, most rounds are planned without looking at anything."""
+    where = world(0.0, USUAL)
+    policy = new_policy(where)
+    asked = []
+    policy.clock = lambda: float(len(asked.append(1) or asked)) * 0.0  # type: ignore[func-returns-value]
+    where.each(policy, [TOKENS] * 8)
+    asked.clear()
+    where.each(policy, [TOKENS] * 4)
+    assert len(asked) / 2 < 0.25 * 4 * TOKENS
+
+
+def test_why_a_drafter_was_given_up_is_said_in_words() -> None:
+    where = world(0.0, USUAL)
+    policy = new_policy(where)
+    assert policy.given_up() == []
+    where.each(policy, [TOKENS])
+    [sentence] = policy.given_up()
+    assert sentence.startswith("simulated was given up after ")
+    assert "0 of " in sentence
+    assert "--policy fixed" in sentence
+    [later] = new_policy(where, policy.learned).given_up()
+    assert "in an earlier run" in later
+    good = world(0.9, USUAL)
+    policy = new_policy(good)
+    good.each(policy, [TOKENS])
+    assert policy.given_up() == []
+
+
+def test_forgetting_begins_anew() -> None:
+    where = world(0.0, USUAL)
+    policy = new_policy(where)
+    where.each(policy, [TOKENS] * 3)
+    policy.forget()
+    request = Request(99, [1] * 20, 20, SamplingParams(max_tokens=99), seed=0)
+    assert policy.plan([request])[0].num_tokens >= 2
+    assert policy.given_up() == []
+
+
+@pytest.mark.parametrize("jump", [-1e6, 1e6, 3600.0])
+def test_a_clock_that_jumps_changes_nothing_for_long(jump: float) -> None:
+    where = world(0.9, USUAL)
+    policy = new_policy(where)
+    where.each(policy, [TOKENS])
+    request = Request(999, [1] * 20, 20, SamplingParams(max_tokens=TOKENS), seed=0)
+    plans = policy.plan([request])
+    where.judge(policy, [request], plans, RoundTimes(jump, jump, jump))
+    policy.release(request)
+    after = where.each(policy, [TOKENS] * 3)
+    calm = world(0.9, USUAL)
+    assert after[-1] <= 1.15 * calm.each(new_policy(calm), [TOKENS] * 4)[-1]
+
+
+# What is kept on disk.
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    return tmp_path / "costs"
+
+
+def attached(rate: float = 0.0) -> tuple[CostAwarePolicy, World]:
+    """A policy as an engine has it, with what is on disk."""
+    where = world(rate, USUAL)
+    policy = CostAwarePolicy()
+    policy.attach(ToyModel(VOCABULARY), where.drafter, 1)  # type: ignore[arg-type]
+    policy.costs = new_policy(where).costs
+    return policy, where
+
+
+def contents(folder: Path) -> Iterator[dict[str, Any]]:
+    return (json.loads(file.read_text()) for file in folder.iterdir())
+
+
+def test_what_was_learned_is_written_on_closing_and_when_the_policy_is_gone(folder: Path) -> None:
+    policy, where = attached()
+    where.each(policy, [TOKENS])
+    policy.close()
+    [content] = contents(folder)
+    assert content["learned"]["members"]["simulated"]["trials"][0] > 0
+    other, where = attached()
+    assert other.given_up()
+    where.each(other, [TOKENS] * 8)
+    del other
+    [later] = contents(folder)
+    pauses = [c["learned"]["members"]["simulated"]["trials"][0] for c in (content, later)]
+    assert pauses[1] > pauses[0]
+
+
+def test_what_was_learned_is_written_while_a_request_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(memory_module, "monotonic", lambda: now)
+    policy, where = attached(0.9)
+    request = Request(0, [1] * 20, 20, SamplingParams(max_tokens=10**6), seed=0)
+    where.judge(policy, [request], policy.plan([request]), RoundTimes(0.1, 1.0, 0.0))
+    assert not folder.exists()
+    now = SAVE_SECONDS + 1.0
+    where.judge(policy, [request], policy.plan([request]), RoundTimes(0.1, 1.0, 0.0))
+    assert list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"form": 99},
+        {"learned": {}},
+        {"learned": {"drafts": {"simulated": [-1, 0, None]}, "members": {}, "credit": 1}},
+        {"learned": {"drafts": {"simulated": [1e300, 0, None]}, "members": {}, "credit": 1}},
+        {"learned": None, "rows": [[1, 1, 0, "fast"]]},
+    ],
+)
+def test_a_file_that_is_broken_or_from_the_future_is_no_reason_not_to_draft(
+    folder: Path, broken: dict[str, Any]
+) -> None:
+    policy, _ = attached()
+    policy.close()
+    [file] = folder.iterdir()
+    file.write_text(json.dumps(json.loads(file.read_text()) | broken))
+    policy, _ = attached()
+    request = Request(0, [1] * 20, 20, SamplingParams(max_tokens=99), seed=0)
+    assert policy.plan([request])[0].num_tokens >= 2
+
+
+def test_a_file_cannot_raise_what_may_be_lost(folder: Path) -> None:
+    policy, where = attached()
+    policy.close()
+    [file] = folder.iterdir()
+    content = json.loads(file.read_text())
+    content["learned"]["credit"] = 1e9
+    file.write_text(json.dumps(content))
+    policy, where = attached()
+    assert sum(where.each(policy, [TOKENS] * 4)) < 4.2 * TOKENS
+
+
+def test_another_load_has_the_target_measured_anew(folder: Path) -> None:
+    policy, _ = attached()
+    policy.close()
+    again, _ = attached()
+    again.costs.speed = 0.01
+    slow = 3.0 * again.costs.plain_seconds(1)
+    again.rehearse(lambda lengths, _: [RoundTimes(0.0, slow, 0.0) for _ in lengths])
+    assert again.costs.plain_seconds(1) == pytest.approx(slow)
+    again.close()
+    [content] = contents(folder)
+    assert content["noisy"]
+
+
+def test_times_of_a_noisy_moment_are_taken_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def calibrated(target: Any, rows: int) -> Any:
+        calls.append(1)
+        found = measure(target, rows)
+        found.is_noisy = len(calls) == 1
+        return found
+
+    measure = memory_module.calibrate
+    monkeypatch.setattr(memory_module, "calibrate", calibrated)
+    for expected in (1, 2, 2, 2):
+        policy, _ = attached()
+        policy.close()
+        assert len(calls) == expected
+
+
+def test_two_processes_may_write_the_same_file(folder: Path) -> None:
+    first, where = attached()
+    second, _ = attached(0.9)
+    where.each(first, [TOKENS])
+    first.close()
+    second.close()
+    first.close()
+    [content] = contents(folder)
+    assert set(content) == {"form", "rows", "noisy", "learned"}
+    assert recall(ToyModel(VOCABULARY), NgramDrafter(), 1).table.rows
+
+
+def test_a_plain_reason_is_given_while_it_rests() -> None:
+    where = world(0.0, USUAL)
+    policy = new_policy(where)
+    where.each(policy, [TOKENS])
+    request = Request(9, [1] * 20, 20, SamplingParams(max_tokens=TOKENS), seed=0)
+    reasons = set()
+    for _ in range(30):
+        plans = policy.plan([request])
+        reasons |= {plan.reason for plan in plans if not plan.num_tokens}
+        where.judge(policy, [request], plans, RoundTimes(0.0, 1.0, 0.0))
+    assert reasons == {PlainReason.PAUSED}
