@@ -18,6 +18,7 @@ from forerun.core import CostTable, PlainReason, Request, RoundTimes
 from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
 from forerun.policies import memory as memory_module
+from forerun.policies.calibration import calibrate
 from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
 from forerun.policies.costs import LiveCosts
 from forerun.policies.fixed import FixedPolicy
@@ -359,7 +360,7 @@ def test_times_of_a_noisy_moment_are_taken_again(
         found.is_noisy = len(calls) == 1
         return found
 
-    measure = memory_module.calibrate
+    measure = calibrate
     monkeypatch.setattr(memory_module, "calibrate", calibrated)
     for expected in (1, 2, 2, 2):
         policy, _ = attached()

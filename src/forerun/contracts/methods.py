@@ -229,5 +229,5 @@ class Policy(Protocol):
         return None
 
     def given_up(self) -> list[str]:
-        """A sentence on each drafter that it uses no more: what it was tried on, what it cost, what insists."""
+        """A sentence on each drafter that it gave up: what it was tried on, what it cost, what insists."""
         return []
