@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,7 +31,7 @@ from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.engine.prompts import Prompt
-from forerun.engine.stream import Stream
+from forerun.engine.speculation import Speculative
 from forerun.files import write_text
 from forerun.params import SamplingParams
 
@@ -45,6 +44,8 @@ QUESTIONS = (
     "Write a Python function that reverses a list.",
 )
 SEED = 7
+AUTO, PLAIN = 0, -1
+"""What stands for policy auto and for plain decoding among fixed lengths."""
 
 
 @dataclass(frozen=True)
@@ -113,44 +114,47 @@ def in_one_engine(work: Work, speculative: dict[str, object], size: Size) -> lis
     """Rows of requests to one engine, whose policy forgets before each row."""
     with ExitStack() as stack:
 
-        def engine(**more: object) -> Engine:
-            config: dict[str, object] = speculative | more
+        def engine(config: Speculative) -> Engine:
             return stack.enter_context(load(work.model, config, dtype=work.dtype))
 
-        auto = engine()
-        fixed = {n: engine(policy="fixed", num_speculative_tokens=n) for n in size.lengths}
+        auto = engine(speculative)
+        engines = {AUTO: auto, PLAIN: engine(False)}
+        for length in size.lengths:
+            fixed = {"policy": "fixed", "num_speculative_tokens": length}
+            engines[length] = engine(speculative | fixed)
         prompts = _prompts(auto, work.model)
-        short = replace(work.params, max_tokens=WARM_UP_TOKENS)
         with auto.untaught():
-            _in_turn(auto, fixed, prompts[0], short, 0)
+            _in_turn(engines, prompts[0], replace(work.params, max_tokens=WARM_UP_TOKENS), 0)
         measured = []
         for start, row in enumerate(size.rows()):
             assert auto.policy is not None
             auto.policy.forget()
             for place, index in enumerate(row, 1):
-                ratios = _in_turn(auto, fixed, prompts[index], work.params, start + place)
-                measured.append(Measured(place, ratios.pop(0), ratios))
+                ratios = _in_turn(engines, prompts[index], work.params, start + place)
+                measured.append(Measured(place, ratios.pop(AUTO), ratios))
         return measured
 
 
 def _in_turn(
-    auto: Engine, fixed: Mapping[int, Engine], prompt: Prompt, params: SamplingParams, turn: int
+    engines: Mapping[int, Engine], prompt: Prompt, params: SamplingParams, turn: int
 ) -> dict[int, float]:
-    """Plain seconds over those of each fixed length, and of policy auto as length 0, from empty caches.
+    """Plain seconds over those of each other engine, from empty caches; the first is another one each turn.
 
-    The first to run is another one each turn.
+    Each has a target of its own: otherwise one would find in the processor's cache what the one before
+    has read.
     """
-    engines = {0: auto, **fixed}
-    runs: list[tuple[int | None, Callable[[], Stream]]] = [
-        (length, partial(engine.stream, prompt, params, hints=alone()))
-        for length, engine in engines.items()
-    ]
-    runs.insert(1, (None, partial(auto.stream_plain, prompt, params)))
-    first, seconds = turn % len(runs), {}
-    for length, stream in runs[first:] + runs[:first]:
-        empty_caches(engines[length or 0])
-        seconds[length] = Run(stream()).follow().seconds
-    return {length: seconds[None] / seconds[length] for length in engines}
+    order = list(engines)
+    first, seconds = turn % len(order), {}
+    for name in order[first:] + order[:first]:
+        engine = engines[name]
+        empty_caches(engine)
+        if name == PLAIN:
+            stream = engine.stream_plain(prompt, params)
+        else:
+            stream = engine.stream(prompt, params, hints=alone())
+        seconds[name] = Run(stream).follow().seconds
+    plain = seconds.pop(PLAIN)
+    return {name: plain / own for name, own in seconds.items()}
 
 
 def _prompts(engine: Engine, model: str) -> list[Prompt]:
