@@ -18,7 +18,6 @@ from time import perf_counter
 from forerun.core import CostTable, Draft, Plan, Request, RoundTimes, Verdict
 from forerun.policies.base import BasePolicy
 from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
-from forerun.policies.costs import LiveCosts
 from tests.helpers.simulated_rounds import SimulatedDrafter, World
 
 MANY, OUTPUT = 16, 200
@@ -77,7 +76,7 @@ def microseconds(drafter: SimulatedDrafter, batch_size: int, rounds: int) -> flo
     world = World(drafter)
     policy = CostAwarePolicy(None, CostAwareOptions(calibrate=False))
     rows = ((n, b, 0, world.forward(n * b)) for n in range(1, 18) for b in (1, MANY))
-    policy.costs = LiveCosts(CostTable.from_rows(rows))
+    policy.know(CostTable.from_rows(rows))
     timed = Timed(policy)
     world.run(timed, [OUTPUT] * max(rounds // OUTPUT, 2), batch_size)
     return 1e6 * timed.seconds / timed.rounds

@@ -45,7 +45,7 @@ def policy(world: World | None = None, batch_size: int = 1) -> CostAwarePolicy:
     if world is not None:
         rows = itertools.product((1, 2, 3, 4, 5, 6, 8, 10, 13, 17), {1, batch_size})
         table = CostTable.from_rows((n, b, 0, world.forward(n * b)) for n, b in rows)
-        made.costs = LiveCosts(table)
+        made.know(table)
     return made
 
 

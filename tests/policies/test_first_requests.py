@@ -20,7 +20,6 @@ from forerun.params import SamplingParams
 from forerun.policies import memory as memory_module
 from forerun.policies.calibration import calibrate
 from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
-from forerun.policies.costs import LiveCosts
 from forerun.policies.fixed import FixedPolicy
 from forerun.policies.memory import SAVE_SECONDS, recall
 from forerun.policies.trials import LONGEST_PAUSE, Trials
@@ -43,13 +42,17 @@ def world(rate: float, cost: float, seed: int = 0, slope: float = 0.05) -> World
     return World(drafter, rising(slope), seed, noise=0.05)
 
 
+def table_of(where: World) -> CostTable:
+    rows = [(n, 1, 0, where.forward(n)) for n in (1, 2, 3, 4, 5, 6, 8, 10, 13, 17)]
+    return CostTable.from_rows(rows)
+
+
 def new_policy(where: World, learned: Any = None, rehearsed: bool = True) -> CostAwarePolicy:
     """One in a process of its own, that knows the target's times, those of rehearsed drafts, and what an
     earlier one has learned."""
     made = CostAwarePolicy(None, CostAwareOptions(calibrate=False))
     made.clock = lambda: 0.0
-    rows = [(n, 1, 0, where.forward(n)) for n in (1, 2, 3, 4, 5, 6, 8, 10, 13, 17)]
-    made.costs = LiveCosts(CostTable.from_rows(rows))
+    made.know(table_of(where))
     made.attach(ToyModel(VOCABULARY), where.drafter, 1)  # type: ignore[arg-type]
     if rehearsed and not where.drafter.looks_up:
         made.costs.measured(where.drafter.name, where.drafter.token_seconds, 0.0)
@@ -266,7 +269,7 @@ def attached(rate: float = 0.0) -> tuple[CostAwarePolicy, World]:
     where = world(rate, USUAL)
     policy = CostAwarePolicy()
     policy.attach(ToyModel(VOCABULARY), where.drafter, 1)  # type: ignore[arg-type]
-    policy.costs = new_policy(where).costs
+    policy.know(table_of(where))
     return policy, where
 
 

@@ -89,9 +89,12 @@ class Engine(Sessions):
         )
         self.config = SpeculativeConfig() if config is None else config
         check_engine(target, drafter, self.config, settings)
-        check_part("policy", policy)
-        check_part("tokenizer", tokenizer)
-        check_part("randomness", randomness)
+        for name, part in (
+            ("policy", policy),
+            ("tokenizer", tokenizer),
+            ("randomness", randomness),
+        ):
+            check_part(name, part)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids = frozenset(settings.eos_token_ids)
         self.max_context = settings.max_context or target.max_context

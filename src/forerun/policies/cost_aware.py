@@ -3,12 +3,10 @@
 Each round the policy takes the drafters and the lengths that are worth most over the whole batch: tokens
 expected, less those that their time would bring otherwise (`policies/lengths.py`). No draft at all is one
 of the choices. A drafter that nobody has seen is thought to be an ordinary one, so that it drafts from the
-first round, until what was accepted says otherwise; after that it is tried again by a schedule of pauses
-that grow and never end (`policies/trials.py`).
+first round, until what was accepted says otherwise; then it is tried now and then (`policies/trials.py`).
 
 What is lost is bounded whatever the estimates say: an account holds what learning may cost, is credited with
-a share of all time and, up to a limit, with what drafts have gained; what they lose is taken off it, and no
-draft may cost more than it holds (`policies/account.py`).
+a share of all time and with what drafts have gained, and no draft may cost more (`policies/account.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any
 from pydantic import Field
 
 from forerun.contracts import CausalLM, Drafter, Rehearse
-from forerun.core import Draft, PlainReason, Plan, Request, RoundTimes, Verdict
+from forerun.core import CostTable, Draft, PlainReason, Plan, Request, RoundTimes, Verdict
 from forerun.options import options
 from forerun.policies.account import Account
 from forerun.policies.base import BasePolicy
@@ -105,9 +103,9 @@ class CostAwarePolicy(BasePolicy):
         """What rounds cost."""
         return self._beliefs.costs
 
-    @costs.setter
-    def costs(self, costs: LiveCosts) -> None:
-        self._beliefs.costs = costs
+    def know(self, table: CostTable) -> None:
+        """Take in times of the target's forwards that were measured elsewhere."""
+        self._beliefs.costs = LiveCosts(table, self._most)
 
     def attach(self, target: CausalLM, drafter: Drafter, rows: int) -> None:
         """Receive what it plans for; forwards of the target are timed where that was never done."""
@@ -118,7 +116,7 @@ class CostAwarePolicy(BasePolicy):
         self._rests = not any(member.looks_up for member in members)
         if self.settings.calibrate:
             self._memory = recall(target, drafter, rows)
-            self.costs = LiveCosts(self._memory.table, self._most)
+            self.know(self._memory.table)
             self._memory.hand_over(self._beliefs)
             # When the policy is gone, and when the program ends.
             weakref.finalize(self, self._memory.save)
@@ -256,8 +254,7 @@ class CostAwarePolicy(BasePolicy):
     def _wake(self) -> None:
         """Take in the rounds of a rest, all of them plain."""
         size, seconds = self._rest.end()
-        rounds = len(seconds)
-        if not rounds:
+        if not (rounds := len(seconds)):
             return
         self.costs.observe(size, 0, sum(seconds) / rounds)
         for account in (self._beliefs.account, *(text.account for text in self._texts.values())):
@@ -284,16 +281,18 @@ class CostAwarePolicy(BasePolicy):
     def _choose(self, requests: Sequence[Request], texts: Sequence[Text]) -> None:
         """Make the best of all choices for a round."""
         batch_size = len(requests)
-        credit = self._outlook.may_lose(list(texts))
         offers = [
             self._outlook.offers(request, text, batch_size, self._rounds)
             for request, text in zip(requests, texts, strict=True)
         ]
+        if not any(offers):
+            self._note_rate(batch_size, 1.0)
+            return
+        credit = self._outlook.may_lose(texts)
         found, best, offered = None, list[Offer](), list[Text]()
         if credit > 0.0:
-            rate = (
-                self._gains.get(batch_size, 1.0) * batch_size / self.costs.plain_seconds(batch_size)
-            )
+            gain = self._gains.get(batch_size, 1.0)
+            rate = gain * batch_size / self.costs.plain_seconds(batch_size)
             for text, own in zip(texts, offers, strict=True):
                 usable = [offer for offer in own if self._outlook.can_pay(offer, text)]
                 if usable:
@@ -318,7 +317,7 @@ class CostAwarePolicy(BasePolicy):
         plain, gain = curve.plain * speed, self._gains.get(batch_size, 1.0)
         same, found = self._last
         if not offers:
-            found = None
+            found = None  # They cannot pay for their prompts.
         elif offers != same or (found is not None and found.seconds > credit * plain):
             for value in (gain, 1.0):
                 found = best_lengths(
@@ -332,21 +331,23 @@ class CostAwarePolicy(BasePolicy):
         now = 1.0
         if found is not None:
             now = max((1.0 + found.tokens / batch_size) / (1.0 + found.seconds / plain), 1.0)
-        step = 0.5 if self._rests else RATE_STEP
-        self._gains[batch_size] = gain + step * (now - gain)
+        self._note_rate(batch_size, now)
         return found
+
+    def _note_rate(self, batch_size: int, rate: float) -> None:
+        """Note what a round is expected to bring, over what a plain one brings."""
+        gain, step = self._gains.get(batch_size, 1.0), 0.5 if self._rests else RATE_STEP
+        self._gains[batch_size] = gain + step * (rate - gain)
 
     def _better(self, offers: list[Offer], rate: float, batch_size: int) -> Offer:
         """The offer that is worth most, if all requests of the batch had the same."""
         if len(offers) == 1:
             return offers[0]
-        curve, speed = self.costs.curve(batch_size), self.costs.speed
-
-        def value(offer: Offer) -> float:
+        curve, speed, values = self.costs.curve(batch_size), self.costs.speed, list[float]()
+        for offer in offers:
             found = best_lengths([offer] * batch_size, rate, curve, speed)
-            return 0.0 if found is None else found.tokens - rate * found.seconds
-
-        return max(offers, key=value)
+            values.append(0.0 if found is None else found.tokens - rate * found.seconds)
+        return offers[values.index(max(values))]
 
     def _try_one(
         self,

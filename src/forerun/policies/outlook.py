@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from forerun.core import PlainReason, Request
 from forerun.policies.account import Account
 from forerun.policies.beliefs import Beliefs
@@ -41,7 +43,7 @@ class Outlook:
         first = TUITION * (self.tokens_left(request) + prompt)
         return Text(Account(self._lost_time, max(first, LEAST_TUITION)))
 
-    def may_lose(self, texts: list[Text]) -> float:
+    def may_lose(self, texts: Sequence[Text]) -> float:
         """Plain rounds' time that drafts of this round may lose; of unproven drafters no more than the
         requests themselves may."""
         credit = self._beliefs.account.credit

@@ -12,7 +12,6 @@ from forerun.errors import UnknownNameError
 from forerun.params import SamplingParams
 from forerun.policies.calibration import TOKENS
 from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
-from forerun.policies.costs import LiveCosts
 from forerun.tuning.costs import RoundCosts, Seconds
 from forerun.tuning.replay import PLAIN, Choice, Outcome, ReplayPolicy, View
 
@@ -146,7 +145,7 @@ def cost_aware(costs: RoundCosts, longest: int) -> CostAwarePolicy:
     time is not counted, as that of other policies is not."""
     policy = CostAwarePolicy(longest, CostAwareOptions(calibrate=False))
     rows = [(n, 1, 0, costs.target.seconds(n)) for n in TOKENS]
-    policy.costs = LiveCosts(CostTable.from_rows(rows), longest)
+    policy.know(CostTable.from_rows(rows))
     policy.clock = lambda: 0.0
     return policy
 
