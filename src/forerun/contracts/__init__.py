@@ -1,6 +1,7 @@
 """What a model, its cache, its parts, a drafter, a rule and a policy must be able to do."""
 
 from forerun.contracts.methods import (
+    FILLER,
     Drafter,
     DrafterSetup,
     Policy,
@@ -34,6 +35,7 @@ from forerun.contracts.modules import (
 )
 
 __all__ = [
+    "FILLER",
     "Ability",
     "Attention",
     "AttentionShape",

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Rehearse = Callable[[Sequence[int], int | None], list[RoundTimes]]
-"""Runs rounds before the first request, one for each length of a draft, by the drafter or one of its members,
-and returns their times; fewer where it cannot go on."""
+"""Runs rounds before the first request, one for each length of a draft, by the drafter or by one of its
+members, and returns their times; fewer where it cannot go on."""
+FILLER = -1
+"""In place of a member: any tokens are drafted, at no cost."""
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any, cast
 
-from forerun.core import Hints, Plan, Request, RoundTimes, Stats
+from forerun.contracts import FILLER, Drafter
+from forerun.core import Draft, Hints, Plan, Request, RoundTimes
 from forerun.engine.requests import Running
 from forerun.engine.round import TimedRound
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.text import TextStream
 from forerun.params import SamplingParams
 from forerun.policies.base import BasePolicy
+from forerun.randomness import Randomness
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,22 @@ class _Steps(BasePolicy):
         return [Plan(self._left.pop(0), member=self._member)] * len(requests)
 
 
+class _Filler:
+    """A drafter that drafts any tokens, as many as are planned; all else is the engine's own drafter's."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def propose(
+        self, requests: Sequence[Request], plans: Sequence[Plan], _: Randomness
+    ) -> list[Draft]:
+        ids = zip(requests, plans, strict=True)
+        return [Draft.chain(request.token_ids[: plan.num_tokens]) for request, plan in ids]
+
+
 def rehearse(
     scheduler: Scheduler, room: int, lengths: Sequence[int], member: int | None = None
 ) -> list[RoundTimes]:
@@ -40,7 +59,7 @@ def rehearse(
         scheduler: without requests.
         room: tokens of a request at most.
         lengths: of the drafts.
-        member: which of the drafter's members drafts; None where it drafts alone.
+        member: which of the drafter's members drafts; None where it drafts alone, FILLER for any tokens.
 
     Returns:
         Times of the rounds; fewer where the context is short or a drafter fails.
@@ -60,8 +79,11 @@ def rehearse(
     def note(done: TimedRound) -> None:
         times.append(done.times)
 
-    policy, watching, past = parts.policy, parts.on_timed, scheduler.past
+    before, past = (parts.policy, parts.drafter, parts.on_timed), scheduler.past
     parts.policy, parts.on_timed = _Steps(lengths, member), note
+    if member == FILLER:
+        parts.policy = _Steps(lengths, None)
+        parts.drafter = cast(Drafter, _Filler(cast(Drafter, parts.drafter)))
     try:
         scheduler.submit([running])
         for _ in lengths:
@@ -69,8 +91,8 @@ def rehearse(
     except Exception as error:
         logger.warning("drafts could not be timed beforehand (%r)", error)
     finally:
-        parts.policy, parts.on_timed = policy, watching
+        parts.policy, parts.drafter, parts.on_timed = before
         scheduler.drop([running])
         scheduler.forget()
-        scheduler.past = past or Stats()
+        scheduler.past = past
     return times

@@ -15,6 +15,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -44,7 +45,7 @@ TRY_LENGTH, TRY_COST, DEAREST_TRY = 3, 0.5, 4.0
 TIMED_AFTER = 150
 # Where nothing pays, it is asked again after so many rounds or when a request comes: if all drafts are a
 # model's, and in batches of CROWD, where looking costs each request more than it finds.
-REST, CROWD = 8, 4
+REST, CROWD = 32, 4
 # How quickly the rate that time is valued at follows that of what is planned.
 RATE_STEP = 0.05
 _PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
@@ -256,7 +257,7 @@ class CostAwarePolicy(BasePolicy):
         size, seconds = self._rest.end()
         if not (rounds := len(seconds)):
             return
-        self.costs.observe(size, 0, sum(seconds) / rounds)
+        self.costs.observe(size, 0, median(seconds))
         for account in (self._beliefs.account, *(text.account for text in self._texts.values())):
             account.settle(rounds, rounds, 0.0)
         self.decisions.count_plain(rounds * size, rounds * self.costs.plain_seconds(size))

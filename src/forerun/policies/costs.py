@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -15,7 +15,7 @@ ASSUMED = CostTable.from_rows(
 # How quickly what is seen corrects what was thought: plain rounds of one batch size, the speed of the
 # machine by plain rounds and by others, and what drafted tokens add. Of one round no more is believed
 # than a factor of MOST.
-LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST = 0.15, 0.1, 0.1, 0.2, 2.0
+LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST = 0.15, 0.1, 0.1, 0.2, 1.25
 FLATTEST, STEEPEST = 0.3, 50.0
 # Drafting rounds that it takes to know how costs rise where they were only assumed.
 TRUSTED = 8
@@ -104,15 +104,18 @@ class Curve:
         batch_size: requests.
         most: tokens drafted a request at most.
         trust: rounds that the table counts as.
+        slope: of rounds, in that of the table.
     """
 
-    def __init__(self, table: CostTable, batch_size: int, most: int, trust: int) -> None:
+    def __init__(
+        self, table: CostTable, batch_size: int, most: int, trust: int, slope: float = 1.0
+    ) -> None:
         base = [
             table.seconds(1.0 + extra / batch_size, batch_size)
             for extra in range(batch_size * most + 1)
         ]
         # More tokens never cost less, whatever noise there was.
-        self.batch_size, self.plain, self.slope = batch_size, base[0], 1.0
+        self.batch_size, self.plain, self.slope = batch_size, base[0], slope
         self.seen = trust
         self.rises = [value - base[0] for value in accumulate(base, max)]
         self.floors = least_slopes(self.rises)
@@ -182,20 +185,31 @@ class LiveCosts:
         self._prefill: dict[str, float] = {}
         # By name, what drafts were measured to take before the first request, and the machine's speed then.
         self._at_first: dict[str, tuple[float, float]] = {}
-        self._first_speed = 1.0
+        self._first_speed, self._first_slope = 1.0, 1.0
 
     def as_measured(self) -> LiveCosts:
         """The same with nothing learned since what was measured before the first request."""
         costs = LiveCosts(None if self.table is ASSUMED else self.table, self._most)
         for name, (token, fixed) in self._at_first.items():
             costs.measured(name, token, fixed)
-        costs.found_slower(self._first_speed)
+        costs.speed = costs._first_speed = self._first_speed
+        costs._first_slope = self._first_slope
         return costs
 
-    def found_slower(self, ratio: float) -> None:
-        """Take in how much longer plain rounds take than was thought, before the first request."""
-        self.speed *= ratio
-        self._first_speed = self.speed
+    def found(self, rounds: Mapping[int, float]) -> None:
+        """Take in what rounds of one request were measured to take before the first request.
+
+        Args:
+            rounds: seconds by drafted tokens, plain rounds among them.
+        """
+        base = Curve(self.table, 1, self._most, TRUSTED)
+        self.speed = self._first_speed = rounds[0] / base.plain
+        rises = {extra: base.rise(extra) for extra in rounds}
+        scale = self.speed * sum(rise * rise for rise in rises.values())
+        if scale > 0.0:
+            slope = sum(rise * (rounds[extra] - rounds[0]) for extra, rise in rises.items()) / scale
+            self._first_slope = min(max(slope, FLATTEST), STEEPEST)
+        self._curves.clear()
 
     def knows(self, name: str) -> bool:
         """Whether a drafter's times were measured."""
@@ -205,7 +219,9 @@ class LiveCosts:
         """The curve of a batch size; times `speed` it is in seconds."""
         if batch_size not in self._curves:
             trust = 0 if self.table is ASSUMED else TRUSTED + 1
-            self._curves[batch_size] = Curve(self.table, batch_size, self._most, trust)
+            self._curves[batch_size] = Curve(
+                self.table, batch_size, self._most, trust, self._first_slope
+            )
         return self._curves[batch_size]
 
     def plain_seconds(self, batch_size: int) -> float:

@@ -11,20 +11,19 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import monotonic
 from typing import Any
 
 from forerun import __version__
-from forerun.contracts import CausalLM, Drafter, Rehearse
-from forerun.core import CostTable, RoundTimes
+from forerun.contracts import FILLER, CausalLM, Drafter, Rehearse
+from forerun.core import CostTable
 from forerun.errors import ConfigError, ForerunError
 from forerun.files import CACHE_VARIABLE, MOST_BYTES, parse_json, write_text
 from forerun.policies.beliefs import Beliefs
 from forerun.policies.calibration import Calibrated, calibrate
-from forerun.policies.costs import LiveCosts
-from forerun.policies.texts import Member
 from forerun.processor import cpu_name
 
 logger = logging.getLogger(__name__)
@@ -33,12 +32,13 @@ logger = logging.getLogger(__name__)
 FORM = 2
 # What was learned is written no more often than this, and when the policy or the program ends.
 SAVE_SECONDS = 30.0
-# Tokens of rehearsed drafts, by round: the first ones warm up. Of a known target fewer are enough.
-WARM_UP, TIMED, CHECKED = (0, 4, 4), (0, 4, 1, 0, 4, 1, 0, 4, 1), (0, 0, 0)
-# Rounds of more seconds than this are rehearsed no more than it takes to warm up.
+# Lengths of rehearsed drafts, by round: to warm up, to time drafts, and to time rounds with any tokens.
+WARM_UP, DRAFTS, ROUNDS = (0, 4, 4), (4, 1) * 4, (0, 1, 3, 7) * 5
+# Where rounds take more seconds than this, only what warms up is rehearsed.
 SLOW = 0.25
 # A target that is faster or slower than its file says by this factor is measured anew.
 OTHER_LOAD = 1.5
+MOST_SPEED = 1e3
 
 
 class Memory:
@@ -48,15 +48,23 @@ class Memory:
         path: of the file; None keeps nothing.
         measured: forwards of the target.
         learned: what the file holds of the rest; None where there is no file.
+        speed: of plain rounds, in the measured ones.
         is_new: whether the forwards were timed just now.
     """
 
     def __init__(
-        self, path: Path | None, measured: Calibrated, learned: Any = None, is_new: bool = False
+        self,
+        path: Path | None,
+        measured: Calibrated,
+        learned: Any = None,
+        speed: float = 1.0,
+        is_new: bool = False,
     ) -> None:
         self._path, self._measured, self._learned = path, measured, learned
         self._saved, self._changed = monotonic(), is_new
         self._beliefs: Beliefs | None = None
+        # Of plain rounds when they were last rehearsed, in the table's.
+        self._speed = speed
 
     @property
     def table(self) -> CostTable:
@@ -73,39 +81,37 @@ class Memory:
                 logger.warning("%s holds something else; it is learned anew", self._path)
                 self._learned = None
 
-    def check(self, beliefs: Beliefs, run: Rehearse) -> None:
-        """Rehearse rounds: drafts are warm then and, where no file knows them, timed; plain rounds say how
-        fast the machine is now."""
-        costs, times = beliefs.costs, list[RoundTimes]()
-        making = [member for member in beliefs.members if _makes_tokens(member.drafter)]
-        place = None if len(beliefs.members) == 1 else 0
-        for member in making:
-            own = None if place is None else member.place
+    def check(self, beliefs: Beliefs, rehearse: Rehearse) -> None:
+        """Rehearse rounds: they warm up drafts and time those that no file knows, and say how fast the
+        machine is now."""
+        costs, places = (
+            beliefs.costs,
+            [None] if len(beliefs.members) == 1 else range(len(beliefs.members)),
+        )
+        slow = costs.plain_seconds(1) > SLOW
+        for member, place in zip(beliefs.members, places, strict=True):
+            if not _makes_tokens(member.drafter):
+                continue
             known = costs.knows(member.name)
-            run(WARM_UP if costs.plain_seconds(1) < SLOW else WARM_UP[:1], own)
-            if not known and costs.plain_seconds(1) < SLOW:
-                times += self._time_drafts(costs, member, run(TIMED, own))
-        if not times and costs.plain_seconds(1) < SLOW:
-            times = run(CHECKED, place)
-        plain = [one.target + one.verify for one in times]
-        if plain:
-            ratio = median(plain) / costs.plain_seconds(1)
-            if max(ratio, 1.0 / ratio) > OTHER_LOAD and self._learned is not None:
-                # The load or the machine is another: what is on disk is no more than a beginning.
-                self._measured.is_noisy = self._changed = True
-            costs.found_slower(ratio)
-
-    @staticmethod
-    def _time_drafts(costs: LiveCosts, member: Member, times: list[RoundTimes]) -> list[RoundTimes]:
-        """Note what drafts of one and of four tokens take; the plain rounds among them."""
-        by_length: dict[int, list[float]] = {}
-        for length, one in zip(TIMED, times, strict=False):
-            by_length.setdefault(length, []).append(one.draft)
-        if by_length.get(1) and by_length.get(4):
-            first, four = median(by_length[1]), median(by_length[4])
-            token = max(four - first, 0.0) / 3
-            costs.measured(member.name, token, max(first - token, 0.0))
-        return [one for length, one in zip(TIMED, times, strict=False) if not length]
+            rehearse(WARM_UP[:2] if slow else WARM_UP, place)
+            if not known and not slow:
+                drafts = _by_length(DRAFTS, [one.draft for one in rehearse(DRAFTS, place)])
+                if len(drafts) == len(set(DRAFTS)):
+                    token = max(drafts[4] - drafts[1], 0.0) / 3
+                    costs.measured(member.name, token, max(drafts[1] - token, 0.0))
+        if slow:
+            return
+        times = rehearse(ROUNDS, FILLER)
+        rounds = _by_length(ROUNDS, [one.target + one.verify for one in times])
+        if len(rounds) < len(set(ROUNDS)):
+            return
+        before = costs.plain_seconds(1) * self._speed
+        costs.found(rounds)
+        ratio = rounds[0] / before
+        if max(ratio, 1.0 / ratio) > OTHER_LOAD and self._learned is not None:
+            # The load or the machine is another: what is on disk is no more than a beginning.
+            self._measured.is_noisy = self._changed = True
+        self._speed = costs.speed
 
     def note(self) -> None:
         """Note that there is something new to keep."""
@@ -122,6 +128,7 @@ class Memory:
             "form": FORM,
             "rows": self.table.rows,
             "noisy": self._measured.is_noisy,
+            "speed": self._speed,
             "learned": self._beliefs.learned,
         }
         try:
@@ -143,13 +150,22 @@ def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
             raise ValueError(f"form {content['form']}")
         table = CostTable.from_rows(tuple(row) for row in content["rows"])
         learned = content["learned"]
-        if not content["noisy"]:
-            return Memory(path, Calibrated(table), learned)
+        speed = float(content["speed"])
+        if not content["noisy"] and 0.0 < speed < MOST_SPEED:
+            return Memory(path, Calibrated(table), learned, speed)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError, ForerunError) as problem:
         logger.warning("%s cannot be used (%s); costs are measured anew", path, problem)
     return Memory(path, calibrate(target, rows), learned, is_new=True)
+
+
+def _by_length(lengths: Sequence[int], values: Sequence[float]) -> dict[int, float]:
+    """Medians by length of what was measured in turns; fewer lengths where it broke off."""
+    return {
+        length: median(values[place :: len(set(lengths))])
+        for place, length in enumerate(lengths[: len(values)][: len(set(lengths))])
+    }
 
 
 def _makes_tokens(drafter: Drafter) -> bool:
