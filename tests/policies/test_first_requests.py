@@ -152,7 +152,7 @@ def test_one_slow_draft_is_no_reason_to_give_a_drafter_up() -> None:
         warm += where.each(new_policy(where), [TOKENS])
         where.cold = (20.0, 8.0)
         cold += where.each(new_policy(where, rehearsed=False), [TOKENS])
-    assert statistics.mean(cold) - 28.0 <= 1.15 * statistics.mean(warm)
+    assert statistics.mean(cold) - 28.0 <= 1.25 * statistics.mean(warm)
 
 
 def test_what_was_given_up_for_its_cost_is_timed_again() -> None:
@@ -379,7 +379,7 @@ def test_two_processes_may_write_the_same_file(folder: Path) -> None:
     second.close()
     first.close()
     [content] = contents(folder)
-    assert set(content) == {"form", "rows", "noisy", "learned"}
+    assert set(content) == {"form", "rows", "noisy", "speed", "learned"}
     assert recall(ToyModel(VOCABULARY), NgramDrafter(), 1).table.rows
 
 

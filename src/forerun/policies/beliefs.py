@@ -27,6 +27,12 @@ class Beliefs:
     members: list[Member] = field(default_factory=list)
 
     @property
+    def only_models(self) -> bool:
+        """Whether models make all drafts: there is something to draft in every round, and what is known of it
+        changes by drafts alone, while a lookup may find something in any round."""
+        return not any(member.looks_up for member in self.members)
+
+    @property
     def learned(self) -> dict[str, Any]:
         """Ready for JSON; the target's own times apart."""
         return {

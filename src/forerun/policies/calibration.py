@@ -21,7 +21,7 @@ SECONDS = 1.5
 """About as long as it takes; what cannot be timed in that follows from what was."""
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17)
 BATCHED_TOKENS = (1, 2, 3, 5, 9, 17)
-CONTEXT, PASSES = 16, 5
+CONTEXT, PASSES = 16, 20
 
 
 @dataclass
@@ -68,9 +68,8 @@ def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> Calibrat
 def _timed(
     target: CausalLM, size: int, tokens: Sequence[int], seconds: float
 ) -> tuple[dict[int, float], bool]:
-    """Least times by new tokens of each of `size` requests, as other work only adds, and whether the repeats
-    differ by more than usual: two numbers at least, all in turns while there is time, so that a slow moment
-    meets all of them."""
+    """Median times by new tokens of each of `size` requests, and whether the repeats differ by more than
+    usual: two numbers at least, all in turns while there is time, so that a slow moment meets all of them."""
     cache = target.new_cache(size, CONTEXT + max(tokens))
     text = [1 + place % (target.vocab_size - 1) for place in range(CONTEXT)]
     _run(target, cache, [text] * size)
@@ -88,8 +87,8 @@ def _timed(
             if n in times or spent > seconds / 4:
                 times.setdefault(n, []).append(spent)
             times.setdefault(n, [])
-    found = {n: min(values) for n, values in times.items() if values}
-    spread = [median(values) / found[n] for n, values in times.items() if len(values) > 2]
+    found = {n: median(values) for n, values in times.items() if values}
+    spread = [found[n] / min(values) for n, values in times.items() if len(values) > 2]
     return found, bool(spread) and median(spread) > NOISY
 
 

@@ -27,29 +27,26 @@ from forerun.options import options
 from forerun.policies.account import Account
 from forerun.policies.base import BasePolicy
 from forerun.policies.beliefs import Beliefs
-from forerun.policies.costs import OUTLIER, Curve, LiveCosts
+from forerun.policies.costs import OUTLIER, LiveCosts
 from forerun.policies.decisions import Decisions
-from forerun.policies.lengths import Lengths, Offer, best_lengths
+from forerun.policies.lengths import Offer
 from forerun.policies.memory import Memory, recall
 from forerun.policies.outlook import FIRST_TOKENS, TUITION, Outlook
-from forerun.policies.rest import Rest
-from forerun.policies.texts import Choice, Member, Text
+from forerun.policies.stretch import Seen, Stretch
+from forerun.policies.texts import DRAFT_ROUNDS, FIRST_DRAFTS, Choice, Member, Text
+from forerun.policies.valuation import Valuation
 
 logger = logging.getLogger(__name__)
 
 LONGEST = 16
-# A try has so many tokens, or as few as cost no more than this share of a plain round. What is thought to
-# cost more than the account ever holds is tried for that.
-TRY_LENGTH, TRY_COST, DEAREST_TRY = 3, 0.5, 4.0
 # A plain round is timed after so many that drafted.
 TIMED_AFTER = 150
 # Where nothing pays, it is asked again after so many rounds or when a request comes: if all drafts are a
 # model's, and in batches of CROWD, where looking costs each request more than it finds.
 REST, CROWD = 32, 4
-# How quickly the rate that time is valued at follows that of what is planned.
-RATE_STEP = 0.05
+# As many plain rounds a rest counts as at most.
+REPEATED = 8
 _PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
-_RESTING = _PLAIN[PlainReason.PAUSED]
 
 
 @options
@@ -90,13 +87,11 @@ class CostAwarePolicy(BasePolicy):
         self.decisions = Decisions()
         self._several = False
         self._texts: dict[int, Text] = {}
-        # Tokens a second that are expected of rounds, by batch size, over those of plain ones.
-        self._gains: dict[int, float] = {}
         self._outlook = Outlook(self._beliefs, self._most, self.settings.lost_time)
-        self._drafted_since_plain, self._rest = 0, Rest()
+        self._valuation = Valuation(self._beliefs)
+        self._drafted_since_plain, self._stretch = 0, Stretch()
         self.clock: Callable[[], float] = perf_counter
-        self._planning, self._rounds, self._rests = 0.0, 0, False
-        self._last: tuple[list[Offer], Lengths | None] = ([], None)
+        self._planning, self._rounds = 0.0, 0
         self._memory: Memory | None = None
 
     @property
@@ -113,8 +108,6 @@ class CostAwarePolicy(BasePolicy):
         self._several = bool(drafter.members)
         members = drafter.members or (drafter,)
         self._beliefs.members = [Member(place, member) for place, member in enumerate(members)]
-        # What a lookup finds may be there in any round; what is known of a model changes by its drafts.
-        self._rests = not any(member.looks_up for member in members)
         if self.settings.calibrate:
             self._memory = recall(target, drafter, rows)
             self.know(self._memory.table)
@@ -138,17 +131,17 @@ class CostAwarePolicy(BasePolicy):
 
     def forget(self) -> None:
         self._beliefs.forget(self._new_account())
-        self._gains.clear()
         self._outlook.forget()
-        self._rest, self._drafted_since_plain, self._last = Rest(), 0, ([], None)
+        self._valuation.forget()
+        self._stretch, self._drafted_since_plain = Stretch(), 0
 
     def close(self) -> None:
         if self._memory is not None:
             self._memory.save()
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
-        if self._rest.goes_on(requests):
-            return [_RESTING] * len(requests)
+        if self._stretch.goes_on(requests):
+            return self._stretch.plans
         self._wake()
         started = self.clock()
         timed = self._drafted_since_plain >= TIMED_AFTER or not self.costs.is_known
@@ -156,9 +149,9 @@ class CostAwarePolicy(BasePolicy):
         reason = PlainReason.TIMED if timed else PlainReason.PAUSED
         for text in texts:
             text.choice, text.reason = None, reason
-        if not timed:
-            self._choose(requests, texts)
+        rounds = 1 if timed else self._choose(requests, texts)
         plans = [self._plan_of(text) for text in texts]
+        self._stretch.begin(requests, plans, rounds)
         self._planning = self.clock() - started
         if self.settings.log_decisions:
             for request, text in zip(requests, texts, strict=True):
@@ -173,9 +166,14 @@ class CostAwarePolicy(BasePolicy):
         times: RoundTimes,
     ) -> None:
         self._rounds += 1
-        if self._rest.size:
-            self._rest.seconds.append(times.target + times.verify)
-            return
+        if self._stretch.plans:
+            self._stretch.note(Seen(drafts, verdicts, times))
+        else:
+            self._learn(requests, Seen(drafts, verdicts, times))
+
+    def _learn(self, requests: Sequence[Request], seen: Seen) -> None:
+        """Take in a round."""
+        drafts, verdicts, times = seen
         batch_size, extra, emitted = len(requests), 0, 0
         made: list[tuple[Text, Choice, Draft, int]] = []
         texts = [self._text(request) for request in requests]
@@ -185,7 +183,9 @@ class CostAwarePolicy(BasePolicy):
             if text.choice is not None and verdict.token_ids:
                 made.append((text, text.choice, draft, verdict.num_accepted))
                 text.learn_draft(request, draft, verdict, self._rounds)
-        self.costs.observe(batch_size, extra, times.target + times.verify)
+        if not any(choice.is_try for _, choice, _, _ in made):
+            # A try breaks a rest: what it finds cold is no other round's cost.
+            self.costs.observe(batch_size, extra, times.target + times.verify)
         plain = seconds = self.costs.plain_seconds(batch_size)
         if made:
             # As it was measured, but for what an interruption may have added.
@@ -205,6 +205,7 @@ class CostAwarePolicy(BasePolicy):
                     trials.succeed() if paid else trials.fail()
         self._drafted_since_plain = self._drafted_since_plain + 1 if extra else 0
         tokens, elapsed, planning = emitted / batch_size, seconds / plain, self._planning / plain
+        self._planning = 0.0
         self._beliefs.account.settle(tokens, elapsed, planning)
         drafting_requests = 0
         for request, text in zip(requests, texts, strict=True):
@@ -225,6 +226,8 @@ class CostAwarePolicy(BasePolicy):
             self._memory.note()
 
     def release(self, request: Request) -> None:
+        if self._stretch.drafts:
+            self._wake()
         text = self._texts.pop(request.request_id, None)
         if text is None:
             return
@@ -253,14 +256,23 @@ class CostAwarePolicy(BasePolicy):
         return Account(self.settings.lost_time, TUITION * FIRST_TOKENS)
 
     def _wake(self) -> None:
-        """Take in the rounds of a rest, all of them plain."""
-        size, seconds = self._rest.end()
-        if not (rounds := len(seconds)):
-            return
-        self.costs.observe(size, 0, median(seconds))
+        """End a stretch and take in its rounds."""
+        stretch, self._stretch = self._stretch, Stretch()
+        if stretch.drafts:
+            for seen in stretch.seen:
+                self._learn(stretch.requests, seen)
+        elif stretch.seen:
+            self._learn_plain(len(stretch.plans), [seen.times for seen in stretch.seen])
+
+    def _learn_plain(self, batch_size: int, times: Sequence[RoundTimes]) -> None:
+        """Take in plain rounds."""
+        rounds, seconds = len(times), median([one.target + one.verify for one in times])
+        for _ in range(min(rounds, REPEATED)):
+            self.costs.observe(batch_size, 0, seconds)
         for account in (self._beliefs.account, *(text.account for text in self._texts.values())):
             account.settle(rounds, rounds, 0.0)
-        self.decisions.count_plain(rounds * size, rounds * self.costs.plain_seconds(size))
+        plain = self.costs.plain_seconds(batch_size)
+        self.decisions.count_plain(rounds * batch_size, rounds * plain)
         for member in self._beliefs.members:
             member.trials.wait(rounds - 1)
         self._drafted_since_plain = 0
@@ -279,76 +291,43 @@ class CostAwarePolicy(BasePolicy):
             return _PLAIN[text.reason]
         return Plan(choice.length, member=choice.offer.member.place if self._several else None)
 
-    def _choose(self, requests: Sequence[Request], texts: Sequence[Text]) -> None:
-        """Make the best of all choices for a round."""
+    def _choose(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
+        """Make the best of all choices for a round; the number of rounds that it holds for."""
         batch_size = len(requests)
         offers = [
             self._outlook.offers(request, text, batch_size, self._rounds)
             for request, text in zip(requests, texts, strict=True)
         ]
-        if not any(offers):
-            self._note_rate(batch_size, 1.0)
-            return
         credit = self._outlook.may_lose(texts)
         found, best, offered = None, list[Offer](), list[Text]()
         if credit > 0.0:
-            gain = self._gains.get(batch_size, 1.0)
-            rate = gain * batch_size / self.costs.plain_seconds(batch_size)
             for text, own in zip(texts, offers, strict=True):
                 usable = [offer for offer in own if self._outlook.can_pay(offer, text)]
                 if usable:
-                    best.append(self._better(usable, rate, batch_size))
+                    best.append(self._valuation.better(usable, batch_size))
                     offered.append(text)
-            found = self._found(best, batch_size, credit)
+            found = self._valuation.best(best, batch_size, credit)
         chosen: set[Member] = set()
         if found is not None:
             for text, offer, length in zip(offered, best, found.lengths, strict=True):
                 if length:
-                    text.choice = Choice(offer, length)
+                    further = self._valuation.scouted(offer, length, batch_size)
+                    text.choice = Choice(offer, further)
                     chosen.add(offer.member)
                     offer.member.trials.reset()
-        self._try_one(requests, texts, offers, chosen)
-        if all(text.choice is None for text in texts):
-            self._lie_down(requests, texts)
-
-    def _found(self, offers: list[Offer], batch_size: int, credit: float) -> Lengths | None:
-        """The best lengths for offers, as in the last round where they are the same, and the rate that they
-        are expected to bring."""
-        curve, speed = self.costs.curve(batch_size), self.costs.speed
-        plain, gain = curve.plain * speed, self._gains.get(batch_size, 1.0)
-        same, found = self._last
-        if not offers:
-            found = None  # They cannot pay for their prompts.
-        elif offers != same or (found is not None and found.seconds > credit * plain):
-            for value in (gain, 1.0):
-                found = best_lengths(
-                    offers, value * batch_size / plain, curve, speed, credit * plain
-                )
-                # A model drafts in every round: a rate that it does not reach any more is no way to spend
-                # the time better.
-                if found is not None or not self._rests:
-                    break
-            self._last = offers, found
-        now = 1.0
-        if found is not None:
-            now = max((1.0 + found.tokens / batch_size) / (1.0 + found.seconds / plain), 1.0)
-        self._note_rate(batch_size, now)
-        return found
-
-    def _note_rate(self, batch_size: int, rate: float) -> None:
-        """Note what a round is expected to bring, over what a plain one brings."""
-        gain, step = self._gains.get(batch_size, 1.0), 0.5 if self._rests else RATE_STEP
-        self._gains[batch_size] = gain + step * (rate - gain)
-
-    def _better(self, offers: list[Offer], rate: float, batch_size: int) -> Offer:
-        """The offer that is worth most, if all requests of the batch had the same."""
-        if len(offers) == 1:
-            return offers[0]
-        curve, speed, values = self.costs.curve(batch_size), self.costs.speed, list[float]()
-        for offer in offers:
-            found = best_lengths([offer] * batch_size, rate, curve, speed)
-            values.append(0.0 if found is None else found.tokens - rate * found.seconds)
-        return offers[values.index(max(values))]
+        is_try = self._try_one(requests, texts, offers, chosen)
+        if found is None:
+            return 1 if is_try else self._rounds_of_rest(texts)
+        if is_try or not self._beliefs.only_models:
+            return 1
+        # Planning takes time too: where models draft for all and are known by now, plans hold for a while.
+        lost = found.seconds / self.costs.plain_seconds(batch_size)
+        rounds = min(DRAFT_ROUNDS, int(credit / lost))
+        for request, text in zip(requests, texts, strict=True):
+            if text.choice is None or text.drafts < FIRST_DRAFTS:
+                return 1
+            rounds = min(rounds, self._outlook.rounds_left(request, text.choice.length))
+        return rounds
 
     def _try_one(
         self,
@@ -356,9 +335,9 @@ class CostAwarePolicy(BasePolicy):
         texts: Sequence[Text],
         offers: Sequence[list[Offer]],
         chosen: set[Member],
-    ) -> None:
+    ) -> bool:
         """Try a drafter that is not expected to pay, for one request, where its time has come."""
-        curve = self.costs.curve(len(requests))
+        batch_size = len(requests)
         for member in {offer.member: None for offer in chain(*offers)}:
             if member in chosen:
                 continue
@@ -367,35 +346,17 @@ class CostAwarePolicy(BasePolicy):
                 continue
             for request, text, own in zip(requests, texts, offers, strict=True):
                 offer = next((one for one in own if one.member is member), None)
-                length = 0 if offer is None else self._try_length(request, offer, curve)
+                length = 0 if offer is None else self._outlook.try_length(request, offer, batch_size)
                 if offer is not None and length:
                     text.choice = Choice(offer, length, is_try=True)
-                    return
+                    return True
+        return False
 
-    def _try_length(self, request: Request, offer: Offer, curve: Curve) -> int:
-        """As many tokens as may be lost; 0 where none may, or where even the best could not pay."""
-        plain = curve.plain * self.costs.speed
-        most = min(TRY_LENGTH, self._most)
-        if request.params.max_tokens is not None:
-            most = min(most, request.params.max_tokens - request.num_output_tokens - 1)
-        before = self.costs.prefill_seconds(offer.member.name, offer.pending) / plain
-        for length in range(most, 0, -1):
-            forward = curve.at(length * offer.member.width) - curve.plain
-            lost = (offer.times(length) + forward * self.costs.speed) / plain
-            if lost <= TRY_COST or length == 1:
-                if offer.member.drafter.cost_share(request) is not None and lost >= length:
-                    return 0
-                least = min(lost, DEAREST_TRY) + before
-                # Of a short output even one token may be a large share.
-                hurts = least > TUITION * self._outlook.tokens_left(request)
-                waits = hurts and not offer.member.trials.is_overdue
-                return length if not waits and least <= self._beliefs.account.credit else 0
-        return 0
-
-    def _lie_down(self, requests: Sequence[Request], texts: Sequence[Text]) -> None:
-        """Rest for some rounds where nothing was found to pay, or until the next try."""
+    def _rounds_of_rest(self, texts: Sequence[Text]) -> int:
+        """Rounds without a draft where nothing was found to pay: until the next try, or for a while."""
         paused = all(text.reason is PlainReason.PAUSED for text in texts)
-        if paused and (self._rests or len(texts) >= CROWD):
-            left = min(member.trials.rounds_left for member in self._beliefs.members)
-            # A try that is due and cannot be paid waits for the account.
-            self._rest.begin(requests, min(left, REST) if left > 0 else REST)
+        if not paused or not (self._beliefs.only_models or len(texts) >= CROWD):
+            return 1
+        left = min(member.trials.rounds_left for member in self._beliefs.members)
+        # A try that is due and cannot be paid waits for the account.
+        return min(left, REST) if left > 0 else REST

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from operator import add
 from typing import Any
 
 from forerun.core import CostTable
@@ -15,13 +16,13 @@ ASSUMED = CostTable.from_rows(
 # How quickly what is seen corrects what was thought: plain rounds of one batch size, the speed of the
 # machine by plain rounds and by others, and what drafted tokens add. Of one round no more is believed
 # than a factor of MOST.
-LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST = 0.15, 0.1, 0.1, 0.2, 1.25
+LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST, MOST_SLOPE = 0.15, 0.1, 0.1, 0.2, 1.25, 1.1
 FLATTEST, STEEPEST = 0.3, 50.0
 # Drafting rounds that it takes to know how costs rise where they were only assumed.
 TRUSTED = 8
 # What is left of the weight of a draft's time a draft later; drafts that a guess of it counts as, and a
 # measurement; drafts of a process that run cold.
-DRAFT_MEMORY, GUESSED, MEASURED, COLD = 0.95, 1.0, 4.0, 2
+DRAFT_MEMORY, GUESSED, MEASURED, COLD, LASTING = 0.95, 1.0, 4.0, 2, 0.8
 # No draft takes so many seconds a token.
 LONGEST_SECONDS = 1e4
 # Points beyond a curve's last one that are as good as all of them.
@@ -54,29 +55,22 @@ class DraftTimes:
     ) -> None:
         self.computed, self.timed = computed, 0
         self.fixed, self.per_token = fixed_seconds, token_seconds
-        # Of weights, tokens, seconds, tokens² and tokens · seconds: drafts of one and of four tokens.
+        # Of weights, tokens, seconds, tokens² and tokens · seconds: drafts of one and of four tokens. What is
+        # assumed keeps some weight, as drafts of one length say nothing of others.
         one, four = fixed_seconds + token_seconds, fixed_seconds + 4 * token_seconds
         sums = (2.0, 5.0, one + four, 17.0, one + 4 * four)
-        self._sums = [weight / 2 * value for value in sums]
+        self._assumed = [LASTING / 2 * value for value in sums]
+        self._sums = [(weight - LASTING) / 2 * value for value in sums]
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Take in a draft, as deep as this."""
         self.timed += 1
         if self.timed <= COLD and seconds > self(tokens):
             return
-        weight, x, y, xx, xy = (DRAFT_MEMORY * value for value in self._sums)
-        self._sums = [
-            weight + 1.0,
-            x + tokens,
-            y + seconds,
-            xx + tokens * tokens,
-            xy + tokens * seconds,
-        ]
-        weight, x, y, xx, xy = self._sums
-        spread = weight * xx - x * x
-        slope = (
-            (weight * xy - x * y) / spread if spread > 1e-3 * weight * weight else self.per_token
-        )
+        seen = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
+        self._sums = [DRAFT_MEMORY * old + new for old, new in zip(self._sums, seen, strict=True)]
+        weight, x, y, xx, xy = map(add, self._sums, self._assumed)
+        slope = (weight * xy - x * y) / (weight * xx - x * x)
         self.per_token = min(max(slope, 0.0), y / x)
         self.fixed = max((y - self.per_token * x) / weight, 0.0)
 
@@ -270,7 +264,8 @@ class LiveCosts:
             return
         ratio = min(max(seconds / expected, 1.0 / MOST), MOST)
         if extra:
-            curve.correct(extra, ratio * expected / self.speed)
+            near = min(max(ratio, 1.0 / MOST_SLOPE), MOST_SLOPE)
+            curve.correct(extra, near * expected / self.speed)
             self.speed *= ratio**SPEED_STEP
         else:
             # The machine's speed is that of all batch sizes; the table may be wrong of one.

@@ -9,10 +9,14 @@ from forerun.policies.account import Account
 from forerun.policies.beliefs import Beliefs
 from forerun.policies.lengths import Offer
 from forerun.policies.texts import Text
+from forerun.policies.trials import LONGEST_PAUSE
 
 # What learning may cost: this share of the first request's time, of so many tokens at least; a request whose
 # end is near may lose a quarter of a plain round.
 TUITION, FIRST_TOKENS, LEAST_TUITION = 0.04, 128, 0.25
+# A try has so many tokens, or as few as cost no more than this share of a plain round. What is thought to
+# cost more than the account ever holds is tried for that.
+TRY_LENGTH, TRY_COST, DEAREST_TRY = 3, 0.5, 4.0
 # Drafts that must have been seen of a drafter before it may cost more than a request may lose.
 PROVEN = 8
 # Tokens that outputs are thought to have before any has ended, and how quickly that follows them.
@@ -88,6 +92,32 @@ class Outlook:
         costs = self._beliefs.costs
         most = min(text.account.credit, self._beliefs.account.credit) * costs.plain_seconds(1)
         return costs.prefill_seconds(offer.member.name, offer.pending) <= most
+
+    def try_length(self, request: Request, offer: Offer, batch_size: int) -> int:
+        """As many tokens of a try as may be lost; 0 where none may, or where even the best could not pay."""
+        costs = self._beliefs.costs
+        curve, plain = costs.curve(batch_size), costs.plain_seconds(batch_size)
+        most = min(TRY_LENGTH, self._most)
+        if request.params.max_tokens is not None:
+            most = min(most, request.params.max_tokens - request.num_output_tokens - 1)
+        before = costs.prefill_seconds(offer.member.name, offer.pending) / plain
+        for length in range(most, 0, -1):
+            forward = curve.at(length * offer.member.width) - curve.plain
+            lost = (offer.times(length) + forward * costs.speed) / plain
+            if lost <= TRY_COST or length == 1:
+                if offer.member.drafter.cost_share(request) is not None and lost >= length:
+                    return 0
+                least = min(lost, DEAREST_TRY) + before
+                # Of a short output even one token may be a large share.
+                hurts = least > TUITION * self.tokens_left(request)
+                waits = hurts and not offer.member.trials.is_overdue
+                return length if not waits and least <= self._beliefs.account.credit else 0
+        return 0
+
+    def rounds_left(self, request: Request, length: int) -> int:
+        """Rounds with drafts of this length for which a request surely has room."""
+        most = request.params.max_tokens
+        return LONGEST_PAUSE if most is None else (most - request.num_output_tokens) // (length + 1)
 
     def tokens_left(self, request: Request) -> float:
         """Tokens that are still expected: as outputs were, or half as many as there are already."""

@@ -1,0 +1,57 @@
+"""Rounds that policy `auto` plans at once: nothing is decided in them, and they are taken in together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from forerun.core import Draft, Plan, Request, RoundTimes, Verdict
+
+# A stretch in which so many rounds had nothing accepted is over: the text may have changed.
+MISSES = 2
+
+
+class Seen(NamedTuple):
+    """What a round has come to."""
+
+    drafts: Sequence[Draft]
+    verdicts: Sequence[Verdict]
+    times: RoundTimes
+
+
+class Stretch:
+    """Rounds of the same requests with the same plans.
+
+    Attributes:
+        plans: for each of the requests; none while no stretch runs.
+        requests: that they are for.
+        drafts: whether any of them drafts.
+        seen: the rounds that are over.
+    """
+
+    def __init__(self) -> None:
+        self.plans, self.requests, self.drafts = list[Plan](), list[Request](), False
+        self.seen = list[Seen]()
+        self._ids, self._left, self._misses = list[int](), 0, 0
+
+    def begin(self, requests: Sequence[Request], plans: list[Plan], rounds: int) -> None:
+        """Plan so many rounds alike, the one that is being planned among them."""
+        if rounds > 1:
+            self.plans, self.requests, self._left = plans, list(requests), rounds - 1
+            self.drafts, self._misses = any(plan.num_tokens for plan in plans), 0
+            self._ids = [request.request_id for request in requests]
+
+    def goes_on(self, requests: Sequence[Request]) -> bool:
+        """Whether the next round belongs to it: a request that comes or goes ends it."""
+        if self._left and self._ids == [request.request_id for request in requests]:
+            self._left -= 1
+            return True
+        return False
+
+    def note(self, seen: Seen) -> None:
+        """Note a round that is over."""
+        self.seen.append(seen)
+        if self.drafts and not any(verdict.num_accepted for verdict in seen.verdicts):
+            self._misses += 1
+            if self._misses == MISSES:
+                self._left = 0

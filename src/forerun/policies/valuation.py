@@ -1,0 +1,92 @@
+"""What the drafters' offers are worth, and the best of them: time is valued at the rate that is expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.policies.beliefs import Beliefs
+from forerun.policies.lengths import Lengths, Offer, best_lengths
+
+# How quickly the rate follows that of what is planned: where models draft, and where texts are looked up in.
+STEADY_STEP, LOOKUP_STEP = 0.5, 0.05
+# Drafts that tell of a length before it is thought to be too long, and what the token more may cost, in plain
+# rounds: what is never drafted never shows that it would be accepted.
+SCOUTED, SCOUT_COST = 8.0, 0.25
+
+
+class Valuation:
+    """Values offers by what is believed.
+
+    Args:
+        beliefs: of costs and drafters.
+    """
+
+    def __init__(self, beliefs: Beliefs) -> None:
+        self._beliefs = beliefs
+        # Tokens a second that are expected of rounds, by batch size, over those of plain ones.
+        self._gains: dict[int, float] = {}
+        self._last: tuple[list[Offer], Lengths | None] = ([], None)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._gains.clear()
+        self._last = [], None
+
+    def best(self, offers: list[Offer], batch_size: int, credit: float) -> Lengths | None:
+        """The best lengths for offers, as in the last round where they are the same; None where plain
+        decoding is.
+
+        Args:
+            offers: one a request.
+            batch_size: requests, those without an offer among them.
+            credit: plain rounds' time that may be lost.
+        """
+        costs = self._beliefs.costs
+        curve, speed = costs.curve(batch_size), costs.speed
+        plain, gain = curve.plain * speed, self._gains.get(batch_size, 1.0)
+        same, found = self._last
+        if not offers:
+            found = None
+        elif offers != same or (found is not None and found.seconds > credit * plain):
+            for value in (gain, 1.0):
+                found = best_lengths(
+                    offers, value * batch_size / plain, curve, speed, credit * plain
+                )
+                # A model drafts in every round: a rate that it does not reach any more is no way to spend
+                # the time better.
+                if found is not None or not self._beliefs.only_models:
+                    break
+            self._last = offers, found
+        now = 1.0
+        if found is not None:
+            now = max((1.0 + found.tokens / batch_size) / (1.0 + found.seconds / plain), 1.0)
+        step = STEADY_STEP if self._beliefs.only_models else LOOKUP_STEP
+        self._gains[batch_size] = gain + step * (now - gain)
+        return found
+
+    def better(self, offers: list[Offer], batch_size: int) -> Offer:
+        """The offer of several to one request that is worth most, if all of the batch had the same."""
+        if len(offers) == 1:
+            return offers[0]
+        costs = self._beliefs.costs
+        curve, speed, values = costs.curve(batch_size), costs.speed, list[float]()
+        rate = self._gains.get(batch_size, 1.0) * batch_size / (curve.plain * speed)
+        for offer in offers:
+            found = best_lengths([offer] * batch_size, rate, curve, speed)
+            values.append(0.0 if found is None else found.tokens - rate * found.seconds)
+        return offers[values.index(max(values))]
+
+    def scouted(self, offer: Offer, length: int, batch_size: int) -> int:
+        """A length, or one token more where a model is expected to have it accepted now and then and too few
+        drafts tell of it."""
+        member = offer.member
+        if member.looks_up or length >= len(offer.survival):
+            return length
+        seen = member.acceptance.pooled("", offer.level)
+        if seen.evidence(length - 1) < SCOUTED or seen.evidence(length) >= SCOUTED:
+            return length
+        costs = self._beliefs.costs
+        curve, width = costs.curve(batch_size), member.width
+        more = curve.at((length + 1) * width) - curve.at(length * width)
+        cost = offer.times.per_token + more * costs.speed
+        return length + 1 if cost <= SCOUT_COST * curve.plain * costs.speed else length
