@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # Of a plain round, that planning can have taken: more than that was an interruption.
 MOST_PLANNING = 0.2
+# Plain rounds' time of gains that are kept for the texts to come.
+MOST_RESERVE = 50.0
 
 
 class Account:
@@ -13,16 +15,22 @@ class Account:
         share: of all time, that it is credited with.
         first: that it holds at first.
         least, most: that it ever holds. What is lost below the least is forgiven: drafts are only tried
-            where they can be paid, so that it was noise.
+            where they can be paid, so that it was noise. What is gained beyond the most goes to a reserve.
     """
 
     def __init__(self, share: float, first: float, least: float = -1.0, most: float = 5.0) -> None:
         self._share, self._least, self._most = share, least, most
-        self.credit = first
+        self.credit, self._reserve = first, 0.0
 
     def charge(self, loss: float) -> None:
         """Take off what was lost outside of rounds."""
         self.credit = max(self.credit - loss, self._least)
+
+    def draw(self, loss: float) -> None:
+        """Let so much be lost again, as far as the reserve holds it."""
+        drawn = min(max(loss - self.credit, 0.0), self._reserve)
+        self.credit += drawn
+        self._reserve -= drawn
 
     def settle(self, tokens: float, elapsed: float, planning: float) -> None:
         """Take in some rounds.
@@ -35,4 +43,6 @@ class Account:
         gain = tokens - elapsed - min(planning, MOST_PLANNING * tokens)
         # What it held at first may be more than gains can make of it.
         most = max(self._most, self.credit)
-        self.credit = min(max(self.credit + self._share * elapsed + gain, self._least), most)
+        credit = self.credit + self._share * elapsed + gain
+        self._reserve = min(self._reserve + max(credit - most, 0.0), MOST_RESERVE)
+        self.credit = min(max(credit, self._least), most)

@@ -57,7 +57,7 @@ class Beliefs:
             member.forget()
 
     def learn_times(
-        self, batch_size: int, made: Sequence[tuple[Choice, Draft]], seconds: float
+        self, batch_size: int, made: Sequence[tuple[Choice, Draft]], seconds: float, cold: bool
     ) -> tuple[float, float]:
         """Note what the drafts of a round took, where one member has drafted alone; the seconds that count,
         of the drafts and of what had to be run before: an interruption is not the drafter's."""
@@ -68,6 +68,6 @@ class Beliefs:
         pending = max(choice.offer.pending for choice, _ in made)
         scale = max(choice.offer.scale for choice, _ in made)
         drafting, before = self.costs.observe_draft(
-            member.name, member.looks_up, batch_size, depth, pending, seconds / scale
+            member.name, member.looks_up, batch_size, depth, pending, seconds / scale, cold
         )
         return scale * drafting, scale * before

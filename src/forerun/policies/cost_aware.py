@@ -44,6 +44,8 @@ TIMED_AFTER = 150
 # Where nothing pays, it is asked again after so many rounds or when a request comes: if all drafts are a
 # model's, and in batches of CROWD, where looking costs each request more than it finds.
 REST, CROWD = 32, 4
+# After so many plain rounds a draft runs cold.
+COLD_AFTER = 8
 # As many plain rounds a rest counts as at most.
 REPEATED = 8
 _PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
@@ -89,7 +91,7 @@ class CostAwarePolicy(BasePolicy):
         self._texts: dict[int, Text] = {}
         self._outlook = Outlook(self._beliefs, self._most, self.settings.lost_time)
         self._valuation = Valuation(self._beliefs)
-        self._drafted_since_plain, self._stretch = 0, Stretch()
+        self._drafted_since_plain, self._plain_before, self._stretch = 0, 0, Stretch()
         self.clock: Callable[[], float] = perf_counter
         self._planning, self._rounds = 0.0, 0
         self._memory: Memory | None = None
@@ -133,7 +135,7 @@ class CostAwarePolicy(BasePolicy):
         self._beliefs.forget(self._new_account())
         self._outlook.forget()
         self._valuation.forget()
-        self._stretch, self._drafted_since_plain = Stretch(), 0
+        self._stretch, self._drafted_since_plain, self._plain_before = Stretch(), 0, 0
 
     def close(self) -> None:
         if self._memory is not None:
@@ -183,8 +185,10 @@ class CostAwarePolicy(BasePolicy):
             if text.choice is not None and verdict.token_ids:
                 made.append((text, text.choice, draft, verdict.num_accepted))
                 text.learn_draft(request, draft, verdict, self._rounds)
-        if not any(choice.is_try for _, choice, _, _ in made):
-            # A try breaks a rest: what it finds cold is no other round's cost.
+        # What finds everything cold, after a rest, is no other round's cost.
+        cold = bool(extra) and self._plain_before >= COLD_AFTER
+        self._plain_before = 0 if extra else self._plain_before + 1
+        if not cold:
             self.costs.observe(batch_size, extra, times.target + times.verify)
         plain = seconds = self.costs.plain_seconds(batch_size)
         if made:
@@ -195,6 +199,7 @@ class CostAwarePolicy(BasePolicy):
                 batch_size,
                 [(choice, draft) for _, choice, draft, _ in made],
                 max(times.draft - self._planning, 0.0),
+                cold,
             )
             seconds += drafting
             made[0][0].debt += before / plain
@@ -275,7 +280,7 @@ class CostAwarePolicy(BasePolicy):
         self.decisions.count_plain(rounds * batch_size, rounds * plain)
         for member in self._beliefs.members:
             member.trials.wait(rounds - 1)
-        self._drafted_since_plain = 0
+        self._drafted_since_plain, self._plain_before = 0, rounds
         if self._memory is not None:
             self._memory.note()
 

@@ -62,10 +62,10 @@ class DraftTimes:
         self._assumed = [LASTING / 2 * value for value in sums]
         self._sums = [(weight - LASTING) / 2 * value for value in sums]
 
-    def observe(self, tokens: int, seconds: float) -> None:
+    def observe(self, tokens: int, seconds: float, cold: bool = False) -> None:
         """Take in a draft, as deep as this."""
         self.timed += 1
-        if self.timed <= COLD and seconds > self(tokens):
+        if (cold or self.timed <= COLD) and seconds > self(tokens):
             return
         seen = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._sums = [DRAFT_MEMORY * old + new for old, new in zip(self._sums, seen, strict=True)]
@@ -273,7 +273,7 @@ class LiveCosts:
             self.speed *= ratio**PLAIN_STEP
 
     def observe_draft(
-        self, name: str, looks_up: bool, batch_size: int, depth: int, pending: int, seconds: float
+        self, name: str, looks_up: bool, batch_size: int, depth: int, pending: int, seconds: float, cold: bool = False
     ) -> tuple[float, float]:
         """Learn from a draft, `depth` deep, before which so many tokens had to be run; the seconds of the
         draft and of what came before, but no more than a multiple of what was expected."""
@@ -281,7 +281,7 @@ class LiveCosts:
         expected = times(depth)
         if pending <= MUCH or looks_up:
             seconds = min(seconds, OUTLIER * max(expected, LOOKUP * self.plain_seconds(batch_size)))
-            times.observe(depth, seconds)
+            times.observe(depth, seconds, cold)
             return seconds, 0.0
         before = min(max(seconds - expected, 0.0), OUTLIER * self.prefill_seconds(name, pending))
         known = self._prefill.get(name)

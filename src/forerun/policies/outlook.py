@@ -13,7 +13,7 @@ from forerun.policies.trials import LONGEST_PAUSE
 
 # What learning may cost: this share of the first request's time, of so many tokens at least; a request whose
 # end is near may lose a quarter of a plain round.
-TUITION, FIRST_TOKENS, LEAST_TUITION = 0.04, 128, 0.25
+TUITION, FIRST_TOKENS, LEAST_TUITION = 0.03, 128, 0.2
 # A try has so many tokens, or as few as cost no more than this share of a plain round. What is thought to
 # cost more than the account ever holds is tried for that.
 TRY_LENGTH, TRY_COST, DEAREST_TRY = 3, 0.5, 4.0
@@ -45,6 +45,7 @@ class Outlook:
         for member in self._beliefs.members:
             member.trials.hasten()
         first = TUITION * (self.tokens_left(request) + prompt)
+        self._beliefs.account.draw(first)
         return Text(Account(self._lost_time, max(first, LEAST_TUITION)))
 
     def may_lose(self, texts: Sequence[Text]) -> float:

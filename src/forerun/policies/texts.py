@@ -140,7 +140,8 @@ class Text:
         if known is not None:
             if known[0] == limit and round_ < known[1]:
                 return known[2]
-            member.acceptance.fade(request.request_id)
+            past = (round_ - known[1]) // OFFER_ROUNDS + 1 if round_ >= known[1] else 1
+            member.acceptance.fade(request.request_id, past)
         survival = member.acceptance.survival(
             request.request_id, request.hints.namespace, level, limit
         )
