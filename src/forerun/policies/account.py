@@ -20,7 +20,7 @@ class Account:
 
     def __init__(self, share: float, first: float, least: float = -1.0, most: float = 5.0) -> None:
         self._share, self._least, self._most = share, least, most
-        self.credit, self._reserve = first, 0.0
+        self.credit, self._reserve, self._advanced = first, 0.0, 0.0
 
     def charge(self, loss: float) -> None:
         """Take off what was lost outside of rounds."""
@@ -31,6 +31,13 @@ class Account:
         drawn = min(max(loss - self.credit, 0.0), self._reserve)
         self.credit += drawn
         self._reserve -= drawn
+
+    def advance(self, seconds: float) -> None:
+        """Credit the share of time to come, which is not credited again: drafts are tried best early in a
+        text, before much of it is to be caught up with."""
+        more = max(min(self._share * seconds - self._advanced, self._most - self.credit), 0.0)
+        self._advanced += more
+        self.credit += more
 
     def settle(self, tokens: float, elapsed: float, planning: float) -> None:
         """Take in some rounds.
@@ -43,6 +50,9 @@ class Account:
         gain = tokens - elapsed - min(planning, MOST_PLANNING * tokens)
         # What it held at first may be more than gains can make of it.
         most = max(self._most, self.credit)
-        credit = self.credit + self._share * elapsed + gain
+        due = self._share * elapsed
+        repaid = min(due, self._advanced)
+        self._advanced -= repaid
+        credit = self.credit + due - repaid + gain
         self._reserve = min(self._reserve + max(credit - most, 0.0), MOST_RESERVE)
         self.credit = min(max(credit, self._least), most)

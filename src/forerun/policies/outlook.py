@@ -17,6 +17,8 @@ TUITION, FIRST_TOKENS, LEAST_TUITION = 0.03, 128, 0.2
 # A try has so many tokens, or as few as cost no more than this share of a plain round. What is thought to
 # cost more than the account ever holds is tried for that.
 TRY_LENGTH, TRY_COST, DEAREST_TRY = 3, 0.5, 4.0
+# What a round may risk of the account before its drafters are proven.
+RISKED = 0.3
 # Drafts that must have been seen of a drafter before it may cost more than a request may lose.
 PROVEN = 8
 # Tokens that outputs are thought to have before any has ended, and how quickly that follows them.
@@ -46,6 +48,7 @@ class Outlook:
             member.trials.hasten()
         first = TUITION * (self.tokens_left(request) + prompt)
         self._beliefs.account.draw(first)
+        self._beliefs.account.advance(self.tokens_left(request) + prompt)
         return Text(Account(self._lost_time, max(first, LEAST_TUITION)))
 
     def may_lose(self, texts: Sequence[Text]) -> float:
@@ -54,7 +57,7 @@ class Outlook:
         credit = self._beliefs.account.credit
         if any(member.acceptance.evidence >= PROVEN for member in self._beliefs.members):
             return credit
-        return min(credit, max(text.account.credit for text in texts))
+        return min(RISKED * credit, max(text.account.credit for text in texts))
 
     def offers(self, request: Request, text: Text, batch_size: int, round_: int) -> list[Offer]:
         """What each member could draft for a request in a round; those that have found nothing are left
