@@ -34,6 +34,7 @@ from forerun.policies.memory import Memory, recall
 from forerun.policies.outlook import FIRST_TOKENS, TUITION, Outlook
 from forerun.policies.stretch import Seen, Stretch
 from forerun.policies.texts import DRAFT_ROUNDS, FIRST_DRAFTS, Choice, Member, Text
+from forerun.policies.trials import Trials
 from forerun.policies.valuation import Valuation
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class CostAwarePolicy(BasePolicy):
         self._drafted_since_plain, self._plain_before, self._stretch = 0, 0, Stretch()
         self.clock: Callable[[], float] = perf_counter
         self._planning, self._rounds = 0.0, 0
+        self._tried: Trials | None = None
         self._memory: Memory | None = None
 
     @property
@@ -171,19 +173,19 @@ class CostAwarePolicy(BasePolicy):
         if self._stretch.plans:
             self._stretch.note(Seen(drafts, verdicts, times))
         else:
-            self._learn(requests, Seen(drafts, verdicts, times))
+            self._judge(self._learn(requests, Seen(drafts, verdicts, times)))
 
-    def _learn(self, requests: Sequence[Request], seen: Seen) -> None:
-        """Take in a round."""
+    def _learn(self, requests: Sequence[Request], seen: Seen) -> float:
+        """Take in a round; what its drafts have gained, in plain rounds' time."""
         drafts, verdicts, times = seen
         batch_size, extra, emitted = len(requests), 0, 0
-        made: list[tuple[Text, Choice, Draft, int]] = []
+        made: list[tuple[Text, Choice, Draft]] = []
         texts = [self._text(request) for request in requests]
         for request, text, draft, verdict in zip(requests, texts, drafts, verdicts, strict=True):
             extra += len(draft)
             emitted += len(verdict.token_ids)
             if text.choice is not None and verdict.token_ids:
-                made.append((text, text.choice, draft, verdict.num_accepted))
+                made.append((text, text.choice, draft))
                 text.learn_draft(request, draft, verdict, self._rounds)
         # What finds everything cold, after a rest, is no other round's cost.
         cold = bool(extra) and self._plain_before >= COLD_AFTER
@@ -197,17 +199,12 @@ class CostAwarePolicy(BasePolicy):
             seconds = min(max(times.target + times.verify, 0.0), OUTLIER * expected)
             drafting, before = self._beliefs.learn_times(
                 batch_size,
-                [(choice, draft) for _, choice, draft, _ in made],
+                [(choice, draft) for _, choice, draft in made],
                 max(times.draft - self._planning, 0.0),
                 cold,
             )
             seconds += drafting
             made[0][0].debt += before / plain
-            for _, choice, _, accepted in made:
-                if choice.is_try:
-                    paid = accepted > (seconds - plain) / plain / len(made)
-                    trials = choice.offer.member.trials
-                    trials.succeed() if paid else trials.fail()
         self._drafted_since_plain = self._drafted_since_plain + 1 if extra else 0
         tokens, elapsed, planning = emitted / batch_size, seconds / plain, self._planning / plain
         self._planning = 0.0
@@ -229,6 +226,13 @@ class CostAwarePolicy(BasePolicy):
             self.decisions.count("", 0, plain_requests, batch_size, emitted, seconds, plain)
         if self._memory is not None:
             self._memory.note()
+        return tokens - elapsed
+
+    def _judge(self, gain: float) -> None:
+        """Note what a try has gained, if it was one."""
+        if self._tried is not None:
+            self._tried.succeed() if gain > 0.0 else self._tried.fail()
+            self._tried = None
 
     def release(self, request: Request) -> None:
         if self._stretch.drafts:
@@ -264,8 +268,7 @@ class CostAwarePolicy(BasePolicy):
         """End a stretch and take in its rounds."""
         stretch, self._stretch = self._stretch, Stretch()
         if stretch.drafts:
-            for seen in stretch.seen:
-                self._learn(stretch.requests, seen)
+            self._judge(sum(self._learn(stretch.requests, seen) for seen in stretch.seen))
         elif stretch.seen:
             self._learn_plain(len(stretch.plans), [seen.times for seen in stretch.seen])
 
@@ -320,10 +323,11 @@ class CostAwarePolicy(BasePolicy):
                     text.choice = Choice(offer, further)
                     chosen.add(offer.member)
                     offer.member.trials.reset()
-        is_try = self._try_one(requests, texts, offers, chosen)
+        if rounds := self._try_one(requests, texts, offers, chosen):
+            return rounds if found is None else 1
         if found is None:
-            return 1 if is_try else self._rounds_of_rest(texts)
-        if is_try or not self._beliefs.only_models:
+            return self._rounds_of_rest(texts)
+        if not self._beliefs.only_models:
             return 1
         # Planning takes time too: where models draft for all and are known by now, plans hold for a while.
         lost = found.seconds / self.costs.plain_seconds(batch_size)
@@ -340,8 +344,9 @@ class CostAwarePolicy(BasePolicy):
         texts: Sequence[Text],
         offers: Sequence[list[Offer]],
         chosen: set[Member],
-    ) -> bool:
-        """Try a drafter that is not expected to pay, for one request, where its time has come."""
+    ) -> int:
+        """Try a drafter that is not expected to pay, for one request, where its time has come; for how many
+        rounds."""
         batch_size = len(requests)
         for member in {offer.member: None for offer in chain(*offers)}:
             if member in chosen:
@@ -354,8 +359,9 @@ class CostAwarePolicy(BasePolicy):
                 length = 0 if offer is None else self._outlook.try_length(request, offer, batch_size)
                 if offer is not None and length:
                     text.choice = Choice(offer, length, is_try=True)
-                    return True
-        return False
+                    self._tried = member.trials
+                    return self._outlook.try_rounds(request, length)
+        return 0
 
     def _rounds_of_rest(self, texts: Sequence[Text]) -> int:
         """Rounds without a draft where nothing was found to pay: until the next try, or for a while."""

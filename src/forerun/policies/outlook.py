@@ -16,7 +16,7 @@ from forerun.policies.trials import LONGEST_PAUSE
 TUITION, FIRST_TOKENS, LEAST_TUITION = 0.03, 128, 0.2
 # A try has so many tokens, or as few as cost no more than this share of a plain round. What is thought to
 # cost more than the account ever holds is tried for that.
-TRY_LENGTH, TRY_COST, DEAREST_TRY = 3, 0.5, 4.0
+TRY_LENGTH, TRY_COST, DEAREST_TRY, TRY_ROUNDS = 3, 0.5, 4.0, 3
 # What a round may risk of the account before its drafters are proven.
 RISKED = 0.3
 # Drafts that must have been seen of a drafter before it may cost more than a request may lose.
@@ -104,19 +104,26 @@ class Outlook:
         most = min(TRY_LENGTH, self._most)
         if request.params.max_tokens is not None:
             most = min(most, request.params.max_tokens - request.num_output_tokens - 1)
-        before = costs.prefill_seconds(offer.member.name, offer.pending) / plain
         for length in range(most, 0, -1):
             forward = curve.at(length * offer.member.width) - curve.plain
             lost = (offer.times(length) + forward * costs.speed) / plain
             if lost <= TRY_COST or length == 1:
                 if offer.member.drafter.cost_share(request) is not None and lost >= length:
                     return 0
+                before = costs.prefill_seconds(offer.member.name, offer.pending) / plain
                 least = min(lost, DEAREST_TRY) + before
                 # Of a short output even one token may be a large share.
                 hurts = least > TUITION * self.tokens_left(request)
                 waits = hurts and not offer.member.trials.is_overdue
                 return length if not waits and least <= self._beliefs.account.credit else 0
         return 0
+
+    def try_rounds(self, request: Request, length: int) -> int:
+        """Rounds of a try: several of a model, where the first one finds everything cold, but only one where
+        the output is short."""
+        long = self.tokens_left(request) >= FIRST_TOKENS / 2
+        several = self._beliefs.only_models and long
+        return min(TRY_ROUNDS, self.rounds_left(request, length)) if several else 1
 
     def rounds_left(self, request: Request, length: int) -> int:
         """Rounds with drafts of this length for which a request surely has room."""

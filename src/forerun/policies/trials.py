@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Rounds without a try: after the first that failed, at most, and the divisor after a change of text or load.
+# Rounds without a try: after the first that failed, at most, and the divisor where a text begins.
 FIRST_PAUSE, LONGEST_PAUSE, SOONER = 16, 1024, 4
 
 
@@ -12,12 +12,12 @@ class Trials:
     """The schedule of one drafter's tries; a pause of 0 is that of a drafter that was not given up."""
 
     def __init__(self) -> None:
-        self.pause, self._waited, self._sooner = 0, 0, False
+        self.pause, self._waited, self._is_early = 0, 0, False
 
     @property
     def rounds_left(self) -> int:
         """Rounds until the next try."""
-        return (self.pause // SOONER if self._sooner else self.pause) - self._waited
+        return 0 if self._is_early else self.pause - self._waited
 
     @property
     def is_overdue(self) -> bool:
@@ -31,13 +31,13 @@ class Trials:
         self._waited += rounds
 
     def hasten(self) -> None:
-        """Note that the text or the load has changed."""
-        self._sooner = True
+        """Note that a text begins: what a drafter has to catch up with is least then."""
+        self._is_early = self._waited >= self.pause // SOONER
 
     def fail(self) -> None:
         """Note a try that has not paid."""
         self.pause = min(max(2 * self.pause, FIRST_PAUSE), LONGEST_PAUSE)
-        self._waited, self._sooner = 0, False
+        self._waited, self._is_early = 0, False
 
     def succeed(self) -> None:
         """Note a try that has paid: the next comes at once."""
@@ -45,7 +45,7 @@ class Trials:
 
     def reset(self) -> None:
         """Note that drafts are expected to pay again."""
-        self.pause, self._waited, self._sooner = 0, 0, False
+        self.pause, self._waited, self._is_early = 0, 0, False
 
     @property
     def learned(self) -> list[int]:
