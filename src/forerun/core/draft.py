@@ -172,10 +172,10 @@ class Verdict:
     @classmethod
     def of(cls, draft: Draft, end: int, token_id: int) -> Verdict:
         """The verdict whose path ends at node `end` (-1: nothing accepted) and emits `token_id` there."""
+        if not draft.token_ids:
+            return cls((), (token_id,), (Origin.PLAIN,))
         path = draft.tree.path_to(end)
         last = Origin.RECOVERED if draft.tree.children(end) else Origin.BONUS
-        if not len(draft):
-            last = Origin.PLAIN
         tokens = [draft.token_ids[node] for node in path]
         return cls(tuple(path), (*tokens, token_id), (Origin.ACCEPTED,) * len(path) + (last,))
 

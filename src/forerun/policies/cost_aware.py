@@ -44,7 +44,7 @@ LONGEST = 16
 TIMED_AFTER = 150
 # Where nothing pays, it is asked again after so many rounds or when a request comes: if all drafts are a
 # model's, and in batches of CROWD, where looking costs each request more than it finds.
-REST, CROWD = 32, 4
+REST, LONGEST_REST, CROWD = 32, 256, 4
 # After so many plain rounds a draft runs cold.
 COLD_AFTER = 8
 # As many plain rounds a rest counts as at most.
@@ -283,7 +283,8 @@ class CostAwarePolicy(BasePolicy):
         self.decisions.count_plain(rounds * batch_size, rounds * plain)
         for member in self._beliefs.members:
             member.trials.wait(rounds - 1)
-        self._drafted_since_plain, self._plain_before = 0, rounds
+        self._drafted_since_plain = 0
+        self._plain_before += rounds
         if self._memory is not None:
             self._memory.note()
 
@@ -369,5 +370,7 @@ class CostAwarePolicy(BasePolicy):
         if not paused or not (self._beliefs.only_models or len(texts) >= CROWD):
             return 1
         left = min(member.trials.rounds_left for member in self._beliefs.members)
-        # A try that is due and cannot be paid waits for the account.
-        return min(left, REST) if left > 0 else REST
+        # As long as it has rested already: what is known changes ever more slowly. A try that is due and cannot
+        # be paid waits for the account.
+        rest = min(max(self._plain_before, REST), LONGEST_REST)
+        return min(left, rest) if left > 0 else REST
