@@ -296,7 +296,7 @@ def test_a_draft_that_fails_leaves_the_cache_as_it_was(
     for key, before in zip(cache.keys, keys, strict=True):
         for row, length in enumerate(held):
             assert torch.equal(key[row, :, :length], before[row, :, :length])
-    while not all(engine._added[number].finished for number in numbers):
+    while not all(engine._added.running[number].finished for number in numbers):
         engine.step()
     for number, text in zip(numbers, TEXTS, strict=True):
         plain = [event.token_id for event in engine.stream_plain(text, GREEDY)]

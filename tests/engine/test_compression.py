@@ -244,7 +244,7 @@ def steps_interrupted(engine: forerun.Engine, outputs: Any, line: int, stride: i
     """Decode all texts, with every second step interrupted, each some lines later than the one before;
     from the beginning again where a step has ended before that."""
     numbers = [engine.add(text, GREEDY) for text in TEXTS]
-    while not all(engine._added[number].finished for number in numbers):
+    while not all(engine._added.running[number].finished for number in numbers):
         try:
             with interrupted_at(line):
                 engine.step()

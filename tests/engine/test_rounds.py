@@ -119,7 +119,7 @@ def test_a_round_whose_commit_is_interrupted_is_told_once() -> None:
     made = engine()
     number = made.add([1, 2], GREEDY)
     made.step()
-    running = made._added[number]
+    running = made._added.running[number]
     running.texts = FailsOnce(running.texts)
     with pytest.raises(KeyboardInterrupt):
         made.step()

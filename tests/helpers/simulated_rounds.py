@@ -24,6 +24,9 @@ class SimulatedDrafter:
         rate: probability that a token is accepted, by its position in the output.
         sure: its confidence, by the position.
         token_seconds, fixed_seconds: of a draft.
+        waiting: tokens that it has to run before a draft.
+        catch_up: seconds of each token that it has not run since its last draft; 0 where it waits for nothing
+            else.
         share: what it says that a token costs, in plain rounds.
     """
 
@@ -38,6 +41,8 @@ class SimulatedDrafter:
     members: tuple[SimulatedDrafter, ...] = ()
     origin: str = ""
     share: float | None = None
+    catch_up: float = 0.0
+    ran: dict[int, int] = field(default_factory=dict, init=False)
     needs_draft_model, head, shared_layers = True, None, 0
 
     def __repr__(self) -> str:
@@ -50,7 +55,9 @@ class SimulatedDrafter:
         return self.sure(request.num_output_tokens)
 
     def pending(self, request: Request) -> int:
-        return self.waiting
+        if not self.catch_up:
+            return self.waiting
+        return len(request) - self.ran.get(request.request_id, 0)
 
 
 @dataclass
@@ -119,11 +126,15 @@ class World:
             count = min(plan.num_tokens, most - request.num_output_tokens - 1)
             member = self.drafter if plan.member is None else self.drafter.members[plan.member]
             accepted = 0
-            rate = member.rate(request.num_output_tokens)
-            while accepted < count and chance.random() < rate:
+            start = request.num_output_tokens
+            while accepted < count and chance.random() < member.rate(start + accepted):
                 accepted += 1
             if count:
-                drafting = max(drafting, member.fixed_seconds + count * member.token_seconds)
+                seconds = member.fixed_seconds + count * member.token_seconds
+                if member.catch_up:
+                    seconds += member.catch_up * (member.pending(request) - 1)
+                    member.ran[request.request_id] = len(request) + accepted
+                drafting = max(drafting, seconds)
             drafts.append(Draft.chain([0] * count))
             last = Origin.RECOVERED if count else Origin.PLAIN
             origins = (*[Origin.ACCEPTED] * accepted, last)

@@ -10,6 +10,7 @@ from typing import Any, Self, overload
 from forerun.compression import NO_COMPRESSION, Compression
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
 from forerun.core import MOST_NODES, NO_HINTS, Exactness, Hints, Stats
+from forerun.engine.added import Added
 from forerun.engine.chat import Message
 from forerun.engine.compatibility import (
     EngineSettings,
@@ -28,7 +29,7 @@ from forerun.engine.requests import Completion, Running, TokenEvent
 from forerun.engine.round import OnExplained, OnRound, OnTimed, Parts
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sessions import Sessions
-from forerun.engine.stream import Stream, first_started, follow, follow_plain, run_all
+from forerun.engine.stream import Stream, follow, follow_plain, run_all
 from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, shown
 from forerun.options import changes
@@ -89,11 +90,8 @@ class Engine(Sessions):
         )
         self.config = SpeculativeConfig() if config is None else config
         check_engine(target, drafter, self.config, settings)
-        for name, part in (
-            ("policy", policy),
-            ("tokenizer", tokenizer),
-            ("randomness", randomness),
-        ):
+        given = {"policy": policy, "tokenizer": tokenizer, "randomness": randomness}
+        for name, part in given.items():
             check_part(name, part)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids = frozenset(settings.eos_token_ids)
@@ -121,12 +119,9 @@ class Engine(Sessions):
         self._scheduler = Scheduler(self._parts, self.max_batch_size, settings.prefix_reuse)
         if self.policy is not None:
             self.policy.rehearse(partial(rehearse, self._scheduler, self.max_context))
+        self._added = Added(self._scheduler)
         defaults = changes(SamplingParams.from_dict(sampling_defaults or {}))
         self._intake = Intake(target, tokenizer, self.eos_token_ids, self.max_context, defaults)
-        self._added: dict[int, Running] = {}
-        # Those of them whose last event has not been handed out, and events handed out by request.
-        self._open: dict[int, Running] = {}
-        self._handed_out: dict[int, int] = {}
         self._seal()
 
     def __repr__(self) -> str:
@@ -153,41 +148,13 @@ class Engine(Sessions):
             ForerunError: as `generate` does for a bad prompt or bad parameters.
         """
         running = self._take(prompt, params, sampling, speculative, hints)
-        number = running.request.request_id
-        with self._scheduler.alone():
-            self._added[number] = self._open[number] = running
-            self._scheduler.waiting.append(running)
-        return number
+        return self._added.add(running)
 
     def step(self) -> list[TokenEvent]:
-        """Run one round over all that can run; the new tokens of all requests made with `add`.
-
-        A request that fails (a mask hook that raises, say) ends by itself with the finish reason
-        ERROR, and its completion carries the error.
-        """
-        self._scheduler.step()
-        before = None
-        try:
-            with self._scheduler.alone():
-                before = self._handed_out
-                for number, count in before.items():
-                    running = self._open.get(number)
-                    if running and running.finished and count == running.num_output_tokens:
-                        del self._open[number]
-                started = first_started(self._open.values())
-                counts = {row.request.request_id: row.num_output_tokens for row in started}
-                events = [
-                    event
-                    for running in started
-                    for event in running.events(before.get(running.request.request_id, 0))
-                ]
-                self._handed_out = counts
-                return events
-        except BaseException:
-            # Interrupted before the caller has them, perhaps while the lock was given back.
-            if before is not None:
-                self._handed_out = before
-            raise
+        """Run one round over all that can run; the new tokens of all requests made with `add`. A request that
+        fails (a mask hook that raises, say) ends by itself with the finish reason ERROR, and its completion
+        carries the error."""
+        return self._added.step()
 
     @overload
     def generate(
@@ -307,12 +274,7 @@ class Engine(Sessions):
         Raises:
             ConfigError: for a request that is not known, or no longer.
         """
-        if not isinstance(request_id, int) or request_id not in self._added:
-            raise ConfigError(f"there is no request {shown(request_id)}; each is handed out once.")
-        running = self._added[request_id]
-        if running.finished:
-            del self._added[request_id]
-        return running.completion()
+        return self._added.completion(request_id)
 
     def cancel(self, request_id: int) -> bool:
         """End a request that waits or runs and free its row; False if it has ended already."""
@@ -368,8 +330,8 @@ class Engine(Sessions):
 
     @contextmanager
     def untaught(self) -> Iterator[None]:
-        """Rounds within the block are planned by policy `fixed` and teach the engine's own policy nothing:
-        for warm-ups, after which the policy stands where it stood.
+        """Rounds within the block are planned by policy `fixed` and teach the engine's own policy nothing: for
+        warm-ups.
 
         Raises:
             ConfigError: while requests wait or run.
@@ -417,7 +379,7 @@ class Engine(Sessions):
     @property
     def ended(self) -> list[int]:
         """Requests made with `add` that have ended and whose completions are not handed out."""
-        return [number for number, running in self._added.items() if running.finished]
+        return self._added.ended
 
     @property
     def stats(self) -> Stats:

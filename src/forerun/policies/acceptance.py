@@ -22,7 +22,7 @@ POOLED_WEIGHT, PRIOR_WEIGHT = 6.0, 1.5
 # What is left of the weight of what was seen, a round later: of a request's, and of all requests'.
 REQUEST_MEMORY, POOLED_MEMORY = 0.92, 0.995
 # The same after some rounds without a draft: what it knew of the text goes out of date.
-UNSEEN_MEMORY = 0.8
+UNSEEN_MEMORY = 0.92
 # What is read from a file weighs no more rounds than this: it was another day.
 RESTORED_WEIGHT = 40.0
 # Tokens less probable to stand than this are not offered.
@@ -167,11 +167,11 @@ class Acceptance:
             self._requests[request_id] = Rates(REQUEST_MEMORY)
         self._requests[request_id].observe(planned, accepted)
 
-    def fade(self, request_id: int, times: int = 1) -> None:
-        """Note that some rounds of a request, or so many times as many, have shown nothing."""
+    def fade(self, request_id: int) -> None:
+        """Note that some rounds of a request have shown nothing."""
         own = self._requests.get(request_id)
         if own is not None:
-            own.fade(UNSEEN_MEMORY**times)
+            own.fade(UNSEEN_MEMORY)
 
     def release(self, request_id: int) -> None:
         """Forget a request; what it has shown of all of them stays."""

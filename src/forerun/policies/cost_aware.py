@@ -320,8 +320,7 @@ class CostAwarePolicy(BasePolicy):
         if found is not None:
             for text, offer, length in zip(offered, best, found.lengths, strict=True):
                 if length:
-                    further = self._valuation.scouted(offer, length, batch_size)
-                    text.choice = Choice(offer, further)
+                    text.choice = Choice(offer, length)
                     chosen.add(offer.member)
                     offer.member.trials.reset()
         if rounds := self._try_one(requests, texts, offers, chosen):
@@ -357,7 +356,9 @@ class CostAwarePolicy(BasePolicy):
                 continue
             for request, text, own in zip(requests, texts, offers, strict=True):
                 offer = next((one for one in own if one.member is member), None)
-                length = 0 if offer is None else self._outlook.try_length(request, offer, batch_size)
+                length = (
+                    0 if offer is None else self._outlook.try_length(request, offer, batch_size)
+                )
                 if offer is not None and length:
                     text.choice = Choice(offer, length, is_try=True)
                     self._tried = member.trials
@@ -370,7 +371,7 @@ class CostAwarePolicy(BasePolicy):
         if not paused or not (self._beliefs.only_models or len(texts) >= CROWD):
             return 1
         left = min(member.trials.rounds_left for member in self._beliefs.members)
-        # As long as it has rested already: what is known changes ever more slowly. A try that is due and cannot
-        # be paid waits for the account.
+        # As long as it has rested already: what is known changes ever more slowly. A try that is due and
+        # cannot be paid waits for the account.
         rest = min(max(self._plain_before, REST), LONGEST_REST)
         return min(left, rest) if left > 0 else REST

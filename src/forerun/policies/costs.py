@@ -273,7 +273,14 @@ class LiveCosts:
             self.speed *= ratio**PLAIN_STEP
 
     def observe_draft(
-        self, name: str, looks_up: bool, batch_size: int, depth: int, pending: int, seconds: float, cold: bool = False
+        self,
+        name: str,
+        looks_up: bool,
+        batch_size: int,
+        depth: int,
+        pending: int,
+        seconds: float,
+        cold: bool = False,
     ) -> tuple[float, float]:
         """Learn from a draft, `depth` deep, before which so many tokens had to be run; the seconds of the
         draft and of what came before, but no more than a multiple of what was expected."""

@@ -44,8 +44,6 @@ class Outlook:
         prompt = request.num_prompt_tokens * curve.last_slope / curve.plain
         if not any(member.rounds for member in self._beliefs.members):
             self._beliefs.account.credit += TUITION * prompt
-        for member in self._beliefs.members:
-            member.trials.hasten()
         first = TUITION * (self.tokens_left(request) + prompt)
         self._beliefs.account.draw(first)
         self._beliefs.account.advance(self.tokens_left(request) + prompt)
@@ -112,10 +110,7 @@ class Outlook:
                     return 0
                 before = costs.prefill_seconds(offer.member.name, offer.pending) / plain
                 least = min(lost, DEAREST_TRY) + before
-                # Of a short output even one token may be a large share.
-                hurts = least > TUITION * self.tokens_left(request)
-                waits = hurts and not offer.member.trials.is_overdue
-                return length if not waits and least <= self._beliefs.account.credit else 0
+                return length if least <= self._beliefs.account.credit else 0
         return 0
 
     def try_rounds(self, request: Request, length: int) -> int:

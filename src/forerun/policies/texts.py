@@ -140,8 +140,7 @@ class Text:
         if known is not None:
             if known[0] == limit and round_ < known[1]:
                 return known[2]
-            past = (round_ - known[1]) // OFFER_ROUNDS + 1 if round_ >= known[1] else 1
-            member.acceptance.fade(request.request_id, past)
+            member.acceptance.fade(request.request_id)
         survival = member.acceptance.survival(
             request.request_id, request.hints.namespace, level, limit
         )

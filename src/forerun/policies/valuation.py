@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from forerun.policies.beliefs import Beliefs
 from forerun.policies.lengths import Lengths, Offer, best_lengths
 
 # How quickly the rate follows that of what is planned: where models draft, and where texts are looked up in.
 STEADY_STEP, LOOKUP_STEP = 0.5, 0.05
-# Drafts that tell of a length before it is thought to be too long, and what the token more may cost, in plain
-# rounds: what is never drafted never shows that it would be accepted.
-SCOUTED, SCOUT_COST = 8.0, 0.25
 
 
 class Valuation:
@@ -75,18 +70,3 @@ class Valuation:
             found = best_lengths([offer] * batch_size, rate, curve, speed)
             values.append(0.0 if found is None else found.tokens - rate * found.seconds)
         return offers[values.index(max(values))]
-
-    def scouted(self, offer: Offer, length: int, batch_size: int) -> int:
-        """A length, or one token more where a model is expected to have it accepted now and then and too few
-        drafts tell of it."""
-        member = offer.member
-        if member.looks_up or length >= len(offer.survival):
-            return length
-        seen = member.acceptance.pooled("", offer.level)
-        if seen.evidence(length - 1) < SCOUTED or seen.evidence(length) >= SCOUTED:
-            return length
-        costs = self._beliefs.costs
-        curve, width = costs.curve(batch_size), member.width
-        more = curve.at((length + 1) * width) - curve.at(length * width)
-        cost = offer.times.per_token + more * costs.speed
-        return length + 1 if cost <= SCOUT_COST * curve.plain * costs.speed else length
