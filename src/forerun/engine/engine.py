@@ -330,8 +330,7 @@ class Engine(Sessions):
 
     @contextmanager
     def untaught(self) -> Iterator[None]:
-        """Rounds within the block are planned by policy `fixed` and teach the engine's own policy nothing: for
-        warm-ups.
+        """Rounds within the block are planned by policy `fixed` and teach the engine's own policy nothing.
 
         Raises:
             ConfigError: while requests wait or run.
