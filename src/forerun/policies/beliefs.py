@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from forerun.core import Draft
 from forerun.policies.account import Account
 from forerun.policies.costs import LiveCosts
+from forerun.policies.stretch import REPEATED, PlainRounds
 from forerun.policies.texts import Choice, Member
 
 
@@ -55,6 +57,26 @@ class Beliefs:
         self.account, self.costs = account, self.costs.as_measured()
         for member in self.members:
             member.forget()
+
+    def given_up(self) -> list[str]:
+        """In a sentence each: drafters that were tried and do not pay."""
+        plain = self.costs.plain_seconds(1)
+        return [
+            member.given_up(self.costs.draft(member.name, member.looks_up, 1)(1) / plain)
+            for member in self.members
+            if member.is_given_up
+        ]
+
+    def learn_plain(self, plain: PlainRounds, accounts: Sequence[Account]) -> float:
+        """Take in rounds without a draft, for these accounts of texts too; the seconds of one by what is
+        believed then."""
+        rounds = len(plain.seconds)
+        for _ in range(min(rounds, REPEATED)):
+            self.costs.observe(plain.batch_size, 0, median(plain.seconds))
+        seconds = self.costs.plain_seconds(plain.batch_size)
+        for account in (self.account, *accounts):
+            account.settle(rounds, rounds, plain.planning / seconds)
+        return seconds
 
     def learn_times(
         self, batch_size: int, made: Sequence[tuple[Choice, Draft]], seconds: float, cold: bool

@@ -15,7 +15,6 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -32,7 +31,7 @@ from forerun.policies.decisions import Decisions
 from forerun.policies.lengths import Offer
 from forerun.policies.memory import Memory, recall
 from forerun.policies.outlook import FIRST_TOKENS, TUITION, Outlook
-from forerun.policies.stretch import Seen, Stretch
+from forerun.policies.stretch import PlainRounds, Seen, Stretch
 from forerun.policies.texts import DRAFT_ROUNDS, FIRST_DRAFTS, Choice, Member, Text
 from forerun.policies.trials import Trials
 from forerun.policies.valuation import Valuation
@@ -47,8 +46,6 @@ TIMED_AFTER = 150
 REST, LONGEST_REST, CROWD = 32, 256, 4
 # After so many plain rounds a draft runs cold.
 COLD_AFTER = 8
-# As many plain rounds a rest counts as at most.
-REPEATED = 8
 _PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
 
 
@@ -92,9 +89,10 @@ class CostAwarePolicy(BasePolicy):
         self._texts: dict[int, Text] = {}
         self._outlook = Outlook(self._beliefs, self._most, self.settings.lost_time)
         self._valuation = Valuation(self._beliefs)
-        self._drafted_since_plain, self._plain_before, self._stretch = 0, 0, Stretch()
+        self._drafted_since_plain, self._plain_before = 0, 0
+        self._stretch, self._plain = Stretch(), PlainRounds()
         self.clock: Callable[[], float] = perf_counter
-        self._planning, self._rounds = 0.0, 0
+        self._planning, self._rounds, self._is_plain = 0.0, 0, True
         self._tried: Trials | None = None
         self._memory: Memory | None = None
 
@@ -137,7 +135,8 @@ class CostAwarePolicy(BasePolicy):
         self._beliefs.forget(self._new_account())
         self._outlook.forget()
         self._valuation.forget()
-        self._stretch, self._drafted_since_plain, self._plain_before = Stretch(), 0, 0
+        self._drafted_since_plain, self._plain_before = 0, 0
+        self._stretch, self._plain = Stretch(), PlainRounds()
 
     def close(self) -> None:
         if self._memory is not None:
@@ -146,15 +145,20 @@ class CostAwarePolicy(BasePolicy):
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         if self._stretch.goes_on(requests):
             return self._stretch.plans
-        self._wake()
         started = self.clock()
-        timed = self._drafted_since_plain >= TIMED_AFTER or not self.costs.is_known
+        if self._stretch.plans:
+            self._take_in()
         texts = [self._text(request) for request in requests]
+        if reason := self._still_plain(requests, texts):
+            self._planning, self._is_plain = self.clock() - started, True
+            return [_PLAIN[reason]]
+        timed = self._drafted_since_plain >= TIMED_AFTER or not self.costs.is_known
         reason = PlainReason.TIMED if timed else PlainReason.PAUSED
         for text in texts:
             text.choice, text.reason = None, reason
         rounds = 1 if timed else self._choose(requests, texts)
         plans = [self._plan_of(text) for text in texts]
+        self._is_plain = all(text.choice is None for text in texts)
         self._stretch.begin(requests, plans, rounds)
         self._planning = self.clock() - started
         if self.settings.log_decisions:
@@ -170,14 +174,24 @@ class CostAwarePolicy(BasePolicy):
         times: RoundTimes,
     ) -> None:
         self._rounds += 1
+        seen = Seen(drafts, verdicts, times, self._planning)
+        self._planning = 0.0
         if self._stretch.plans:
-            self._stretch.note(Seen(drafts, verdicts, times))
+            self._stretch.note(seen)
+        elif self._is_plain:
+            if not self._plain.takes(len(requests)):
+                self._take_in_plain()
+            self._plain.add(len(requests), seen)
+            self._plain_before, self._drafted_since_plain = self._plain_before + 1, 0
+            if not self.costs.is_known:
+                self._take_in_plain()
         else:
-            self._judge(self._learn(requests, Seen(drafts, verdicts, times)))
+            self._take_in_plain()
+            self._judge(self._learn(requests, seen))
 
     def _learn(self, requests: Sequence[Request], seen: Seen) -> float:
         """Take in a round; what its drafts have gained, in plain rounds' time."""
-        drafts, verdicts, times = seen
+        drafts, verdicts, times, planned = seen
         batch_size, extra, emitted = len(requests), 0, 0
         made: list[tuple[Text, Choice, Draft]] = []
         texts = [self._text(request) for request in requests]
@@ -200,14 +214,13 @@ class CostAwarePolicy(BasePolicy):
             drafting, before = self._beliefs.learn_times(
                 batch_size,
                 [(choice, draft) for _, choice, draft in made],
-                max(times.draft - self._planning, 0.0),
+                max(times.draft - planned, 0.0),
                 cold,
             )
             seconds += drafting
             made[0][0].debt += before / plain
         self._drafted_since_plain = self._drafted_since_plain + 1 if extra else 0
-        tokens, elapsed, planning = emitted / batch_size, seconds / plain, self._planning / plain
-        self._planning = 0.0
+        tokens, elapsed, planning = emitted / batch_size, seconds / plain, planned / plain
         self._beliefs.account.settle(tokens, elapsed, planning)
         drafting_requests = 0
         for request, text in zip(requests, texts, strict=True):
@@ -217,10 +230,7 @@ class CostAwarePolicy(BasePolicy):
                 member, length = text.choice.offer.member, text.choice.length
                 self.decisions.count(member.name, length, 1, batch_size, emitted, seconds, plain)
             if text.debt:
-                # What drafts gain pays for their prompt first.
-                share = text.debt * min(1.0, 2.0 / max(self._outlook.tokens_left(request), 1.0))
-                due = max(share, min(text.debt, tokens - elapsed))
-                text.debt -= due
+                due = text.pay_debt(tokens - elapsed, self._outlook.tokens_left(request))
                 self._beliefs.account.charge(due / batch_size)
         if plain_requests := batch_size - drafting_requests:
             self.decisions.count("", 0, plain_requests, batch_size, emitted, seconds, plain)
@@ -236,7 +246,7 @@ class CostAwarePolicy(BasePolicy):
 
     def release(self, request: Request) -> None:
         if self._stretch.drafts:
-            self._wake()
+            self._take_in()
         text = self._texts.pop(request.request_id, None)
         if text is None:
             return
@@ -246,47 +256,63 @@ class CostAwarePolicy(BasePolicy):
         self._outlook.ended(request)
 
     def report(self) -> dict[str, Any]:
-        self._wake()
+        self._take_in()
         return self.decisions.as_dict()
 
     def in_words(self) -> str:
-        self._wake()
+        self._take_in()
         return self.decisions.in_words()
 
     def given_up(self) -> list[str]:
-        plain = self.costs.plain_seconds(1)
-        return [
-            member.given_up(self.costs.draft(member.name, member.looks_up, 1)(1) / plain)
-            for member in self._beliefs.members
-            if member.is_given_up
-        ]
+        return self._beliefs.given_up()
 
     def _new_account(self) -> Account:
         return Account(self.settings.lost_time, TUITION * FIRST_TOKENS)
 
-    def _wake(self) -> None:
-        """End a stretch and take in its rounds."""
+    def _take_in(self) -> None:
+        """Take in all rounds that were only noted."""
+        self._take_in_plain()
         stretch, self._stretch = self._stretch, Stretch()
         if stretch.drafts:
             self._judge(sum(self._learn(stretch.requests, seen) for seen in stretch.seen))
         elif stretch.seen:
-            self._learn_plain(len(stretch.plans), [seen.times for seen in stretch.seen])
+            for seen in stretch.seen:
+                self._plain.add(len(stretch.plans), seen)
+            self._plain_before += len(stretch.seen)
+            for member in self._beliefs.members:
+                member.trials.wait(len(stretch.seen) - 1)
+            self._take_in_plain()
 
-    def _learn_plain(self, batch_size: int, times: Sequence[RoundTimes]) -> None:
+    def _take_in_plain(self) -> None:
         """Take in plain rounds."""
-        rounds, seconds = len(times), median([one.target + one.verify for one in times])
-        for _ in range(min(rounds, REPEATED)):
-            self.costs.observe(batch_size, 0, seconds)
-        for account in (self._beliefs.account, *(text.account for text in self._texts.values())):
-            account.settle(rounds, rounds, 0.0)
-        plain = self.costs.plain_seconds(batch_size)
-        self.decisions.count_plain(rounds * batch_size, rounds * plain)
-        for member in self._beliefs.members:
-            member.trials.wait(rounds - 1)
-        self._drafted_since_plain = 0
-        self._plain_before += rounds
-        if self._memory is not None:
-            self._memory.note()
+        plain, self._plain = self._plain, PlainRounds()
+        if rounds := len(plain.seconds):
+            texts = [text.account for text in self._texts.values()]
+            seconds = self._beliefs.learn_plain(plain, texts)
+            self.decisions.count_plain(rounds * plain.batch_size, rounds * seconds)
+            self._drafted_since_plain = 0
+            if self._memory is not None:
+                self._memory.note()
+
+    def _still_plain(
+        self, requests: Sequence[Request], texts: Sequence[Text]
+    ) -> PlainReason | None:
+        """Why a request decodes plainly that looks up alone, where that was found a moment ago and nothing
+        has changed since."""
+        if len(requests) != 1 or self._several or self._beliefs.only_models:
+            return None
+        [request], [text], [member] = requests, texts, self._beliefs.members
+        if not request.speculative or self.settings.log_decisions:
+            return None
+        level, reason = member.level(request), PlainReason.NOTHING_FOUND
+        if level is not None:
+            if not text.has_declined(member, level, self._rounds) or member.trials.rounds_left <= 0:
+                return None
+            member.trials.wait()
+            reason = PlainReason.PAUSED
+        text.choice = None
+        self._valuation.best([], 1, 0.0)
+        return reason
 
     def _text(self, request: Request) -> Text:
         text = self._texts.get(request.request_id)
@@ -316,6 +342,9 @@ class CostAwarePolicy(BasePolicy):
                     best.append(self._valuation.better(usable, batch_size))
                     offered.append(text)
             found = self._valuation.best(best, batch_size, credit)
+            if found is None:
+                for offer in best:
+                    offer.is_declined = True
         chosen: set[Member] = set()
         if found is not None:
             for text, offer, length in zip(offered, best, found.lengths, strict=True):

@@ -33,6 +33,7 @@ class Offer:
         seconds: the share of that which this round has to bear.
         scale: seconds that its drafts are timed in: of a drafter that knows what it reads, those which its
             tokens would take by that.
+        is_declined: whether it was found not to pay.
     """
 
     member: Member
@@ -42,6 +43,7 @@ class Offer:
     pending: int = 0
     seconds: float = 0.0
     scale: float = 1.0
+    is_declined: bool = False
 
 
 class Lengths(NamedTuple):

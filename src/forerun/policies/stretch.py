@@ -1,22 +1,52 @@
-"""Rounds that policy `auto` plans at once: nothing is decided in them, and they are taken in together."""
+"""Rounds of policy `auto` that are planned at once, and those that are taken in together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from forerun.core import Draft, Plan, Request, RoundTimes, Verdict
 
 # A stretch in which so many rounds had nothing accepted is over: the text may have changed.
 MISSES = 2
+# Plain rounds that are taken in together, and that any number of them counts as at most.
+REPEATED = 8
 
 
 class Seen(NamedTuple):
-    """What a round has come to."""
+    """What a round has come to, and the seconds that planning it took."""
 
     drafts: Sequence[Draft]
     verdicts: Sequence[Verdict]
     times: RoundTimes
+    planning: float
+
+
+@dataclass
+class PlainRounds:
+    """Rounds without a draft, of one batch size.
+
+    Args:
+        batch_size: requests.
+        seconds: of each round, without planning.
+        planning: seconds of all of them.
+    """
+
+    batch_size: int = 0
+    seconds: list[float] = field(default_factory=list)
+    planning: float = 0.0
+
+    def takes(self, batch_size: int) -> bool:
+        """Whether a round of so many requests can be added."""
+        same = not self.seconds or batch_size == self.batch_size
+        return same and len(self.seconds) < REPEATED
+
+    def add(self, batch_size: int, seen: Seen) -> None:
+        """Note a round."""
+        self.batch_size = batch_size
+        self.seconds.append(seen.times.target + seen.times.verify)
+        self.planning += seen.planning
 
 
 class Stretch:

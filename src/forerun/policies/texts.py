@@ -148,6 +148,11 @@ class Text:
         self._offers[key] = (limit, round_ + OFFER_ROUNDS, offer)
         return offer
 
+    def has_declined(self, member: Member, level: int, round_: int) -> bool:
+        """Whether what a member offers was found not to pay, so short a time ago that it still holds."""
+        known = self._offers.get((member, level))
+        return known is not None and round_ < known[1] and known[2].is_declined
+
     def learn_draft(self, request: Request, draft: Draft, verdict: Verdict, rounds: int) -> None:
         """Take in the draft that was chosen, after so many rounds of all requests."""
         assert self.choice is not None
@@ -161,6 +166,13 @@ class Text:
         self.drafts += 1
         if self.drafts <= FIRST_DRAFTS or rounds % DRAFT_ROUNDS == 0:
             self._offers.clear()
+
+    def pay_debt(self, gain: float, tokens_left: float) -> float:
+        """The share of the debt that is due after a round: what drafts gain pays for their prompt first."""
+        share = self.debt * min(1.0, 2.0 / max(tokens_left, 1.0))
+        due = max(share, min(self.debt, gain))
+        self.debt -= due
+        return due
 
     def in_words(self) -> str:
         """What was decided for the round, and why."""
