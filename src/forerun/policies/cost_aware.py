@@ -32,7 +32,7 @@ from forerun.policies.lengths import Offer
 from forerun.policies.memory import Memory, recall
 from forerun.policies.outlook import FIRST_TOKENS, TUITION, Outlook
 from forerun.policies.stretch import PlainRounds, Seen, Stretch
-from forerun.policies.texts import DRAFT_ROUNDS, FIRST_DRAFTS, Choice, Member, Text
+from forerun.policies.texts import DRAFT_ROUNDS, FIRST_DRAFTS, PLAIN, Choice, Member, Text
 from forerun.policies.trials import Trials
 from forerun.policies.valuation import Valuation
 
@@ -46,7 +46,6 @@ TIMED_AFTER = 150
 REST, LONGEST_REST, CROWD = 32, 256, 4
 # After so many plain rounds a draft runs cold.
 COLD_AFTER = 8
-_PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
 
 
 @options
@@ -151,13 +150,13 @@ class CostAwarePolicy(BasePolicy):
         texts = [self._text(request) for request in requests]
         if reason := self._still_plain(requests, texts):
             self._planning, self._is_plain = self.clock() - started, True
-            return [_PLAIN[reason]]
+            return [PLAIN[reason]]
         timed = self._drafted_since_plain >= TIMED_AFTER or not self.costs.is_known
         reason = PlainReason.TIMED if timed else PlainReason.PAUSED
         for text in texts:
             text.choice, text.reason = None, reason
         rounds = 1 if timed else self._choose(requests, texts)
-        plans = [self._plan_of(text) for text in texts]
+        plans = [text.plan(self._several) for text in texts]
         self._is_plain = all(text.choice is None for text in texts)
         self._stretch.begin(requests, plans, rounds)
         self._planning = self.clock() - started
@@ -319,12 +318,6 @@ class CostAwarePolicy(BasePolicy):
         if text is None:
             text = self._texts[request.request_id] = self._outlook.new_text(request)
         return text
-
-    def _plan_of(self, text: Text) -> Plan:
-        choice = text.choice
-        if choice is None:
-            return _PLAIN[text.reason]
-        return Plan(choice.length, member=choice.offer.member.place if self._several else None)
 
     def _choose(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
         """Make the best of all choices for a round; the number of rounds that it holds for."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from forerun.contracts import Drafter
-from forerun.core import Draft, PlainReason, Request, Verdict
+from forerun.core import Draft, PlainReason, Plan, Request, Verdict
 from forerun.policies.acceptance import Acceptance, level_of
 from forerun.policies.account import Account
 from forerun.policies.costs import DraftTimes
@@ -22,6 +22,7 @@ WIDTH_STEP = 0.05
 # drafts or every fourth round in which it drafts.
 OFFER_ROUNDS, FIRST_DRAFTS, DRAFT_ROUNDS = 8, 8, 4
 _NO_TIMES = DraftTimes(0.0, 0.0)
+PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
 _IN_WORDS = {
     PlainReason.PAUSED: "plain: no draft is expected to pay",
     PlainReason.TIMED: "plain, to time such a round",
@@ -132,6 +133,13 @@ class Text:
     drafts: int = 0
     debt: float = 0.0
     _offers: dict[tuple[Member, int], tuple[int, int, Offer]] = field(default_factory=dict)
+
+    def plan(self, several: bool) -> Plan:
+        """What was chosen, of several members or of the drafter itself."""
+        if self.choice is None:
+            return PLAIN[self.reason]
+        offer, length, _ = self.choice
+        return Plan(length, member=offer.member.place if several else None)
 
     def offer(self, member: Member, request: Request, level: int, limit: int, round_: int) -> Offer:
         """What a member could draft in a round, `limit` tokens at most."""
