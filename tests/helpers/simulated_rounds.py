@@ -70,6 +70,7 @@ class World:
         seed: of what is accepted, and of noise.
         cold: seconds that the first drafts take longer, one after the other.
         noise: standard deviation of times, as a share of them.
+        cooled: how many times as long a draft takes after eight rounds without one.
     """
 
     drafter: SimulatedDrafter
@@ -77,8 +78,10 @@ class World:
     seed: int = 0
     cold: Sequence[float] = ()
     noise: float = 0.0
+    cooled: float = 1.0
     drafted: int = field(default=0, init=False)
     _cold: list[float] = field(default_factory=list, init=False)
+    _without: int = field(default=0, init=False)
 
     def run(self, policy: Policy, outputs: Sequence[int], batch_size: int = 1) -> float:
         """The seconds of outputs of these lengths, `batch_size` at a time, all of one length."""
@@ -144,6 +147,8 @@ class World:
         target = self.forward(len(requests) + sum(map(len, drafts)))
         if drafting:
             drafting += self._cold.pop(0) if self._cold else 0.0
+            drafting *= self.cooled if self._without >= 8 else 1.0
+        self._without = 0 if drafting else self._without + 1
         if self.noise:
             drafting *= max(chance.gauss(1.0, self.noise), 0.5)
             target *= max(chance.gauss(1.0, self.noise), 0.5)

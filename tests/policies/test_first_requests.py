@@ -114,42 +114,64 @@ def test_what_pays_pays_from_the_first_request_on(
     assert found[4] >= 0.95
 
 
-# Of six texts, whether a middling draft has found each of 128 tokens, in bits: 14 % of the first one.
-FOUND = tuple(
-    f"{int(digits, 16):0{TOKENS}b}"
-    for digits in (
-        "548020c9248492490924924924920024",
-        "24936db6db6db6db6db6db6db6db6db6",
-        "24b6db6db6db6db64924924924924924",
-        "8144b0582c361b0d87c3e1f0f87c3e1f",
-        "800280841108225044a8895912b26564",
-        "348af15e6bcd79af35e6bcd79af35e6f",
-    )
-)
+# Of six texts, whether a good draft (97 %) and a middling one (46 %, of the first text 14) have found each of
+# 128 tokens, in bits.
+FOUND = {
+    quality: tuple(f"{int(digits, 16):0{TOKENS}b}" for digits in texts)
+    for quality, texts in {
+        "good": (
+            "7cfff7ffffd7ffffafffffffffffffff",
+            "4fffffffffffffffffffffffffffffff",
+            "f6b6dfffffffffffffffffffffffffff",
+            "e57fffffffffffffffffffffffffffff",
+            "9f3fedffdfffbfff7ffefffdfffbfff7",
+            "7edfffffffffffffffffffffffffffff",
+        ),
+        "middling": (
+            "548020c9248492490924924924920024",
+            "24936db6db6db6db6db6db6db6db6db6",
+            "24b6db6db6db6db64924924924924924",
+            "8144b0582c361b0d87c3e1f0f87c3e1f",
+            "800280841108225044a8895912b26564",
+            "348af15e6bcd79af35e6bcd79af35e6f",
+        ),
+    }.items()
+}
 
 
 def found_at(bits: str, position: int) -> float:
     return float(bits[position])
 
 
-def test_a_bad_text_does_not_speak_for_the_others() -> None:
-    """A draft that is worth little of one text and much of others, token by token as it was; it has to catch
-    up with what was decoded without it."""
+@pytest.mark.parametrize(
+    ("quality", "way", "least"),
+    [
+        ("good", in_one_engine, 0.95),
+        ("good", by_command_line, 0.95),
+        ("middling", in_one_engine, 0.93),
+        ("middling", by_command_line, 0.8),
+    ],
+)
+def test_a_bad_stretch_does_not_speak_for_all_texts(quality: str, way: Any, least: float) -> None:
+    """Texts as they were, token by token: some are worth little, and good ones have bad beginnings. The draft
+    has to catch up with what was decoded without it, and runs cold then."""
 
     def run(seed: int, length: int = 0) -> float:
         seconds = []
         drafter = SimulatedDrafter(token_seconds=0.05, fixed_seconds=0.2, catch_up=0.04)
-        where = World(drafter, rising(0.08), noise=0.05)
+        where = World(drafter, rising(0.08), noise=0.05, cooled=2.0)
         policy: Any = FixedPolicy(length) if length else new_policy(where)
-        for number, bits in enumerate(FOUND * 3):
+        for number, bits in enumerate(FOUND[quality] * 3):
             drafter.rate, where.seed = partial(found_at, bits), 100 * seed + number
             drafter.ran.clear()
             seconds += where.each(policy, [TOKENS])
-        return sum(seconds[len(FOUND) :])
+            if way is by_command_line and not length:
+                policy = new_policy(where, policy.learned)
+        return sum(seconds[len(FOUND[quality]) :])
 
     fixed = min(run(0, length) for length in LENGTHS)
     made = [run(seed) for seed in range(SEEDS)]
-    assert fixed / statistics.mean(made) >= 0.94
+    assert fixed / statistics.mean(made) >= least
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -292,7 +314,7 @@ def test_a_clock_that_jumps_changes_nothing_for_long(jump: float) -> None:
     policy.release(request)
     after = where.each(policy, [TOKENS] * 3)
     calm = world(0.9, USUAL)
-    assert after[-1] <= 1.15 * calm.each(new_policy(calm), [TOKENS] * 4)[-1]
+    assert after[-1] <= 1.2 * calm.each(new_policy(calm), [TOKENS] * 4)[-1]
 
 
 # What is kept on disk.
@@ -351,8 +373,8 @@ def test_what_was_learned_is_written_while_a_request_runs(
     [
         {"form": 99},
         {"learned": {}},
-        {"learned": {"drafts": {"simulated": [-1, 0, None]}, "members": {}, "credit": 1}},
-        {"learned": {"drafts": {"simulated": [1e300, 0, None]}, "members": {}, "credit": 1}},
+        {"learned": {"drafts": {"simulated": [-1, 0, None]}, "members": {}, "account": [1, 0]}},
+        {"learned": {"drafts": {"simulated": [1e300, 0, None]}, "members": {}, "account": [1, 0]}},
         {"learned": None, "rows": [[1, 1, 0, "fast"]]},
     ],
 )
@@ -373,7 +395,7 @@ def test_a_file_cannot_raise_what_may_be_lost(folder: Path) -> None:
     policy.close()
     [file] = folder.iterdir()
     content = json.loads(file.read_text())
-    content["learned"]["credit"] = 1e9
+    content["learned"]["account"] = [1e9, 1e9]
     file.write_text(json.dumps(content))
     policy, where = attached()
     assert sum(where.each(policy, [TOKENS] * 4)) < 4.2 * TOKENS

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 # Of a plain round, that planning can have taken: more than that was an interruption.
 MOST_PLANNING = 0.2
-# Plain rounds' time of gains that are kept for the texts to come.
-MOST_RESERVE = 50.0
+# Plain rounds' time of gains that are kept for the texts to come, and by another process.
+MOST_RESERVE, RESTORED_RESERVE = 50.0, 0.0
 
 
 class Account:
@@ -18,9 +20,21 @@ class Account:
             where they can be paid, so that it was noise. What is gained beyond the most goes to a reserve.
     """
 
-    def __init__(self, share: float, first: float, least: float = -1.0, most: float = 5.0) -> None:
+    def __init__(self, share: float, first: float, least: float = -1.0, most: float = 10.0) -> None:
         self._share, self._least, self._most = share, least, most
         self.credit, self._reserve, self._advanced = first, 0.0, 0.0
+
+    @property
+    def learned(self) -> list[float]:
+        """Ready for JSON."""
+        return [self.credit, self._reserve]
+
+    def restore(self, learned: Any) -> None:
+        """Begin with what `learned` has given: with no more than a new one, and a small reserve at most,
+        whatever a file says."""
+        credit, reserve = map(float, learned)
+        self.credit = min(credit, self.credit)
+        self._reserve = min(max(reserve, 0.0), RESTORED_RESERVE)
 
     def charge(self, loss: float) -> None:
         """Take off what was lost outside of rounds."""

@@ -40,7 +40,7 @@ class Beliefs:
         return {
             "drafts": self.costs.as_dict(),
             "members": {member.name: member.learned for member in self.members},
-            "credit": self.account.credit,
+            "account": self.account.learned,
         }
 
     def restore(self, learned: Any) -> None:
@@ -49,8 +49,7 @@ class Beliefs:
         for member in self.members:
             if member.name in learned["members"]:
                 member.restore(learned["members"][member.name])
-        # Never more than an engine begins with, whatever a file says.
-        self.account.credit = min(float(learned["credit"]), self.account.credit)
+        self.account.restore(learned["account"])
 
     def forget(self, account: Account) -> None:
         """Begin anew with an account; what was measured before the first request stays."""

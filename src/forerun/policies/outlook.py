@@ -17,8 +17,8 @@ TUITION, FIRST_TOKENS, LEAST_TUITION = 0.03, 128, 0.2
 # A try has so many tokens, or as few as cost no more than this share of a plain round. What is thought to
 # cost more than the account ever holds is tried for that.
 TRY_LENGTH, TRY_COST, DEAREST_TRY, TRY_ROUNDS = 3, 0.5, 4.0, 3
-# What a round may risk of the account before its drafters are proven.
-RISKED = 0.3
+# What a round may risk of the account, and in plain rounds however little it holds.
+RISKED, LEAST_RISK = 0.3, 0.5
 # Drafts that must have been seen of a drafter before it may cost more than a request may lose.
 PROVEN = 8
 # Tokens that outputs are thought to have before any has ended, and how quickly that follows them.
@@ -53,9 +53,10 @@ class Outlook:
         """Plain rounds' time that drafts of this round may lose; of unproven drafters no more than the
         requests themselves may."""
         credit = self._beliefs.account.credit
+        most = max(RISKED * credit, min(credit, LEAST_RISK))
         if any(member.acceptance.evidence >= PROVEN for member in self._beliefs.members):
-            return credit
-        return min(RISKED * credit, max(text.account.credit for text in texts))
+            return most
+        return min(most, max(text.account.credit for text in texts))
 
     def offers(self, request: Request, text: Text, batch_size: int, round_: int) -> list[Offer]:
         """What each member could draft for a request in a round; those that have found nothing are left
@@ -99,6 +100,7 @@ class Outlook:
         """As many tokens of a try as may be lost; 0 where none may, or where even the best could not pay."""
         costs = self._beliefs.costs
         curve, plain = costs.curve(batch_size), costs.plain_seconds(batch_size)
+        before = costs.prefill_seconds(offer.member.name, offer.pending) / plain
         most = min(TRY_LENGTH, self._most)
         if request.params.max_tokens is not None:
             most = min(most, request.params.max_tokens - request.num_output_tokens - 1)
@@ -108,7 +110,6 @@ class Outlook:
             if lost <= TRY_COST or length == 1:
                 if offer.member.drafter.cost_share(request) is not None and lost >= length:
                     return 0
-                before = costs.prefill_seconds(offer.member.name, offer.pending) / plain
                 least = min(lost, DEAREST_TRY) + before
                 return length if least <= self._beliefs.account.credit else 0
         return 0
