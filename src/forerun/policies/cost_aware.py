@@ -200,8 +200,10 @@ class CostAwarePolicy(BasePolicy):
             if text.choice is not None and verdict.token_ids:
                 made.append((text, text.choice, draft))
                 text.learn_draft(request, draft, verdict, self._rounds)
-        # What finds everything cold, after a rest, is no other round's cost.
-        cold = bool(extra) and self._plain_before >= COLD_AFTER
+        # What finds everything cold, after a prompt or a rest, is no other round's cost; nor is it charged.
+        cold = bool(extra) and (
+            self._plain_before >= COLD_AFTER or any(text.drafts == 1 for text, _, _ in made)
+        )
         self._plain_before = 0 if extra else self._plain_before + 1
         if not cold:
             self.costs.observe(batch_size, extra, times.target + times.verify)
@@ -209,7 +211,8 @@ class CostAwarePolicy(BasePolicy):
         if made:
             # As it was measured, but for what an interruption may have added.
             expected = self.costs.curve(batch_size).at(extra) * self.costs.speed
-            seconds = min(max(times.target + times.verify, 0.0), OUTLIER * expected)
+            most = expected if cold else OUTLIER * expected
+            seconds = min(max(times.target + times.verify, 0.0), most)
             drafting, before = self._beliefs.learn_times(
                 batch_size,
                 [(choice, draft) for _, choice, draft in made],
