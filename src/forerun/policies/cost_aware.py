@@ -200,7 +200,7 @@ class CostAwarePolicy(BasePolicy):
             if text.choice is not None and verdict.token_ids:
                 made.append((text, text.choice, draft))
                 text.learn_draft(request, draft, verdict, self._rounds)
-        # What finds everything cold, after a prompt or a rest, is no other round's cost; nor is it charged.
+        # What finds everything cold, after a prompt or a rest, is no other round's cost.
         cold = bool(extra) and (
             self._plain_before >= COLD_AFTER or any(text.drafts == 1 for text, _, _ in made)
         )
@@ -211,8 +211,7 @@ class CostAwarePolicy(BasePolicy):
         if made:
             # As it was measured, but for what an interruption may have added.
             expected = self.costs.curve(batch_size).at(extra) * self.costs.speed
-            most = expected if cold else OUTLIER * expected
-            seconds = min(max(times.target + times.verify, 0.0), most)
+            seconds = min(max(times.target + times.verify, 0.0), OUTLIER * expected)
             drafting, before = self._beliefs.learn_times(
                 batch_size,
                 [(choice, draft) for _, choice, draft in made],

@@ -289,7 +289,7 @@ class LiveCosts:
         if pending <= MUCH or looks_up:
             seconds = min(seconds, OUTLIER * max(expected, LOOKUP * self.plain_seconds(batch_size)))
             times.observe(depth, seconds, cold)
-            return min(seconds, expected) if cold else seconds, 0.0
+            return seconds, 0.0
         before = min(max(seconds - expected, 0.0), OUTLIER * self.prefill_seconds(name, pending))
         known = self._prefill.get(name)
         share = before / pending

@@ -52,7 +52,8 @@ class Outlook:
     def may_lose(self, texts: Sequence[Text]) -> float:
         """Plain rounds' time that drafts of this round may lose; of unproven drafters no more than the
         requests themselves may."""
-        credit = self._beliefs.account.credit
+        account = self._beliefs.account
+        credit = account.credit if account.may_spend else 0.0
         most = max(RISKED * credit, min(credit, LEAST_RISK))
         if any(member.acceptance.evidence >= PROVEN for member in self._beliefs.members):
             return most
@@ -111,7 +112,8 @@ class Outlook:
                 if offer.member.drafter.cost_share(request) is not None and lost >= length:
                     return 0
                 least = min(lost, DEAREST_TRY) + before
-                return length if least <= self._beliefs.account.credit else 0
+                account = self._beliefs.account
+                return length if account.may_spend and least <= account.credit else 0
         return 0
 
     def try_rounds(self, request: Request, length: int) -> int:
