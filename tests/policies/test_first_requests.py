@@ -217,16 +217,51 @@ def test_one_slow_draft_is_no_reason_to_give_a_drafter_up() -> None:
     assert statistics.mean(cold) - 28.0 <= 1.25 * statistics.mean(warm)
 
 
-def test_what_was_given_up_for_its_cost_is_timed_again() -> None:
+@pytest.mark.parametrize("catch_up", [0.0, 0.02])
+def test_what_was_given_up_for_its_cost_is_timed_again(catch_up: float) -> None:
     """A machine that was busy for a while makes drafts dear; later they are cheap."""
-    drafter = SimulatedDrafter(rate=lambda _: 0.9, token_seconds=2.0)
+    drafter = SimulatedDrafter(rate=lambda _: 0.9, token_seconds=2.0, catch_up=catch_up)
     where = World(drafter)
     policy = new_policy(where)
     where.each(policy, [400])
     drafter.token_seconds, before = CHEAP, where.drafted
-    seconds = where.each(policy, [400] * 6)
+    seconds = where.each(policy, [400] * (12 if catch_up else 6))
     assert where.drafted > before
     assert seconds[-1] < 0.5 * 400
+
+
+@pytest.mark.parametrize("cost", [2.0, 10.0, 20.0])
+def test_a_dear_draft_loses_no_more_than_any_other(cost: float) -> None:
+    where = world(0.3, cost)
+    seconds = where.each(new_policy(where), [TOKENS] * 8)
+    assert seconds[0] <= 1.07 * TOKENS
+    assert sum(seconds[1:]) <= 1.03 * 7 * TOKENS
+
+
+def test_a_try_is_judged_by_its_own_request() -> None:
+    """Not by what the others of its batch gain."""
+    good = SimulatedDrafter("good", rate=lambda _: 0.9, token_seconds=USUAL)
+    useless = SimulatedDrafter("useless", rate=lambda _: 0.0, token_seconds=USUAL)
+    where = World(SimulatedDrafter(members=(good, useless)))
+    policy = CostAwarePolicy(None, CostAwareOptions(calibrate=False))
+    policy.know(table_of(where))
+    where.run(policy, [400] * 4, 4)
+    rounds = policy.report()
+    tried = sum(entry["rounds"] for name, entry in rounds.items() if name.startswith("useless"))
+    assert tried < 0.03 * sum(entry["rounds"] for entry in rounds.values())
+    assert not any(line.startswith("good") for line in policy.given_up())
+
+
+def test_a_try_that_is_cancelled_has_not_failed() -> None:
+    where = world(0.0, USUAL)
+    policy = new_policy(where)
+    where.each(policy, [TOKENS] * 2)
+    pause = policy.learned["members"]["simulated"]["trials"][0]
+    for number in range(20, 40):
+        request = Request(number, [1] * 20, 20, SamplingParams(max_tokens=TOKENS), seed=0)
+        policy.plan([request])
+        policy.release(request)
+    assert policy.learned["members"]["simulated"]["trials"][0] == pause
 
 
 def test_another_text_is_noticed_however_long_nothing_paid() -> None:
@@ -376,6 +411,14 @@ def test_what_was_learned_is_written_while_a_request_runs(
         {"learned": {"drafts": {"simulated": [-1, 0, None]}, "members": {}, "account": [1, 0]}},
         {"learned": {"drafts": {"simulated": [1e300, 0, None]}, "members": {}, "account": [1, 0]}},
         {"learned": None, "rows": [[1, 1, 0, "fast"]]},
+        {"learned": {"drafts": {}, "members": {}, "account": [float("nan"), 0]}},
+        {
+            "learned": {
+                "drafts": {"simulated": [9.0, 0, None]},
+                "members": {"simulated": {"acceptance": {}, "trials": [1e400, 0]}},
+                "account": [1, 0],
+            }
+        },
     ],
 )
 def test_a_file_that_is_broken_or_from_the_future_is_no_reason_not_to_draft(

@@ -337,12 +337,11 @@ class Engine(Sessions):
         """
         with self._scheduler.alone():
             self._refuse_work("the policy cannot be exchanged")
-        policy = self._parts.policy
-        self._parts.policy = None if policy is None else FixedPolicy()
+            self._parts.policy = None if self.policy is None else FixedPolicy()
         try:
             yield
         finally:
-            self._parts.policy = policy
+            self._parts.policy = self.policy
 
     def close(self) -> None:
         """End all requests, and keep on disk what policy `auto` has learned. It may be called twice."""

@@ -53,7 +53,8 @@ class _Filler:
 def rehearse(
     scheduler: Scheduler, room: int, lengths: Sequence[int], member: int | None = None
 ) -> list[RoundTimes]:
-    """Run a round for each length of a draft; nothing of them stays in caches, counters or drafters.
+    """Run a round for each length of a draft; nothing of them stays in caches and counters, and what
+    drafters keep by namespace is kept apart.
 
     Args:
         scheduler: without requests.
@@ -90,9 +91,11 @@ def rehearse(
             scheduler.step()
     except Exception as error:
         logger.warning("drafts could not be timed beforehand (%r)", error)
-    finally:
-        parts.policy, parts.drafter, parts.on_timed = before
+    parts.policy, parts.drafter, parts.on_timed = before
+    try:
         scheduler.drop([running])
-        scheduler.forget()
-        scheduler.past = past
+    except Exception as error:
+        logger.warning("a drafter cannot forget what was rehearsed (%r)", error)
+    scheduler.forget()
+    scheduler.past = past
     return times

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 # Of a plain round, that planning can have taken: more than that was an interruption.
 MOST_PLANNING = 0.2
 # Plain rounds' time of gains that are kept for the texts to come, and by another process.
-MOST_RESERVE, RESTORED_RESERVE = 50.0, 0.0
+MOST_RESERVE, RESTORED_RESERVE = 50.0, 10.0
 
 
 # What a spent account holds before it is spent from again.
@@ -20,8 +21,8 @@ class Account:
     Args:
         share: of all time, that it is credited with.
         first: that it holds at first.
-        least, most: that it ever holds. What is lost below the least is forgiven: drafts are only tried
-            where they can be paid, so that it was noise. What is gained beyond the most goes to a reserve.
+        least, most: that it ever holds. What is lost below the least is forgiven: drafts are only tried where
+            they can be paid, so that most of it was noise. What is gained beyond the most goes to a reserve.
     """
 
     def __init__(self, share: float, first: float, least: float = -1.0, most: float = 10.0) -> None:
@@ -45,6 +46,8 @@ class Account:
         """Begin with what `learned` has given: with no more than a new one, and a small reserve at most,
         whatever a file says."""
         credit, reserve = map(float, learned)
+        if not (math.isfinite(credit) and math.isfinite(reserve)):
+            raise ValueError("an account")
         self.credit = min(credit, self.credit)
         self._reserve = min(max(reserve, 0.0), RESTORED_RESERVE)
 
@@ -80,5 +83,6 @@ class Account:
         repaid = min(due, self._advanced)
         self._advanced -= repaid
         credit = self.credit + due - repaid + gain
-        self._reserve = min(self._reserve + max(credit - most, 0.0), MOST_RESERVE)
+        kept = max(min(credit - most, gain), 0.0)
+        self._reserve = min(self._reserve + kept, MOST_RESERVE)
         self.credit = min(max(credit, self._least), most)

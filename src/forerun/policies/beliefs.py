@@ -59,9 +59,8 @@ class Beliefs:
 
     def given_up(self) -> list[str]:
         """In a sentence each: drafters that were tried and do not pay."""
-        plain = self.costs.plain_seconds(1)
         return [
-            member.given_up(self.costs.draft(member.name, member.looks_up, 1)(1) / plain)
+            member.given_up(self.costs.token_share(member.name, member.looks_up, member.share))
             for member in self.members
             if member.is_given_up
         ]
@@ -91,4 +90,7 @@ class Beliefs:
         drafting, before = self.costs.observe_draft(
             member.name, member.looks_up, batch_size, depth, pending, seconds / scale, cold
         )
+        for choice, _ in made:
+            # What it had to run has been run: a later round of a stretch has the same offer.
+            choice.offer.pending = min(choice.offer.pending, 1)
         return scale * drafting, scale * before

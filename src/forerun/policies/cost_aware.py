@@ -138,6 +138,7 @@ class CostAwarePolicy(BasePolicy):
         self._stretch, self._plain = Stretch(), PlainRounds()
 
     def close(self) -> None:
+        self._take_in()
         if self._memory is not None:
             self._memory.save()
 
@@ -147,6 +148,7 @@ class CostAwarePolicy(BasePolicy):
         started = self.clock()
         if self._stretch.plans:
             self._take_in()
+        self._tried = None
         texts = [self._text(request) for request in requests]
         if reason := self._still_plain(requests, texts):
             self._planning, self._is_plain = self.clock() - started, True
@@ -175,6 +177,8 @@ class CostAwarePolicy(BasePolicy):
         self._rounds += 1
         seen = Seen(drafts, verdicts, times, self._planning)
         self._planning = 0.0
+        if self._memory is not None:
+            self._memory.note()
         if self._stretch.plans:
             self._stretch.note(seen)
         elif self._is_plain:
@@ -186,12 +190,12 @@ class CostAwarePolicy(BasePolicy):
                 self._take_in_plain()
         else:
             self._take_in_plain()
-            self._judge(self._learn(requests, seen))
+            self._judge([self._learn(requests, seen)])
 
     def _learn(self, requests: Sequence[Request], seen: Seen) -> float:
-        """Take in a round; what its drafts have gained, in plain rounds' time."""
+        """Take in a round; what a try in it has gained, in plain rounds' time."""
         drafts, verdicts, times, planned = seen
-        batch_size, extra, emitted = len(requests), 0, 0
+        batch_size, extra, emitted, accepted = len(requests), 0, 0, 0
         made: list[tuple[Text, Choice, Draft]] = []
         texts = [self._text(request) for request in requests]
         for request, text, draft, verdict in zip(requests, texts, drafts, verdicts, strict=True):
@@ -199,6 +203,8 @@ class CostAwarePolicy(BasePolicy):
             emitted += len(verdict.token_ids)
             if text.choice is not None and verdict.token_ids:
                 made.append((text, text.choice, draft))
+                if text.choice.is_try:
+                    accepted += verdict.num_accepted
                 text.learn_draft(request, draft, verdict, self._rounds)
         # What finds everything cold, after a prompt or a rest, is no other round's cost.
         cold = bool(extra) and (
@@ -235,13 +241,12 @@ class CostAwarePolicy(BasePolicy):
                 self._beliefs.account.charge(due / batch_size)
         if plain_requests := batch_size - drafting_requests:
             self.decisions.count("", 0, plain_requests, batch_size, emitted, seconds, plain)
-        if self._memory is not None:
-            self._memory.note()
-        return tokens - elapsed
+        return accepted - max(seconds - plain, 0.0) / plain / max(len(made), 1)
 
-    def _judge(self, gain: float) -> None:
+    def _judge(self, gains: Sequence[float]) -> None:
         """Note what a try has gained, if it was one."""
-        if self._tried is not None:
+        gain = sum(gains)
+        if self._tried is not None and gains:
             self._tried.succeed() if gain > 0.0 else self._tried.fail()
             self._tried = None
 
@@ -275,7 +280,7 @@ class CostAwarePolicy(BasePolicy):
         self._take_in_plain()
         stretch, self._stretch = self._stretch, Stretch()
         if stretch.drafts:
-            self._judge(sum(self._learn(stretch.requests, seen) for seen in stretch.seen))
+            self._judge([self._learn(stretch.requests, seen) for seen in stretch.seen])
         elif stretch.seen:
             for seen in stretch.seen:
                 self._plain.add(len(stretch.plans), seen)
@@ -292,8 +297,6 @@ class CostAwarePolicy(BasePolicy):
             seconds = self._beliefs.learn_plain(plain, texts)
             self.decisions.count_plain(rounds * plain.batch_size, rounds * seconds)
             self._drafted_since_plain = 0
-            if self._memory is not None:
-                self._memory.note()
 
     def _still_plain(
         self, requests: Sequence[Request], texts: Sequence[Text]
@@ -355,7 +358,7 @@ class CostAwarePolicy(BasePolicy):
             return 1
         # Planning takes time too: where models draft for all and are known by now, plans hold for a while.
         lost = found.seconds / self.costs.plain_seconds(batch_size)
-        rounds = min(DRAFT_ROUNDS, int(credit / lost))
+        rounds = DRAFT_ROUNDS if DRAFT_ROUNDS * lost <= credit else max(int(credit / lost), 1)
         for request, text in zip(requests, texts, strict=True):
             if text.choice is None or text.drafts < FIRST_DRAFTS:
                 return 1
@@ -371,22 +374,19 @@ class CostAwarePolicy(BasePolicy):
     ) -> int:
         """Try a drafter that is not expected to pay, for one request, where its time has come; for how many
         rounds."""
-        batch_size = len(requests)
         for member in {offer.member: None for offer in chain(*offers)}:
             if member in chosen:
                 continue
             member.trials.wait()
             if member.trials.rounds_left > 0:
                 continue
-            for request, text, own in zip(requests, texts, offers, strict=True):
-                offer = next((one for one in own if one.member is member), None)
-                length = (
-                    0 if offer is None else self._outlook.try_length(request, offer, batch_size)
-                )
-                if offer is not None and length:
-                    text.choice = Choice(offer, length, is_try=True)
-                    self._tried = member.trials
-                    return self._outlook.try_rounds(request, length)
+            every = list(zip(requests, texts, offers, strict=True))
+            for request, text, own in sorted(every, key=lambda entry: entry[1].choice is not None):
+                for offer in [offer for offer in own if offer.member is member]:
+                    if length := self._outlook.try_length(request, offer, len(requests)):
+                        text.choice = Choice(offer, length, is_try=True)
+                        self._tried = member.trials
+                        return self._outlook.try_rounds(request, text.choice, len(requests))
         return 0
 
     def _rounds_of_rest(self, texts: Sequence[Text]) -> int:

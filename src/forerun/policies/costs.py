@@ -205,6 +205,12 @@ class LiveCosts:
             self._first_slope = min(max(slope, FLATTEST), STEEPEST)
         self._curves.clear()
 
+    def forget_drafts(self) -> None:
+        """Forget what drafts take."""
+        self._drafts.clear()
+        self._prefill.clear()
+        self._at_first.clear()
+
     def knows(self, name: str) -> bool:
         """Whether a drafter's times were measured."""
         return (name, 1) in self._drafts
@@ -242,6 +248,11 @@ class LiveCosts:
                 token, fixed, plain, weight = nearest.per_token, nearest.fixed, 1.0, MEASURED
             self._drafts[key] = DraftTimes(token * plain, fixed * plain, weight)
         return self._drafts[key]
+
+    def token_share(self, name: str, looks_up: bool, share: float | None) -> float:
+        """Plain rounds that a drafted token takes; `share` is what a drafter says of itself."""
+        times = self.draft(name, looks_up, 1)
+        return times(1) * (share or 0.0) if times.computed else times(1) / self.plain_seconds(1)
 
     def prefill_seconds(self, name: str, pending: int) -> float:
         """Of what a model or head has to run before it drafts."""
@@ -290,7 +301,8 @@ class LiveCosts:
             seconds = min(seconds, OUTLIER * max(expected, LOOKUP * self.plain_seconds(batch_size)))
             times.observe(depth, seconds, cold)
             return seconds, 0.0
-        before = min(max(seconds - expected, 0.0), OUTLIER * self.prefill_seconds(name, pending))
+        most = max(self.prefill_seconds(name, pending), pending * PREFILL * times.per_token)
+        before = min(max(seconds - expected, 0.0), OUTLIER * most)
         known = self._prefill.get(name)
         share = before / pending
         self._prefill[name] = share if known is None else 0.5 * (known + share)

@@ -35,7 +35,7 @@ SAVE_SECONDS = 30.0
 # Lengths of rehearsed drafts, by round: to warm up, to time drafts, and to time rounds with any tokens.
 WARM_UP, DRAFTS, ROUNDS = (0, 4, 4), (4, 1) * 4, (0, 1, 3, 7) * 5
 # Where rounds take more seconds than this, only what warms up is rehearsed.
-SLOW = 0.25
+SLOW = 0.1
 # A target that is faster or slower than its file says by this factor is measured anew.
 OTHER_LOAD = 1.5
 MOST_SPEED = 1e3
@@ -61,7 +61,7 @@ class Memory:
         is_new: bool = False,
     ) -> None:
         self._path, self._measured, self._learned = path, measured, learned
-        self._saved, self._changed = monotonic(), is_new
+        self._saved, self._changed, self._is_new = monotonic(), is_new, is_new
         self._beliefs: Beliefs | None = None
         # Of plain rounds when they were last rehearsed, in the table's.
         self._speed = speed
@@ -77,9 +77,12 @@ class Memory:
         if self._learned is not None:
             try:
                 beliefs.restore(self._learned)
-            except (AttributeError, KeyError, TypeError, ValueError):
+            except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
                 logger.warning("%s holds something else; it is learned anew", self._path)
                 self._learned = None
+                beliefs.costs.forget_drafts()
+                for member in beliefs.members:
+                    member.forget()
 
     def check(self, beliefs: Beliefs, rehearse: Rehearse) -> None:
         """Rehearse rounds: they warm up drafts and time those that no file knows, and say how fast the
@@ -88,30 +91,32 @@ class Memory:
             beliefs.costs,
             [None] if len(beliefs.members) == 1 else range(len(beliefs.members)),
         )
-        slow = costs.plain_seconds(1) > SLOW
-        for member, place in zip(beliefs.members, places, strict=True):
-            if not _makes_tokens(member.drafter):
-                continue
-            known = costs.knows(member.name)
+        slow, before = costs.plain_seconds(1) > SLOW, costs.plain_seconds(1) * self._speed
+        makers = [
+            (member, place)
+            for member, place in zip(beliefs.members, places, strict=True)
+            if _makes_tokens(member.drafter)
+        ]
+        for _, place in makers:
             rehearse(WARM_UP[:2] if slow else WARM_UP, place)
-            if not known and not slow:
-                drafts = _by_length(DRAFTS, [one.draft for one in rehearse(DRAFTS, place)])
-                if len(drafts) == len(set(DRAFTS)):
-                    token = max(drafts[4] - drafts[1], 0.0) / 3
-                    costs.measured(member.name, token, max(drafts[1] - token, 0.0))
         if slow:
             return
         times = rehearse(ROUNDS, FILLER)
         rounds = _by_length(ROUNDS, [one.target + one.verify for one in times])
-        if len(rounds) < len(set(ROUNDS)):
-            return
-        before = costs.plain_seconds(1) * self._speed
-        costs.found(rounds)
-        ratio = rounds[0] / before
-        if max(ratio, 1.0 / ratio) > OTHER_LOAD and self._learned is not None:
-            # The load or the machine is another: what is on disk is no more than a beginning.
-            self._measured.is_noisy = self._changed = True
-        self._speed = costs.speed
+        if len(rounds) == len(set(ROUNDS)):
+            costs.found(rounds)
+            ratio = rounds[0] / before
+            if max(ratio, 1.0 / ratio) > OTHER_LOAD and not self._is_new:
+                # The load or the machine is another: what is on disk is no more than a beginning.
+                self._measured.is_noisy = self._changed = True
+                costs.forget_drafts()
+            self._speed = costs.speed
+        for member, place in makers:
+            if not costs.knows(member.name):
+                drafts = _by_length(DRAFTS, [one.draft for one in rehearse(DRAFTS, place)])
+                if len(drafts) == len(set(DRAFTS)):
+                    token = max(drafts[4] - drafts[1], 0.0) / 3
+                    costs.measured(member.name, token, max(drafts[1] - token, 0.0))
 
     def note(self) -> None:
         """Note that there is something new to keep."""
@@ -155,7 +160,7 @@ def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
             return Memory(path, Calibrated(table), learned, speed)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError, ForerunError) as problem:
+    except (OSError, ArithmeticError, ValueError, KeyError, TypeError, ForerunError) as problem:
         logger.warning("%s cannot be used (%s); costs are measured anew", path, problem)
     return Memory(path, calibrate(target, rows), learned, is_new=True)
 

@@ -8,14 +8,14 @@ from forerun.core import PlainReason, Request
 from forerun.policies.account import Account
 from forerun.policies.beliefs import Beliefs
 from forerun.policies.lengths import Offer
-from forerun.policies.texts import Text
+from forerun.policies.texts import Choice, Text
 from forerun.policies.trials import LONGEST_PAUSE
 
 # What learning may cost: this share of the first request's time, of so many tokens at least; a request whose
 # end is near may lose a quarter of a plain round.
 TUITION, FIRST_TOKENS, LEAST_TUITION = 0.03, 128, 0.2
-# A try has so many tokens, or as few as cost no more than this share of a plain round. What is thought to
-# cost more than the account ever holds is tried for that.
+# A try has so many tokens, or as few as cost no more than this share of a plain round. What costs more than
+# the dearest is tried for that, when the share of time that may be lost has come to its cost.
 TRY_LENGTH, TRY_COST, DEAREST_TRY, TRY_ROUNDS = 3, 0.5, 4.0, 3
 # What a round may risk of the account, and in plain rounds however little it holds.
 RISKED, LEAST_RISK = 0.3, 0.5
@@ -36,13 +36,16 @@ class Outlook:
 
     def __init__(self, beliefs: Beliefs, most: int, lost_time: float) -> None:
         self._beliefs, self._most, self._lost_time = beliefs, most, lost_time
-        self._mean_output = float(USUAL_OUTPUT)
+        # Tokens of an output, and whether the tuition of a first prompt was credited.
+        self._mean_output, self._is_granted = float(USUAL_OUTPUT), False
 
     def new_text(self, request: Request) -> Text:
         """A request with what its drafts may lose: a share of its time, that of its prompt included."""
         curve = self._beliefs.costs.curve(1)
         prompt = request.num_prompt_tokens * curve.last_slope / curve.plain
-        if not any(member.rounds for member in self._beliefs.members):
+        known = any(member.acceptance.evidence for member in self._beliefs.members)
+        if request.speculative and not known and not self._is_granted:
+            self._is_granted = True
             self._beliefs.account.credit += TUITION * prompt
         first = TUITION * (self.tokens_left(request) + prompt)
         self._beliefs.account.draw(first)
@@ -50,8 +53,8 @@ class Outlook:
         return Text(Account(self._lost_time, max(first, LEAST_TUITION)))
 
     def may_lose(self, texts: Sequence[Text]) -> float:
-        """Plain rounds' time that drafts of this round may lose; of unproven drafters no more than the
-        requests themselves may."""
+        """Plain rounds' time that drafts of this round may lose; before any drafter is proven no more than
+        the requests themselves may."""
         account = self._beliefs.account
         credit = account.credit if account.may_spend else 0.0
         most = max(RISKED * credit, min(credit, LEAST_RISK))
@@ -74,7 +77,7 @@ class Outlook:
             if level is None:
                 continue
             offer = text.offer(member, request, level, limit, round_)
-            share = member.drafter.cost_share(request)
+            share = member.share = member.drafter.cost_share(request)
             scale = None if share is None else share * costs.plain_seconds(batch_size)
             offer.times = costs.draft(member.name, member.looks_up, batch_size, scale)
             offer.scale = 1.0 if scale is None else scale
@@ -112,16 +115,21 @@ class Outlook:
                 if offer.member.drafter.cost_share(request) is not None and lost >= length:
                     return 0
                 least = min(lost, DEAREST_TRY) + before
-                account = self._beliefs.account
+                account, waited = self._beliefs.account, offer.member.trials.waited
+                if lost > DEAREST_TRY and lost > self._lost_time * waited:
+                    return 0
                 return length if account.may_spend and least <= account.credit else 0
         return 0
 
-    def try_rounds(self, request: Request, length: int) -> int:
-        """Rounds of a try: several of a model, where the first one finds everything cold, but only one where
-        the output is short."""
+    def try_rounds(self, request: Request, choice: Choice, batch_size: int) -> int:
+        """Rounds of a try: several of a model, as the first one finds everything cold and tells little of what
+        a draft costs, but fewer where the output is short or drafts are dear."""
+        offer, length, _ = choice
         long = self.tokens_left(request) >= FIRST_TOKENS / 2
-        several = self._beliefs.only_models and long
-        return min(TRY_ROUNDS, self.rounds_left(request, length)) if several else 1
+        cost = offer.times(length) / self._beliefs.costs.plain_seconds(batch_size)
+        if not self._beliefs.only_models or not long or cost > DEAREST_TRY:
+            return 1
+        return min(TRY_ROUNDS if cost <= TRY_COST else 2, self.rounds_left(request, length))
 
     def rounds_left(self, request: Request, length: int) -> int:
         """Rounds with drafts of this length for which a request surely has room."""
@@ -140,4 +148,4 @@ class Outlook:
 
     def forget(self) -> None:
         """Begin anew."""
-        self._mean_output = float(USUAL_OUTPUT)
+        self._mean_output, self._is_granted = float(USUAL_OUTPUT), False

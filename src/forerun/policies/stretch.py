@@ -80,7 +80,9 @@ class Stretch:
 
     def note(self, seen: Seen) -> None:
         """Note a round that is over."""
-        self.seen.append(seen)
+        # Probabilities and states of drafts are large, and nothing is learned from them.
+        drafts = [Draft(draft.tree, draft.token_ids) for draft in seen.drafts]
+        self.seen.append(seen._replace(drafts=drafts) if self.drafts else seen)
         if self.drafts and not any(verdict.num_accepted for verdict in seen.verdicts):
             self._misses += 1
             if self._misses == MISSES:

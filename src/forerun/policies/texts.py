@@ -49,6 +49,8 @@ class Member:
         """Begin anew."""
         # Nodes of a draft for each planned level: fewer where too little is found, more in trees.
         self.width = 1.0
+        # Plain rounds that a token takes, as it says itself.
+        self.share: float | None = None
         self.trials = Trials()
         self.rounds = self.drafted = self.accepted = 0
         if self.drafter.acceptance:
@@ -80,8 +82,8 @@ class Member:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it was tried and is not expected to pay."""
-        return self.trials.pause > 0 and self.acceptance.evidence > 0
+        """Whether it was tried in vain, or waits for a try that cannot be paid."""
+        return self.trials.is_given_up and self.acceptance.evidence > 0
 
     def given_up(self, cost: float) -> str:
         """Why it drafts no more, in a sentence.

@@ -19,6 +19,16 @@ class Trials:
         """Rounds until the next try."""
         return self.pause - self._waited
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether a try has failed since drafts were last expected to pay, or is long overdue."""
+        return self.pause > FIRST_PAUSE or self._waited > 2 * FIRST_PAUSE
+
+    @property
+    def waited(self) -> int:
+        """Rounds since the last try."""
+        return self._waited
+
     def wait(self, rounds: int = 1) -> None:
         """Note rounds in which it could have drafted and was not expected to pay."""
         if not self.pause:

@@ -20,12 +20,12 @@ class Valuation:
         self._beliefs = beliefs
         # Tokens a second that are expected of rounds, by batch size, over those of plain ones.
         self._gains: dict[int, float] = {}
-        self._last: tuple[list[Offer], Lengths | None] = ([], None)
+        self._last: tuple[int, list[Offer], Lengths | None] = (0, [], None)
 
     def forget(self) -> None:
         """Begin anew."""
         self._gains.clear()
-        self._last = [], None
+        self._last = 0, [], None
 
     def best(self, offers: list[Offer], batch_size: int, credit: float) -> Lengths | None:
         """The best lengths for offers, as in the last round where they are the same; None where plain
@@ -39,10 +39,14 @@ class Valuation:
         costs = self._beliefs.costs
         curve, speed = costs.curve(batch_size), costs.speed
         plain, gain = curve.plain * speed, self._gains.get(batch_size, 1.0)
-        same, found = self._last
+        size, same, found = self._last
         if not offers:
             found = None
-        elif offers != same or (found is not None and found.seconds > credit * plain):
+        elif (
+            size != batch_size
+            or offers != same
+            or (found is not None and found.seconds > credit * plain)
+        ):
             for value in (gain, 1.0):
                 found = best_lengths(
                     offers, value * batch_size / plain, curve, speed, credit * plain
@@ -51,7 +55,7 @@ class Valuation:
                 # the time better.
                 if found is not None or not self._beliefs.only_models:
                     break
-            self._last = offers, found
+            self._last = batch_size, offers, found
         now = 1.0
         if found is not None:
             now = max((1.0 + found.tokens / batch_size) / (1.0 + found.seconds / plain), 1.0)
