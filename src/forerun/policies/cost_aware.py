@@ -83,8 +83,7 @@ class CostAwarePolicy(BasePolicy):
         self.settings = options or CostAwareOptions()
         self._most = num_speculative_tokens or LONGEST
         self._beliefs = Beliefs(self._new_account(), LiveCosts(most=self._most))
-        self.decisions = Decisions()
-        self._several = False
+        self.decisions, self._several = Decisions(), False
         self._texts: dict[int, Text] = {}
         self._outlook = Outlook(self._beliefs, self._most, self.settings.lost_time)
         self._valuation = Valuation(self._beliefs)
@@ -301,12 +300,12 @@ class CostAwarePolicy(BasePolicy):
     def _still_plain(
         self, requests: Sequence[Request], texts: Sequence[Text]
     ) -> PlainReason | None:
-        """Why a request decodes plainly that looks up alone, where that was found a moment ago and nothing
-        has changed since."""
+        """The reason why a request that looks up alone decodes plainly, if that still holds."""
         if len(requests) != 1 or self._several or self._beliefs.only_models:
             return None
         [request], [text], [member] = requests, texts, self._beliefs.members
-        if not request.speculative or self.settings.log_decisions:
+        short = self._outlook.rounds_left(request, 1) < 1
+        if short or not request.speculative or self.settings.log_decisions:
             return None
         level, reason = member.level(request), PlainReason.NOTHING_FOUND
         if level is not None:

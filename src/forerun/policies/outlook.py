@@ -122,8 +122,8 @@ class Outlook:
         return 0
 
     def try_rounds(self, request: Request, choice: Choice, batch_size: int) -> int:
-        """Rounds of a try: several of a model, as the first one finds everything cold and tells little of what
-        a draft costs, but fewer where the output is short or drafts are dear."""
+        """Rounds of a try: several of a model, as the first one finds everything cold and tells little of
+        costs, but fewer where the output is short or drafts are dear."""
         offer, length, _ = choice
         long = self.tokens_left(request) >= FIRST_TOKENS / 2
         cost = offer.times(length) / self._beliefs.costs.plain_seconds(batch_size)
