@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.core import Draft
 from forerun.policies.account import Account
-from forerun.policies.costs import LiveCosts
+from forerun.policies.costs import MUCH, LiveCosts
 from forerun.policies.stretch import REPEATED, PlainRounds
 from forerun.policies.texts import Choice, Member
 
@@ -85,7 +85,9 @@ class Beliefs:
         if any(choice.offer.member is not member for choice, _ in made):
             return seconds, 0.0
         depth = max(draft.tree.depth for _, draft in made)
-        pending = max(choice.offer.pending for choice, _ in made)
+        waiting = [choice.offer.pending for choice, _ in made]
+        # Prompts are run for all of the batch.
+        pending = sum(waiting) if max(waiting) > MUCH else max(waiting)
         scale = max(choice.offer.scale for choice, _ in made)
         drafting, before = self.costs.observe_draft(
             member.name, member.looks_up, batch_size, depth, pending, seconds / scale, cold
