@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 LONGEST = 16
 # A plain round is timed after so many that drafted.
-TIMED_AFTER = 150
+TIMED_AFTER = 100
 # Where nothing pays, it is asked again after so many rounds or when a request comes: if all drafts are a
 # model's, and in batches of CROWD, where looking costs each request more than it finds.
 REST, LONGEST_REST, CROWD = 32, 256, 4

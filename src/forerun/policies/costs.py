@@ -16,7 +16,7 @@ ASSUMED = CostTable.from_rows(
 # How quickly what is seen corrects what was thought: plain rounds of one batch size, the speed of the
 # machine by plain rounds and by others, and what drafted tokens add. Of one round no more is believed
 # than a factor of MOST.
-LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST, MOST_SLOPE = 0.15, 0.1, 0.1, 0.2, 1.25, 1.1
+LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST, MOST_SLOPE = 0.15, 0.1, 0.05, 0.2, 1.25, 1.1
 FLATTEST, STEEPEST = 0.3, 50.0
 # Drafting rounds that it takes to know how costs rise where they were only assumed.
 TRUSTED = 8
@@ -277,7 +277,8 @@ class LiveCosts:
         if extra:
             near = min(max(ratio, 1.0 / MOST_SLOPE), MOST_SLOPE)
             curve.correct(extra, near * expected / self.speed)
-            self.speed *= ratio**SPEED_STEP
+            # What drafted tokens add in a batch is less certain, so that its rounds say less of the machine.
+            self.speed *= ratio ** (SPEED_STEP / batch_size**0.5)
         else:
             # The machine's speed is that of all batch sizes; the table may be wrong of one.
             curve.plain *= ratio**LEVEL_STEP
