@@ -32,7 +32,7 @@ from forerun.policies.lengths import Offer
 from forerun.policies.memory import Memory, recall
 from forerun.policies.outlook import FIRST_TOKENS, TUITION, Outlook
 from forerun.policies.stretch import PlainRounds, Seen, Stretch
-from forerun.policies.texts import DRAFT_ROUNDS, FIRST_DRAFTS, PLAIN, Choice, Member, Text
+from forerun.policies.texts import DRAFT_ROUNDS, FIRST_DRAFTS, Choice, Member, Text
 from forerun.policies.trials import Trials
 from forerun.policies.valuation import Valuation
 
@@ -149,9 +149,6 @@ class CostAwarePolicy(BasePolicy):
             self._take_in()
         self._tried = None
         texts = [self._text(request) for request in requests]
-        if reason := self._still_plain(requests, texts):
-            self._planning, self._is_plain = self.clock() - started, True
-            return [PLAIN[reason]]
         timed = self._drafted_since_plain >= TIMED_AFTER or not self.costs.is_known
         reason = PlainReason.TIMED if timed else PlainReason.PAUSED
         for text in texts:
@@ -297,26 +294,6 @@ class CostAwarePolicy(BasePolicy):
             self.decisions.count_plain(rounds * plain.batch_size, rounds * seconds)
             self._drafted_since_plain = 0
 
-    def _still_plain(
-        self, requests: Sequence[Request], texts: Sequence[Text]
-    ) -> PlainReason | None:
-        """The reason why a request that looks up alone decodes plainly, if that still holds."""
-        if len(requests) != 1 or self._several or self._beliefs.only_models:
-            return None
-        [request], [text], [member] = requests, texts, self._beliefs.members
-        short = self._outlook.rounds_left(request, 1) < 1
-        if short or not request.speculative or self.settings.log_decisions:
-            return None
-        level, reason = member.level(request), PlainReason.NOTHING_FOUND
-        if level is not None:
-            if not text.has_declined(member, level, self._rounds) or member.trials.rounds_left <= 0:
-                return None
-            member.trials.wait()
-            reason = PlainReason.PAUSED
-        text.choice = None
-        self._valuation.best([], 1, 0.0)
-        return reason
-
     def _text(self, request: Request) -> Text:
         text = self._texts.get(request.request_id)
         if text is None:
@@ -327,9 +304,19 @@ class CostAwarePolicy(BasePolicy):
         """Make the best of all choices for a round; the number of rounds that it holds for."""
         batch_size = len(requests)
         offers = [
-            self._outlook.offers(request, text, batch_size, self._rounds)
+            self._outlook.offers(request, text, self._rounds)
             for request, text in zip(requests, texts, strict=True)
         ]
+        members = {offer.member: None for offer in chain(*offers)}
+        declined = all(offer.is_declined for offer in chain(*offers))
+        if declined and all(member.trials.rounds_left > 1 for member in members):
+            # As a moment ago; nor has the time of a try come.
+            for member in members:
+                member.trials.wait()
+            self._valuation.best([], batch_size, 0.0)
+            return self._rounds_of_rest(texts)
+        for request, own in zip(requests, offers, strict=True):
+            self._outlook.price(request, own, batch_size)
         credit = self._outlook.may_lose(texts)
         found, best, offered = None, list[Offer](), list[Text]()
         if credit > 0.0:

@@ -9,7 +9,6 @@ from forerun.policies.account import Account
 from forerun.policies.beliefs import Beliefs
 from forerun.policies.lengths import Offer
 from forerun.policies.texts import Choice, Text
-from forerun.policies.trials import LONGEST_PAUSE
 
 # What learning may cost: this share of the first request's time, of so many tokens at least; a request whose
 # end is near may lose a quarter of a plain round.
@@ -21,6 +20,8 @@ TRY_LENGTH, TRY_COST, DEAREST_TRY, TRY_ROUNDS = 3, 0.5, 4.0, 3
 RISKED, LEAST_RISK = 0.3, 0.5
 # Drafts that must have been seen of a drafter before it may cost more than a request may lose.
 PROVEN = 8
+# Rounds for which a request without a limit has room.
+MANY = 1 << 30
 # Tokens that outputs are thought to have before any has ended, and how quickly that follows them.
 USUAL_OUTPUT, OUTPUT_STEP = 64, 0.2
 
@@ -62,10 +63,10 @@ class Outlook:
             return most
         return min(most, max(text.account.credit for text in texts))
 
-    def offers(self, request: Request, text: Text, batch_size: int, round_: int) -> list[Offer]:
+    def offers(self, request: Request, text: Text, round_: int) -> list[Offer]:
         """What each member could draft for a request in a round; those that have found nothing are left
         out."""
-        costs, most, limit = self._beliefs.costs, request.params.max_tokens, self._most
+        most, limit = request.params.max_tokens, self._most
         if most is not None:
             limit = min(limit, most - request.num_output_tokens - 1)
         if limit < 1 or not request.speculative:
@@ -76,7 +77,16 @@ class Outlook:
             level = member.level(request)
             if level is None:
                 continue
-            offer = text.offer(member, request, level, limit, round_)
+            offers.append(text.offer(member, request, level, limit, round_))
+        if not offers:
+            text.reason = PlainReason.NOTHING_FOUND
+        return offers
+
+    def price(self, request: Request, offers: Sequence[Offer], batch_size: int) -> None:
+        """Note what the drafts on offer to a request would take."""
+        costs = self._beliefs.costs
+        for offer in offers:
+            member = offer.member
             share = member.share = member.drafter.cost_share(request)
             scale = None if share is None else share * costs.plain_seconds(batch_size)
             offer.times = costs.draft(member.name, member.looks_up, batch_size, scale)
@@ -87,10 +97,6 @@ class Outlook:
                 # Borne by the rounds to come, of some two tokens each.
                 whole = costs.prefill_seconds(member.name, offer.pending)
                 offer.seconds = whole / max(1.0, 0.5 * self.tokens_left(request))
-            offers.append(offer)
-        if not offers:
-            text.reason = PlainReason.NOTHING_FOUND
-        return offers
 
     def can_pay(self, offer: Offer, text: Text) -> bool:
         """Whether a drafter has shown that it is worth running a prompt, or the request may lose that."""
@@ -134,7 +140,7 @@ class Outlook:
     def rounds_left(self, request: Request, length: int) -> int:
         """Rounds with drafts of this length for which a request surely has room."""
         most = request.params.max_tokens
-        return LONGEST_PAUSE if most is None else (most - request.num_output_tokens) // (length + 1)
+        return MANY if most is None else (most - request.num_output_tokens) // (length + 1)
 
     def tokens_left(self, request: Request) -> float:
         """Tokens that are still expected: as outputs were, or half as many as there are already."""

@@ -22,7 +22,7 @@ WIDTH_STEP = 0.05
 # drafts or every fourth round in which it drafts.
 OFFER_ROUNDS, FIRST_DRAFTS, DRAFT_ROUNDS = 8, 8, 4
 _NO_TIMES = DraftTimes(0.0, 0.0)
-PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
+_PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
 _IN_WORDS = {
     PlainReason.PAUSED: "plain: no draft is expected to pay",
     PlainReason.TIMED: "plain, to time such a round",
@@ -139,7 +139,7 @@ class Text:
     def plan(self, several: bool) -> Plan:
         """What was chosen, of several members or of the drafter itself."""
         if self.choice is None:
-            return PLAIN[self.reason]
+            return _PLAIN[self.reason]
         offer, length, _ = self.choice
         return Plan(length, member=offer.member.place if several else None)
 
@@ -157,11 +157,6 @@ class Text:
         offer = Offer(member, survival, level, _NO_TIMES)
         self._offers[key] = (limit, round_ + OFFER_ROUNDS, offer)
         return offer
-
-    def has_declined(self, member: Member, level: int, round_: int) -> bool:
-        """Whether what a member offers was found not to pay, so short a time ago that it still holds."""
-        known = self._offers.get((member, level))
-        return known is not None and round_ < known[1] and known[2].is_declined
 
     def learn_draft(self, request: Request, draft: Draft, verdict: Verdict, rounds: int) -> None:
         """Take in the draft that was chosen, after so many rounds of all requests."""
