@@ -248,7 +248,7 @@ def test_the_lengths_of_a_batch_are_the_best_of_all(rates: list[list[float]], sl
     survivals = [list(itertools.accumulate(row, lambda a, b: a * b)) for row in rates]
     size = len(rates)
     table = CostTable.from_rows((n, size, 0, 1 + slope * (n * size - 1)) for n in (1, 4))
-    curve, member = Curve(table, size, 3, trust=9), Member(0, SimulatedDrafter())  # type: ignore[arg-type]
+    curve, member = Curve(table, size, 3), Member(0, SimulatedDrafter())  # type: ignore[arg-type]
     rate = size / curve.plain
 
     def value(lengths: tuple[int, ...], worth: float | None = None) -> float:

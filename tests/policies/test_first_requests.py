@@ -270,7 +270,8 @@ def test_another_text_is_noticed_however_long_nothing_paid() -> None:
     policy = new_policy(where)
     where.each(policy, [TOKENS] * 20)
     rates["now"] = 0.9
-    assert where.each(policy, [TOKENS] * 6)[-1] < 0.6 * TOKENS
+    within = LONGEST_PAUSE // TOKENS + 2
+    assert where.each(policy, [TOKENS] * within)[-1] < 0.6 * TOKENS
 
 
 def test_tries_become_rare_and_never_end() -> None:

@@ -11,10 +11,6 @@ MOST_PLANNING = 0.2
 MOST_RESERVE, RESTORED_RESERVE = 50.0, 10.0
 
 
-# What a spent account holds before it is spent from again.
-RESUMED = 4.0
-
-
 class Account:
     """Plain rounds' time that may still be lost.
 
@@ -28,14 +24,6 @@ class Account:
     def __init__(self, share: float, first: float, least: float = -1.0, most: float = 10.0) -> None:
         self._share, self._least, self._most = share, least, most
         self.credit, self._reserve, self._advanced = first, 0.0, 0.0
-        self._is_spent = False
-
-    @property
-    def may_spend(self) -> bool:
-        """Whether anything may be lost: what was spent once waits until there is enough for a few drafts, as
-        single ones run cold and show little."""
-        self._is_spent = self.credit < RESUMED if self._is_spent else self.credit <= 0.0
-        return not self._is_spent
 
     @property
     def learned(self) -> list[float]:

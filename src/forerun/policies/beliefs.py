@@ -69,18 +69,23 @@ class Beliefs:
         """Take in rounds without a draft, for these accounts of texts too; the seconds of one by what is
         believed then."""
         rounds = len(plain.seconds)
-        for _ in range(min(rounds, REPEATED)):
-            self.costs.observe(plain.batch_size, 0, median(plain.seconds))
+        self.costs.observe(plain.batch_size, 0, median(plain.seconds), min(rounds, REPEATED))
         seconds = self.costs.plain_seconds(plain.batch_size)
         for account in (self.account, *accounts):
             account.settle(rounds, rounds, plain.planning / seconds)
         return seconds
 
     def learn_times(
-        self, batch_size: int, made: Sequence[tuple[Choice, Draft]], seconds: float, cold: bool
+        self,
+        batch_size: int,
+        made: Sequence[tuple[Choice, Draft]],
+        seconds: float,
+        cold: bool,
+        rounds: int,
     ) -> tuple[float, float]:
-        """Note what the drafts of a round took, where one member has drafted alone; the seconds that count,
-        of the drafts and of what had to be run before: an interruption is not the drafter's."""
+        """Note what the drafts of some rounds took on average, where one member has drafted alone; the
+        seconds that count, of a round's drafts and of what had to be run before: an interruption is not the
+        drafter's."""
         member = made[0][0].offer.member
         if any(choice.offer.member is not member for choice, _ in made):
             return seconds, 0.0
@@ -90,7 +95,7 @@ class Beliefs:
         pending = sum(waiting) if max(waiting) > MUCH else max(waiting)
         scale = max(choice.offer.scale for choice, _ in made)
         drafting, before = self.costs.observe_draft(
-            member.name, member.looks_up, batch_size, depth, pending, seconds / scale, cold
+            member.name, member.looks_up, batch_size, depth, pending, seconds / scale, cold, rounds
         )
         for choice, _ in made:
             # What it had to run has been run: a later round of a stretch has the same offer.

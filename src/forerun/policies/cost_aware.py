@@ -186,58 +186,68 @@ class CostAwarePolicy(BasePolicy):
                 self._take_in_plain()
         else:
             self._take_in_plain()
-            self._judge([self._learn(requests, seen)])
+            self._judge([self._learn(requests, [seen])])
 
-    def _learn(self, requests: Sequence[Request], seen: Seen) -> float:
-        """Take in a round; what a try in it has gained, in plain rounds' time."""
-        drafts, verdicts, times, planned = seen
-        batch_size, extra, emitted, accepted = len(requests), 0, 0, 0
+    def _learn(self, requests: Sequence[Request], rounds: Sequence[Seen]) -> float:
+        """Take in rounds with the same plans; what tries in them have gained, in plain rounds' time."""
+        batch_size, count, extra, emitted, accepted = len(requests), len(rounds), 0, 0, 0
         made: list[tuple[Text, Choice, Draft]] = []
         texts = [self._text(request) for request in requests]
-        for request, text, draft, verdict in zip(requests, texts, drafts, verdicts, strict=True):
-            extra += len(draft)
-            emitted += len(verdict.token_ids)
-            if text.choice is not None and verdict.token_ids:
-                made.append((text, text.choice, draft))
-                if text.choice.is_try:
-                    accepted += verdict.num_accepted
-                text.learn_draft(request, draft, verdict, self._rounds)
+        for place, (drafts, verdicts, _, _) in enumerate(rounds, 1):
+            for request, text, draft, verdict in zip(
+                requests, texts, drafts, verdicts, strict=True
+            ):
+                extra += len(draft)
+                emitted += len(verdict.token_ids)
+                if text.choice is not None and verdict.token_ids:
+                    made.append((text, text.choice, draft))
+                    if text.choice.is_try:
+                        accepted += verdict.num_accepted
+                    text.learn_draft(request, draft, verdict, place == count)
         # What finds everything cold, after a prompt or a rest, is no other round's cost.
         cold = bool(extra) and (
             self._plain_before >= COLD_AFTER or any(text.drafts == 1 for text, _, _ in made)
         )
-        self._plain_before = 0 if extra else self._plain_before + 1
+        self._plain_before = 0 if extra else self._plain_before + count
+        # As it was measured, but for what an interruption may have added.
+        usual = OUTLIER * self.costs.curve(batch_size).at(extra / count) * self.costs.speed
+        forwards = [min(max(times.target + times.verify, 0.0), usual) for _, _, times, _ in rounds]
         if not cold:
-            self.costs.observe(batch_size, extra, times.target + times.verify)
-        plain = seconds = self.costs.plain_seconds(batch_size)
+            self.costs.observe(batch_size, extra / count, sum(forwards) / count, count)
+        plain = self.costs.plain_seconds(batch_size)
+        seconds, planning = sum(forwards), sum(planned for _, _, _, planned in rounds)
         if made:
-            # As it was measured, but for what an interruption may have added.
-            expected = self.costs.curve(batch_size).at(extra) * self.costs.speed
-            seconds = min(max(times.target + times.verify, 0.0), OUTLIER * expected)
+            spent = sum(times.draft for _, _, times, _ in rounds) - planning
+            choices = [(choice, draft) for _, choice, draft in made]
             drafting, before = self._beliefs.learn_times(
-                batch_size,
-                [(choice, draft) for _, choice, draft in made],
-                max(times.draft - planned, 0.0),
-                cold,
+                batch_size, choices, max(spent, 0.0) / count, cold, count
             )
-            seconds += drafting
+            seconds += count * drafting
             made[0][0].debt += before / plain
-        self._drafted_since_plain = self._drafted_since_plain + 1 if extra else 0
-        tokens, elapsed, planning = emitted / batch_size, seconds / plain, planned / plain
-        self._beliefs.account.settle(tokens, elapsed, planning)
-        drafting_requests = 0
+        else:
+            seconds = count * plain
+        self._drafted_since_plain = self._drafted_since_plain + count if extra else 0
+        tokens, elapsed = emitted / batch_size, seconds / plain
+        self._beliefs.account.settle(tokens, elapsed, planning / plain)
+        drafting_requests, is_time = 0, count > 1 or self._rounds % DRAFT_ROUNDS == 0
         for request, text in zip(requests, texts, strict=True):
-            text.account.settle(tokens, elapsed, planning)
+            text.account.settle(tokens, elapsed, planning / plain)
             if text.choice is not None:
+                if is_time or text.drafts <= FIRST_DRAFTS:
+                    text.expect_anew()
                 drafting_requests += 1
                 member, length = text.choice.offer.member, text.choice.length
-                self.decisions.count(member.name, length, 1, batch_size, emitted, seconds, plain)
+                self.decisions.count(
+                    member.name, length, count, batch_size, emitted, seconds, plain
+                )
             if text.debt:
-                due = text.pay_debt(tokens - elapsed, self._outlook.tokens_left(request))
+                left = self._outlook.tokens_left(request)
+                due = text.pay_debt(count, tokens - elapsed, left)
                 self._beliefs.account.charge(due / batch_size)
         if plain_requests := batch_size - drafting_requests:
-            self.decisions.count("", 0, plain_requests, batch_size, emitted, seconds, plain)
-        return accepted - max(seconds - plain, 0.0) / plain / max(len(made), 1)
+            alike = count * plain_requests
+            self.decisions.count("", 0, alike, batch_size, emitted, seconds, plain)
+        return accepted - max(elapsed - count, 0.0) * count / max(len(made), 1)
 
     def _judge(self, gains: Sequence[float]) -> None:
         """Note what a try has gained, if it was one."""
@@ -276,7 +286,10 @@ class CostAwarePolicy(BasePolicy):
         self._take_in_plain()
         stretch, self._stretch = self._stretch, Stretch()
         if stretch.drafts:
-            self._judge([self._learn(stretch.requests, seen) for seen in stretch.seen])
+            # The first of them may have run cold.
+            apart = 1 if self._plain_before or self._tried is not None else 0
+            parts = stretch.seen[:apart], stretch.seen[apart:]
+            self._judge([self._learn(stretch.requests, rounds) for rounds in parts if rounds])
         elif stretch.seen:
             for seen in stretch.seen:
                 self._plain.add(len(stretch.plans), seen)
@@ -346,8 +359,9 @@ class CostAwarePolicy(BasePolicy):
         lost = found.seconds / self.costs.plain_seconds(batch_size)
         rounds = DRAFT_ROUNDS if DRAFT_ROUNDS * lost <= credit else max(int(credit / lost), 1)
         for request, text in zip(requests, texts, strict=True):
-            if text.choice is None or text.drafts < FIRST_DRAFTS:
+            if text.choice is None:
                 return 1
+            rounds = min(rounds, max(text.drafts, 1))
             rounds = min(rounds, self._outlook.rounds_left(request, text.choice.length))
         return rounds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import add
@@ -13,13 +14,16 @@ ASSUMED = CostTable.from_rows(
     (n, b, 0, 1.0 + 0.04 * (n * b - 1)) for n in (1, 2, 16) for b in (1, 2, 64)
 )
 """Before anything was measured: in forwards of one token. That of later rounds says how long one is."""
-# How quickly what is seen corrects what was thought: plain rounds of one batch size, the speed of the
-# machine by plain rounds and by others, and what drafted tokens add. Of one round no more is believed
-# than a factor of MOST.
-LEVEL_STEP, PLAIN_STEP, SPEED_STEP, SLOPE_STEP, MOST, MOST_SLOPE = 0.15, 0.1, 0.05, 0.2, 1.25, 1.1
-FLATTEST, STEEPEST = 0.3, 50.0
-# Drafting rounds that it takes to know how costs rise where they were only assumed.
-TRUSTED = 8
+# How quickly plain rounds of one batch size correct what was thought of them, and of the machine's speed, and
+# how quickly others correct the latter. Of one round no more is believed than a factor of MOST.
+LEVEL_STEP, PLAIN_STEP, SPEED_STEP, MOST = 0.15, 0.1, 0.01, 1.25
+# What a round costs beside the table, which is a factor of how that rises and plain rounds a token: how far
+# they may be off at first, by a table that was measured and by an assumed one, and a round later; and how far
+# a round is off, as a share of itself.
+MEASURED_SPREAD, ASSUMED_SPREAD, DRIFT, NOISE = (0.3, 0.05), (3.0, 0.5), (0.02, 0.004), 0.15
+# The least of that factor; standard deviations beyond which a round says no more; and single rounds that one
+# rehearsed before the first request counts as.
+FLATTEST, SURPRISING, REHEARSED = 0.3, 2.0, 4
 # What is left of the weight of a draft's time a draft later; drafts that a guess of it counts as, and a
 # measurement; drafts of a process that run cold.
 DRAFT_MEMORY, GUESSED, MEASURED, COLD, LASTING = 0.95, 1.0, 4.0, 2, 0.8
@@ -62,13 +66,14 @@ class DraftTimes:
         self._assumed = [LASTING / 2 * value for value in sums]
         self._sums = [(weight - LASTING) / 2 * value for value in sums]
 
-    def observe(self, tokens: int, seconds: float, cold: bool = False) -> None:
-        """Take in a draft, as deep as this."""
-        self.timed += 1
+    def observe(self, tokens: int, seconds: float, cold: bool = False, drafts: int = 1) -> None:
+        """Take in drafts, as deep as this, and the seconds of one."""
+        self.timed += drafts
         if (cold or self.timed <= COLD) and seconds > self(tokens):
             return
         seen = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
-        self._sums = [DRAFT_MEMORY * old + new for old, new in zip(self._sums, seen, strict=True)]
+        kept = DRAFT_MEMORY**drafts
+        self._sums = [kept * old + drafts * new for old, new in zip(self._sums, seen, strict=True)]
         weight, x, y, xx, xy = map(add, self._sums, self._assumed)
         slope = (weight * xy - x * y) / (weight * xx - x * x)
         self.per_token = min(max(slope, 0.0), y / x)
@@ -90,29 +95,31 @@ class DraftTimes:
 class Curve:
     """Seconds of a round but for its draft, at one batch size, by the tokens drafted in it.
 
-    The table says how they rise, what is seen how steeply: with a long text, say, or where verification
-    takes its time too.
+    The table says how they rise. What is seen says how steeply, and what each token takes beside that: with a
+    long text, say, or where verification takes its time too. Both are estimated by a Kalman filter.
 
     Args:
         table: of forwards.
         batch_size: requests.
         most: tokens drafted a request at most.
-        trust: rounds that the table counts as.
-        slope: of rounds, in that of the table.
+        is_measured: whether the table was.
     """
 
     def __init__(
-        self, table: CostTable, batch_size: int, most: int, trust: int, slope: float = 1.0
+        self, table: CostTable, batch_size: int, most: int, is_measured: bool = True
     ) -> None:
         base = [
             table.seconds(1.0 + extra / batch_size, batch_size)
             for extra in range(batch_size * most + 1)
         ]
         # More tokens never cost less, whatever noise there was.
-        self.batch_size, self.plain, self.slope = batch_size, base[0], slope
-        self.seen = trust
+        self.batch_size, self.plain = batch_size, base[0]
         self.rises = [value - base[0] for value in accumulate(base, max)]
         self.floors = least_slopes(self.rises)
+        # The factor of the rises, and seconds a drafted token beside them.
+        self.slope, self.token = 1.0, 0.0
+        spread = MEASURED_SPREAD if is_measured else ASSUMED_SPREAD
+        self._variances, self._covariance = [sd * sd for sd in spread], 0.0
 
     @property
     def last_slope(self) -> float:
@@ -122,24 +129,39 @@ class Curve:
 
     def at(self, extra: float) -> float:
         """With so many drafted tokens in all, in the table's seconds."""
-        return self.plain + self.slope * self.rise(extra)
+        return self.plain + self.added(extra)
 
-    def correct(self, extra: int, seconds: float) -> None:
-        """Note that a round with so many drafted tokens took these of the table's seconds."""
-        rise = self.rise(extra)
-        if rise > 0.0:
-            self.seen += 1
-            step = SLOPE_STEP * min(rise / self.plain, 1.0)
-            if self.seen <= TRUSTED:
-                step = 1.0 / self.seen
-            self.slope += step * ((seconds - self.plain) / rise - self.slope)
-            self.slope = min(max(self.slope, FLATTEST), STEEPEST)
+    def added(self, extra: float) -> float:
+        """What so many drafted tokens add."""
+        return self.slope * self.rise(extra) + self.token * extra
+
+    def correct(self, extra: float, seconds: float, rounds: int = 1) -> None:
+        """Note that rounds with so many drafted tokens took these of the table's seconds on average."""
+        # In plain rounds, and tokens of each request.
+        rise, each = self.rise(extra) / self.plain, extra / self.batch_size
+        (first, second), both = self._variances, self._covariance
+        first, second = first + rounds * DRIFT[0] ** 2, second + rounds * DRIFT[1] ** 2
+        of_rise, of_each = first * rise + both * each, both * rise + second * each
+        noise = (NOISE * self.at(extra) / self.plain) ** 2 / rounds
+        whole = of_rise * rise + of_each * each + noise
+        most = SURPRISING * math.sqrt(whole)
+        error = min(max((seconds - self.at(extra)) / self.plain, -most), most) / whole
+        self.slope = max(self.slope + of_rise * error, FLATTEST)
+        token = self.token + of_each * error * self.plain / self.batch_size
+        self.token = max(token, 0.0)
+        self._variances = [first - of_rise**2 / whole, second - of_each**2 / whole]
+        self._covariance = both - of_rise * of_each / whole
 
     def rise(self, extra: float) -> float:
         """What drafted tokens add, by the table; beyond its last one as between the last two."""
         rises = self.rises
         place = min(int(extra), len(rises) - 2)
         return rises[place] + (extra - place) * (rises[place + 1] - rises[place])
+
+
+def _step(step: float, rounds: int) -> float:
+    """The step of several rounds that each make one."""
+    return 1.0 - (1.0 - step) ** rounds
 
 
 def least_slopes(rises: Sequence[float]) -> list[float]:
@@ -179,7 +201,7 @@ class LiveCosts:
         self._prefill: dict[str, float] = {}
         # By name, what drafts were measured to take before the first request, and the machine's speed then.
         self._at_first: dict[str, tuple[float, float]] = {}
-        self._first_speed, self._first_slope = 1.0, 1.0
+        self._first_speed, self._first_rise = 1.0, (1.0, 0.0)
 
     def as_measured(self) -> LiveCosts:
         """The same with nothing learned since what was measured before the first request."""
@@ -187,7 +209,7 @@ class LiveCosts:
         for name, (token, fixed) in self._at_first.items():
             costs.measured(name, token, fixed)
         costs.speed = costs._first_speed = self._first_speed
-        costs._first_slope = self._first_slope
+        costs._first_rise = self._first_rise
         return costs
 
     def found(self, rounds: Mapping[int, float]) -> None:
@@ -196,13 +218,11 @@ class LiveCosts:
         Args:
             rounds: seconds by drafted tokens, plain rounds among them.
         """
-        base = Curve(self.table, 1, self._most, TRUSTED)
+        base = Curve(self.table, 1, self._most)
         self.speed = self._first_speed = rounds[0] / base.plain
-        rises = {extra: base.rise(extra) for extra in rounds}
-        scale = self.speed * sum(rise * rise for rise in rises.values())
-        if scale > 0.0:
-            slope = sum(rise * (rounds[extra] - rounds[0]) for extra, rise in rises.items()) / scale
-            self._first_slope = min(max(slope, FLATTEST), STEEPEST)
+        for extra, seconds in [*rounds.items()] * REHEARSED:
+            base.correct(extra, seconds / self.speed)
+        self._first_rise = base.slope, base.token
         self._curves.clear()
 
     def forget_drafts(self) -> None:
@@ -218,10 +238,9 @@ class LiveCosts:
     def curve(self, batch_size: int) -> Curve:
         """The curve of a batch size; times `speed` it is in seconds."""
         if batch_size not in self._curves:
-            trust = 0 if self.table is ASSUMED else TRUSTED + 1
-            self._curves[batch_size] = Curve(
-                self.table, batch_size, self._most, trust, self._first_slope
-            )
+            curve = Curve(self.table, batch_size, self._most, self.table is not ASSUMED)
+            curve.slope, curve.token = self._first_rise
+            self._curves[batch_size] = curve
         return self._curves[batch_size]
 
     def plain_seconds(self, batch_size: int) -> float:
@@ -261,8 +280,8 @@ class LiveCosts:
         token = self._prefill.get(name, PREFILL * self.draft(name, False, 1).per_token)
         return pending * token
 
-    def observe(self, batch_size: int, extra: int, seconds: float) -> None:
-        """Learn from a round with so many drafted tokens, and its seconds without the draft."""
+    def observe(self, batch_size: int, extra: float, seconds: float, rounds: int = 1) -> None:
+        """Learn from rounds with so many drafted tokens each, and the seconds of one without its draft."""
         curve = self.curve(batch_size)
         expected = curve.at(extra) * self.speed
         if seconds <= 0.0:
@@ -270,19 +289,15 @@ class LiveCosts:
         if not self.is_known:
             self.speed, self.is_known = self.speed * seconds / expected, True
             return
-        if extra and curve.seen < TRUSTED:
-            curve.correct(extra, seconds / self.speed)
-            return
         ratio = min(max(seconds / expected, 1.0 / MOST), MOST)
         if extra:
-            near = min(max(ratio, 1.0 / MOST_SLOPE), MOST_SLOPE)
-            curve.correct(extra, near * expected / self.speed)
-            # What drafted tokens add in a batch is less certain, so that its rounds say less of the machine.
-            self.speed *= ratio ** (SPEED_STEP / batch_size**0.5)
+            # A round says more of what its drafted tokens add than of the machine; plain ones say that.
+            curve.correct(extra, seconds / self.speed, rounds)
+            self.speed *= ratio ** _step(SPEED_STEP, rounds)
         else:
             # The machine's speed is that of all batch sizes; the table may be wrong of one.
-            curve.plain *= ratio**LEVEL_STEP
-            self.speed *= ratio**PLAIN_STEP
+            curve.plain *= ratio ** _step(LEVEL_STEP, rounds)
+            self.speed *= ratio ** _step(PLAIN_STEP, rounds)
 
     def observe_draft(
         self,
@@ -293,14 +308,15 @@ class LiveCosts:
         pending: int,
         seconds: float,
         cold: bool = False,
+        drafts: int = 1,
     ) -> tuple[float, float]:
-        """Learn from a draft, `depth` deep, before which so many tokens had to be run; the seconds of the
+        """Learn from drafts, `depth` deep, before which so many tokens had to be run; the seconds of a
         draft and of what came before, but no more than a multiple of what was expected."""
         times = self.draft(name, looks_up, batch_size)
         expected = times(depth)
         if pending <= MUCH or looks_up:
             seconds = min(seconds, OUTLIER * max(expected, LOOKUP * self.plain_seconds(batch_size)))
-            times.observe(depth, seconds, cold)
+            times.observe(depth, seconds, cold, drafts)
             return seconds, 0.0
         most = max(self.prefill_seconds(name, pending), pending * PREFILL * times.per_token)
         before = min(max(seconds - expected, 0.0), OUTLIER * most)

@@ -71,8 +71,9 @@ def best_lengths(
     # The next token of each offer, by falling probability.
     entries = [(-offer.survival[0], index) for index, offer in enumerate(offers) if offer.survival]
     heapify(entries)
-    rises, last, price = curve.rises, len(curve.rises) - 1, speed * curve.slope
-    least = rate * price * min([offer.member.width for offer in offers])
+    rises, last = curve.rises, len(curve.rises) - 1
+    price, each = speed * curve.slope, speed * curve.token
+    narrowest = rate * min([offer.member.width for offer in offers])
     levels, order = [0] * len(offers), list[int]()
     depths: dict[Member, int] = {}
     size, worth, covered = curve.batch_size, 1.0 if curve.batch_size == 1 else ALONE, 0
@@ -94,7 +95,8 @@ def best_lengths(
             depths[member] = level + 1
             drafting += offer.times.per_token if level else offer.times.first
         spot = int(extra + 0.5)
-        seconds = drafting + price * (rises[spot] if spot < last else curve.rise(extra))
+        rise = rises[spot] if spot < last else curve.rise(extra)
+        seconds = drafting + price * rise + each * extra
         if seconds > most_seconds:
             break
         value = worth * tokens - rate * seconds
@@ -106,7 +108,8 @@ def best_lengths(
             heappop(entries)
         # No later token can be worth what it costs at least, unless it makes all others worth more.
         settled = covered == size or len(offers) < size
-        if settled and entries and -entries[0][0] * worth < least * curve.floors[min(spot, last)]:
+        least = narrowest * (price * curve.floors[min(spot, last)] + each)
+        if settled and entries and -entries[0][0] * worth < least:
             break
     if not chosen or at_best[0] < LEAST_RATIO * rate * at_best[1]:
         return None

@@ -17,7 +17,7 @@ TUITION, FIRST_TOKENS, LEAST_TUITION = 0.03, 128, 0.2
 # the dearest is tried for that, when the share of time that may be lost has come to its cost.
 TRY_LENGTH, TRY_COST, DEAREST_TRY, TRY_ROUNDS = 3, 0.5, 4.0, 3
 # What a round may risk of the account, and in plain rounds however little it holds.
-RISKED, LEAST_RISK = 0.3, 0.5
+RISKED, LEAST_RISK, UNPROVEN_RISK = 0.3, 0.5, 0.35
 # Drafts that must have been seen of a drafter before it may cost more than a request may lose.
 PROVEN = 8
 # Rounds for which a request without a limit has room.
@@ -56,12 +56,12 @@ class Outlook:
     def may_lose(self, texts: Sequence[Text]) -> float:
         """Plain rounds' time that drafts of this round may lose; before any drafter is proven no more than
         the requests themselves may."""
-        account = self._beliefs.account
-        credit = account.credit if account.may_spend else 0.0
+        credit = self._beliefs.account.credit
         most = max(RISKED * credit, min(credit, LEAST_RISK))
         if any(member.acceptance.evidence >= PROVEN for member in self._beliefs.members):
             return most
-        return min(most, max(text.account.credit for text in texts))
+        left = max(text.account.credit for text in texts)
+        return min(most, max(left, UNPROVEN_RISK)) if left > 0.0 else 0.0
 
     def offers(self, request: Request, text: Text, round_: int) -> list[Offer]:
         """What each member could draft for a request in a round; those that have found nothing are left
@@ -121,10 +121,9 @@ class Outlook:
                 if offer.member.drafter.cost_share(request) is not None and lost >= length:
                     return 0
                 least = min(lost, DEAREST_TRY) + before
-                account, waited = self._beliefs.account, offer.member.trials.waited
-                if lost > DEAREST_TRY and lost > self._lost_time * waited:
+                if lost > DEAREST_TRY and lost > self._lost_time * offer.member.trials.waited:
                     return 0
-                return length if account.may_spend and least <= account.credit else 0
+                return length if least <= self._beliefs.account.credit else 0
         return 0
 
     def try_rounds(self, request: Request, choice: Choice, batch_size: int) -> int:

@@ -158,23 +158,25 @@ class Text:
         self._offers[key] = (limit, round_ + OFFER_ROUNDS, offer)
         return offer
 
-    def learn_draft(self, request: Request, draft: Draft, verdict: Verdict, rounds: int) -> None:
-        """Take in the draft that was chosen, after so many rounds of all requests."""
+    def learn_draft(self, request: Request, draft: Draft, verdict: Verdict, is_last: bool) -> None:
+        """Take in the draft that was chosen, the last one or one that others have followed."""
         assert self.choice is not None
         offer, planned, _ = self.choice
         most = request.params.max_tokens
-        if most is not None:
+        if most is not None and is_last:
             planned = min(planned, most - request.num_output_tokens + len(verdict.token_ids) - 1)
         if planned < 1:
             return
         offer.member.observe(request, offer.level, planned, verdict.num_accepted, len(draft))
         self.drafts += 1
-        if self.drafts <= FIRST_DRAFTS or rounds % DRAFT_ROUNDS == 0:
-            self._offers.clear()
 
-    def pay_debt(self, gain: float, tokens_left: float) -> float:
-        """The share of the debt that is due after a round: what drafts gain pays for their prompt first."""
-        share = self.debt * min(1.0, 2.0 / max(tokens_left, 1.0))
+    def expect_anew(self) -> None:
+        """Work out again what is to be expected."""
+        self._offers.clear()
+
+    def pay_debt(self, rounds: int, gain: float, tokens_left: float) -> float:
+        """The share of the debt that is due after some rounds: gains pay for a prompt first."""
+        share = self.debt * min(1.0, 2.0 * rounds / max(tokens_left, 1.0))
         due = max(share, min(self.debt, gain))
         self.debt -= due
         return due

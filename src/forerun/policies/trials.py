@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 # Rounds without a try: after the first that failed, and at most.
-FIRST_PAUSE, LONGEST_PAUSE = 16, 1024
+FIRST_PAUSE, LONGEST_PAUSE = 12, 1024
 
 
 class Trials:
