@@ -65,11 +65,12 @@ class Beliefs:
             if member.is_given_up
         ]
 
-    def learn_plain(self, plain: PlainRounds, accounts: Sequence[Account]) -> float:
-        """Take in rounds without a draft, for these accounts of texts too; the seconds of one by what is
-        believed then."""
+    def learn_plain(self, plain: PlainRounds, accounts: Sequence[Account], counted: int) -> float:
+        """Take in rounds without a draft, for these accounts of texts too, each of which counts as several;
+        the seconds of one by what is believed then."""
         rounds = len(plain.seconds)
-        self.costs.observe(plain.batch_size, 0, median(plain.seconds), min(rounds, REPEATED))
+        told = min(rounds * counted, REPEATED)
+        self.costs.observe(plain.batch_size, 0, median(plain.seconds), told)
         seconds = self.costs.plain_seconds(plain.batch_size)
         for account in (self.account, *accounts):
             account.settle(rounds, rounds, plain.planning / seconds)

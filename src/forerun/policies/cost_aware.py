@@ -31,7 +31,7 @@ from forerun.policies.decisions import Decisions
 from forerun.policies.lengths import Offer
 from forerun.policies.memory import Memory, recall
 from forerun.policies.outlook import FIRST_TOKENS, TUITION, Outlook
-from forerun.policies.stretch import PlainRounds, Seen, Stretch
+from forerun.policies.stretch import PlainRounds, Seen, Stretch, Timing
 from forerun.policies.texts import DRAFT_ROUNDS, FIRST_DRAFTS, Choice, Member, Text
 from forerun.policies.trials import Trials
 from forerun.policies.valuation import Valuation
@@ -39,8 +39,6 @@ from forerun.policies.valuation import Valuation
 logger = logging.getLogger(__name__)
 
 LONGEST = 16
-# A plain round is timed after so many that drafted.
-TIMED_AFTER = 100
 # Where nothing pays, it is asked again after so many rounds or when a request comes: if all drafts are a
 # model's, and in batches of CROWD, where looking costs each request more than it finds.
 REST, LONGEST_REST, CROWD = 32, 256, 4
@@ -87,7 +85,7 @@ class CostAwarePolicy(BasePolicy):
         self._texts: dict[int, Text] = {}
         self._outlook = Outlook(self._beliefs, self._most, self.settings.lost_time)
         self._valuation = Valuation(self._beliefs)
-        self._drafted_since_plain, self._plain_before = 0, 0
+        self._timing, self._plain_before = Timing(), 0
         self._stretch, self._plain = Stretch(), PlainRounds()
         self.clock: Callable[[], float] = perf_counter
         self._planning, self._rounds, self._is_plain = 0.0, 0, True
@@ -133,7 +131,7 @@ class CostAwarePolicy(BasePolicy):
         self._beliefs.forget(self._new_account())
         self._outlook.forget()
         self._valuation.forget()
-        self._drafted_since_plain, self._plain_before = 0, 0
+        self._timing, self._plain_before = Timing(), 0
         self._stretch, self._plain = Stretch(), PlainRounds()
 
     def close(self) -> None:
@@ -149,7 +147,7 @@ class CostAwarePolicy(BasePolicy):
             self._take_in()
         self._tried = None
         texts = [self._text(request) for request in requests]
-        timed = self._drafted_since_plain >= TIMED_AFTER or not self.costs.is_known
+        timed = self._timing.is_due or not self.costs.is_known
         reason = PlainReason.TIMED if timed else PlainReason.PAUSED
         for text in texts:
             text.choice, text.reason = None, reason
@@ -181,8 +179,8 @@ class CostAwarePolicy(BasePolicy):
             if not self._plain.takes(len(requests)):
                 self._take_in_plain()
             self._plain.add(len(requests), seen)
-            self._plain_before, self._drafted_since_plain = self._plain_before + 1, 0
-            if not self.costs.is_known:
+            self._plain_before += 1
+            if self._timing.is_due or not self.costs.is_known:
                 self._take_in_plain()
         else:
             self._take_in_plain()
@@ -226,7 +224,7 @@ class CostAwarePolicy(BasePolicy):
             made[0][0].debt += before / plain
         else:
             seconds = count * plain
-        self._drafted_since_plain = self._drafted_since_plain + count if extra else 0
+        self._timing.drafted(count if extra else 0)
         tokens, elapsed = emitted / batch_size, seconds / plain
         self._beliefs.account.settle(tokens, elapsed, planning / plain)
         drafting_requests, is_time = 0, count > 1 or self._rounds % DRAFT_ROUNDS == 0
@@ -303,9 +301,10 @@ class CostAwarePolicy(BasePolicy):
         plain, self._plain = self._plain, PlainRounds()
         if rounds := len(plain.seconds):
             texts = [text.account for text in self._texts.values()]
-            seconds = self._beliefs.learn_plain(plain, texts)
+            before = self.costs.plain_seconds(plain.batch_size)
+            seconds = self._beliefs.learn_plain(plain, texts, self._timing.counted)
             self.decisions.count_plain(rounds * plain.batch_size, rounds * seconds)
-            self._drafted_since_plain = 0
+            self._timing.was_plain(plain.seconds[-1] / before)
 
     def _text(self, request: Request) -> Text:
         text = self._texts.get(request.request_id)

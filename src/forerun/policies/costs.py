@@ -201,7 +201,9 @@ class LiveCosts:
         self._prefill: dict[str, float] = {}
         # By name, what drafts were measured to take before the first request, and the machine's speed then.
         self._at_first: dict[str, tuple[float, float]] = {}
-        self._first_speed, self._first_rise = 1.0, (1.0, 0.0)
+        self._first_speed = 1.0
+        # Of a curve, its factor and plain rounds a token of each request.
+        self._first_rise = 1.0, 0.0
 
     def as_measured(self) -> LiveCosts:
         """The same with nothing learned since what was measured before the first request."""
@@ -222,7 +224,7 @@ class LiveCosts:
         self.speed = self._first_speed = rounds[0] / base.plain
         for extra, seconds in [*rounds.items()] * REHEARSED:
             base.correct(extra, seconds / self.speed)
-        self._first_rise = base.slope, base.token
+        self._first_rise = base.slope, base.token / base.plain
         self._curves.clear()
 
     def forget_drafts(self) -> None:
@@ -239,7 +241,8 @@ class LiveCosts:
         """The curve of a batch size; times `speed` it is in seconds."""
         if batch_size not in self._curves:
             curve = Curve(self.table, batch_size, self._most, self.table is not ASSUMED)
-            curve.slope, curve.token = self._first_rise
+            curve.slope, share = self._first_rise
+            curve.token = share * curve.plain / batch_size
             self._curves[batch_size] = curve
         return self._curves[batch_size]
 

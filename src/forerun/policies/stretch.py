@@ -10,6 +10,9 @@ from forerun.core import Draft, Plan, Request, RoundTimes, Verdict
 
 # A stretch in which so many rounds had nothing accepted is over: the text may have changed.
 MISSES = 2
+# A plain round is timed after so many that drafted: soon after one that differed by this factor from what was
+# expected, and late. What it says counts as several rounds, as others tell less of the machine.
+SOON, LATE, DIFFERENT, COUNTED = 25, 100, 1.1, 4
 # Plain rounds that are taken in together, and that any number of them counts as at most.
 REPEATED = 8
 
@@ -47,6 +50,34 @@ class PlainRounds:
         self.batch_size = batch_size
         self.seconds.append(seen.times.target + seen.times.verify)
         self.planning += seen.planning
+
+
+class Timing:
+    """When a plain round is timed among those that draft."""
+
+    def __init__(self) -> None:
+        self._drafted, self._pause = 0, SOON
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next round is timed, or the last one was."""
+        return self._drafted >= self._pause
+
+    @property
+    def counted(self) -> int:
+        """Rounds that a plain one counts as."""
+        return COUNTED if self._drafted >= SOON else 1
+
+    def drafted(self, rounds: int) -> None:
+        """Note rounds that drafted."""
+        self._drafted += rounds
+
+    def was_plain(self, ratio: float) -> None:
+        """Note a plain round, and its seconds over what was expected."""
+        if self._drafted >= SOON:
+            as_expected = 1.0 / DIFFERENT < ratio < DIFFERENT
+            self._pause = min(2 * self._pause, LATE) if as_expected else SOON
+        self._drafted = 0
 
 
 class Stretch:
