@@ -1,15 +1,21 @@
-"""Checkpoints of random weights, for engines that read files."""
+"""Checkpoints as transformers saves them, for engines that read no others: of random weights, and the zoo's
+target."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 
 from forerun.bench.shapes import SHAPES, RandomSource, Shape
 from forerun.engine.engine import Engine
-from forerun.files import atomic_path
+from forerun.files import atomic_path, write_text
 from forerun.models.architecture import read_architecture
+from forerun.models.checkpoint import Checkpoint
+from forerun.models.gguf.stored import StoredGguf
+from forerun.models.zoo import zoo_path
 
 
 def write_checkpoint(name: str, directory: Path) -> Path:
@@ -27,6 +33,25 @@ def untrained_like(engine: Engine, directory: Path) -> Path:
     shape = Shape("llama", 128, 3, 4, 384, vocab, kv_heads=2, tied=True)
     engine.tokenizer.save_pretrained(directory)  # type: ignore[attr-defined]
     return _write(shape, directory)
+
+
+def zoo_target(directory: Path) -> Path:
+    """The zoo's target in bf16, made now unless it is there."""
+    if (directory / "model.safetensors").exists():
+        return directory
+    checkpoint = Checkpoint.open("zoo")
+    config, source = checkpoint.config, StoredGguf(zoo_path()).source(checkpoint.config)
+    config.dtype, config.architectures = torch.bfloat16, ["Qwen3ForCausalLM"]
+    directory.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(directory)
+    checkpoint.tokenizer.save_pretrained(directory)
+    write_text(
+        directory / "generation_config.json", json.dumps({"eos_token_id": 0, "pad_token_id": 0})
+    )
+    with atomic_path(directory / "model.safetensors") as temporary:
+        tensors = {key: source.read(key).bfloat16() for key in source.shapes}
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    return directory
 
 
 def _write(shape: Shape, directory: Path) -> Path:

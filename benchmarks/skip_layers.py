@@ -26,8 +26,7 @@ from benchmarks.heldout import Row, summarize, table
 from forerun.compare.paired import compare
 from forerun.contracts import CausalLM
 from forerun.core import Batch, Plan, Request, Stats
-from forerun.drafters.exits.exit_adapter import ExitAdapter
-from forerun.drafters.layer_skip import LayerSkipDrafter, zoo_adapter
+from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
@@ -46,11 +45,10 @@ REPEATS = 60
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to draft: the layers that it skips, and an adapter before the head."""
+    """A way to draft: the layers that it skips."""
 
     name: str
     skip_layers: tuple[int, ...]
-    adapter: ExitAdapter | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ class Bench:
         plain = self.engine
         return Engine(
             plain.target,
-            LayerSkipDrafter(plain.target, choice.skip_layers, choice.adapter),
+            LayerSkipDrafter(plain.target, choice.skip_layers),
             SpeculativeConfig(num_speculative_tokens=drafted, policy="fixed"),
             tokenizer=plain.tokenizer,
             eos_token_ids=plain.eos_token_ids,
@@ -163,7 +161,7 @@ def time_round(
     alternation, so that other work on the machine affects them alike."""
     cache = target.new_cache(1, len(text) + drafted + 1)
     prefill(target, cache, 0, text[:-1])
-    drafter = LayerSkipDrafter(target, choice.skip_layers, choice.adapter)
+    drafter = LayerSkipDrafter(target, choice.skip_layers)
     drafter.attach(cache)
     request = Request(0, text, len(text), SamplingParams(temperature=0.0), seed=0, row=0)
     randomness, first = Randomness(), len(text) - 1
@@ -199,16 +197,10 @@ def time_round(
 
 
 def exits(engine: Engine, layers: Iterable[int]) -> list[Choice]:
-    """Early exits with the plain head, and with the zoo's adapters where they exist."""
-    choices = []
-    for layer in layers:
-        skip_layers = tuple(range(layer, engine.target.num_layers))
-        choices.append(Choice(f"exit {layer}", skip_layers))
-        path = zoo_adapter(layer)
-        if engine.target.name == "zoo" and path.is_file():
-            adapter = ExitAdapter.load(path)
-            choices.append(Choice(f"exit {layer} + adapter", skip_layers, adapter))
-    return choices
+    """Early exits."""
+    return [
+        Choice(f"exit {layer}", tuple(range(layer, engine.target.num_layers))) for layer in layers
+    ]
 
 
 def _ranges(layers: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from forerun.models.zoo import zoo_path
+from benchmarks.checkpoints import zoo_target
 from forerun.training.windows import Phase, Windows, WindowSettings, window_trainer
 from recipes.corpus import encode, read_modules
 from recipes.publish import publish_model
@@ -69,7 +69,7 @@ def make_wide_target(directory: Path, steps: int = STEPS, device: str = "cpu") -
 
     if (directory / "model.safetensors").exists():
         return directory
-    source = zoo_path()
+    source = zoo_target(directory.with_name("zoo-target"))
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     grown = grow(model, model.config, INTERMEDIATE).to(device)
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))

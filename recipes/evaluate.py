@@ -53,7 +53,7 @@ def evaluate_pair(
     """Everything that the zoo's report says, measured on held-out text in float32.
 
     Args:
-        target, draft: checkpoint directories.
+        target, draft: checkpoint directories or GGUF files.
         token_ids: the held-out text.
         prompts: each is completed greedily and at temperature 1 with 128 tokens.
     """

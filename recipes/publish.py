@@ -1,19 +1,29 @@
-"""Writing the trained pair as a data package: checkpoints that any engine loads, and a report."""
+"""Writing what was trained into the data package: models that any engine loads, heads, and a report.
+
+python -m recipes.publish HEAD DIRECTORY
+
+writes a head that `forerun train` has made with its matrices in 8 bits.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from forerun.bench.peers.gguf_export import write_gguf
 from forerun.files import atomic_path, write_text
+from forerun.heads.files import CARD, OWN, SCALES, HeadFiles, write_head
+from forerun.training.card import CERTIFICATE, PICTURE
 from recipes.corpus import END_OF_TEXT
 
 
@@ -54,6 +64,49 @@ def publish_model(model: nn.Module, tokenizer: Tokenizer, folder: Path, context:
     write_json(path, {**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
 
 
+def publish_gguf(checkpoint: Path, path: Path) -> None:
+    """Write what `publish_model` has saved as a GGUF file: four bits a weight, eight in the embedding, which
+    is the output head too."""
+    with atomic_path(path) as temporary:
+        write_gguf(checkpoint, temporary, _kind, with_tokenizer=True)
+
+
+def _kind(key: str, tensor: Tensor) -> str:
+    if tensor.dim() == 1:
+        return "F32"
+    return "Q8_0" if key.endswith("embed_tokens.weight") else "Q4_0"
+
+
+def publish_head(trained: Path, directory: Path) -> None:
+    """Write a trained head with its matrices in 8 bits, and what lies beside its weights."""
+    files = HeadFiles.open(trained)
+    beside = {
+        name: (trained / name).read_bytes()
+        for name in (OWN, CARD, PICTURE, CERTIFICATE)
+        if (trained / name).exists()
+    }
+    write_head(directory, files.config, quantized(files.tensors), beside)
+
+
+def quantized(tensors: Mapping[str, Tensor], columns: int = 32) -> dict[str, Tensor]:
+    """Tensors with their matrices in 8 bits, as `HeadFiles.tensors` reads them again.
+
+    Args:
+        tensors: by published name.
+        columns: of a row that share a scale; a matrix that they do not divide stays as it is.
+    """
+    stored: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.dim() == 2 and tensor.shape[1] % columns == 0:
+            groups = tensor.float().reshape(len(tensor), -1, columns)
+            scales = (groups.abs().amax(2) / 127).clamp(min=1e-7).half()
+            codes = (groups / scales.float()[..., None]).round().clamp(-127, 127)
+            stored |= {key: codes.flatten(1).to(torch.int8), key + SCALES: scales}
+        else:
+            stored[key] = tensor
+    return stored
+
+
 def publish_licence(standard_library: Path, package: Path) -> None:
     """Put Python's licence beside the prompts that were cut from its library."""
     source = standard_library / "LICENSE.txt"
@@ -63,3 +116,15 @@ def publish_licence(standard_library: Path, package: Path) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m recipes.publish", description=__doc__)
+    parser.add_argument("head", type=Path, help="directory of a trained head")
+    parser.add_argument("directory", type=Path, help="to write, such as heads/smollm2-eagle3")
+    options = parser.parse_args()
+    publish_head(options.head, options.directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -30,7 +30,7 @@ from recipes.corpus import (
 )
 from recipes.evaluate import evaluate_pair
 from recipes.heldout import cut_prompts, save_prompts
-from recipes.publish import publish_licence, publish_model, write_json
+from recipes.publish import publish_gguf, publish_licence, publish_model, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -163,17 +163,18 @@ def train_draft(
     return model
 
 
-def publish(package: Path, corpus: Corpus, target: nn.Module, draft: nn.Module) -> None:
-    """Write both checkpoints, the held-out prompts, their licence and the measured report."""
-    folders = {"target": package / "target", "draft": package / "draft"}
-    publish_model(target, corpus.tokenizer, folders["target"], CONTEXT)
-    publish_model(draft, corpus.tokenizer, folders["draft"], CONTEXT)
+def publish(package: Path, work: Path, corpus: Corpus, target: nn.Module, draft: nn.Module) -> None:
+    """Write both models, the held-out prompts, their licence and the measured report."""
+    checkpoint = work / "checkpoint"
+    publish_model(target, corpus.tokenizer, checkpoint, CONTEXT)
+    publish_gguf(checkpoint, package / "target.gguf")
+    publish_model(draft, corpus.tokenizer, package / "draft", CONTEXT)
     held_out = [module for module in read_modules() if module.held_out]
     prompts = cut_prompts(held_out, NUM_PROMPTS)
     save_prompts(package / "heldout.jsonl", prompts)
     publish_licence(standard_library(), package)
     report = evaluate_pair(
-        folders["target"], folders["draft"], corpus.held_out, prompts[:NUM_EVALUATED]
+        package / "target.gguf", package / "draft", corpus.held_out, prompts[:NUM_EVALUATED]
     )
     write_json(package / "report.json", report)
     logger.info("%s", report)
@@ -209,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     target = train_target(options.work, corpus, target_settings, options.device)
     draft = train_draft(options.work, corpus, target, draft_settings, options.device)
     if options.publish is not None:
-        publish(options.publish, corpus, target, draft)
+        publish(options.publish, options.work, corpus, target, draft)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.dspark import DSparkDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
-from forerun.drafters.exits.exit_layer import ExitLayer
+from forerun.drafters.exit_layer import ExitLayer
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from subprocess import run
 from typing import Any
 
 import pytest
@@ -12,12 +14,16 @@ import torch
 import forerun
 from forerun.compare.attribution import NUMERICS, first_difference
 from forerun.core import Batch, FinishReason
+from forerun.models import Checkpoint
 from forerun.models.zoo import zoo_path
 from forerun.proof.effort import PARTS, Effort
 from forerun.proof.proof import prove
 from recipes.heldout import load_prompts
+from tests.helpers.gguf_files import read_by_transformers
 
 pytestmark = pytest.mark.zoo
+# Bytes of the package, and of all files of a clone.
+MOST_ZOO, MOST_TRACKED = 34e6, 45e6
 GREEDY = forerun.SamplingParams(temperature=0, max_tokens=48)
 
 
@@ -34,22 +40,39 @@ def engine() -> forerun.Engine:
 
 def test_the_package_is_complete_and_small(prompts: list[str]) -> None:
     package = zoo_path().parent
-    weights = [zoo_path(name) / "model.safetensors" for name in ("zoo", "zoo-draft")]
-    assert sum(path.stat().st_size for path in weights) <= 64e6
+    assert sum(path.stat().st_size for path in package.rglob("*") if path.is_file()) <= MOST_ZOO
     assert len(prompts) >= 150
     assert (package / "LICENSE.txt").exists()
     report = json.loads((package / "report.json").read_text())
     assert report["target"]["bits_per_byte"] < report["draft"]["bits_per_byte"]
 
 
+def test_the_repository_travels() -> None:
+    """All that a clone checks out."""
+    root = Path(__file__).parents[1]
+    listed = run(["git", "-C", root, "ls-files", "-z"], capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no clone")
+    paths = [root / os.fsdecode(name) for name in listed.stdout.split(b"\0") if name]
+    assert sum(path.stat().st_size for path in paths if path.is_file()) <= MOST_TRACKED
+
+
 def test_transformers_loads_both_and_agrees(engine: forerun.Engine, prompts: list[str]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    ids = AutoTokenizer.from_pretrained(zoo_path()).encode(prompts[0])
-    assert ids == engine.tokenizer.encode(prompts[0])  # type: ignore[union-attr]
-    for name in ("zoo", "zoo-draft"):
-        ours = forerun.models.load_model(zoo_path(name), dtype="fp32", device="cpu")
-        theirs: Any = AutoModelForCausalLM.from_pretrained(zoo_path(name), dtype=torch.float32)
+    target, draft = zoo_path("zoo"), zoo_path("zoo-draft")
+    tokenizers = (
+        AutoTokenizer.from_pretrained(target.parent, gguf_file=target.name),
+        AutoTokenizer.from_pretrained(draft),
+    )
+    models: tuple[Any, ...] = (
+        read_by_transformers(target, Checkpoint.open("zoo").config),
+        AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32),
+    )
+    for path, tokenizer, theirs in zip((target, draft), tokenizers, models, strict=True):
+        ids = tokenizer.encode(prompts[0])
+        assert ids == engine.tokenizer.encode(prompts[0])  # type: ignore[union-attr]
+        ours = forerun.models.load_model(path, dtype="fp32", device="cpu")
         with torch.inference_mode():
             expected = theirs(torch.tensor([ids])).logits
             cache = ours.new_cache(1, len(ids))
@@ -81,7 +104,6 @@ def test_the_draft_is_worth_its_while(engine: forerun.Engine, prompts: list[str]
 
 
 def test_the_tokenizer_gives_every_text_back(tmp_path: Path) -> None:
-    from forerun.models import Checkpoint
 
     tokenizer = Checkpoint.open("zoo").tokenizer
     for text in ("def f(x):\n\treturn x\n\n\n", "naïve 日本 🙂  two  spaces \r\n", " leading"):

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.checkpoints import zoo_target
 from benchmarks.groups.report import Figure, Setting, paired_ratio, spread
 from benchmarks.wide_target import DIRECTORY, STEPS, make_wide_target
 from forerun.bench.peers.process import RemoteEngine
@@ -35,7 +36,7 @@ class Task:
 
 def run(setting: Setting) -> Iterator[Figure]:
     """Figures of the zoo's pair in bf16 and int8, and of the wider target in int8."""
-    target, draft = str(zoo_path()), str(zoo_path("zoo-draft"))
+    target, draft = str(zoo_target(setting.work / "zoo-target")), str(zoo_path("zoo-draft"))
     task = _task(setting)
     for precision in ("bf16", "int8"):
         setting.progress(f"4: zoo {precision}")

@@ -52,7 +52,6 @@ def test_names(words: tuple[str, ...], expected: set[str]) -> None:
         ("generate", "--model", "./che"),
         ("generate", "--tree", ""),
         ("generate", "--suffix-corpus", ""),
-        ("generate", "--exit-adapter", "x"),
         ("generate", "--prompt-file", ""),
         ("generate", "--config", "x"),
         ("info", "./"),

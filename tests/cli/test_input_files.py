@@ -19,10 +19,6 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "config": ("generate", *PROMPT, "--config"),
     "tree": ("generate", *PROMPT, "--method", "ngram", "--tree"),
     "corpus": ("generate", *PROMPT, "--method", "suffix", "--suffix-corpus"),
-    "adapter": (
-        *("generate", *PROMPT, "--method", "layer_skip", "--exit-layer", "1"),
-        *("--backend", "torch", "--exit-adapter"),
-    ),
     "prompts": ("prove", "--prompts"),
     "text": ("simulate", "--text"),
 }

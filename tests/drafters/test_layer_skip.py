@@ -14,8 +14,7 @@ import forerun
 from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import Batch, Drawing, Exactness, ForwardOutput, Plan, Request
 from forerun.drafters.cascade import CascadeDrafter
-from forerun.drafters.exits.exit_adapter import ExitAdapter
-from forerun.drafters.layer_skip import LayerSkipDrafter, zoo_adapter
+from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.own_layers import drafting_layers
 from forerun.errors import ConfigError, ForerunError, UnsupportedModelError
@@ -26,7 +25,6 @@ from forerun.randomness import Randomness
 from forerun.sampling import Prefix, most_probable, warp
 from forerun.testing import ToyModel, check_drafter
 from tests.helpers.against_plain import accepted
-from tests.helpers.exit_adapters import adapter_for
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import model as kernel_model
 from tests.helpers.kernel_models import needs_kernels
@@ -44,13 +42,12 @@ TEXTS = [[5, 6, 7, 5, 6], [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
 def engine_of(
     target: CausalLM,
     skip_layers: tuple[int, ...],
-    adapter: ExitAdapter | None = None,
     rows: int = ROWS,
     **options: Any,
 ) -> forerun.Engine:
     options = {"num_speculative_tokens": 4, "policy": "fixed", **options}
     config = forerun.SpeculativeConfig(method=None, **options)
-    drafter = LayerSkipDrafter(target, skip_layers, adapter)
+    drafter = LayerSkipDrafter(target, skip_layers)
     return forerun.Engine(target, drafter, config, max_batch_size=rows)
 
 
@@ -65,10 +62,7 @@ def cache_of(engine: forerun.Engine) -> Any:
 def test_kernels_give_plain_decodings_tokens(name: str, route: str, precision: str) -> None:
     target = kernel_model(name, precision)
     assert target.exactness is Exactness.BITWISE
-    exits = route.startswith("exit")
-    engine = engine_of(
-        target, ROUTES[route], adapter_for(target, int(route[-1])) if exits else None
-    )
+    engine = engine_of(target, ROUTES[route])
     for params in (
         SamplingParams(temperature=0, max_tokens=40),
         SamplingParams(temperature=0.7, top_p=0.9, seed=11, max_tokens=40),
@@ -157,12 +151,12 @@ def test_enumerated_with_a_layer_left_out_in_the_middle() -> None:
 
 
 class BrokenError(Exception):
-    """What an adapter or a layer might raise."""
+    """What a layer might raise."""
 
 
 @pytest.mark.parametrize("skip", ROUTES.values(), ids=ROUTES)
 def test_a_draft_that_fails_leaves_the_cache_as_it_was(skip: tuple[int, ...]) -> None:
-    """An adapter that breaks in the middle of a round; then the request goes on as if nothing was."""
+    """A layer that breaks in the middle of a round; then the request goes on as if nothing was."""
     target = LayeredToyModel(VOCAB)
     engine = engine_of(target, skip, rows=2)
     wanted = engine.generate([[1, 2, 3], [4]], SamplingParams(temperature=0, max_tokens=12))
@@ -285,10 +279,6 @@ def test_the_zoo(dtype: str, options: dict[str, Any]) -> None:
     config = forerun.SpeculativeConfig(method="layer_skip", policy="fixed", options=options)
     engine = forerun.load("zoo", config, dtype=dtype, device="cpu", max_batch_size=2)
     assert isinstance(engine.drafter, LayerSkipDrafter)
-    has_adapter = (
-        zoo_adapter(engine.drafter.shared_layers).is_file() and "skip_layers" not in options
-    )
-    assert (engine.drafter.adapter is not None) == has_adapter
     texts = ["def add(a, b):\n    return a", "import os\nimport sys\n\n\nclass"]
     for temperature in (0.0, 0.8):
         params = SamplingParams(temperature=temperature, seed=5, max_tokens=20)
@@ -345,7 +335,6 @@ def test_options() -> None:
     for options, said in (
         ({"exit_layer": 8}, "the exit is after layer 8 and toy-11 has 8; give"),
         ({"exit_layer": 2, "skip_layers": (1,)}, "give one of them"),
-        ({"exit_adapter": "/nowhere"}, "/nowhere is not a file"),
     ):
         with pytest.raises(ForerunError, match=said):
             built(target, **options)

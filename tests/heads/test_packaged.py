@@ -14,31 +14,24 @@ from tests.helpers.real_model import needs_smollm2
 QUESTION = (
     "Natalia sold clips to 48 of her friends in April, and half as many in May. How many in all?"
 )
-HEADS = [
-    ("zoo", "eagle3"),
-    pytest.param("smollm2", "eagle3", marks=needs_smollm2),
-    pytest.param("smollm2", "dspark", marks=[needs_smollm2, pytest.mark.slow]),
-]
 
 
-@pytest.mark.parametrize(("target", "kind"), HEADS)
-def test_a_packaged_head_drafts_for_its_target(target: str, kind: str) -> None:
-    directory = packaged_head(target, kind)
+@needs_smollm2
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_packaged_head_drafts_for_its_target(temperature: float) -> None:
+    directory = packaged_head("smollm2", "eagle3")
     assert directory is not None
     own = json.loads((directory / "forerun.json").read_text())
-    assert own["target"]["name"] == target
-    config = {"method": kind, "num_speculative_tokens": 3, "policy": "fixed"}
-    engine = load(target, config, max_context=256)
-    plain = load(target, False, max_context=256)
-    prompt = QUESTION if target == "smollm2" else "def is_prime(n):\n"
-    for temperature in (0.0, 0.8):
-        params = SamplingParams(temperature=temperature, seed=3, max_tokens=48, ignore_eos=True)
-        answer = engine.generate(prompt, params)
-        expected = plain.generate(prompt, params)
-        assert answer.token_ids == expected.token_ids
-        assert answer.stats.num_accepted_tokens > 0
+    assert own["target"]["name"] == "smollm2"
+    config = {"method": "eagle3", "num_speculative_tokens": 3, "policy": "fixed"}
+    engine = load("smollm2", config, max_context=256)
+    plain = load("smollm2", False, max_context=256)
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=48, ignore_eos=True)
+    answer = engine.generate(QUESTION, params)
+    assert answer.token_ids == plain.generate(QUESTION, params).token_ids
+    assert answer.stats.num_accepted_tokens > 0
 
 
 def test_there_is_no_head_for_other_models() -> None:
     assert packaged_head("zoo-draft", "eagle3") is None
-    assert packaged_head("./zoo", "eagle3") is None
+    assert packaged_head("./smollm2", "eagle3") is None

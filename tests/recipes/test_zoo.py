@@ -16,6 +16,7 @@ from forerun.training.windows import Phase, Windows, window_trainer
 from recipes import zoo
 from recipes.corpus import read_modules
 from recipes.zoo import DISTILLATION_SETTINGS, DRAFT_SETTINGS, TARGET_SETTINGS, Shape
+from tests.helpers.gguf_files import read_by_transformers
 
 TINY: dict[str, Any] = {
     "batch_tokens": 512,
@@ -66,15 +67,16 @@ def test_the_recipe_learns_and_publishes_a_pair_that_loads(tiny: None, tmp_path:
     assert 0 < report["greedy"]["acceptance_rate"] <= 1
     assert (package / "LICENSE.txt").read_text() == "PSF"
     engine = forerun.load(
-        str(package / "target"),
+        str(package / "target.gguf"),
         forerun.SpeculativeConfig(model=str(package / "draft")),
         dtype="fp32",
     )
-    theirs = AutoModelForCausalLM.from_pretrained(package / "target", dtype=torch.float32)
-    assert next(
-        iter(AutoModelForCausalLM.from_pretrained(package / "target").parameters())
-    ).dtype == (torch.bfloat16)
-    ids = AutoTokenizer.from_pretrained(package / "target").encode("def function_3(step")
+    trained = AutoModelForCausalLM.from_pretrained(work / "checkpoint")
+    assert next(iter(trained.parameters())).dtype == torch.bfloat16
+    path = package / "target.gguf"
+    theirs = read_by_transformers(path, forerun.models.Checkpoint.open(path).config)
+    ids = AutoTokenizer.from_pretrained(work / "checkpoint").encode("def function_3(step")
+    assert ids == engine.tokenizer.encode("def function_3(step")  # type: ignore[union-attr]
     expected = theirs.generate(
         torch.tensor([ids]), max_new_tokens=10, do_sample=False, eos_token_id=None
     )

@@ -32,7 +32,6 @@ _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "dtype": lambda: DTYPES,
     "draft_dtype": lambda: DTYPES,
     "draft_model": _models,
-    "exit_adapter": tuple,
     "method": DRAFTERS.names,
     "model": _models,
     "policy": POLICIES.names,
@@ -41,7 +40,7 @@ _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "tree": lambda: ("auto",),
 }
 # Those whose value may also be a file or a directory.
-_PATHS = ("model", "draft_model", "exit_adapter", "suffix_corpus", "tree")
+_PATHS = ("model", "draft_model", "suffix_corpus", "tree")
 
 
 def completion(name: str) -> Completion | None:

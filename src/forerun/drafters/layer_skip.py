@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -18,19 +17,15 @@ from forerun.drafters.own_layers import (
     no_such_layers,
 )
 from forerun.errors import ConfigError
-from forerun.options import Text, options
+from forerun.options import options
 
 # What needs torch is imported where it is used: options and help are read without it.
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forerun.drafters.exits.exit_adapter import ExitAdapter
-    from forerun.drafters.exits.exit_layer import ExitLayer
+    from forerun.drafters.exit_layer import ExitLayer
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
-
-# Where the zoo's adapters accept most for what they cost.
-ZOO_EXIT = 1
 
 
 @options
@@ -45,9 +40,6 @@ class LayerSkipOptions:
     )
     skip_layers: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] | None = Field(
         default=None, description="Or the layers that drafting leaves out, e.g. 3,4,6."
-    )
-    exit_adapter: Text | None = Field(
-        default=None, description="A file that helps the target's head to read an early exit."
     )
 
     def __post_init__(self) -> None:
@@ -69,12 +61,11 @@ class LayerSkipDrafter(OwnLayersDrafter):
     Args:
         target: the model that drafts for itself; its layers must run apart.
         skip_layers: the layers that drafting leaves out, never the first.
-        adapter: what stands between the exit and the target's head; None for the plain head.
-        layer: or a trained decoder layer that reads the exit's states of the whole text.
+        layer: a trained decoder layer that reads the exit's states of the whole text, in place of the
+            target's own head.
 
     Raises:
-        ConfigError: for layers that cannot be skipped, what was trained for another exit, or two of it.
-        IncompatibleDraftError: for an adapter that does not fit the target.
+        ConfigError: for layers that cannot be skipped, or a layer that was trained for another exit.
         UnsupportedModelError: for a target whose layers cannot run apart.
     """
 
@@ -86,7 +77,6 @@ class LayerSkipDrafter(OwnLayersDrafter):
         self,
         target: CausalLM,
         skip_layers: Collection[int],
-        adapter: ExitAdapter | None = None,
         layer: ExitLayer | None = None,
     ) -> None:
         super().__init__(target)
@@ -94,17 +84,11 @@ class LayerSkipDrafter(OwnLayersDrafter):
             raise no_such_layers(skip_layers, target.num_layers)
         shared, *self._rest = drafting_layers(skip_layers, target.num_layers)
         self.shared_layers = shared.stop
-        trained = [part.exit_layer for part in (adapter, layer) if part is not None]
-        if len(trained) > 1:
+        if layer is not None and (self._rest or shared.stop != layer.exit_layer):
             raise ConfigError(
-                "an exit_adapter and a head would both read the exit; give one of them."
+                f"the trained layer belongs after layer {layer.exit_layer} and cannot be used when layers "
+                f"{sorted(skip_layers)} are skipped; give that exit_layer, or no trained layer."
             )
-        if trained and (self._rest or [shared.stop] != trained):
-            raise ConfigError(
-                f"the exit adapter belongs after layer {trained[0]} and cannot be used "
-                f"when layers {sorted(skip_layers)} are skipped; give that exit_layer, or no adapter."
-            )
-        self.adapter = None if adapter is None else adapter.module(target)
         self.layer = layer
         if layer is not None:
             self.hidden_layers, self.rows = (self.shared_layers,), layer.rows
@@ -115,8 +99,8 @@ class LayerSkipDrafter(OwnLayersDrafter):
     def build(cls, setup: DrafterSetup) -> LayerSkipDrafter:
         layer = _trained_layer(setup)
         trained_for = None if layer is None else layer.exit_layer
-        skip_layers, adapter = _chosen(setup.read(LayerSkipOptions), setup.target, trained_for)
-        return cls(setup.target, skip_layers, adapter, layer)
+        own = setup.read(LayerSkipOptions)
+        return cls(setup.target, _skipped(own, setup.target, trained_for), layer)
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
@@ -172,8 +156,7 @@ class LayerSkipDrafter(OwnLayersDrafter):
         for layers in self._rest:
             hidden, logits = self._run(growths, _newest(growths), layers, hidden)
         if logits is None:
-            states = hidden if self.adapter is None else self.adapter(hidden)
-            logits = self.target.lm_head(self.target.final_norm(states))
+            logits = self.target.lm_head(self.target.final_norm(hidden))
         return logits[:, 0]
 
 
@@ -182,52 +165,32 @@ def _newest(growths: list[Growth]) -> list[list[int]]:
     return [(growth.token_ids or growth.request.token_ids)[-1:] for growth in growths]
 
 
-def zoo_adapter(exit_layer: int) -> Path:
-    """Where the zoo's adapter of an exit lies, if it has one."""
-    from forerun.models.zoo import zoo_path
-
-    return zoo_path().parent / "exit_adapter" / f"exit-{exit_layer}.safetensors"
-
-
 def _trained_layer(setup: DrafterSetup) -> ExitLayer | None:
     """The trained layer that the user named; a head of another kind belongs to another drafter."""
     if setup.head is None or setup.head.kind not in (None, LayerSkipDrafter.optional_head):
         return None
-    from forerun.drafters.exits.exit_layer import ExitLayer
+    from forerun.drafters.exit_layer import ExitLayer
     from forerun.heads.layer_skip import LayerSkipHead
 
     return ExitLayer(LayerSkipHead.open(setup.target, setup.head), setup.rows, setup.capacity)
 
 
-def _chosen(
-    own: LayerSkipOptions, target: CausalLM, trained_for: int | None
-) -> tuple[Collection[int], ExitAdapter | None]:
-    """The layers to skip and the adapter that the options name; by default a quarter of the layers
-    draft, unless something was trained for another exit.
+def _skipped(own: LayerSkipOptions, target: CausalLM, trained_for: int | None) -> Collection[int]:
+    """The layers to skip: as the options say, else all from the exit on that a layer was trained for, else
+    three quarters.
 
     Args:
-        trained_for: the exit of a trained layer, which takes the adapter's place.
+        trained_for: the exit of a trained layer.
 
     Raises:
-        CheckpointError: for an adapter that cannot be read.
         ConfigError: for an exit that is not inside the target.
     """
-    from forerun.drafters.exits.exit_adapter import ExitAdapter
-
-    adapter = None if own.exit_adapter is None else ExitAdapter.load(own.exit_adapter)
     if own.skip_layers is not None:
-        return own.skip_layers, adapter
-    exit_layer = own.exit_layer or trained_for
-    if exit_layer is None and adapter is not None:
-        exit_layer = adapter.exit_layer
-    elif exit_layer is None:
-        exit_layer = ZOO_EXIT if target.name == "zoo" else max(1, target.num_layers // 4)
+        return own.skip_layers
+    exit_layer = own.exit_layer or trained_for or max(1, target.num_layers // 4)
     if exit_layer >= target.num_layers:
         raise ConfigError(
             f"the exit is after layer {exit_layer} and {target.name} has {target.num_layers}; give an "
-            "exit_layer, or an adapter of an exit, below its last layer, or use another method."
+            "exit_layer below its last layer, or use another method."
         )
-    bare = adapter is None and trained_for is None
-    if bare and target.name == "zoo" and zoo_adapter(exit_layer).is_file():
-        adapter = ExitAdapter.load(zoo_adapter(exit_layer))
-    return range(exit_layer, target.num_layers), adapter
+    return range(exit_layer, target.num_layers)

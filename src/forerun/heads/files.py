@@ -34,6 +34,8 @@ BY_RANK = "acceptance_by_rank"
 CALIBRATION = "confidence_calibration"
 """Where of it scale and bias of what a head expects of its tokens stand, by position."""
 CARD = "README.md"
+SCALES = "_scale"
+"""Ends the names of the scales of a matrix in 8 bits, one for each so many columns of a row."""
 # Other names of a whole head; the first that is there is read.
 _WHOLE = ("pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _PICKLED_INDEX = "pytorch_model.bin.index.json"
@@ -151,7 +153,7 @@ class HeadFiles:
             CheckpointError: for weights that are missing, corrupt, or not finite.
         """
         directory = self.location.with_weights(_PATTERNS).directory
-        tensors = _read(directory)
+        tensors = _dequantized(directory, _read(directory))
         for key, tensor in tensors.items():
             _check_numbers(directory, key, tensor)
         return tensors
@@ -165,7 +167,8 @@ class HeadFiles:
         """
         directory = self.location.with_weights(_PATTERNS).directory
         if _is_safe(directory):
-            return frozenset(SafetensorsSource(directory).shapes)
+            names = SafetensorsSource(directory).shapes
+            return frozenset(name for name in names if not name.endswith(SCALES))
         return frozenset(self.tensors)
 
     @property
@@ -327,6 +330,23 @@ def _read(directory: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= _safe(file) if file.suffix == ".safetensors" else _unpickled(file)
+    return tensors
+
+
+def _dequantized(directory: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors with those in 8 bits as numbers, in bf16."""
+    for name in [name for name in tensors if name.endswith(SCALES)]:
+        key, scales = name.removesuffix(SCALES), tensors.pop(name)
+        codes = tensors.get(key)
+        fits = codes is not None and codes.dtype == torch.int8 and codes.dim() == scales.dim() == 2
+        if codes is None or not fits or codes.shape[0] != scales.shape[0] or not scales.numel():
+            raise CheckpointError(f"{directory}: {printable(name)} fits no matrix in 8 bits.")
+        if codes.shape[1] % scales.shape[1]:
+            raise CheckpointError(
+                f"{directory}: {printable(name)} does not divide {printable(key)}."
+            )
+        groups = codes.float().reshape(*scales.shape, -1)
+        tensors[key] = (groups * scales.float()[..., None]).flatten(1).bfloat16()
     return tensors
 
 

@@ -18,6 +18,7 @@ from forerun.interrupts import never_lost
 from forerun.models.architecture import Architecture, native, read_architecture
 from forerun.models.config import check_config
 from forerun.models.cpu import CpuModel
+from forerun.models.device_memory import DeviceMemory
 from forerun.models.gguf.held import Held, held_tensors
 from forerun.models.gguf.source import GgufSource
 from forerun.models.hf import load_adapter
@@ -222,7 +223,10 @@ class Checkpoint:
             self._refuse_quantized()
         complete = self.with_weights()
         if not self.native:
-            return load_adapter(complete.directory, self.config, run.dtype, run.device, self.name)
+            with _memory_for(run, self.name):
+                return load_adapter(
+                    complete.directory, self.config, run.dtype, run.device, self.name
+                )
         return build(complete.architecture, complete.source(), run, self.name)
 
     def with_weights(self) -> Checkpoint:
@@ -320,4 +324,11 @@ def build(shape: Architecture, source: Source, run: RunConfig, name: str) -> Cau
     """A model on forerun's own decoder from its weights."""
     if run.backend == "kernels":
         return CpuModel(shape, source, run.precision, name)
-    return Transformer(shape, read_weights(source, layout_of(shape), run.dtype, run.device), name)
+    with _memory_for(run, name):
+        weights = read_weights(source, layout_of(shape), run.dtype, run.device)
+        return Transformer(shape, weights, name)
+
+
+def _memory_for(run: RunConfig, name: str) -> DeviceMemory:
+    what = f"the weights of {name} in {run.precision}"
+    return DeviceMemory(run.device, what, "use a smaller dtype or model, or the device 'cpu'")

@@ -18,6 +18,7 @@ from forerun.core import Batch, Exactness, ForwardOutput, Tree
 from forerun.errors import CacheError, CheckpointError, ConfigError, UnsupportedModelError
 from forerun.kv_cache import held_before
 from forerun.models.config import one_line
+from forerun.models.device_memory import DeviceMemory
 from forerun.models.hf_cache import HFCache
 from forerun.models.hf_head import Part, find_head
 from forerun.models.hf_probe import probe
@@ -57,6 +58,7 @@ class HFModel:
         self.windows = _windows(config)
         self._tables = _square_tables(model)
         self._crops_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._memory = DeviceMemory(self.device, f"a forward of {name}", "run fewer tokens at once")
         probe(self, config)
 
     def __repr__(self) -> str:
@@ -75,7 +77,12 @@ class HFModel:
                 context.
             UnsupportedModelError: for `layers`, `hidden_in`, or hidden states that do not exist.
             ConfigError: for those of the last layer, when the final norm cannot be run separately.
+            MemoryLimitError: where the device has no memory left.
         """
+        with self._memory:
+            return self._forward(batch, cache)
+
+    def _forward(self, batch: Batch, cache: HFCache) -> ForwardOutput:
         check_view(self, batch)
         self._refuse_partial(batch)
         if batch.furthest >= self.max_context:

@@ -37,7 +37,7 @@ def probe(model: HFModel, config: Any) -> None:
     kind = f"{model.name} ({model.model.config.model_type})"
     try:
         wrong = _run_probe(model, config)
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except (MemoryError, MemoryLimitError) as error:
         raise MemoryLimitError(
             f"there is not enough memory to run {kind}; use a smaller dtype or model."
         ) from error

@@ -18,6 +18,7 @@ from forerun.kv_cache import Appending, CompressedCache, StaticCache
 from forerun.kv_cache.codes import bytes_of_text
 from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.attention import Parts, Step, apply_gate, norm, visibility
+from forerun.models.device_memory import DeviceMemory
 from forerun.models.evicts import check_evicts
 from forerun.models.layers import layers_to_run
 from forerun.models.placement import dtype_name
@@ -55,6 +56,7 @@ class Transformer:
         self._layers = [_parts(weights, f"layers.{index}.") for index in range(shape.num_layers)]
         self._positions = weights.get("positions.weight")
         self._rotary = rotary_table(shape, self.dtype, self.device)
+        self._memory = DeviceMemory(self.device, f"a forward of {name}", "run fewer tokens at once")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
@@ -68,10 +70,16 @@ class Transformer:
         return size * (self._head.numel() + share * self._inside) + layers * cached
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
-        """An empty cache of `rows` rows of `capacity` tokens each."""
+        """An empty cache of `rows` rows of `capacity` tokens each.
+
+        Raises:
+            CacheError: for fewer than one row or token.
+            MemoryLimitError: when it does not fit into the device's memory.
+        """
         shape = self.shape
         sizes = (rows, shape.num_kv_heads, capacity, shape.head_dim)
-        return StaticCache(self.num_layers, sizes, self.dtype, self.device, self.kv_dtype)
+        with self._cache_memory(rows, capacity):
+            return StaticCache(self.num_layers, sizes, self.dtype, self.device, self.kv_dtype)
 
     def compressed_cache(
         self, rows: int, capacity: int, compression: Compression
@@ -79,20 +87,26 @@ class Transformer:
         """An empty cache of `rows` rows of `capacity` tokens each, of which some are evicted.
 
         Raises:
+            CacheError, MemoryLimitError: as `new_cache`.
             UnsupportedModelError: for a model with sliding windows shorter than its context.
         """
         shape = self.shape
         check_evicts(shape, self.name, compression)
-        return CompressedCache(
-            self.num_layers,
-            (rows, shape.num_kv_heads, capacity, shape.head_dim),
-            self.dtype,
-            self.device,
-            compression=compression,
-            rotate=partial(mean_rotated, self._rotary),
-            heads=shape.num_heads,
-            kv_dtype=self.kv_dtype,
-        )
+        with self._cache_memory(rows, capacity):
+            return CompressedCache(
+                self.num_layers,
+                (rows, shape.num_kv_heads, capacity, shape.head_dim),
+                self.dtype,
+                self.device,
+                compression=compression,
+                rotate=partial(mean_rotated, self._rotary),
+                heads=shape.num_heads,
+                kv_dtype=self.kv_dtype,
+            )
+
+    def _cache_memory(self, rows: int, capacity: int) -> DeviceMemory:
+        what = f"a cache of {rows} rows of {capacity} tokens"
+        return DeviceMemory(self.device, what, "use a smaller context or batch")
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: StaticCache) -> ForwardOutput:
@@ -102,7 +116,12 @@ class Transformer:
             CacheError: for a batch that contradicts the cache, a full row, or a position beyond the
                 context.
             ConfigError: for layers that the model does not have or that are not run.
+            MemoryLimitError: where the device has no memory left.
         """
+        with self._memory:
+            return self._forward(batch, cache)
+
+    def _forward(self, batch: Batch, cache: StaticCache) -> ForwardOutput:
         layers = layers_to_run(self, batch)
         if batch.furthest >= self.max_context:
             raise CacheError.beyond_context(batch.furthest, self.max_context)

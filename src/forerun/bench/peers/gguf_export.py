@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +69,13 @@ def export(checkpoint_dir: Path, precision: str, cache_dir: Path) -> Path:
         with atomic_path(path) as temporary:
             _quantize(source, temporary, QUANTIZED[precision])
     else:
+        wide = precision == "fp32"
         with atomic_path(path) as temporary:
-            _write(checkpoint_dir, precision, temporary)
+            write_gguf(
+                checkpoint_dir,
+                temporary,
+                lambda _, tensor: "F32" if wide or tensor.dim() == 1 else "BF16",
+            )
     return path
 
 
@@ -80,25 +87,61 @@ def _quantize(source: Path, target: Path, kind: str) -> None:
         raise UnsupportedModelError(f"llama.cpp could not quantize {source} to {kind}.")
 
 
-def _write(checkpoint_dir: Path, precision: str, path: Path) -> None:
+def write_gguf(
+    checkpoint_dir: Path,
+    path: Path,
+    kind_of: Callable[[str, Tensor], str],
+    with_tokenizer: bool = False,
+) -> None:
+    """Write a checkpoint as a GGUF file.
+
+    Args:
+        checkpoint_dir: as transformers saves it.
+        path: of the file.
+        kind_of: the name of the format of each tensor, by its published name.
+        with_tokenizer: a byte-level BPE that splits words as Qwen2 does.
+
+    Raises:
+        UnsupportedModelError: for an architecture that cannot be written.
+    """
     gguf = import_package("gguf")
     shape = read_shape(checkpoint_dir)
     writer = gguf.GGUFWriter(path, shape.family)
     _describe(writer, shape)
+    if with_tokenizer:
+        _add_tokenizer(writer, checkpoint_dir)
+    else:
+        # Prompts are token ids, so llama.cpp needs only the size of the vocabulary.
+        writer.add_tokenizer_model("no_vocab")
     architecture = getattr(gguf.MODEL_ARCH, shape.family.upper())
     names = gguf.get_tensor_name_map(architecture, shape.num_layers)
     source = SafetensorsSource(checkpoint_dir)
     for key in layout_of(shape).published:
-        tensor = _arranged(source.read(key), key, shape).float()
-        wide = precision == "fp32" or tensor.dim() == 1
-        kind = gguf.GGMLQuantizationType.F32 if wide else gguf.GGMLQuantizationType.BF16
+        tensor = _arranged(source.read(key), key, shape).float().contiguous()
+        kind = gguf.GGMLQuantizationType[kind_of(key, tensor)]
         stem, _, ending = key.rpartition(".")
-        data = gguf.quants.quantize(tensor.contiguous().numpy(), kind)
+        data = gguf.quants.quantize(tensor.numpy(), kind)
         writer.add_tensor(f"{names.get_name(stem)}.{ending}", data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_tokenizer(writer: Any, checkpoint_dir: Path) -> None:
+    content = json.loads((checkpoint_dir / "tokenizer.json").read_text("utf-8"))
+    ids = content["model"]["vocab"]
+    special = {token["id"] for token in content["added_tokens"] if token["special"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(sorted(ids, key=ids.get))
+    # 3 is a control token, 1 any other.
+    writer.add_token_types([3 if place in special else 1 for place in range(len(ids))])
+    writer.add_token_merges([" ".join(pair) for pair in content["model"]["merges"]])
+    writer.add_add_bos_token(False)
+    settings = json.loads((checkpoint_dir / "generation_config.json").read_text("utf-8"))
+    writer.add_eos_token_id(settings["eos_token_id"])
+    writer.add_pad_token_id(settings["pad_token_id"])
 
 
 def _arranged(tensor: Tensor, key: str, shape: Architecture) -> Tensor:
@@ -121,6 +164,4 @@ def _describe(writer: Any, shape: Architecture) -> None:
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(shape.config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(shape.norm_eps)
-    # Prompts are token ids, so llama.cpp needs only the size of the vocabulary.
     writer.add_vocab_size(shape.vocab_size)
-    writer.add_tokenizer_model("no_vocab")

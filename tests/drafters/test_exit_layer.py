@@ -18,7 +18,7 @@ from forerun import load
 from forerun.contracts import CausalLM
 from forerun.core import Batch, Draft, Plan, Request, Verdict
 from forerun.drafters.cascade import CascadeDrafter
-from forerun.drafters.exits.exit_layer import ExitLayer
+from forerun.drafters.exit_layer import ExitLayer
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
@@ -34,7 +34,6 @@ from forerun.testing import check_drafter
 from forerun.trees.growth import grow, start
 from tests.helpers.against_plain import accepted
 from tests.helpers.drafter_runs import save_target
-from tests.helpers.exit_adapters import adapter_for
 from tests.helpers.exit_layers import config_of, head_of, module_of, write
 from tests.helpers.kernel_models import needs_kernels
 from tests.helpers.layered import LayeredToyModel
@@ -239,14 +238,7 @@ def test_what_does_not_fit_is_refused(
         load(stored, {"method": "layer_skip", "model": str(folder), **options})
 
 
-def test_one_adapter_reads_an_exit(tmp_path: Path, stored: str) -> None:
-    """The older file and a layer are too many, and a model is none."""
-    on = target("torch", "fp64")
-    adapter_for(on, 1).save(tmp_path / "adapter.safetensors")
-    folder = write(tmp_path / "head", on, FEW)
-    both = {"model": str(folder), "exit_adapter": str(tmp_path / "adapter.safetensors")}
-    with pytest.raises(ForerunError, match="give one of them"):
-        load(stored, {"method": "layer_skip", **both})
+def test_a_model_is_no_layer(stored: str) -> None:
     with pytest.raises(CheckpointError, match="has no exit_layer"):
         load(stored, {"method": "layer_skip", "model": stored})
 

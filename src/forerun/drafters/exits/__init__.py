@@ -1,1 +1,0 @@
-"""Early exits of a target: what helps its head to read them."""

@@ -1,0 +1,67 @@
+"""Training happens where the target is: on a device that is not the CPU it finds the CPU's own figures."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forerun.contracts import CausalLM
+from forerun.heads.files import HeadFiles
+from forerun.models.placement import RunConfig
+from forerun.training.drafter_run import DrafterRun, Report
+from tests.helpers.drafter_runs import run_of, save_data, save_target
+from tests.helpers.pretend_device import pretended
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a device must have of its own, a fused optimizer and 16-bit products, is left out."""
+    monkeypatch.setattr(torch.optim, "AdamW", partial(_unfused, torch.optim.AdamW))
+    monkeypatch.setattr(torch, "autocast", lambda *_: nullcontext())
+
+
+def _unfused(kind: Any, *args: Any, fused: bool, **kwargs: Any) -> Any:
+    return kind(*args, **kwargs)
+
+
+def trained(
+    kind: str, device: torch.device, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[float], Report]:
+    """The losses of a few steps on a device, and the report."""
+
+    def load(run: DrafterRun) -> CausalLM:
+        return run.checkpoint.load(RunConfig("fp32", "torch", device))
+
+    losses: list[float] = []
+    monkeypatch.setattr(DrafterRun, "_load_target", load)
+    out = folder / device.type
+    model, data = str(folder / "target"), str(folder / "data.jsonl")
+    run = run_of(kind, model, data, out, lambda _, loss, __: losses.append(loss), tokens=300)
+    run.evaluate(ranks=2)
+    report = run.run()
+    assert run.target.device == device
+    assert {tensor.device for tensor in run.head.module.parameters()} == {device}
+    return losses, report
+
+
+@pytest.mark.parametrize("kind", ["draft", "dspark", "eagle3", "layer_skip", "medusa"])
+def test_any_drafter_is_trained_on_its_targets_device(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_target(tmp_path / "target", "llama")
+    save_data(tmp_path / "data.jsonl")
+    expected, ours = trained(kind, CPU, tmp_path, monkeypatch)
+    with pretended(monkeypatch) as device:
+        losses, report = trained(kind, device, tmp_path, monkeypatch)
+    assert len(losses) >= 3
+    assert losses == pytest.approx(expected, rel=1e-3)
+    assert report.mean_length == pytest.approx(ours.mean_length, rel=1e-2)
+    written = HeadFiles.open(tmp_path / device.type) if kind != "draft" else None
+    assert written is None or written.kind == ("layer_skip" if kind == "layer_skip" else kind)
