@@ -368,7 +368,7 @@ def test_stored_weights_are_those_of_gguf_files(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path)
     assert build(str(path), "stored").precision == "stored"
-    for name in ("zoo", "llama-110m"):
+    for name in ("zoo-draft", "llama-110m"):
         with pytest.raises(ConfigError, match=f"{name} is not quantized"):
             build(name, "stored")
 

@@ -57,4 +57,4 @@ class Trials:
         """Begin with what `learned` has given; nothing else is taken."""
         pause, waited = map(int, learned)
         if 0 <= pause <= LONGEST_PAUSE and waited >= 0:
-            self.pause, self.waited = pause, min(waited, pause)
+            self.pause, self.waited = pause, min(waited, LONGEST_PAUSE)
