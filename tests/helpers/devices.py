@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,6 @@ class ToyOnDevice(LayeredToyModel):
     def __init__(self, device: torch.device, vocab_size: int = 11, **options: Any) -> None:
         super().__init__(vocab_size, **options)
         self.device = device
-
-    def next_logits(self, token_ids: Sequence[int]) -> Tensor:
-        return super().next_logits(token_ids).to(self.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return super().embed(token_ids).to(self.device)

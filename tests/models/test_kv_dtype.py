@@ -53,6 +53,20 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_torch_runs_rows_of_several_lengths_together(kv_dtype: str, saved: Any) -> None:
+    """Each as alone; their tokens are written to slots that lie apart."""
+    model = saved("narrow", "torch", kv_dtype)
+    prompts = [tokens(1, length, seed=length)[0].tolist() for length in (7, 3, 13)]
+    together = run(model, model.new_cache(3, 16), prompts).logits
+    for prompt, rows in zip(prompts, together, strict=True):
+        row, alone = (
+            rows[len(prompt) - 1],
+            run(model, model.new_cache(1, 16), [prompt]).logits[0, -1],
+        )
+        torch.testing.assert_close(row, alone, rtol=1e-3, atol=1e-3)
+
+
 @needs_kernels
 @pytest.mark.parametrize("name", ["narrow", "wide", "sliding"])
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

@@ -10,10 +10,14 @@ import psutil
 import pytest
 import torch
 
+from forerun.compression import Compression
+from forerun.drafters.ngram import NgramDrafter
+from forerun.engine.engine import Engine
 from forerun.errors import MemoryLimitError, UnsupportedModelError
-from forerun.models import Placement, RunConfig, available_bytes, describe
+from forerun.models import Placement, RunConfig, available_bytes, describe, model_from_tensors
 from forerun.models.memory import MemoryNeed, check_memory, memory_need
 from forerun.models.placement import resolve
+from forerun.params import SamplingParams
 from tests.helpers.backends import needs_kernels
 from tests.helpers.forwards import run
 from tests.helpers.tiny_models import FAMILIES, NATIVE, tiny_config, tiny_model
@@ -87,3 +91,47 @@ def test_available_bytes_are_some_of_the_machine() -> None:
 def test_importing_does_not_import_transformers() -> None:
     code = "import sys, forerun.models.memory; sys.exit('transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def out_of_memory(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def test_weights_that_a_device_does_not_hold_are_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("forerun.models.checkpoint.read_weights", out_of_memory)
+    model = tiny_model("llama")
+    with pytest.raises(
+        MemoryLimitError, match=r"not enough memory on cpu for the weights of tiny in fp32; use"
+    ):
+        model_from_tensors(model.config, model.state_dict(), name="tiny")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_forwards_without_memory_say_so_and_the_engine_goes_on(
+    name: str, load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of forerun's own decoder, and of transformers."""
+    model = load(name)
+    engine = Engine(model, NgramDrafter(), max_context=32)
+    params = SamplingParams(temperature=0, max_tokens=5)
+    expected = engine.generate([1, 2, 3], params).token_ids
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", out_of_memory)
+        with pytest.raises(MemoryLimitError, match="not enough memory on cpu for a forward of"):
+            engine.generate([1, 2, 4], params)
+    assert engine.generate([1, 2, 3], params).token_ids == expected
+
+
+def test_caches_without_memory_are_refused_in_words(
+    load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load("llama")
+    monkeypatch.setattr(torch, "zeros", out_of_memory)
+    message = "not enough memory on cpu for a cache of 2 rows of 32 tokens; use a smaller context"
+    with pytest.raises(MemoryLimitError, match=message):
+        Engine(model, max_batch_size=2, max_context=32)
+    small = Compression(kv_method="snapkv", kv_budget=16, kv_sinks=1, kv_recent=2)
+    with pytest.raises(MemoryLimitError, match=message):
+        Engine(model, max_batch_size=2, max_context=32, compression=small)

@@ -252,7 +252,9 @@ class Appending:
                 store[self._index, :, start : start + new.shape[2]] = new
             else:
                 flat, rows, slots = self._scatter
-                store[rows, :, slots] = new.transpose(1, 2).flatten(0, 1)[flat]
+                picked = new.transpose(1, 2).flatten(0, 1)[flat]
+                # Into scattered slots torch writes no other precision by itself.
+                store[rows, :, slots] = picked.to(store.dtype)
         for row, start, count in zip(self.batch.rows, self.starts, self.batch.counts, strict=True):
             self._cache.lengths[layer][row] = start + count
 

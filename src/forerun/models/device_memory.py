@@ -1,4 +1,4 @@
-"""What a device that runs out of memory means, in words."""
+"""Errors in words for a device that runs out of memory."""
 
 from __future__ import annotations
 

@@ -70,8 +70,9 @@ class AcceptanceTable:
         """
         if self._ranks is None or self._weights is None:
             self._ranks, self._weights = torch.zeros(size, shares.shape[1]), torch.zeros(size)
-        self._ranks.index_add_(0, depths, shares * weights[:, None])
-        self._weights.index_add_(0, depths, weights)
+        depths = depths.cpu()
+        self._ranks.index_add_(0, depths, (shares * weights[:, None]).cpu())
+        self._weights.index_add_(0, depths, weights.cpu())
 
     @property
     def by_rank(self) -> list[list[float]]:
@@ -138,10 +139,10 @@ def sibling_shares(target: Tensor, draft: Tensor, ranks: int, generator: torch.G
         draft: rows that sum to one, [n, Vd].
     """
     left, row, outside = target, draft, (1 - target.sum(-1)).clamp(min=0)
-    noise = torch.rand(draft.shape, generator=generator).clamp(min=1e-20)
+    noise = torch.rand(draft.shape, generator=generator).clamp(min=1e-20).to(draft.device)
     # Exponential races: the order of the arrivals is that of draws without replacement.
     order = (-noise.log() / draft.clamp(min=1e-30)).topk(min(ranks, draft.shape[-1]), largest=False)
-    shares, reached = torch.zeros(len(target), ranks), torch.ones(len(target))
+    shares, reached = draft.new_zeros(len(target), ranks), draft.new_ones(len(target))
     for rank, tokens in enumerate(order.indices.T):
         token = tokens[:, None]
         shares[:, rank] = reached * torch.minimum(left, row).sum(-1)

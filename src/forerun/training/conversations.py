@@ -7,7 +7,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,10 @@ class ConversationBatch:
             token_ids[row, : len(tokens)] = torch.tensor(tokens)
             answers[row, len(conversation.prompt_ids) : len(tokens)] = True
         return cls(tuple(conversations), token_ids, answers)
+
+    def to(self, device: torch.device) -> ConversationBatch:
+        """A copy with its tensors on a device."""
+        return replace(self, token_ids=self.token_ids.to(device), answers=self.answers.to(device))
 
     @property
     def tokens(self) -> int:

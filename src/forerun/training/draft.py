@@ -101,7 +101,7 @@ class DraftObjective:
         drafts = self.drafts(lesson)
         ((_, factors),) = drafts.factors
         share = kl_share(factors, lesson.probs, drafts.targets)
-        weights = torch.ones(len(drafts.targets))
+        weights = torch.ones_like(drafts.targets, dtype=torch.float)
         total, _ = rejection_loss(factors, lesson.probs, drafts.targets, weights, share)
         return Part(total, float(len(weights)), batch.tokens)
 
@@ -117,15 +117,15 @@ class DraftObjective:
             states = self.module(texts)
         # The state of the token before predicts a token.
         wanted = lesson.rows[:, 1:]
-        first, size = (wanted >= 0).int().argmax(-1), wanted.shape[1]
-        begins = first[:, None] + torch.arange(0, size, self.steps)
-        places = begins[..., None] + torch.arange(self.steps)
+        first, size, device = (wanted >= 0).int().argmax(-1), wanted.shape[1], wanted.device
+        begins = first[:, None] + torch.arange(0, size, self.steps, device=device)
+        places = begins[..., None] + torch.arange(self.steps, device=device)
         padded = functional.pad(wanted, (0, size + self.steps), value=-1)
         targets = padded.gather(1, places.flatten(1)).view(-1, self.steps)
         there = targets >= 0
-        rows = torch.arange(len(wanted)).repeat_interleave(begins.shape[1])
+        rows = torch.arange(len(wanted), device=device).repeat_interleave(begins.shape[1])
         predicting = states[rows[:, None].expand_as(there)[there], places.view_as(there)[there]]
-        every = torch.ones(len(predicting), dtype=torch.bool)
+        every = torch.ones(len(predicting), dtype=torch.bool, device=device)
         factors = [(predicting.bfloat16(), self.module.output.bfloat16())]
         return Drafts(rows, begins.flatten() + 1, there, targets[there], [(every, factors)])
 

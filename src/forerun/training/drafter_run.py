@@ -130,6 +130,7 @@ class DrafterRun:
         self.head: Untrained = recipe(self.target, self.ids, own, self.checkpoint)
         if earlier is not None:
             take_weights(self.head, earlier)
+        self.head.module.to(self.target.device)
         self.report.weight_bytes, self.report.trained_bytes = _bytes_of(self.head)
         self._best, self._stale, self._due = 0.0, 0, 0.0
         self._seen, self._rate = (0.0, 0), 0.0

@@ -133,11 +133,11 @@ class DSparkObjective:
         states, before = self._run(lesson, blocks)
         count = blocks.anchors.shape[1]
         return Drafts(
-            torch.arange(len(blocks.anchors)).repeat_interleave(count),
+            torch.arange(len(blocks.anchors), device=states.device).repeat_interleave(count),
             blocks.anchors.flatten() + 1,
             blocks.there.flatten(0, 1),
             blocks.rows,
-            [(torch.ones(len(states), dtype=torch.bool), self._factors(states, before))],
+            [(torch.ones_like(blocks.rows, dtype=torch.bool), self._factors(states, before))],
             self.module.confidence(states, before),
         )
 
@@ -146,7 +146,7 @@ class DSparkObjective:
         bigram term reads before each."""
         config, token_ids = self.module.config, lesson.batch.token_ids
         size = (*blocks.anchors.shape, config.block_size)
-        filled = torch.full(size, config.mask_token_id)
+        filled = token_ids.new_full(size, config.mask_token_id)
         filled[..., 0] = token_ids.gather(1, blocks.anchors)
         embeddings = self.teacher.model.embed(filled.flatten(1)).view(*size, -1)
         with torch.autocast(embeddings.device.type, torch.bfloat16):
@@ -180,12 +180,12 @@ class _Blocks:
 
     def __init__(self, rows: Tensor, anchors: Tensor, drawn: Tensor, size: int) -> None:
         self.anchors = anchors
-        tokens = anchors[..., None] + 1 + torch.arange(size)
+        tokens = anchors[..., None] + 1 + torch.arange(size, device=anchors.device)
         padded = functional.pad(rows, (0, size + 1), value=-1)
         own = padded.gather(1, tokens.flatten(1)).view(tokens.shape)
         self.there = ((own >= 0) & drawn[..., None]).int().cumprod(-1).bool()
         self.rows = own[self.there]
-        self.places = torch.arange(size).expand(tokens.shape)[self.there]
+        self.places = torch.arange(size, device=anchors.device).expand(tokens.shape)[self.there]
         self._tokens = tokens
 
     @classmethod
@@ -193,10 +193,12 @@ class _Blocks:
         """At a share of the tokens before an answer's token, at least one a conversation."""
         first = lesson.rows[:, 1:] >= 0
         generator = torch.Generator().manual_seed(seed * 1_000_003 + int(lesson.rows.max()))
-        order = torch.rand(first.shape, generator=generator).masked_fill(~first, 2.0).argsort(-1)
+        # Drawn on the CPU, so that blocks begin with the same tokens on every device.
+        noise = torch.rand(first.shape, generator=generator).to(first.device)
+        order = noise.masked_fill(~first, 2.0).argsort(-1)
         counts = (first.sum(-1) * density).ceil().long()
         most = max(int(counts.max()), 1)
-        there = torch.arange(most) < counts[:, None]
+        there = torch.arange(most, device=counts.device) < counts[:, None]
         return cls(lesson.rows, order[:, :most], there, config.draft_tokens)
 
     def before(self, token_ids: Tensor) -> Tensor:
@@ -215,8 +217,9 @@ def _seen(anchors: Tensor, width: int, size: int, *, causal: bool) -> Tensor:
         size: of a block.
         causal: whether positions of a block see only those before them.
     """
-    batch, count = anchors.shape
-    text = torch.arange(width) < anchors.repeat_interleave(size, dim=1)[..., None]
-    within = torch.ones(size, size, dtype=torch.bool)
-    own = torch.kron(torch.eye(count, dtype=torch.bool), within.tril() if causal else within)
+    (batch, count), device = anchors.shape, anchors.device
+    text = torch.arange(width, device=device) < anchors.repeat_interleave(size, dim=1)[..., None]
+    within = torch.ones(size, size, dtype=torch.bool, device=device)
+    blocks = torch.eye(count, dtype=torch.bool, device=device)
+    own = torch.kron(blocks, within.tril() if causal else within)
     return torch.cat((text, own.expand(batch, -1, -1)), dim=-1)[:, None]

@@ -73,7 +73,8 @@ class Eagle3Module(PublishedModule):
         keys, values = self.heads(context, "kv", slots[None])
         seen = slots <= anchors[:, None, :, None]
         # A draft sees of what was drafted its own tokens.
-        itself = torch.eye(anchors.shape[1], dtype=torch.bool).expand(len(anchors), 1, -1, -1)
+        itself = torch.eye(anchors.shape[1], dtype=torch.bool, device=anchors.device)
+        itself = itself.expand(len(anchors), 1, -1, -1)
         hidden, last = _at(fused, anchors), embeddings.shape[1] - 1
         outputs = []
         for step in range(steps):
@@ -93,7 +94,8 @@ class Eagle3Module(PublishedModule):
         """The tensors of the head by published name, with those that say which tokens are drafted."""
         tensors = super().published(token_ids)
         if token_ids is not None:
-            tensors["t2d"] = torch.zeros(self.config.layers.vocab_size, dtype=torch.bool)
+            size = self.config.layers.vocab_size
+            tensors["t2d"] = torch.zeros(size, dtype=torch.bool, device=token_ids.device)
             tensors["t2d"][token_ids] = True
         return tensors
 
@@ -141,7 +143,8 @@ def begins(rows: Tensor, density: float, seed: int) -> tuple[Tensor, Tensor]:
     first = rows[:, 2:] >= 0
     generator = torch.Generator().manual_seed(seed * 1_000_003 + int(rows.max()))
     if density < 1:
-        first = first & (torch.rand(first.shape, generator=generator) < density)
+        # Drawn on the CPU, so that drafts begin with the same tokens on every device.
+        first = first & (torch.rand(first.shape, generator=generator) < density).to(first.device)
     most = max(int(first.sum(-1).max()), 1)
     order = first.int().argsort(dim=-1, descending=True, stable=True)[:, :most]
     return order, first.gather(1, order)
@@ -156,7 +159,7 @@ def there_for(rows: Tensor, anchors: Tensor, there: Tensor, steps: int) -> Tenso
 def _rows_of(rows: Tensor, anchors: Tensor, steps: int) -> Tensor:
     """The row of the target for each token of each draft, [B, A, steps]; -1 for none."""
     padded = functional.pad(rows, (0, steps + 1), value=-1)
-    tokens = anchors[..., None] + 2 + torch.arange(steps)
+    tokens = anchors[..., None] + 2 + torch.arange(steps, device=anchors.device)
     return padded.gather(1, tokens.flatten(1)).view(tokens.shape)
 
 
@@ -213,11 +216,11 @@ class Eagle3Objective:
         states, which, _ = self._drafts(lesson, anchors, there)
         matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
         return Drafts(
-            torch.arange(len(anchors)).repeat_interleave(anchors.shape[1]),
+            torch.arange(len(anchors), device=anchors.device).repeat_interleave(anchors.shape[1]),
             anchors.flatten() + 2,
             there_for(lesson.rows, anchors, there, self.steps).flatten(0, 1),
             which,
-            [(torch.ones(len(which), dtype=torch.bool), [(states, matrix)])],
+            [(torch.ones_like(which, dtype=torch.bool), [(states, matrix)])],
         )
 
     def _drafts(
@@ -230,5 +233,5 @@ class Eagle3Objective:
         with torch.autocast(embeddings.device.type, torch.bfloat16):
             outputs = self.module(lesson.features(self.layers), embeddings, anchors, self.steps)
         valid = there_for(lesson.rows, anchors, there, self.steps)
-        places = torch.arange(self.steps).expand(valid.shape)[valid]
+        places = torch.arange(self.steps, device=valid.device).expand(valid.shape)[valid]
         return outputs[valid].bfloat16(), _rows_of(lesson.rows, anchors, self.steps)[valid], places

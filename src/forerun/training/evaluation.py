@@ -63,11 +63,11 @@ def evaluate(
         lesson = teacher.show(batch, best=True, as_drawn=True)
         drafts = _as_drawn(draft(lesson), lesson)
         accepted, same = _accepted(lesson, drafts)
-        chains = torch.zeros(2, *drafts.there.shape)
+        chains = accepted.new_zeros(2, *drafts.there.shape)
         chains[:, drafts.there] = torch.stack((accepted, same))
         confidence = None
         if drafts.confidence is not None:
-            confidence = torch.zeros(drafts.there.shape)
+            confidence = accepted.new_zeros(drafts.there.shape)
             confidence[drafts.there] = drafts.confidence.float()
         whole = drafts.there.all(-1)
         for row, conversation in enumerate(batch.conversations):
@@ -87,7 +87,7 @@ def most_probable(factors: Factors) -> Tensor:
     """The most probable draft token of each row, [N]."""
     starts = range(0, len(factors[0][0]), CHUNK)
     parts = [_logits(factors, slice(at, at + CHUNK)).argmax(-1) for at in starts]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
+    return torch.cat(parts) if parts else factors[0][0].new_zeros(0, dtype=torch.long)
 
 
 def _as_drawn(drafts: Drafts, lesson: Lesson) -> Drafts:
@@ -103,10 +103,10 @@ def _as_drawn(drafts: Drafts, lesson: Lesson) -> Drafts:
 def _accepted(lesson: Lesson, drafts: Drafts) -> tuple[Tensor, Tensor]:
     """Of each token Σ min(p, q), and whether p and q agree on the most probable one, [N] each."""
     assert lesson.best is not None
-    accepted, same = (torch.zeros(len(drafts.targets)) for _ in range(2))
+    accepted, same = (torch.zeros_like(drafts.targets, dtype=torch.float) for _ in range(2))
     for some, factors in drafts.factors:
         rows = drafts.targets[some]
-        ones = torch.ones(len(rows))
+        ones = torch.ones_like(rows, dtype=torch.float)
         accepted[some] = rejection_loss(factors, lesson.probs, rows, ones, 0.0)[1]
         same[some] = (most_probable(factors) == lesson.best[rows]).float()
     return accepted, same
@@ -122,11 +122,13 @@ def _add_ranks(
 ) -> None:
     """The acceptance of siblings after some of the tokens, each weighed by how probable it is that a draft
     gets there."""
-    reached = torch.cat((torch.ones(len(chains), 1), chains[:, :-1].cumprod(-1)), -1)
+    device = chains.device
+    reached = torch.cat((chains.new_ones(len(chains), 1), chains[:, :-1].cumprod(-1)), -1)
     weights = reached[drafts.there]
-    depths = torch.arange(drafts.there.shape[1]).expand(drafts.there.shape)[drafts.there]
-    drawn = torch.randperm(len(depths), generator=generator)[:RANKED]
-    picked = torch.zeros(len(depths), dtype=torch.bool)
+    depths = torch.arange(drafts.there.shape[1], device=device)
+    depths = depths.expand(drafts.there.shape)[drafts.there]
+    drawn = torch.randperm(len(depths), generator=generator)[:RANKED].to(device)
+    picked = torch.zeros_like(depths, dtype=torch.bool)
     picked[drawn] = True
     for some, factors in drafts.factors:
         here = (some & picked).nonzero()[:, 0]

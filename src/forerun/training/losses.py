@@ -76,7 +76,9 @@ def kl_share(
     few = slice(None, None, max(1, len(index) // SAMPLED))
     thinned = [(states[few], matrix) for states, matrix in factors]
     rows = index[few]
-    _, accepted = rejection_loss(thinned, target_probs, rows, torch.ones(len(rows)), 0.0)
+    _, accepted = rejection_loss(
+        thinned, target_probs, rows, torch.ones_like(rows, dtype=torch.float), 0.0
+    )
     return math.exp(-3 * float(accepted.mean()))
 
 
@@ -100,9 +102,10 @@ class _RejectionLoss(torch.autograd.Function):
             for place, (tensor, wanted) in enumerate(zip(flat, needed, strict=True))
         ]
         rows = compiled(_rows, len(flat[1]))
-        share = torch.tensor(float(kl_share))
-        accepted = torch.empty(len(index))
-        total = torch.zeros(())
+        device = index.device
+        share = torch.tensor(float(kl_share), device=device)
+        accepted = torch.empty(len(index), device=device)
+        total = torch.zeros((), device=device)
         for start in range(0, len(index), CHUNK):
             part = slice(start, start + CHUNK)
             states, matrices = [tensor[part] for tensor in flat[::2]], flat[1::2]
@@ -162,7 +165,8 @@ def _rows(
 
 def _padded(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Rows repeated up to CHUNK, so that what is compiled sees one shape."""
-    return [
-        tensor if len(tensor) == CHUNK else tensor[torch.arange(CHUNK).clamp(max=len(tensor) - 1)]
-        for tensor in tensors
-    ]
+    count, device = len(tensors[0]), tensors[0].device
+    if count == CHUNK:
+        return list(tensors)
+    rows = torch.arange(CHUNK, device=device).clamp(max=count - 1)
+    return [tensor[rows] for tensor in tensors]

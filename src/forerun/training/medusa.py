@@ -80,16 +80,18 @@ class _Tokens:
     def drawn(cls, lesson: Lesson, heads: int, density: float, seed: int) -> _Tokens:
         """At a share of the states from which a draft begins: those two places before an answer's token,
         the one between being what the target itself predicts."""
-        size = lesson.rows.shape[1]
-        places = torch.arange(size)[:, None] + 2 + torch.arange(heads)
+        size, device = lesson.rows.shape[1], lesson.rows.device
+        head_ids = torch.arange(heads, device=device)
+        places = torch.arange(size, device=device)[:, None] + 2 + head_ids
         padded = functional.pad(lesson.rows, (0, heads + 2), value=-1)
         own = padded[:, places]
         generator = torch.Generator().manual_seed(seed * 1_000_003 + int(lesson.rows.max()))
-        drawn = torch.rand(lesson.rows.shape, generator=generator) < density
+        # Drawn on the CPU, so that drafts begin with the same tokens on every device.
+        drawn = (torch.rand(lesson.rows.shape, generator=generator) < density).to(device)
         row, place = ((own[..., 0] >= 0) & drawn).nonzero(as_tuple=True)
         own = own[row, place]
         there = (own >= 0).int().cumprod(-1).bool()
-        return cls(there, (row, place), own[there], torch.arange(heads).expand(own.shape)[there])
+        return cls(there, (row, place), own[there], head_ids.expand(own.shape)[there])
 
 
 class MedusaObjective:
@@ -132,7 +134,7 @@ class MedusaObjective:
         heads = self.module.config.num_heads
         tokens = _Tokens.drawn(lesson, heads, self._density, self._seed)
         weights = self._decay ** tokens.heads.float()
-        total = torch.zeros(())
+        total = torch.zeros((), device=weights.device)
         for some, states, matrix in self._factors(lesson, tokens):
             factors, rows = [(states, matrix)], tokens.rows[some]
             # Of the batch alone, so that a run that goes on repeats its losses.
@@ -160,7 +162,7 @@ class MedusaObjective:
         with torch.autocast(normed.device.type, torch.bfloat16):
             states = self.module(normed)[tokens.there].bfloat16()
         if not self.module.config.own_outputs:
-            every = torch.ones(len(states), dtype=torch.bool)
+            every = torch.ones(len(states), dtype=torch.bool, device=states.device)
             return [(every, states, self._output.bfloat16())]
         factors = []
         for head, name in enumerate(self.module.config.output_names()):

@@ -28,7 +28,7 @@ CHUNK = 256
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the target shows of a batch of conversations.
+    """What the target shows of a batch of conversations, on its device.
 
     Args:
         batch: the conversations.
@@ -67,13 +67,14 @@ class Teacher:
 
     def __init__(self, model: CausalLM, hidden_layers: Sequence[int], draft_ids: Tensor) -> None:
         self.model, self.hidden_layers = model, tuple(hidden_layers)
-        self.draft_ids = draft_ids
+        self.draft_ids = draft_ids.to(model.device)
         self._head = _runs_alone(model)
         last = (model.num_layers,) if self._head else ()
         self._layers = tuple(dict.fromkeys((*self.hidden_layers, *last)))
         self._memory = StateMemory()
-        self._index = torch.full((model.vocab_size,), -1, dtype=torch.long)
-        self._index[draft_ids] = torch.arange(len(draft_ids))
+        index = torch.full((model.vocab_size,), -1, dtype=torch.long)
+        index[draft_ids] = torch.arange(len(draft_ids))
+        self._index = index.to(model.device)
 
     @torch.no_grad()
     def show(
@@ -86,6 +87,7 @@ class Teacher:
             best: whether to say which token is the most probable.
             as_drawn: whether probabilities are those at `Lesson.temperatures`; else at temperature 1.
         """
+        batch = batch.to(self.model.device)
         if self._head:
             hidden: Mapping[int, Tensor] = self._kept(batch)
             shown = hidden[self.model.num_layers]
@@ -94,9 +96,10 @@ class Teacher:
         where = batch.answers.nonzero(as_tuple=True)
         # The state of the token before predicts a token.
         states = shown[where[0], where[1] - 1]
-        index = torch.full(batch.token_ids.shape, -1, dtype=torch.long)
-        index[where] = torch.arange(len(states))
-        temperatures = _temperatures(batch) if as_drawn else torch.ones(len(states))
+        index = torch.full_like(batch.token_ids, -1)
+        index[where] = torch.arange(len(states), device=index.device)
+        ones = torch.ones(len(states), device=index.device)
+        temperatures = _temperatures(batch) if as_drawn else ones
         probs, most_probable = self._probs(states, temperatures, best)
         own = {layer: hidden[layer] for layer in self.hidden_layers}
         return Lesson(batch, own, index, probs, most_probable)
@@ -131,8 +134,12 @@ class Teacher:
         self, states: Tensor, temperatures: Tensor, best: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Of states after the last layer, or of logits where these are what the target shows."""
-        probs = torch.empty(len(states), len(self.draft_ids), dtype=torch.bfloat16)
-        most_probable = torch.empty(len(states), dtype=torch.long) if best else None
+        device = states.device
+        size = (len(states), len(self.draft_ids))
+        probs = torch.empty(size, dtype=torch.bfloat16, device=device)
+        most_probable = None
+        if best:
+            most_probable = torch.empty(len(states), dtype=torch.long, device=device)
         for start in range(0, len(states), CHUNK):
             part = slice(start, start + CHUNK)
             logits = states[part]
@@ -141,7 +148,7 @@ class Teacher:
             if most_probable is not None:
                 most_probable[part] = self._index[logits.float().argmax(-1)]
             # Of a fixed shape, for the compiler: the last chunk is filled up.
-            rows = torch.arange(CHUNK).clamp(max=len(logits) - 1)
+            rows = torch.arange(CHUNK, device=device).clamp(max=len(logits) - 1)
             full = logits if len(logits) == CHUNK else logits[rows]
             softmax = compiled(_softmax_of, self.model.vocab_size)
             own = temperatures[part][rows]
@@ -163,7 +170,7 @@ def _runs_alone(model: CausalLM) -> bool:
 def _temperatures(batch: ConversationBatch) -> Tensor:
     """Of each token of the answers, [R]; 1 for greedy ones."""
     each = torch.tensor([conversation.temperature or 1.0 for conversation in batch.conversations])
-    return each[batch.answers.nonzero()[:, 0]]
+    return each.to(batch.answers.device)[batch.answers.nonzero()[:, 0]]
 
 
 def _softmax_of(logits: Tensor, ids: Tensor, temperatures: Tensor) -> Tensor:
