@@ -28,6 +28,8 @@ def check(options: argparse.Namespace, output: Output) -> int:
     device = options.device or ("cpu" if options.tiny else "cuda")
     command = [sys.executable, "-m", "pytest", TESTS, "-m", "gpu"]
     command += ["-p", "benchmarks.gpu.report_plugin", "-p", "no:cacheprovider"]
+    # Other versions of libraries may warn of what the tree's own do not.
+    command += ["-W", "default"]
     command += ["-k", options.select] if options.select else []
     read, write = os.pipe()
     environment = {**os.environ, DEVICE: device, DESCRIPTOR: str(write)}
@@ -59,6 +61,7 @@ def check(options: argparse.Namespace, output: Output) -> int:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            os.close(read)
     _shorten(log)
     output.row("summary", device=device, **counts, not_run=waiting, ended=ended)
     passed = counts["passed"] > 0 and not counts["failed"] and ended in ("time", "0")
@@ -79,15 +82,18 @@ def _lines(read: int, output: Output) -> Iterator[dict[str, Any]]:
                 break
             *whole, pending = (pending + block).split(b"\n")
             yield from map(json.loads, whole)
-    os.close(read)
 
 
 def _end(process: subprocess.Popen[bytes], output: Output) -> str:
     """The exit status of the tests, or `time` where they had to be stopped."""
-    try:
-        return str(process.wait(max(output.left - 0.5, 0.1)))
-    except subprocess.TimeoutExpired:
-        return "time"
+    if output.left > 1:
+        try:
+            return str(process.wait(output.left - 0.5))
+        except subprocess.TimeoutExpired:
+            pass
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return "time"
 
 
 def _shorten(log: Path) -> None:

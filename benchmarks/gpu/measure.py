@@ -43,7 +43,6 @@ def measure(options: argparse.Namespace, output: Output) -> int:
         torch.set_num_threads(1)
     bench = Bench(device, output, tokens=12 if options.tiny else 128)
     left: list[str] = ["all"]
-    defects = 0
     with output.deadline(left):
         _environment(device, output)
         bench.rate = bandwidth(device, 1 << (22 if options.tiny else 31))
@@ -54,10 +53,10 @@ def measure(options: argparse.Namespace, output: Output) -> int:
         for name, run in tasks:
             if output.left < LEAST_SECONDS:
                 break
-            defects += _attempt(name, run, output)
+            output.defects += _attempt(name, run, output)
             left.remove(name)
-        output.row("ended", by="time" if left else "work", left_out=left, defects=defects)
-    return 1 if defects or not output.fits() else 0
+        output.row("ended", by="time" if left else "work", left_out=left, defects=output.defects)
+    return 1 if output.defects or not output.fits() else 0
 
 
 Task = tuple[str, Callable[[], int]]

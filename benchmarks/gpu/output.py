@@ -25,9 +25,12 @@ class Output:
 
     def __init__(self, step: str, folder: Path, seconds: float) -> None:
         self.step, self.folder, self.seconds = step, folder, seconds
-        self.started = monotonic()
+        self.started, self.defects = monotonic(), 0
         self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
+        # What a run that was killed was writing.
+        for path in folder.glob(".*.part"):
+            path.unlink()
         self._path = folder / f"{step}.jsonl"
 
     @property
@@ -66,9 +69,10 @@ class Output:
 
         def end() -> None:
             with self._lock:
-                self._write("ended", {"by": "time", "left_out": list(unfinished)})
+                left = {"left_out": list(unfinished), "defects": self.defects}
+                self._write("ended", {"by": "time", **left})
                 # Work on the device cannot be interrupted otherwise.
-                os._exit(0)
+                os._exit(1 if self.defects else 0)
 
         timer = threading.Timer(max(self.left, 0.0), end)
         timer.daemon = True

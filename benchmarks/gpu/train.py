@@ -17,7 +17,7 @@ from benchmarks.gpu.subjects import model_path, work_folder
 from benchmarks.gpu.tokens import unpack
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError
-from forerun.files import atomic_path, write_text
+from forerun.files import atomic_path, read_text, write_text
 from forerun.models.placement import Placement
 from forerun.options import pick
 from forerun.training.drafter_run import DrafterRun, Report
@@ -85,9 +85,15 @@ def _settings(options: argparse.Namespace) -> tuple[Any, Any]:
 
 def _data(options: argparse.Namespace, work: Path) -> Path:
     """The conversations as training reads them, unpacked once."""
-    file = work / "data.jsonl"
+    file, source = work / "data.jsonl", work / "data.sha256"
+    sums = "".join(f"{sha256_of(Path(path))}\n" for path in options.data)
     if file.exists():
+        if options.data and read_text(source, "checksums", ConfigError) != sums:
+            raise ConfigError(
+                f"{work} holds a training on other conversations; give those, or another --work."
+            )
         return file
+    write_text(source, sums)
     if options.data:
         unpack([Path(path) for path in options.data], file)
     elif options.tiny:

@@ -270,8 +270,21 @@ def test_another_text_is_noticed_however_long_nothing_paid() -> None:
     policy = new_policy(where)
     where.each(policy, [TOKENS] * 20)
     rates["now"] = 0.9
+    # The longest pause may just have begun.
     within = LONGEST_PAUSE // TOKENS + 2
     assert where.each(policy, [TOKENS] * within)[-1] < 0.6 * TOKENS
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 0.9])
+def test_decisions_add_up_to_what_was_run(rate: float) -> None:
+    where = world(rate, USUAL)
+    policy = new_policy(where)
+    seconds = sum(where.each(policy, [TOKENS] * 3))
+    outcomes = policy.report().values()
+    assert sum(one["emitted"] for one in outcomes) == pytest.approx(3 * TOKENS, rel=0.02)
+    assert sum(one["seconds"] for one in outcomes) == pytest.approx(seconds, rel=0.1)
+    saved = sum(one["saved_seconds"] for one in outcomes)
+    assert saved == pytest.approx(3 * TOKENS - seconds, abs=0.05 * 3 * TOKENS)
 
 
 def test_tries_become_rare_and_never_end() -> None:

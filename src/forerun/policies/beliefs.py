@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from forerun.core import Draft
 from forerun.policies.account import Account
 from forerun.policies.costs import MUCH, LiveCosts
 from forerun.policies.stretch import REPEATED, PlainRounds
@@ -69,8 +68,8 @@ class Beliefs:
         """Take in rounds without a draft, for these accounts of texts too, each of which counts as several;
         the seconds of one by what is believed then."""
         rounds = len(plain.seconds)
-        told = min(rounds * counted, REPEATED)
-        self.costs.observe(plain.batch_size, 0, median(plain.seconds), told)
+        weight = min(rounds * counted, REPEATED)
+        self.costs.observe(plain.batch_size, 0, median(plain.seconds), weight)
         seconds = self.costs.plain_seconds(plain.batch_size)
         for account in (self.account, *accounts):
             account.settle(rounds, rounds, plain.planning / seconds)
@@ -79,26 +78,33 @@ class Beliefs:
     def learn_times(
         self,
         batch_size: int,
-        made: Sequence[tuple[Choice, Draft]],
-        seconds: float,
+        choices: Sequence[Choice],
+        depth: float,
+        seconds: Sequence[float],
         cold: bool,
-        rounds: int,
     ) -> tuple[float, float]:
-        """Note what the drafts of some rounds took on average, where one member has drafted alone; the
-        seconds that count, of a round's drafts and of what had to be run before: an interruption is not the
-        drafter's."""
-        member = made[0][0].offer.member
-        if any(choice.offer.member is not member for choice, _ in made):
-            return seconds, 0.0
-        depth = max(draft.tree.depth for _, draft in made)
-        waiting = [choice.offer.pending for choice, _ in made]
+        """Note what the drafts of some rounds took, where one member has drafted alone; the seconds that
+        count, of all drafts and of what had to be run before: an interruption is not the drafter's.
+
+        Args:
+            batch_size: requests.
+            choices: those that were made.
+            depth: of a round's deepest draft, on average.
+            seconds: by round.
+            cold: whether they teach nothing of costs.
+        """
+        member = choices[0].offer.member
+        if any(choice.offer.member is not member for choice in choices):
+            return sum(seconds), 0.0
+        waiting = [choice.offer.pending for choice in choices]
         # Prompts are run for all of the batch.
         pending = sum(waiting) if max(waiting) > MUCH else max(waiting)
-        scale = max(choice.offer.scale for choice, _ in made)
+        scale = max(choice.offer.scale for choice in choices)
+        scaled = [each / scale for each in seconds]
         drafting, before = self.costs.observe_draft(
-            member.name, member.looks_up, batch_size, depth, pending, seconds / scale, cold, rounds
+            member.name, member.looks_up, batch_size, depth, pending, scaled, cold
         )
-        for choice, _ in made:
+        for choice in choices:
             # What it had to run has been run: a later round of a stretch has the same offer.
             choice.offer.pending = min(choice.offer.pending, 1)
         return scale * drafting, scale * before

@@ -26,7 +26,7 @@ from forerun.options import options
 from forerun.policies.account import Account
 from forerun.policies.base import BasePolicy
 from forerun.policies.beliefs import Beliefs
-from forerun.policies.costs import OUTLIER, LiveCosts
+from forerun.policies.costs import MUCH, OUTLIER, LiveCosts
 from forerun.policies.decisions import Decisions
 from forerun.policies.lengths import Offer
 from forerun.policies.memory import Memory, recall
@@ -188,23 +188,24 @@ class CostAwarePolicy(BasePolicy):
 
     def _learn(self, requests: Sequence[Request], rounds: Sequence[Seen]) -> float:
         """Take in rounds with the same plans; what tries in them have gained, in plain rounds' time."""
-        batch_size, count, extra, emitted, accepted = len(requests), len(rounds), 0, 0, 0
-        made: list[tuple[Text, Choice, Draft]] = []
+        batch_size, count = len(requests), len(rounds)
+        extra, emitted, accepted, depth, made = 0, 0, 0, 0.0, list[tuple[Text, Choice]]()
         texts = [self._text(request) for request in requests]
         for place, (drafts, verdicts, _, _) in enumerate(rounds, 1):
+            depth += max(draft.tree.depth for draft in drafts) / count
             for request, text, draft, verdict in zip(
                 requests, texts, drafts, verdicts, strict=True
             ):
                 extra += len(draft)
                 emitted += len(verdict.token_ids)
                 if text.choice is not None and verdict.token_ids:
-                    made.append((text, text.choice, draft))
+                    made.append((text, text.choice))
                     if text.choice.is_try:
                         accepted += verdict.num_accepted
                     text.learn_draft(request, draft, verdict, place == count)
         # What finds everything cold, after a prompt or a rest, is no other round's cost.
         cold = bool(extra) and (
-            self._plain_before >= COLD_AFTER or any(text.drafts == 1 for text, _, _ in made)
+            self._plain_before >= COLD_AFTER or any(text.drafts == 1 for text, _ in made)
         )
         self._plain_before = 0 if extra else self._plain_before + count
         # As it was measured, but for what an interruption may have added.
@@ -215,36 +216,33 @@ class CostAwarePolicy(BasePolicy):
         plain = self.costs.plain_seconds(batch_size)
         seconds, planning = sum(forwards), sum(planned for _, _, _, planned in rounds)
         if made:
-            spent = sum(times.draft for _, _, times, _ in rounds) - planning
-            choices = [(choice, draft) for _, choice, draft in made]
-            drafting, before = self._beliefs.learn_times(
-                batch_size, choices, max(spent, 0.0) / count, cold, count
-            )
-            seconds += count * drafting
+            choices = list(dict.fromkeys(choice for _, choice in made))
+            spent = [max(times.draft - planned, 0.0) for _, _, times, planned in rounds]
+            drafting, before = self._beliefs.learn_times(batch_size, choices, depth, spent, cold)
+            seconds += drafting
             made[0][0].debt += before / plain
         else:
             seconds = count * plain
-        self._timing.drafted(count if extra else 0)
+        self._timing.note(count if extra else 0, sum(forwards) / count / plain)
         tokens, elapsed = emitted / batch_size, seconds / plain
         self._beliefs.account.settle(tokens, elapsed, planning / plain)
-        drafting_requests, is_time = 0, count > 1 or self._rounds % DRAFT_ROUNDS == 0
+        drafting_requests, is_due = 0, count > 1 or self._rounds % DRAFT_ROUNDS == 0
         for request, text in zip(requests, texts, strict=True):
             text.account.settle(tokens, elapsed, planning / plain)
             if text.choice is not None:
-                if is_time or text.drafts <= FIRST_DRAFTS:
+                if is_due or text.drafts <= FIRST_DRAFTS:
                     text.expect_anew()
                 drafting_requests += 1
                 member, length = text.choice.offer.member, text.choice.length
                 self.decisions.count(
-                    member.name, length, count, batch_size, emitted, seconds, plain
+                    member.name, length, 1, count, batch_size, emitted, seconds, plain
                 )
             if text.debt:
                 left = self._outlook.tokens_left(request)
                 due = text.pay_debt(count, tokens - elapsed, left)
                 self._beliefs.account.charge(due / batch_size)
-        if plain_requests := batch_size - drafting_requests:
-            alike = count * plain_requests
-            self.decisions.count("", 0, alike, batch_size, emitted, seconds, plain)
+        if alike := batch_size - drafting_requests:
+            self.decisions.count("", 0, alike, count, batch_size, emitted, seconds, plain)
         return accepted - max(elapsed - count, 0.0) * count / max(len(made), 1)
 
     def _judge(self, gains: Sequence[float]) -> None:
@@ -284,9 +282,11 @@ class CostAwarePolicy(BasePolicy):
         self._take_in_plain()
         stretch, self._stretch = self._stretch, Stretch()
         if stretch.drafts:
-            # The first of them may have run cold.
-            apart = 1 if self._plain_before or self._tried is not None else 0
-            parts = stretch.seen[:apart], stretch.seen[apart:]
+            # The first of them may have run cold, or a prompt before it.
+            choices = [self._text(request).choice for request in stretch.requests]
+            prompts = any(choice is not None and choice.offer.pending > MUCH for choice in choices)
+            first = int(prompts or self._plain_before > 0 or self._tried is not None)
+            parts = stretch.seen[:first], stretch.seen[first:]
             self._judge([self._learn(stretch.requests, rounds) for rounds in parts if rounds])
         elif stretch.seen:
             for seen in stretch.seen:
@@ -304,7 +304,7 @@ class CostAwarePolicy(BasePolicy):
             before = self.costs.plain_seconds(plain.batch_size)
             seconds = self._beliefs.learn_plain(plain, texts, self._timing.counted)
             self.decisions.count_plain(rounds * plain.batch_size, rounds * seconds)
-            self._timing.was_plain(plain.seconds[-1] / before)
+            self._timing.note(0, plain.seconds[-1] / before)
 
     def _text(self, request: Request) -> Text:
         text = self._texts.get(request.request_id)

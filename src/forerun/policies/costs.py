@@ -17,9 +17,9 @@ ASSUMED = CostTable.from_rows(
 # How quickly plain rounds of one batch size correct what was thought of them, and of the machine's speed, and
 # how quickly others correct the latter. Of one round no more is believed than a factor of MOST.
 LEVEL_STEP, PLAIN_STEP, SPEED_STEP, MOST = 0.15, 0.1, 0.01, 1.25
-# What a round costs beside the table, which is a factor of how that rises and plain rounds a token: how far
-# they may be off at first, by a table that was measured and by an assumed one, and a round later; and how far
-# a round is off, as a share of itself.
+# Standard deviations of the two numbers by which rounds differ from the table, the factor of its rise and
+# what a token takes beside it, in plain rounds: at first, of a table that was measured and of one that is
+# assumed; and what a round adds to them. And that of a round, as a share of itself.
 MEASURED_SPREAD, ASSUMED_SPREAD, DRIFT, NOISE = (0.3, 0.05), (3.0, 0.5), (0.02, 0.004), 0.15
 # The least of that factor; standard deviations beyond which a round says no more; and single rounds that one
 # rehearsed before the first request counts as.
@@ -66,7 +66,7 @@ class DraftTimes:
         self._assumed = [LASTING / 2 * value for value in sums]
         self._sums = [(weight - LASTING) / 2 * value for value in sums]
 
-    def observe(self, tokens: int, seconds: float, cold: bool = False, drafts: int = 1) -> None:
+    def observe(self, tokens: float, seconds: float, cold: bool = False, drafts: int = 1) -> None:
         """Take in drafts, as deep as this, and the seconds of one."""
         self.timed += drafts
         if (cold or self.timed <= COLD) and seconds > self(tokens):
@@ -119,7 +119,8 @@ class Curve:
         # The factor of the rises, and seconds a drafted token beside them.
         self.slope, self.token = 1.0, 0.0
         spread = MEASURED_SPREAD if is_measured else ASSUMED_SPREAD
-        self._variances, self._covariance = [sd * sd for sd in spread], 0.0
+        self._most = [deviation**2 for deviation in spread]
+        self._variances, self._covariance = self._most, 0.0
 
     @property
     def last_slope(self) -> float:
@@ -140,7 +141,9 @@ class Curve:
         # In plain rounds, and tokens of each request.
         rise, each = self.rise(extra) / self.plain, extra / self.batch_size
         (first, second), both = self._variances, self._covariance
-        first, second = first + rounds * DRIFT[0] ** 2, second + rounds * DRIFT[1] ** 2
+        # Rounds of one length tell only of both together: without a bound the rest would be forgotten.
+        first = min(first + rounds * DRIFT[0] ** 2, self._most[0])
+        second = min(second + rounds * DRIFT[1] ** 2, self._most[1])
         of_rise, of_each = first * rise + both * each, both * rise + second * each
         noise = (NOISE * self.at(extra) / self.plain) ** 2 / rounds
         whole = of_rise * rise + of_each * each + noise
@@ -285,10 +288,11 @@ class LiveCosts:
 
     def observe(self, batch_size: int, extra: float, seconds: float, rounds: int = 1) -> None:
         """Learn from rounds with so many drafted tokens each, and the seconds of one without its draft."""
+        # A clock may have jumped.
+        if not 0.0 < seconds < LONGEST_SECONDS:
+            return
         curve = self.curve(batch_size)
         expected = curve.at(extra) * self.speed
-        if seconds <= 0.0:
-            return
         if not self.is_known:
             self.speed, self.is_known = self.speed * seconds / expected, True
             return
@@ -307,22 +311,24 @@ class LiveCosts:
         name: str,
         looks_up: bool,
         batch_size: int,
-        depth: int,
+        depth: float,
         pending: int,
-        seconds: float,
+        seconds: Sequence[float],
         cold: bool = False,
-        drafts: int = 1,
     ) -> tuple[float, float]:
-        """Learn from drafts, `depth` deep, before which so many tokens had to be run; the seconds of a
-        draft and of what came before, but no more than a multiple of what was expected."""
+        """Learn from drafts, `depth` deep, and the seconds of each, before the first of which so many tokens
+        had to be run; the seconds of all and of what came before, but no more than a multiple of what was
+        expected."""
         times = self.draft(name, looks_up, batch_size)
         expected = times(depth)
         if pending <= MUCH or looks_up:
-            seconds = min(seconds, OUTLIER * max(expected, LOOKUP * self.plain_seconds(batch_size)))
-            times.observe(depth, seconds, cold, drafts)
-            return seconds, 0.0
+            usual = OUTLIER * max(expected, LOOKUP * self.plain_seconds(batch_size))
+            whole = sum(min(each, usual) for each in seconds)
+            times.observe(depth, whole / len(seconds), cold, len(seconds))
+            return whole, 0.0
         most = max(self.prefill_seconds(name, pending), pending * PREFILL * times.per_token)
-        before = min(max(seconds - expected, 0.0), OUTLIER * most)
+        expected *= len(seconds)
+        before = min(max(sum(seconds) - expected, 0.0), OUTLIER * most)
         known = self._prefill.get(name)
         share = before / pending
         self._prefill[name] = share if known is None else 0.5 * (known + share)

@@ -34,25 +34,27 @@ class Decisions:
         drafter: str,
         length: int,
         requests: int,
+        rounds: int,
         batch_size: int,
         emitted: float,
         seconds: float,
         plain: float,
     ) -> None:
-        """Add the share of some requests of a round, for which the same was chosen.
+        """Add the share of some requests of rounds, for which the same was chosen.
 
         Args:
             requests: how many they are.
-            batch_size: requests among which the round's tokens and seconds are shared out.
-            emitted: tokens of all of them.
-            seconds: of the round.
+            rounds: how many they are.
+            batch_size: requests among which tokens and seconds are shared out.
+            emitted: tokens of all of them, in all rounds.
+            seconds: of all rounds.
             plain: seconds of a plain one for as many requests.
         """
         outcome = self._outcomes.get((drafter, length))
         if outcome is None:
             outcome = self._outcomes[drafter, length] = Outcome()
         share = requests / batch_size
-        outcome.rounds += requests
+        outcome.rounds += requests * rounds
         outcome.emitted += share * emitted
         outcome.seconds += share * seconds
         outcome.saved_seconds += share * (emitted / batch_size * plain - seconds)

@@ -103,7 +103,7 @@ class Memory:
             return
         times = rehearse(ROUNDS, FILLER)
         rounds = _by_length(ROUNDS, [one.target + one.verify for one in times])
-        if len(rounds) == len(set(ROUNDS)):
+        if len(rounds) == len(set(ROUNDS)) and rounds[0] > 0.0:
             costs.found(rounds)
             ratio = rounds[0] / before
             if max(ratio, 1.0 / ratio) > OTHER_LOAD and not self._is_new:

@@ -10,9 +10,9 @@ from forerun.core import Draft, Plan, Request, RoundTimes, Verdict
 
 # A stretch in which so many rounds had nothing accepted is over: the text may have changed.
 MISSES = 2
-# A plain round is timed after so many that drafted: soon after one that differed by this factor from what was
-# expected, and late. What it says counts as several rounds, as others tell less of the machine.
-SOON, LATE, DIFFERENT, COUNTED = 25, 100, 1.1, 4
+# Rounds that draft between two plain ones that are timed: after one that differed from what was expected by
+# the factor DIFFERENT, and at most. Such a plain round counts as several, as others tell less of the machine.
+SOON, LATE, DIFFERENT, COUNTED = 25, 100, 1.2, 4
 # Plain rounds that are taken in together, and that any number of them counts as at most.
 REPEATED = 8
 
@@ -60,7 +60,7 @@ class Timing:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next round is timed, or the last one was."""
+        """Whether it is time for a plain round."""
         return self._drafted >= self._pause
 
     @property
@@ -68,16 +68,17 @@ class Timing:
         """Rounds that a plain one counts as."""
         return COUNTED if self._drafted >= SOON else 1
 
-    def drafted(self, rounds: int) -> None:
-        """Note rounds that drafted."""
-        self._drafted += rounds
+    def note(self, drafted: int, ratio: float) -> None:
+        """Note rounds.
 
-    def was_plain(self, ratio: float) -> None:
-        """Note a plain round, and its seconds over what was expected."""
-        if self._drafted >= SOON:
+        Args:
+            drafted: of them, those that drafted: all or none.
+            ratio: of a plain one, its seconds over what was expected.
+        """
+        if not drafted and self._drafted >= SOON:
             as_expected = 1.0 / DIFFERENT < ratio < DIFFERENT
             self._pause = min(2 * self._pause, LATE) if as_expected else SOON
-        self._drafted = 0
+        self._drafted = self._drafted + drafted if drafted else 0
 
 
 class Stretch:

@@ -159,7 +159,8 @@ class Text:
         return offer
 
     def learn_draft(self, request: Request, draft: Draft, verdict: Verdict, is_last: bool) -> None:
-        """Take in the draft that was chosen, the last one or one that others have followed."""
+        """Take in a draft that was chosen; after the last of a stretch the request has the length that it
+        says."""
         assert self.choice is not None
         offer, planned, _ = self.choice
         most = request.params.max_tokens
