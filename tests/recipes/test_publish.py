@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from forerun.errors import CheckpointError
+from forerun.export.common_rules import value_rules
+from forerun.export.findings import TITLES
+from forerun.export.head import PublishedHead
 from forerun.heads.files import HeadFiles, write_head
 from recipes.publish import publish_head
 
@@ -52,3 +55,15 @@ def test_scales_that_fit_nothing_are_refused(
     write_head(tmp_path, {"eagle_config": {}}, {"fc.weight": codes, name: torch.ones(scales)})
     with pytest.raises(CheckpointError, match="scale"):
         _ = HeadFiles.open(tmp_path).tensors
+
+
+def test_other_engines_do_not_read_it_and_a_copy_they_do(tmp_path: Path) -> None:
+    head = trained(tmp_path / "trained")
+    publish_head(head.directory, tmp_path / "small")
+    small = HeadFiles.open(tmp_path / "small")
+    assert small.in_8_bits
+    write_head(tmp_path / "copy", small.config, small.tensors)
+    assert not HeadFiles.open(tmp_path / "copy").in_8_bits
+    published = PublishedHead("head", small.config, small.tensors, in_8_bits=True)
+    found = {finding.engine for finding in value_rules(published) if finding.trap == "8 bits"}
+    assert found == set(TITLES)

@@ -172,6 +172,17 @@ class HeadFiles:
         return frozenset(self.tensors)
 
     @property
+    def in_8_bits(self) -> bool:
+        """Whether matrices are stored as codes with scales, which no other engine reads.
+
+        Raises:
+            CheckpointError: for weights that are missing or corrupt.
+        """
+        directory = self.location.with_weights(_PATTERNS).directory
+        names = SafetensorsSource(directory).shapes if _is_safe(directory) else ()
+        return any(name.endswith(SCALES) for name in names)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of its weights as they are stored, as far as they are on this machine."""
         suffixes = {".safetensors", ".bin", ".pt"}
