@@ -22,7 +22,8 @@ from transformers import PreTrainedTokenizerFast
 
 from forerun.bench.peers.gguf_export import write_gguf
 from forerun.files import atomic_path, write_text
-from forerun.heads.files import CARD, OWN, SCALES, HeadFiles, write_head
+from forerun.heads.eight_bits import SCALES
+from forerun.heads.files import CARD, OWN, HeadFiles, write_head
 from forerun.training.card import CERTIFICATE, PICTURE
 from recipes.corpus import END_OF_TEXT
 

@@ -22,6 +22,7 @@ from forerun.contracts import CausalLM
 from forerun.errors import CheckpointError, IncompatibleDraftError, UnsupportedModelError, shown
 from forerun.files import atomic_path, is_regular, printable, reason
 from forerun.heads import CONFIG, kind_of
+from forerun.heads.eight_bits import SCALES, dequantized
 from forerun.interrupts import never_lost
 from forerun.models.config import one_line, read_object
 from forerun.models.hub import Location, locate
@@ -34,8 +35,6 @@ BY_RANK = "acceptance_by_rank"
 CALIBRATION = "confidence_calibration"
 """Where of it scale and bias of what a head expects of its tokens stand, by position."""
 CARD = "README.md"
-SCALES = "_scale"
-"""Ends the names of the scales of a matrix in 8 bits, one for each so many columns of a row."""
 # Other names of a whole head; the first that is there is read.
 _WHOLE = ("pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _PICKLED_INDEX = "pytorch_model.bin.index.json"
@@ -153,7 +152,7 @@ class HeadFiles:
             CheckpointError: for weights that are missing, corrupt, or not finite.
         """
         directory = self.location.with_weights(_PATTERNS).directory
-        tensors = _dequantized(directory, _read(directory))
+        tensors = dequantized(directory, _read(directory))
         for key, tensor in tensors.items():
             _check_numbers(directory, key, tensor)
         return tensors
@@ -341,23 +340,6 @@ def _read(directory: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= _safe(file) if file.suffix == ".safetensors" else _unpickled(file)
-    return tensors
-
-
-def _dequantized(directory: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors with those in 8 bits as numbers, in bf16."""
-    for name in [name for name in tensors if name.endswith(SCALES)]:
-        key, scales = name.removesuffix(SCALES), tensors.pop(name)
-        codes = tensors.get(key)
-        fits = codes is not None and codes.dtype == torch.int8 and codes.dim() == scales.dim() == 2
-        if codes is None or not fits or codes.shape[0] != scales.shape[0] or not scales.numel():
-            raise CheckpointError(f"{directory}: {printable(name)} fits no matrix in 8 bits.")
-        if codes.shape[1] % scales.shape[1]:
-            raise CheckpointError(
-                f"{directory}: {printable(name)} does not divide {printable(key)}."
-            )
-        groups = codes.float().reshape(*scales.shape, -1)
-        tensors[key] = (groups * scales.float()[..., None]).flatten(1).bfloat16()
     return tensors
 
 

@@ -238,8 +238,7 @@ class CostAwarePolicy(BasePolicy):
                     member.name, length, 1, count, batch_size, emitted, seconds, plain
                 )
             if text.debt:
-                left = self._outlook.tokens_left(request)
-                due = text.pay_debt(count, tokens - elapsed, left)
+                due = text.pay_debt(count, tokens - elapsed, self._outlook.tokens_left(request))
                 self._beliefs.account.charge(due / batch_size)
         if alike := batch_size - drafting_requests:
             self.decisions.count("", 0, alike, count, batch_size, emitted, seconds, plain)

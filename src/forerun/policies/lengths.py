@@ -81,15 +81,13 @@ def best_lengths(
     best, chosen, at_best = LEAST_GAIN * size, 0, (0.0, 0.0)
     while entries:
         negative, index = entries[0]
-        offer, level = offers[index], levels[index]
-        member = offer.member
+        offer, level, member = offers[index], levels[index], offers[index].member
         tokens -= negative
         extra += member.width
         levels[index] = level + 1
         order.append(index)
         if level == 0:
-            drafting += offer.seconds
-            covered += 1
+            drafting, covered = drafting + offer.seconds, covered + 1
             worth = 1.0 if covered == size else worth
         if level == depths.get(member, 0):
             depths[member] = level + 1
@@ -107,9 +105,8 @@ def best_lengths(
         else:
             heappop(entries)
         # No later token can be worth what it costs at least, unless it makes all others worth more.
-        settled = covered == size or len(offers) < size
         least = narrowest * (price * curve.floors[min(spot, last)] + each)
-        if settled and entries and -entries[0][0] * worth < least:
+        if (covered == size or len(offers) < size) and entries and -entries[0][0] * worth < least:
             break
     if not chosen or at_best[0] < LEAST_RATIO * rate * at_best[1]:
         return None

@@ -1,0 +1,39 @@
+"""Matrices of heads that are stored in 8 bits, with scales."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forerun.errors import CheckpointError
+from forerun.files import printable
+
+SCALES = "_scale"
+"""Ends the names of the scales of a matrix in 8 bits, one for each so many columns of a row."""
+
+
+def dequantized(directory: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors with those in 8 bits as numbers, in bf16.
+
+    Args:
+        directory: that they come from, for messages.
+        tensors: by name; scales are taken out.
+
+    Raises:
+        CheckpointError: for scales that fit no matrix.
+    """
+    for name in [name for name in tensors if name.endswith(SCALES)]:
+        key, scales = name.removesuffix(SCALES), tensors.pop(name)
+        codes = tensors.get(key)
+        fits = codes is not None and codes.dtype == torch.int8 and codes.dim() == scales.dim() == 2
+        if codes is None or not fits or codes.shape[0] != scales.shape[0] or not scales.numel():
+            raise CheckpointError(f"{directory}: {printable(name)} fits no matrix in 8 bits.")
+        if codes.shape[1] % scales.shape[1]:
+            raise CheckpointError(
+                f"{directory}: {printable(name)} does not divide {printable(key)}."
+            )
+        groups = codes.float().reshape(*scales.shape, -1)
+        tensors[key] = (groups * scales.float()[..., None]).flatten(1).bfloat16()
+    return tensors
