@@ -74,11 +74,21 @@ def test_another_speed_is_found_by_the_plain_rounds_between_drafts(factor: float
     assert 300 / LATE <= plain <= 300 / SOON
 
 
+def test_a_timed_round_says_as_much_as_several_of_others() -> None:
+    """As rare as it is, one brings most of a change by a quarter."""
+    costs, timing = flat(), Timing()
+    timing.note(SOON, 1.0)
+    costs.observe(1, 0, 1.25, timing.counted)
+    assert 1.15 < costs.plain_seconds(1) < 1.25
+    timing.note(0, 1.25)
+    assert timing.counted == 1
+
+
 def test_plain_rounds_are_timed_rarely_where_they_are_as_expected() -> None:
     timing, gaps = Timing(), []
     for ratio in (1.0, 1.0, 1.0, 1.5, 1.0):
         rounds = 0
-        while not timing.is_due:
+        while not timing.is_due and rounds < 2 * LATE:
             timing.note(1, 1.0)
             rounds += 1
         timing.note(0, ratio)
@@ -120,3 +130,5 @@ def test_drafts_together_teach_what_one_after_the_other_does() -> None:
     times = (costs.draft(NAME, False, 1) for costs in (apart, together))
     first, second = (each(3) for each in times)
     assert second == pytest.approx(first, rel=0.1)
+    # It counts as no more than a few usual drafts.
+    assert second < 0.3
