@@ -14,6 +14,7 @@
 #include "bindings.h"
 #include "forerun/draft_chains.h"
 #include "forerun/draft_head.h"
+#include "forerun/head_chains.h"
 #include "forerun/thread_pool.h"
 #include "model_arguments.h"
 #include "row_arguments.h"
@@ -51,10 +52,8 @@ DraftChain make_chain(std::int64_t row, std::vector<std::int64_t> pending, std::
 }
 
 // probs[i] has no rows where chain i wants none.
-std::vector<std::vector<std::int64_t>> run(Decoder& decoder, ThreadPool& pool, KvCache& cache,
-                                           std::vector<DraftChain> chains,
-                                           const std::vector<Rows>& probs, std::int64_t vocab,
-                                           std::optional<ViewArguments> view) {
+void give_probs(std::vector<DraftChain>& chains, const std::vector<Rows>& probs,
+                std::int64_t vocab) {
   if (probs.size() != chains.size())
     throw std::invalid_argument("there must be probs for each chain");
   for (std::size_t i = 0; i < chains.size(); ++i) {
@@ -64,12 +63,75 @@ std::vector<std::vector<std::int64_t>> run(Decoder& decoder, ThreadPool& pool, K
     if (!fits) throw std::invalid_argument("probs has a shape that does not fit");
     chains[i].probs = probs[i].data();
   }
+}
+
+Lists tokens_of(std::vector<DraftChain>& chains) {
+  Lists tokens;
+  for (DraftChain& chain : chains) tokens.push_back(std::move(chain.tokens));
+  return tokens;
+}
+
+Lists run(Decoder& decoder, ThreadPool& pool, KvCache& cache, std::vector<DraftChain> chains,
+          const std::vector<Rows>& probs, std::int64_t vocab, std::optional<ViewArguments> view) {
+  give_probs(chains, probs, vocab);
   const nb::gil_scoped_release released;
   const Forward forward(pool);
   draft_chains(decoder, cache, chains, vocab, view_of(view), pool, scratches<float>());
-  std::vector<std::vector<std::int64_t>> tokens;
-  for (DraftChain& chain : chains) tokens.push_back(std::move(chain.tokens));
-  return tokens;
+  return tokens_of(chains);
+}
+
+// A head, and the Python objects that it is made of.
+struct BoundHead {
+  HeadChains chains;
+  std::vector<nb::object> kept;
+};
+
+template <class T>
+T* part_of(nb::handle object, std::vector<nb::object>& kept) {
+  if (object.is_none()) return nullptr;
+  kept.push_back(nb::borrow(object));
+  return nb::cast<T*>(object);
+}
+
+// `embedding` is a decoder or a table.
+void make_head(BoundHead* self, const nb::list& state_norms, nb::handle fuse,
+               const nb::list& layers, nb::handle norm, nb::handle output,
+               std::vector<std::int64_t> token_ids, nb::handle embedding, std::int64_t vocab) {
+  HeadParts parts;
+  std::vector<nb::object> kept;
+  for (nb::handle each : state_norms) parts.state_norms.push_back(part_of<NormModule>(each, kept));
+  for (nb::handle each : layers) parts.layers.push_back(part_of<LayerModule>(each, kept));
+  parts.fuse = part_of<LinearModule>(fuse, kept);
+  parts.norm = part_of<NormModule>(norm, kept);
+  parts.output = part_of<LinearModule>(output, kept);
+  parts.token_ids = std::move(token_ids);
+  parts.vocab = vocab;
+  if (nb::isinstance<Decoder>(embedding)) {
+    parts.target = part_of<Decoder>(embedding, kept);
+  } else {
+    const auto table = nb::cast<Array<const float, 2>>(embedding, false);
+    expect(parts.fuse != nullptr && is_shaped(table, {vocab, parts.fuse->rows()}), "embedding");
+    parts.table = table.data();
+    kept.push_back(nb::borrow(embedding));
+  }
+  new (self) BoundHead{HeadChains(std::move(parts)), std::move(kept)};
+}
+
+Lists run_head(BoundHead& head, ThreadPool& pool, const std::vector<KvCache*>& caches,
+               std::vector<DraftChain> chains, const std::vector<Rows>& states,
+               const std::vector<Rows>& probs) {
+  expect(states.size() == chains.size(), "states");
+  for (std::size_t i = 0; i < chains.size(); ++i) {
+    expect(states[i].shape(0) == chains[i].pending.size() &&
+               static_cast<std::int64_t>(states[i].shape(1)) == head.chains.state_size(),
+           "states");
+    chains[i].states = states[i].data();
+  }
+  give_probs(chains, probs, head.chains.vocab());
+  const nb::gil_scoped_release released;
+  const Forward forward(pool);
+  head.chains.draft(caches, chains, pool, scratches<float>());
+  return tokens_of(chains);
 }
 
 }  // namespace
@@ -95,6 +157,13 @@ void bind_draft_chains(nb::module_& m) {
   m.def("draft_chains", &run, nb::arg("decoder"), nb::arg("pool"), nb::arg("cache"),
         nb::arg("chains"), nb::arg("probs").noconvert(), nb::arg("vocab"), nb::arg("view").none(),
         "Draft all chains side by side; the tokens of each.");
+  nb::class_<BoundHead>(m, "HeadChains", "A trained head that drafts whole chains.")
+      .def("__init__", &make_head, nb::arg("state_norms"), nb::arg("fuse"), nb::arg("layers"),
+           nb::arg("norm").none(), nb::arg("output"), nb::arg("token_ids"), nb::arg("embedding"),
+           nb::arg("vocab"))
+      .def("draft", &run_head, nb::arg("pool"), nb::arg("caches"), nb::arg("chains"),
+           nb::arg("states").noconvert(), nb::arg("probs").noconvert(),
+           "Draft all chains side by side from states of the target; the tokens of each.");
 }
 
 }  // namespace forerun::cpu

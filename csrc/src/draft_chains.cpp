@@ -1,8 +1,11 @@
 #include "forerun/draft_chains.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <stdexcept>
+
+#include "chain_batch.h"
 
 namespace forerun::cpu {
 namespace {
@@ -13,17 +16,14 @@ constexpr std::int64_t kAlone = 16384;
 // The chains that grow, step by step.
 class Growing {
  public:
-  Growing(Decoder& decoder, KvCache& cache, std::vector<DraftChain>& chains, std::int64_t vocab,
-          const View& view, ScratchPool<float>& scratches)
-      : decoder_(decoder),
-        cache_(cache),
+  Growing(ChainStep& step, std::vector<DraftChain>& chains, std::int64_t vocab,
+          ScratchPool<float>& scratches)
+      : step_(step),
         vocab_(vocab),
-        known_(std::min(vocab, decoder.shape().vocab)),
-        view_(view),
+        known_(std::min(vocab, step.columns())),
         scratches_(scratches),
-        logits_(chains.size() * static_cast<std::size_t>(decoder.shape().vocab)) {
+        logits_(chains.size() * static_cast<std::size_t>(step.columns())) {
     for (DraftChain& chain : chains) {
-      own_heads_ = own_heads_ || chain.head != nullptr;
       if (chain.pending.empty() || chain.limit < 1 || vocab < 1) {
         throw std::invalid_argument("a chain needs a token to start from, and room for one");
       }
@@ -36,7 +36,7 @@ class Growing {
 
   // Runs the newest tokens of all chains and draws the ones that follow.
   void step(ThreadPool& pool) {
-    run(pool);
+    step_.run(chains_, tokens_, logits_.data(), pool);
     const std::vector<char> goes_on = draw_all(pool);
     std::vector<DraftChain*> chains;
     tokens_.clear();
@@ -49,63 +49,6 @@ class Growing {
   }
 
  private:
-  // Appends `tokens_[i]` to the row of chain i; its logits are those after the last of them.
-  void run(ThreadPool& pool) {
-    ForwardCall call;
-    call.cache = &cache_;
-    for (const auto& some : tokens_) {
-      call.width = std::max(call.width, static_cast<std::int64_t>(some.size()));
-    }
-    ids_.clear();
-    positions_.clear();
-    for (std::size_t i = 0; i < chains_.size(); ++i) {
-      const std::int64_t row = chains_[i]->row;
-      call.rows.push_back(row);
-      cache_.check_row(row);
-      const std::int64_t start = cache_.length(row);
-      for (std::int64_t j = 0; j < call.width; ++j) {
-        const bool there = j < static_cast<std::int64_t>(tokens_[i].size());
-        ids_.push_back(there ? tokens_[i][static_cast<std::size_t>(j)] : 0);
-        positions_.push_back(there ? start + j : -1);
-      }
-    }
-    call.token_ids = ids_.data();
-    call.positions = positions_.data();
-    call.end_layer = decoder_.shape().layers;
-    call.view = view_;
-    if (own_heads_) {
-      run_heads(call, pool);
-      return;
-    }
-    call.logits_for = LogitsFor::last;
-    call.logits = logits_.data();
-    decoder_.forward(call, pool);
-  }
-
-  // The forward without its head, then each chain's.
-  void run_heads(ForwardCall& call, ThreadPool& pool) {
-    const std::int64_t hidden = decoder_.shape().hidden;
-    const auto count = static_cast<std::int64_t>(chains_.size());
-    hidden_.resize(static_cast<std::size_t>(count * call.width * hidden));
-    normed_.resize(static_cast<std::size_t>(hidden));
-    call.logits_for = LogitsFor::none;
-    call.hidden_out.emplace_back(call.end_layer, hidden_.data());
-    decoder_.forward(call, pool);
-    for (std::int64_t i = 0; i < count; ++i) {
-      const auto chain = static_cast<std::size_t>(i);
-      const auto newest = static_cast<std::int64_t>(tokens_[chain].size()) - 1;
-      decoder_.final_norm(hidden_.data() + (i * call.width + newest) * hidden, 1, normed_.data(),
-                          pool);
-      float* logits = logits_.data() + i * decoder_.shape().vocab;
-      DraftHead* head = chains_[chain]->head;
-      if (head != nullptr) {
-        head->run(normed_.data(), logits, pool);
-      } else {
-        decoder_.lm_head(normed_.data(), 1, logits, pool);
-      }
-    }
-  }
-
   // Draws the next token of each chain; which of them may grow further.
   std::vector<char> draw_all(ThreadPool& pool) {
     std::vector<char> goes_on(chains_.size());
@@ -116,7 +59,7 @@ class Growing {
       const ScratchPool<float>::Lease scratch(scratches_);
       for (std::int64_t i = range.begin; i < range.end; ++i) {
         const auto chain = static_cast<std::size_t>(i);
-        const float* logits = logits_.data() + i * decoder_.shape().vocab;
+        const float* logits = logits_.data() + i * step_.columns();
         try {
           goes_on[chain] = draw(*chains_[chain], logits, *scratch) ? 1 : 0;
         } catch (...) {
@@ -134,37 +77,138 @@ class Growing {
   bool draw(DraftChain& chain, const float* logits, RowScratch<float>& scratch) const {
     const auto node = static_cast<std::int64_t>(chain.tokens.size());
     float* probs = chain.probs == nullptr ? nullptr : chain.probs + node * vocab_;
-    const std::int64_t token = draw_drafted(logits, known_, chain.draw, node, probs, scratch);
+    const std::int64_t token = step_.token_ids().empty()
+                                   ? draw_of_all(chain.draw, node, logits, probs, scratch)
+                                   : draw_of_some(chain.draw, node, logits, probs, scratch);
     if (token < 0) return false;
-    if (probs != nullptr) std::fill(probs + known_, probs + vocab_, 0.0f);
     chain.tokens.push_back(token);
     const bool stop = std::find(chain.stops.begin(), chain.stops.end(), token) != chain.stops.end();
     return !stop && node + 1 < chain.limit;
   }
 
-  Decoder& decoder_;
-  KvCache& cache_;
+  // Where logits are those of the target's first tokens.
+  std::int64_t draw_of_all(const DraftDraw& how, std::int64_t node, const float* logits,
+                           float* probs, RowScratch<float>& scratch) const {
+    const std::int64_t token = draw_drafted(logits, known_, how, node, probs, scratch);
+    if (token >= 0 && probs != nullptr) std::fill(probs + known_, probs + vocab_, 0.0f);
+    return token;
+  }
+
+  // Where they are those of some tokens. Drawn among these, and over the whole vocabulary only
+  // where the noise of all its tokens is shared.
+  std::int64_t draw_of_some(const DraftDraw& how, std::int64_t node, const float* logits,
+                            float* probs, RowScratch<float>& scratch) const {
+    const std::vector<std::int64_t>& ids = step_.token_ids();
+    std::vector<float>& row = scratch.residual;
+    if (how.drawing == Drawing::coupled && !how.warp.greedy()) {
+      row.assign(static_cast<std::size_t>(vocab_), -INFINITY);
+      for (std::size_t i = 0; i < ids.size(); ++i)
+        row[static_cast<std::size_t>(ids[i])] = logits[i];
+      return draw_drafted(row.data(), vocab_, how, node, probs, scratch);
+    }
+    if (probs != nullptr) row.resize(ids.size());
+    const std::int64_t column =
+        draw_drafted(logits, known_, how, node, probs == nullptr ? nullptr : row.data(), scratch);
+    if (column < 0) return column;
+    if (probs != nullptr) {
+      std::fill(probs, probs + vocab_, 0.0f);
+      for (std::size_t i = 0; i < ids.size(); ++i) probs[ids[i]] = row[i];
+    }
+    return ids[static_cast<std::size_t>(column)];
+  }
+
+  ChainStep& step_;
   std::int64_t vocab_;
   std::int64_t known_;
-  View view_;
   ScratchPool<float>& scratches_;
   std::vector<DraftChain*> chains_;
   std::vector<std::vector<std::int64_t>> tokens_;  // of each chain, to be run next
-  bool own_heads_ = false;
   std::vector<float> logits_;
+};
+
+// Runs a decoder on the newest tokens of chains.
+class DecoderStep final : public ChainStep {
+ public:
+  DecoderStep(Decoder& decoder, KvCache& cache, const View& view,
+              const std::vector<DraftChain>& chains)
+      : decoder_(decoder), cache_(cache), view_(view) {
+    for (const DraftChain& chain : chains) own_heads_ = own_heads_ || chain.head != nullptr;
+  }
+
+  std::int64_t columns() const override { return decoder_.shape().vocab; }
+
+  void run(const std::vector<DraftChain*>& chains,
+           const std::vector<std::vector<std::int64_t>>& tokens, float* logits,
+           ThreadPool& pool) override {
+    batch_.gather(chains, tokens, cache_);
+    ForwardCall call;
+    static_cast<BatchRows&>(call) = batch_.rows(cache_);
+    call.token_ids = batch_.token_ids();
+    call.end_layer = decoder_.shape().layers;
+    call.view = view_;
+    if (own_heads_) {
+      run_heads(call, chains, tokens, logits, pool);
+      return;
+    }
+    call.logits_for = LogitsFor::last;
+    call.logits = logits;
+    decoder_.forward(call, pool);
+  }
+
+ private:
+  // The forward without its head, then each chain's.
+  void run_heads(ForwardCall& call, const std::vector<DraftChain*>& chains,
+                 const std::vector<std::vector<std::int64_t>>& tokens, float* logits,
+                 ThreadPool& pool) {
+    const std::int64_t hidden = decoder_.shape().hidden;
+    const auto count = static_cast<std::int64_t>(chains.size());
+    hidden_.resize(static_cast<std::size_t>(count * call.width * hidden));
+    normed_.resize(static_cast<std::size_t>(hidden));
+    call.logits_for = LogitsFor::none;
+    call.hidden_out.emplace_back(call.end_layer, hidden_.data());
+    decoder_.forward(call, pool);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto chain = static_cast<std::size_t>(i);
+      const auto newest = static_cast<std::int64_t>(tokens[chain].size()) - 1;
+      decoder_.final_norm(hidden_.data() + (i * call.width + newest) * hidden, 1, normed_.data(),
+                          pool);
+      float* own = logits + i * decoder_.shape().vocab;
+      DraftHead* head = chains[chain]->head;
+      if (head != nullptr) {
+        head->run(normed_.data(), own, pool);
+      } else {
+        decoder_.lm_head(normed_.data(), 1, own, pool);
+      }
+    }
+  }
+
+  Decoder& decoder_;
+  KvCache& cache_;
+  View view_;
+  ChainBatch batch_;
+  bool own_heads_ = false;
   std::vector<float> hidden_;
   std::vector<float> normed_;
-  std::vector<std::int64_t> ids_;
-  std::vector<std::int64_t> positions_;
 };
 
 }  // namespace
 
+const std::vector<std::int64_t>& ChainStep::token_ids() const {
+  static const std::vector<std::int64_t> none;
+  return none;
+}
+
+void grow_chains(ChainStep& step, std::vector<DraftChain>& chains, std::int64_t vocab,
+                 ThreadPool& pool, ScratchPool<float>& scratches) {
+  Growing growing(step, chains, vocab, scratches);
+  while (growing.any()) growing.step(pool);
+}
+
 void draft_chains(Decoder& decoder, KvCache& cache, std::vector<DraftChain>& chains,
                   std::int64_t vocab, const View& view, ThreadPool& pool,
                   ScratchPool<float>& scratches) {
-  Growing growing(decoder, cache, chains, vocab, view, scratches);
-  while (growing.any()) growing.step(pool);
+  DecoderStep step(decoder, cache, view, chains);
+  grow_chains(step, chains, vocab, pool, scratches);
 }
 
 }  // namespace forerun::cpu

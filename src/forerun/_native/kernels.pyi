@@ -193,6 +193,16 @@ class DraftChain:
 def draft_chains(decoder: Decoder, pool: ThreadPool, cache: KvCache, chains: Sequence[DraftChain], probs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], vocab: int, view: tuple[int, int, bool, int] | None) -> list[list[int]]:
     """Draft all chains side by side; the tokens of each."""
 
+class HeadChains:
+    """A trained head that drafts whole chains."""
+
+    def __init__(self, state_norms: list, fuse: object, layers: list, norm: object | None, output: object, token_ids: Sequence[int], embedding: object, vocab: int) -> None: ...
+
+    def draft(self, pool: ThreadPool, caches: Sequence[KvCache], chains: Sequence[DraftChain], states: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], probs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]]) -> list[list[int]]:
+        """
+        Draft all chains side by side from states of the target; the tokens of each.
+        """
+
 class Stream:
     """Memory to measure the streaming read bandwidth with."""
 

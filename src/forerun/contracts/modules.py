@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from forerun.contracts.models import Ability, CausalLM
-from forerun.core import Batch
+from forerun.contracts.models import Ability, CausalLM, ChainRequest
+from forerun.core import Batch, Draft
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,6 +105,57 @@ class Linear(Module, Protocol):
         """Add what it makes of `hidden` [..., cols] to `out` [..., rows], in place."""
 
 
+@dataclass(frozen=True)
+class HeadParts:
+    """What a head is made of that drafts chains as EAGLE-3 does (arXiv 2503.01840): its layers read a state
+    of the target, or what they made of the token before, beside the embedding of the token after it.
+
+    All parts come from one `Modules`.
+
+    Args:
+        state_norms: of equal parts of the target's joined states, in order; empty: none.
+        fuse: of those states, to [..., hidden_size].
+        layers: of which the first reads an embedding and what is fused or carried.
+        norm: of what is carried; None where the output head norms it.
+        output: logits [..., Vd] of what is carried.
+        token_ids: the target's token of each logit, ascending; empty where that is its index.
+        embedding: the head's own, [V, hidden_size]; None for the target's.
+        vocab_size: the target's, V.
+    """
+
+    state_norms: Sequence[Any]
+    fuse: Any
+    layers: Sequence[Any]
+    norm: Any
+    output: Any
+    token_ids: Sequence[int]
+    embedding: Tensor | None
+    vocab_size: int
+
+
+class HeadChains(Protocol):
+    """A head that drafts whole chains in one call."""
+
+    def draft(
+        self, caches: Sequence[Any], requests: Sequence[ChainRequest], states: Sequence[Tensor]
+    ) -> list[Draft]:
+        """Draft chains side by side.
+
+        A slot of a row belongs to a state and the token after it. The slots of `requests[i].pending` and
+        of all drafted tokens but the last are appended to the row. After an error the layers' caches may
+        differ in length.
+
+        Args:
+            caches: one a layer.
+            requests: of different rows; all that can be drafted may be.
+            states: of the target, joined, the one before each pending token, [pending, W].
+
+        Raises:
+            CacheError: when a row is full.
+            DistributionError: for logits that are not numbers.
+        """
+
+
 class Modules(Protocol):
     """Builds parts of heads and adapters from their weights.
 
@@ -133,6 +184,9 @@ class Modules(Protocol):
 
     def layer(self, shape: LayerShape, weights: Mapping[str, Tensor]) -> Layer:
         """A decoder layer; its weights are named in `LayerShape`."""
+
+    def head_chains(self, parts: HeadParts) -> HeadChains | None:
+        """What drafts whole chains with a head in one call; None where it is run step by step."""
 
 
 class BuildsModules(CausalLM, Protocol):

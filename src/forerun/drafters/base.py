@@ -147,6 +147,8 @@ class HeadDrafter(BaseDrafter):
     drawings = frozenset(Drawing)
     takes_trees = True
     features: Features
+    drafts_chains = False
+    """Whether it drafts whole chains in one call."""
 
     def __init__(
         self,
@@ -176,25 +178,36 @@ class HeadDrafter(BaseDrafter):
     ) -> None:
         """Grow trees from the states that the head has not read, `num_tokens` deep at most."""
 
+    def chains(
+        self, requests: list[Request], plans: list[Plan], missing: list[Missing]
+    ) -> list[Draft]:
+        """Draft chains in one call, where the head `drafts_chains`."""
+        raise NotImplementedError
+
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
         from forerun.trees.growth import start
 
-        growths: dict[int, Growth] = {}
+        drafting: dict[int, Plan] = {}
         missing: list[Missing] = []
-        deepest = 0
         for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
             longest = self.longest(request) if plan.num_tokens else 0
             lacking = self.features.missing(request) if longest > 0 else None
             if lacking is not None:
-                cut = plan.cut(longest)
-                growths[index] = start(request, cut)
+                drafting[index] = plan.cut(longest)
                 missing.append(lacking)
-                deepest = max(deepest, cut.num_tokens)
         drafts = [NO_DRAFT] * len(requests)
-        if growths:
-            self.grow(list(growths.values()), missing, deepest, randomness)
-        for index, growth in growths.items():
-            drafts[index] = growth.finish()
+        if not drafting:
+            return drafts
+        chosen, fitting = [requests[index] for index in drafting], list(drafting.values())
+        if self.drafts_chains and fits_one_call(chosen, fitting, randomness):
+            proposed = self.chains(chosen, fitting, missing)
+        else:
+            growths = [start(*pair) for pair in zip(chosen, fitting, strict=True)]
+            deepest = max(plan.num_tokens for plan in fitting)
+            self.grow(growths, missing, deepest, randomness)
+            proposed = [growth.finish() for growth in growths]
+        for index, draft in zip(drafting, proposed, strict=True):
+            drafts[index] = draft
         return drafts

@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from forerun.contracts import DrafterSetup
-from forerun.core import (
-    MOST_NODES,
-    Request,
-    Tree,
-)
+from forerun.contracts import ChainRequest, DrafterSetup
+from forerun.core import MOST_NODES, Draft, Plan, Request, Tree
 from forerun.drafters.base import HeadDrafter
 
 # What needs torch is imported where it is used: options and help are read without it.
@@ -78,6 +74,7 @@ class Eagle3Drafter(HeadDrafter):
     ) -> None:
         self.module, self.capacity = head, capacity
         self.cache = head.new_cache(rows, capacity + tree_slots)
+        self.drafts_chains = head.drafts_chains
         super().__init__(head.hidden_layers, rows, vocab_size, acceptance, self.cache)
 
     @classmethod
@@ -97,6 +94,21 @@ class Eagle3Drafter(HeadDrafter):
 
     def longest(self, request: Request) -> int:
         return self.capacity - len(request)
+
+    def chains(
+        self, requests: list[Request], plans: list[Plan], missing: list[Missing]
+    ) -> list[Draft]:
+        states = [self._run_most(*pair) for pair in zip(requests, missing, strict=True)]
+        chains = [
+            ChainRequest(
+                request.row, request.token_ids[-len(some) :], plan.num_tokens, plan.drawing, request
+            )
+            for request, plan, some in zip(requests, plans, states, strict=True)
+        ]
+        drafts = self.module.draft_chains(chains, states, self.cache)
+        for request, some in zip(requests, states, strict=True):
+            self.features.ran(request, len(some))
+        return drafts
 
     def grow(
         self,

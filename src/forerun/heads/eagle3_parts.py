@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from forerun.contracts import CausalLM, Module, Modules
-from forerun.core import Batch, Tree
+from forerun.contracts import CausalLM, ChainRequest, HeadParts, Module, Modules
+from forerun.core import Batch, Draft, Tree
 from forerun.heads.blocks import BlockCache, layer
 from forerun.heads.eagle3 import Eagle3Weights
 from forerun.heads.output import OutputRows
@@ -57,6 +57,37 @@ class Eagle3Head:
         self._each_norm = [norm(f"fc_norm.{i}") for i in fused]
         self._embed = _embedding(weights, target)
         self._head, self.vocabulary = _output_head(weights, target, modules)
+        parts = self._parts(weights)
+        self._chains = None if parts is None else modules.head_chains(parts)
+
+    def _parts(self, weights: Eagle3Weights) -> HeadParts | None:
+        """What chains are drafted with; None for a head that is not made of these parts."""
+        if self.config.regression or self._head.linear is None:
+            return None
+        joined = () if self._joined_norm is None else (self._joined_norm,)
+        return HeadParts(
+            joined or self._each_norm,
+            self._fc,
+            self._layers,
+            self._norm,
+            self._head.linear,
+            () if self.vocabulary is None else self.vocabulary.token_ids,
+            weights.tensors.get("embed_tokens.weight"),
+            self._target.vocab_size,
+        )
+
+    @property
+    def drafts_chains(self) -> bool:
+        """Whether `draft_chains` is there."""
+        return self._chains is not None
+
+    def draft_chains(
+        self, requests: Sequence[ChainRequest], states: Sequence[Tensor], cache: BlockCache
+    ) -> list[Draft]:
+        """Draft chains side by side in one call, see `forerun.contracts.HeadChains`; what `fuse`, `run` and
+        `logits` give step by step, bit for bit."""
+        assert self._chains is not None
+        return self._chains.draft(cache.layers, requests, states)
 
     def new_cache(self, rows: int, capacity: int) -> BlockCache:
         """An empty cache of `rows` rows of `capacity` tokens each."""

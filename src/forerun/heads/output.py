@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.contracts import CausalLM, Module, Modules
+from forerun.contracts import CausalLM, Linear, Module, Modules
 from forerun.errors import CheckpointError
 
 # Columns of the target's head that are read off at once.
@@ -59,17 +59,18 @@ class OutputRows:
         weight = own
         if weight is None and ids is not None:
             weight = borrowed_rows(target, ids)
-        self._linear: Module | None = None
+        self.linear: Linear | None = None
+        """The one product that it is; None where the target's head runs."""
         self._norm: Module | None = None
         if weight is not None:
-            self._linear = modules.linear(weight, norm=norm, eps=eps)
+            self.linear = modules.linear(weight, norm=norm, eps=eps)
         elif norm is not None:
             self._norm = modules.norm(norm, eps=eps)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits [..., Vd] of hidden states [..., hidden_size], normed unless there is a norm."""
-        if self._linear is not None:
-            return self._linear(hidden)
+        if self.linear is not None:
+            return self.linear(hidden)
         if self._norm is not None:
             hidden = self._norm(hidden)
         shape = hidden.shape

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.contracts import AttentionShape, CausalLM, LayerShape, Module, Modules, builds_modules
+from forerun.contracts import (
+    AttentionShape,
+    CausalLM,
+    HeadParts,
+    LayerShape,
+    Module,
+    Modules,
+    builds_modules,
+)
 from forerun.core import Batch
 from forerun.kv_cache import StaticCache
 from forerun.models.architecture import ACTIVATIONS
@@ -83,6 +91,9 @@ class TorchModules:
             weights: by name, as in `LayerShape`.
         """
         return ComposedLayer(self, shape, weights)
+
+    def head_chains(self, parts: HeadParts) -> None:
+        """Heads are run step by step on torch."""
 
     def _take(self, weight: Tensor) -> Tensor:
         return weight.to(self.device, self.dtype)

@@ -44,7 +44,8 @@ class DraftVocabulary:
 
     def __init__(self, token_ids: Tensor, size: int) -> None:
         self._ids, self._size = token_ids, size
-        self._on_host: list[int] = token_ids.tolist()
+        self.token_ids: list[int] = token_ids.tolist()
+        """The same on the host."""
 
     def widen(self, rows: Tensor, fill: float) -> Tensor:
         """Rows [N, Vd] over the target's vocabulary, [N, V], the rest of it `fill`."""
@@ -53,7 +54,7 @@ class DraftVocabulary:
 
     def tokens_of(self, columns: Sequence[int]) -> list[int]:
         """The target's tokens of some columns."""
-        return [self._on_host[column] for column in columns]
+        return [self.token_ids[column] for column in columns]
 
     def in_target(self, children: Children) -> Children:
         """The same children as tokens of the target; their rows stay as they are."""

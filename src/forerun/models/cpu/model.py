@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun import _native
 from forerun.compression import Compression
 from forerun.contracts import Ability, ChainRequest
-from forerun.core import Batch, Draft, Drawing, Exactness, ForwardOutput, View
+from forerun.core import Batch, Draft, Exactness, ForwardOutput, View
 from forerun.errors import (
     CacheError,
     CheckpointError,
@@ -27,6 +27,7 @@ from forerun.interrupts import held_back
 from forerun.kv_cache.codes import bytes_of_text
 from forerun.models.architecture import Architecture
 from forerun.models.cpu.cache import CpuCache, DraftHead, new_native_cache
+from forerun.models.cpu.chains import drafts_of, native_chain, rows_to_fill
 from forerun.models.cpu.compressed import CompressedCpuCache
 from forerun.models.cpu.errors import TypedErrors
 from forerun.models.cpu.modules import CpuModules
@@ -273,11 +274,12 @@ class CpuModel:
 
     def modules(self) -> CpuModules:
         """What builds modules on the kernels, as `forerun.contracts.BuildsModules` says."""
+        build = partial(CpuModules, self._pool, level=self._level, decoder=self._decoder)
         if self.precision not in ("int4", STORED):
-            return CpuModules(self._pool, self.precision, level=self._level)
+            return build(precision=self.precision)
         # int4 costs a trained head's layers a hundredth of its acceptance, its output rows and what fuses
         # its inputs four of them: more than the time that it saves there.
-        return CpuModules(self._pool, "int8", level=self._level, layers="int4")
+        return build(precision="int8", layers="int4")
 
     def draft_chains(
         self,
@@ -293,24 +295,18 @@ class CpuModel:
             DistributionError: for logits that are not numbers.
         """
         cache.check_view(view)
-        probs = [
-            torch.empty(chain.limit if chain.drawing is Drawing.SAMPLED else 0, vocab_size)
-            for chain in requests
-        ]
+        probs = rows_to_fill(requests, vocab_size)
         with self._errors:
             drafted = _native.kernels.draft_chains(
                 self._decoder,
                 self._pool,
                 cache.native,
-                [_native_chain(chain, self._draft_head(cache, chain)) for chain in requests],
+                [native_chain(chain, self._draft_head(cache, chain)) for chain in requests],
                 [rows.numpy() for rows in probs],
                 vocab_size,
                 _native_view(view),
             )
-        return [
-            Draft.chain(tokens, rows[: len(tokens)] if len(rows) and tokens else None)
-            for tokens, rows in zip(drafted, probs, strict=True)
-        ]
+        return drafts_of(drafted, probs)
 
     def _draft_head(self, cache: CpuCache, chain: ChainRequest) -> Any:
         """The output head for what the chain may draft, kept with its row; None for the whole."""
@@ -356,21 +352,6 @@ class CpuModel:
         ]
         addresses = [0 if part is None else part.ctypes.data for part in parts]
         self._decoder.load_codes(self._pool, name, start, *groups.codes.shape, *addresses)
-
-
-def _native_chain(chain: ChainRequest, head: Any) -> Any:
-    text, params = chain.text, chain.text.params
-    return _native.kernels.DraftChain(
-        chain.row,
-        chain.pending,
-        chain.limit,
-        list(text.stop_token_ids),
-        chain.drawing.value,
-        (params.temperature, params.top_k, params.top_p, params.min_p),
-        text.seed % 2**64,
-        len(text),
-        head,
-    )
 
 
 def _native_view(view: View | None) -> tuple[int, int, bool, int] | None:

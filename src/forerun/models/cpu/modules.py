@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,10 +11,11 @@ from torch import Tensor
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from forerun import _native
-from forerun.contracts import AttentionShape, LayerShape, Module
+from forerun.contracts import AttentionShape, HeadParts, LayerShape
 from forerun.core import Batch
 from forerun.errors import CheckpointError
 from forerun.models.cpu.cache import CpuCache, new_native_cache
+from forerun.models.cpu.chains import CpuHeadChains
 from forerun.models.cpu.errors import TypedErrors
 from forerun.models.cpu.weights import ACTIVATIONS
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from forerun._native.kernels import ThreadPool
+    from forerun._native.kernels import Decoder, ThreadPool
 
 _ERRORS = TypedErrors("a module")
 
@@ -40,12 +40,14 @@ class CpuModules:
         precision: of the matrices: `fp32`, `bf16`, `int8` or `int4`.
         level: the instruction set; empty takes the best there is.
         layers: the precision of decoder layers; empty for the same.
+        decoder: whose embedding a head reads that has none of its own.
     """
 
     pool: ThreadPool
     precision: str
     level: str = ""
     layers: str = ""
+    decoder: Decoder | None = None
 
     def linear(
         self,
@@ -63,21 +65,19 @@ class CpuModules:
         native = _built(_native.kernels.Linear, self.pool, *parts, level=self.level)
         return CpuLinear(self.pool, native, len(weight))
 
-    def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
+    def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> CpuNorm:
         """By the root mean square; with a bias a layer norm.
 
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
         native = _built(_native.kernels.Norm, _array(weight), _array(bias), eps, level=self.level)
-        return _module(partial(native.run, self.pool), lambda width: width)
+        return CpuNorm(self.pool, native)
 
-    def activation(self, name: str, gated: bool = False) -> Module:
+    def activation(self, name: str, gated: bool = False) -> CpuActivation:
         """The function between the two products of an MLP, from [..., n] to the same; gated, from
         [..., 2n]: of the first half, times the second."""
-        activate = _native.kernels.activate
-        run = partial(activate, self.pool, ACTIVATIONS[name], level=self.level)
-        return _module(run, lambda width: width // 2 if gated else width)
+        return CpuActivation(self.pool, ACTIVATIONS[name], gated, self.level)
 
     def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> CpuAttention:
         """Self-attention with caches of its own, in fp32 for fp32, else in bf16.
@@ -102,6 +102,28 @@ class CpuModules:
         """
         native = self._layer(shape, weights, ACTIVATIONS[shape.activation])
         return CpuLayer(self.pool, native, len(weights["output"]))
+
+    def head_chains(self, parts: HeadParts) -> CpuHeadChains:
+        """What drafts whole chains with a head made of modules of this kind, in one call.
+
+        Raises:
+            CheckpointError: for parts that do not fit each other.
+        """
+        table = _array(parts.embedding)
+        try:
+            native = _native.kernels.HeadChains(
+                [norm.native for norm in parts.state_norms],
+                parts.fuse.native,
+                [layer.native for layer in parts.layers],
+                None if parts.norm is None else parts.norm.native,
+                parts.output.native,
+                parts.token_ids,
+                self.decoder if table is None else table,
+                parts.vocab_size,
+            )
+        except ValueError as error:
+            raise CheckpointError(f"a head that the CPU kernels cannot run: {error}.") from None
+        return CpuHeadChains(self.pool, native, parts.vocab_size)
 
     def _layer(
         self, shape: AttentionShape, weights: Mapping[str, Tensor], activation: str = ""
@@ -134,6 +156,40 @@ class CpuLinear:
         """Add what it makes of `hidden` [..., cols] to contiguous `out` [..., rows], in place."""
         with _ERRORS:
             self.native.run(self.pool, _capsule(hidden), to_dlpack(out), accumulate=True)
+
+
+@dataclass(frozen=True)
+class CpuNorm:
+    """A norm on the kernels; implements `forerun.contracts.Module`."""
+
+    pool: ThreadPool
+    native: Any
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """From [..., size] to the same."""
+        out = torch.empty(hidden.shape)
+        with _ERRORS:
+            self.native.run(self.pool, _capsule(hidden), to_dlpack(out))
+        return out
+
+
+@dataclass(frozen=True)
+class CpuActivation:
+    """An activation on the kernels; implements `forerun.contracts.Module`."""
+
+    pool: ThreadPool
+    name: str
+    gated: bool
+    level: str
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """From [..., n] to the same; gated, from [..., 2n]."""
+        width = hidden.shape[-1] // 2 if self.gated else hidden.shape[-1]
+        out = torch.empty(*hidden.shape[:-1], width)
+        states = _capsule(hidden)
+        with _ERRORS:
+            _native.kernels.activate(self.pool, self.name, states, to_dlpack(out), level=self.level)
+        return out
 
 
 @dataclass(frozen=True)
@@ -203,18 +259,6 @@ def _capsule(hidden: Tensor) -> Any:
     if hidden.dtype is not torch.float32 or hidden.requires_grad:
         hidden = hidden.detach().float()
     return to_dlpack(hidden.contiguous())
-
-
-def _module(run: Callable[..., None], width: Callable[[int], int]) -> Module:
-    """A module that `run` computes, from hidden states to ones of another width."""
-
-    def module(hidden: Tensor) -> Tensor:
-        out = torch.empty(*hidden.shape[:-1], width(hidden.shape[-1]))
-        with _ERRORS:
-            run(_capsule(hidden), to_dlpack(out))
-        return out
-
-    return module
 
 
 def _built(make: Callable[..., Any], *arguments: Any, level: str) -> Any:
