@@ -14,7 +14,6 @@ from forerun.engine.engine import Engine
 from forerun.files import atomic_path, write_text
 from forerun.models.architecture import read_architecture
 from forerun.models.checkpoint import Checkpoint
-from forerun.models.gguf.stored import StoredGguf
 from forerun.models.zoo import zoo_path
 
 
@@ -35,12 +34,16 @@ def untrained_like(engine: Engine, directory: Path) -> Path:
     return _write(shape, directory)
 
 
-def zoo_target(directory: Path) -> Path:
-    """The zoo's target in bf16, made now unless it is there."""
+def zoo_target(directory: Path, file: Path | None = None) -> Path:
+    """The zoo's target in bf16, made now unless it is there.
+
+    Args:
+        file: a GGUF file of it with layers added; None: its own.
+    """
     if (directory / "model.safetensors").exists():
         return directory
-    checkpoint = Checkpoint.open("zoo")
-    config, source = checkpoint.config, StoredGguf(zoo_path()).source(checkpoint.config)
+    checkpoint = Checkpoint.open(zoo_path() if file is None else file)
+    config, source = checkpoint.config, checkpoint.source()
     config.dtype, config.architectures = torch.bfloat16, ["Qwen3ForCausalLM"]
     directory.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(directory)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.checkpoints import zoo_target
+from benchmarks.deepened import layers_for, write_deep
 from benchmarks.groups.report import Figure, Setting, paired_ratio, spread
-from benchmarks.wide_target import DIRECTORY, STEPS, make_wide_target
 from forerun.bench.peers.process import RemoteEngine
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.zoo import zoo_path
@@ -23,6 +23,7 @@ GOALS = {
 LENGTHS = (2, 3, 4, 5, 6, 8)
 PEER_LENGTHS = (0, *LENGTHS)
 MOST_PROMPT = 400
+DEEP_BILLIONS = 0.077
 CONTEXT = 256
 
 
@@ -35,7 +36,7 @@ class Task:
 
 
 def run(setting: Setting) -> Iterator[Figure]:
-    """Figures of the zoo's pair in bf16 and int8, and of the wider target in int8."""
+    """Figures of the zoo's pair in bf16 and int8, and of the deeper target in int8."""
     target, draft = str(zoo_target(setting.work / "zoo-target")), str(zoo_path("zoo-draft"))
     task = _task(setting)
     for precision in ("bf16", "int8"):
@@ -45,14 +46,15 @@ def run(setting: Setting) -> Iterator[Figure]:
             if precision == "bf16":
                 peers = setting.peers(GOALS[precision], target, precision, draft)
                 yield from _against(setting, ours, peers, task, "zoo bf16", GOALS[precision])
-    steps = setting.pick(STEPS, 0)
-    setting.progress(f"4: the wider target ({steps} steps of training)")
-    wide = str(make_wide_target(setting.work / f"{DIRECTORY}-{steps}", steps))
-    with setting.ours(wide, "int8", draft) as ours:
+    setting.progress("4: the deeper target")
+    layers = layers_for(zoo_path(), DEEP_BILLIONS)
+    file = write_deep(zoo_path(), setting.work / f"zoo-{layers}-layers.gguf", layers)
+    deep = str(zoo_target(file.with_suffix(""), file))
+    with setting.ours(deep, "int8", draft) as ours:
         size = ours.call("describe")["weight_bytes"]
-        what = f"zoo widened to {size / 1e6:.0f} MB, int8"
+        what = f"zoo deepened to {size / 1e6:.0f} MB, int8"
         yield from _bounds(setting, ours, task, what)
-        peers = setting.peers(GOALS["int8"], wide, "int8", draft)
+        peers = setting.peers(GOALS["int8"], deep, "int8", draft)
         yield from _against(setting, ours, peers, task, what, GOALS["int8"])
 
 

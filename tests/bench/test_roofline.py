@@ -92,7 +92,13 @@ def test_shapes_are_those_of_configs() -> None:
 
 @pytest.mark.parametrize(
     ("name", "millions"),
-    [("draft-15m", 15.2), ("llama-110m", 134.1), ("llama-350m", 373.9), ("qwen3-0.6b", 596.0)],
+    [
+        ("draft-15m", 15.2),
+        ("draft-50m", 50.9),
+        ("llama-110m", 134.1),
+        ("llama-350m", 373.9),
+        ("qwen3-0.6b", 596.0),
+    ],
 )
 def test_shapes_have_their_size(name: str, millions: float) -> None:
     source = RandomSource(read_architecture(SHAPES[name].config()))

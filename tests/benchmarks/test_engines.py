@@ -12,20 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.checkpoints import write_checkpoint
 from benchmarks.groups import drafting
 from benchmarks.groups.report import Figure, Setting, local, paired_ratio
 from benchmarks.host_time import Row
 from benchmarks.rounds import alone, measure_rounds
-from benchmarks.wide_target import grow
 from forerun import _native
 from forerun.bench.peers import worker
 from forerun.bench.shapes import build
 from forerun.core import Drawing
 from forerun.errors import ConfigError
-from forerun.models import load_model
 from tests.helpers.forwards import run
 
 pytestmark = [
@@ -117,27 +114,6 @@ def test_the_worker_answers_line_by_line(tmp_path: Path) -> None:
     worker.serve(io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), answers)
     assert [json.loads(line) for line in answers.getvalue().splitlines()] == [{"value": None}] * 2
     assert threading.active_count() < 10
-
-
-def test_growth_leaves_the_function(tmp_path: Path) -> None:
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(1)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "old")
-    model: Any = LlamaForCausalLM.from_pretrained(tmp_path / "old")
-    ids = torch.tensor([[1, 2, 3, 4]])
-    with torch.no_grad():
-        before = model(ids).logits
-        grown: Any = grow(model, model.config, 96)
-        assert torch.allclose(grown(ids).logits, before, atol=1e-5)
-    grown.save_pretrained(tmp_path / "wide")
-    assert load_model(tmp_path / "wide", backend="torch").num_layers == 2
 
 
 def test_figures_of_the_host_are_read_from_its_rows(

@@ -73,6 +73,8 @@ class Shape:
 SHAPES = {
     # 15 MB in int8, as large as a draft may be that is to stay in the cache.
     "draft-15m": Shape("llama", 288, 6, 6, 768, 32000, tied=True),
+    # 45 MB in int4, whose output head has 8 bits; with the vocabulary of SmolLM2.
+    "draft-50m": Shape("llama", 512, 8, 8, 1408, 49152, tied=True),
     "llama-110m": Shape("llama", 768, 12, 12, 2048, 32000),
     "llama-350m": Shape("llama", 1024, 24, 16, 2816, 32000),
     "qwen3-0.6b": Shape("qwen3", 1024, 28, 16, 3072, 151936, 8, 128, tied=True),

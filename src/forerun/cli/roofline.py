@@ -39,8 +39,8 @@ def roofline(ctx: click.Context, /, **values: Any) -> None:
     published limits and the model's config.
 
     A model is a checkpoint's directory, a GGUF file, a hub id, zoo, smollm2, or random weights in the
-    shapes draft-15m, llama-110m, llama-350m, qwen3-0.6b and qwen3-4b; with --hardware also a
-    config.json, a known model such as llama-3.1-70b, or a count such as 70B.
+    shapes draft-15m, draft-50m, llama-110m, llama-350m, qwen3-0.6b and qwen3-4b; with --hardware
+    also a config.json, a known model such as llama-3.1-70b, or a count such as 70B.
     """
     check_plot(values["plot"])
     elsewhere = any(given(ctx, name) for name in _CHOOSE)
