@@ -62,7 +62,8 @@ DecoderShape shape_of(const nb::dict& v) {
 }
 
 using Layers = std::pair<std::int64_t, std::int64_t>;
-using HiddenOut = std::vector<std::pair<std::int64_t, Array<float, 3>>>;
+// Layers, and an array with the states of all of them side by side.
+using HiddenOut = std::pair<std::vector<std::int64_t>, std::optional<Array<float, 3>>>;
 
 // What a forward reads and writes beside its tokens, checked.
 struct Arrays {
@@ -82,9 +83,13 @@ struct Arrays {
       expect(is_shaped(*hidden_in, {rows, call.width, shape.hidden}), "hidden_in");
       call.hidden_in = hidden_in->data();
     }
-    for (const auto& [layer, out] : hidden_out) {
-      expect(is_shaped(out, {rows, call.width, shape.hidden}), "hidden_out");
-      call.hidden_out.emplace_back(layer, out.data());
+    const auto& [layers, states] = hidden_out;
+    if (!states) return;
+    call.hidden_stride = static_cast<std::int64_t>(layers.size()) * shape.hidden;
+    expect(is_shaped(*states, {rows, call.width, call.hidden_stride}), "hidden_out");
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const auto place = static_cast<std::int64_t>(i) * shape.hidden;
+      call.hidden_out.emplace_back(layers[i], states->data() + place);
     }
   }
 };

@@ -134,10 +134,11 @@ void Decoder::run_layers(const ForwardCall& call, const NewTokens& tokens, Threa
   weights_->rotary.reach(tokens.furthest);
   LayerRun run{*call.cache, tokens, weights_->rotary, workspace_->layers, pool};
   layers.front().attention.prepare(run);
+  const std::int64_t stride = call.hidden_stride > 0 ? call.hidden_stride : hidden;
   const auto give_out = [&](std::int64_t layer) {
     for (const auto& [wanted, out] : call.hidden_out) {
       for (std::int64_t i = 0; wanted == layer && i < tokens.count(); ++i) {
-        std::memcpy(out + tokens.indices[size(i)] * hidden, x + i * hidden, size(hidden) * 4);
+        std::memcpy(out + tokens.indices[size(i)] * stride, x + i * hidden, size(hidden) * 4);
       }
     }
   };

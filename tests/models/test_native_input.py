@@ -108,7 +108,7 @@ def test_masks_that_do_not_fit(case: str) -> None:
     cache = one.new_cache(1, 16)
     inputs = cache.native, [0], [[1, 2]], [[0, 1]], (0, 3), None, False
     with pytest.raises((TypeError, ValueError), match=message):
-        one._decoder.forward(shared_pool(), *inputs, mask, None, [], None)
+        one._decoder.forward(shared_pool(), *inputs, mask, None, ((), None), None)
     assert cache.length(0) == 0
 
 

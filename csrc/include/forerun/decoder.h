@@ -57,9 +57,11 @@ enum class LogitsFor { all, last, none };
 
 // One forward over a batch of rows, each with its own number of new tokens.
 struct ForwardCall : BatchRows {
-  const std::int64_t* token_ids = nullptr;                  // [rows, width]
-  const float* hidden_in = nullptr;                         // [rows, width, hidden] or null
-  std::vector<std::pair<std::int64_t, float*>> hidden_out;  // layer, [rows, width, hidden]
+  const std::int64_t* token_ids = nullptr;  // [rows, width]
+  const float* hidden_in = nullptr;         // [rows, width, hidden] or null
+  // By layer [rows, width, hidden]; from token to token are so many floats, 0: hidden.
+  std::vector<std::pair<std::int64_t, float*>> hidden_out;
+  std::int64_t hidden_stride = 0;
   LogitsFor logits_for = LogitsFor::all;
   float* logits = nullptr;  // [rows, width or 1, vocab]; padding is left as it is
   // Queries before their rotation, or null: [layers to run, tokens, heads * head_dim], padding left

@@ -227,7 +227,17 @@ class ForwardOutput:
             that is not padding), None for `"none"`.
         hidden: the requested hidden states by layer index, each [B, n, hidden_size]; layer i is the
             output of the first i layers (0 the embedding), before the final norm.
+        states: the same side by side in their order, [B, n, W], where they lie so in memory.
     """
 
     logits: Tensor | None
     hidden: dict[int, Tensor] = field(default_factory=dict)
+    states: Tensor | None = None
+
+    def side_by_side(self, layers: Sequence[int]) -> Tensor:
+        """The hidden states of some layers in their order, [B, n, len(layers) * hidden_size]."""
+        import torch
+
+        if self.states is not None and tuple(self.hidden) == tuple(layers):
+            return self.states
+        return torch.cat([self.hidden[layer] for layer in layers], dim=-1)

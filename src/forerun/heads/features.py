@@ -62,6 +62,24 @@ class _Row:
             self.states = [torch.cat(self.states)]
         return self.states[0]
 
+    def since(self, position: int) -> Tensor:
+        """Its states from a position on, [m, W]; mostly those that came last."""
+        newest = self.states[-1]
+        begin = self.end - len(newest)
+        if position >= begin:
+            return newest[position - begin :]
+        return self.joined()[position - self.first :]
+
+    def forget(self, count: int) -> None:
+        """Its first states, so many."""
+        self.first += count
+        while count >= len(self.states[0]):
+            count -= len(self.states.pop(0))
+        if count:
+            # A copy, where it frees much.
+            rest = self.states[0][count:]
+            self.states[0] = rest.clone() if count > _FEW else rest
+
 
 @dataclass(frozen=True)
 class Missing:
@@ -100,23 +118,23 @@ class Features:
 
     def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
         """Note the states of the tokens of a prompt from `start` on."""
-        self._append(request, start, self._joined(output, 0))
+        self._append(request, start, output.side_by_side(self._layers)[0])
 
     def observe(
         self, requests: Sequence[Request], verdicts: Sequence[Verdict], output: ForwardOutput
     ) -> None:
         """Note the states of the tokens of a round that have been kept; the requests hold the emitted
         tokens already."""
+        states = output.side_by_side(self._layers)
         for index, (request, verdict) in enumerate(zip(requests, verdicts, strict=True)):
             if not verdict.token_ids:
                 continue
-            nodes = [0, *(node + 1 for node in verdict.path)]
-            chosen: slice | list[int] | None = nodes
-            if nodes[-1] == len(nodes) - 1:
-                width = output.hidden[self._layers[0]].shape[1]
-                chosen = None if len(nodes) == width else slice(len(nodes))
+            path = verdict.path
+            count = len(path) + 1
+            is_chain = not path or path[-1] == count - 2
+            chosen = slice(count) if is_chain else [0, *(node + 1 for node in path)]
             start = len(request) - len(verdict.token_ids) - 1
-            self._append(request, start, self._joined(output, index, chosen))
+            self._append(request, start, states[index, chosen])
 
     def missing(self, request: Request) -> Missing | None:
         """The states that the head's cache lacks of a request, which is cut to those that it holds; None
@@ -132,8 +150,7 @@ class Features:
         row.held = start - row.base
         if self._cache is not None:
             self._cache.trim(request.row, row.held)
-        states = row.joined()
-        return Missing(row.held, states[start - row.first :])
+        return Missing(row.held, row.since(start))
 
     def pending(self, request: Request) -> int:
         """States of a request, about, that the head has not run."""
@@ -164,10 +181,7 @@ class Features:
         # The last state stays, for a second draft after the same text.
         done = min(row.base + row.held, row.end) - 1 - row.first
         if done > 0:
-            # A copy, where it frees much.
-            states = row.joined()[done:]
-            row.states = [states.clone() if done > _FEW else states]
-            row.first += done
+            row.forget(done)
 
     def clear(self, row: int) -> None:
         """Forget all of a row."""
@@ -185,7 +199,7 @@ class Features:
         row.states.append(states)
         row.end, row.request = start + len(states), request
         if self._cache is None:
-            row.states, row.first = [states[-1:]], row.end - 1
+            row.states, row.first = [states[-1:].clone()], row.end - 1
             row.base, row.held = row.first, 0
         row.token_ids += request.token_ids[len(row.token_ids) : row.end]
 
@@ -213,13 +227,3 @@ class Features:
         self._rows[row] = _Row(base=start, first=start, end=start)
         if self._cache is not None:
             self._cache.trim(row, 0)
-
-    def _joined(
-        self, output: ForwardOutput, index: int, tokens: slice | list[int] | None = None
-    ) -> Tensor:
-        """The states [m, W] of some tokens of a row of a batch, or of all."""
-        parts = [output.hidden[layer][index] for layer in self._layers]
-        if tokens is not None:
-            parts = [part[tokens] for part in parts]
-        # A copy, so that the output of a long prompt is not kept for a few tokens of it.
-        return torch.cat(parts, dim=-1)

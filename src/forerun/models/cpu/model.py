@@ -213,7 +213,8 @@ class CpuModel:
         logits = None
         if batch.logits_for != "none" and layers.stop == self.num_layers:
             logits = make(len(batch), 1 if last else batch.width, self.vocab_size)
-        hidden = {i: make(len(batch), batch.width, self.hidden_size) for i in batch.hidden_layers}
+        wanted, size = batch.hidden_layers, self.hidden_size
+        states = make(len(batch), batch.width, len(wanted) * size) if wanted else None
         queries = cache.room_for_queries(batch, layers)
         with self._errors, nullcontext() if queries is None else held_back():
             self._decoder.forward(
@@ -227,13 +228,16 @@ class CpuModel:
                 last,
                 batch.tree_mask,
                 None if batch.hidden_in is None else _floats(batch.hidden_in),
-                [(layer, out.numpy()) for layer, out in hidden.items()],
+                (wanted, None if states is None else states.numpy()),
                 _native_view(batch.view),
                 None if queries is None else queries.numpy(),
             )
             if queries is not None:
                 cache.note_queries(batch, layers, queries)
-        return ForwardOutput(logits, hidden)
+        if states is None:
+            return ForwardOutput(logits)
+        parts = states.split(size, dim=-1)
+        return ForwardOutput(logits, dict(zip(wanted, parts, strict=True)), states)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The embeddings [B, n, hidden_size] of token ids [B, n], without those of positions.
