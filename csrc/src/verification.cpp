@@ -131,6 +131,7 @@ WarpedRows<T>::WarpedRows(const T* logits, std::int64_t rows, std::int64_t vocab
       vocab_(vocab),
       warp_(warp),
       made_(static_cast<std::size_t>(rows)),
+      states_(static_cast<std::size_t>(rows)),
       scratch_(scratch) {
   const auto size = static_cast<std::size_t>(rows * vocab);
   if (scratch.rows.size() < size) scratch.rows.resize(size);
@@ -138,11 +139,27 @@ WarpedRows<T>::WarpedRows(const T* logits, std::int64_t rows, std::int64_t vocab
 
 template <class T>
 const T* WarpedRows<T>::row(std::int64_t index) {
-  T* row = scratch_.rows.data() + index * vocab_;
-  if (made_[static_cast<std::size_t>(index)]) return row;
-  refuse(warp_row(logits_ + index * vocab_, vocab_, warp_, row, scratch_));
-  made_[static_cast<std::size_t>(index)] = true;
-  return row;
+  if (made_[static_cast<std::size_t>(index)] == 0) make(index, scratch_);
+  refuse(states_[static_cast<std::size_t>(index)]);
+  return place(index);
+}
+
+template <class T>
+void WarpedRows<T>::make(std::int64_t index, RowScratch<T>& scratch) {
+  const auto row = static_cast<std::size_t>(index);
+  states_[row] = warp_row(logits_ + index * vocab_, vocab_, warp_, place(index), scratch);
+  made_[row] = 1;
+}
+
+template <class T>
+void WarpedRows<T>::make(const std::vector<std::int64_t>& indices, ThreadPool& pool,
+                         ScratchPool<T>& scratches) {
+  pool.for_ranges(static_cast<std::int64_t>(indices.size()), 1, [&](const Range& range) {
+    const typename ScratchPool<T>::Lease scratch(scratches);
+    for (std::int64_t i = range.begin; i < range.end; ++i) {
+      make(indices[static_cast<std::size_t>(i)], *scratch);
+    }
+  });
 }
 
 namespace {

@@ -127,6 +127,16 @@ def test_a_batch_is_verified_as_each_request_alone(vocab_size: int, dtype: torch
     assert {-1, 0, 1} <= depths
 
 
+def test_threads_share_the_rows_of_a_single_request(dtype: torch.dtype) -> None:
+    """What is wrong with one is its error, as without them."""
+    cases, logits = next(batches(9500, dtype))
+    for case, row in zip(cases, logits, strict=True):
+        assert verify([case], row[None]) == [case.step_by_step(row)]
+        if case.rule == "traversal" and case.tokens and case.warp[0] > 0:
+            row[case.parents[-1] + 1, 0] = torch.nan
+            assert isinstance(verify([case], row[None])[0], _native.kernels.RowError)
+
+
 def test_rows_behind_a_draft_do_not_count(dtype: torch.dtype) -> None:
     for cases, logits in batches(65, dtype):
         expected = verify(cases, logits)

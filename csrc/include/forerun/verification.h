@@ -31,11 +31,18 @@ class WarpedRows {
   // Throws RowError for a row that holds NaN or inf, or leaves no token possible.
   const T* row(std::int64_t index);
 
+  // Makes some rows now, on threads; what is wrong with one shows when it is asked for.
+  void make(const std::vector<std::int64_t>& indices, ThreadPool& pool, ScratchPool<T>& scratches);
+
  private:
+  void make(std::int64_t index, RowScratch<T>& scratch);
+  T* place(std::int64_t index) const { return scratch_.rows.data() + index * vocab_; }
+
   const T* logits_;
   std::int64_t vocab_;
   Warp warp_;
-  std::vector<bool> made_;
+  std::vector<char> made_;
+  std::vector<RowState> states_;  // of those
   RowScratch<T>& scratch_;
 };
 
@@ -126,8 +133,8 @@ struct Answer {
 };
 
 // Warps and verifies the draft of each request; a fault is that request's alone. The threads of
-// `pool` share the requests; without a pool, or outside its begin() and end(), the caller works
-// alone.
+// `pool` share the requests, or the rows of a single one; without a pool, or outside its begin()
+// and end(), the caller works alone.
 template <class T>
 std::vector<Answer> verify_batch(const std::vector<DraftToVerify<T>>& drafts, std::int64_t vocab,
                                  ThreadPool* pool, ScratchPool<T>& scratches);
