@@ -39,6 +39,7 @@ from forerun.core import (
 )
 from forerun.drafters.base import BaseDrafter
 from forerun.drafters.lookup.automaton import SuffixAutomaton
+from forerun.drafters.lookup.corpus import Corpus
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.suffix import BYTES_PER_TOKEN, SuffixDrafter
 from forerun.drafters.token_recycling import RANK_SHARES, TokenRecyclingDrafter
@@ -85,18 +86,23 @@ class Memory:
     microseconds: float
 
 
+def encoded_modules() -> Iterator[list[int]]:
+    """Token ids of the standard library's modules."""
+    # The backend does not warn that whole modules are longer than the zoo's context.
+    tokenizer = Checkpoint.open("zoo").tokenizer.backend_tokenizer
+    modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    return (tokenizer.encode(module.read_text("utf-8")).ids for module in modules)
+
+
 def texts(num_tokens: int) -> dict[str, list[int]]:
     """Token ids of each text: `num_tokens`, and more for the turns."""
-    # The backend does not warn that whole modules are longer than the zoo's context.
     tokenizer = Checkpoint.open("zoo").tokenizer.backend_tokenizer
     prompts = [module.prompt for module in load_prompts(zoo_path().parent / "heldout.jsonl")]
     pieces = [tokenizer.encode(prompt).ids for prompt in prompts]
-    modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    source = (tokenizer.encode(module.read_text("utf-8")).ids for module in modules)
     wanted = num_tokens + num_tokens // 10
     return {
         "held-out prompts": _fill(_varied(pieces), wanted),
-        "standard library": _fill(source, wanted),
+        "standard library": _fill(encoded_modules(), wanted),
         "one token": [1] * wanted,
     }
 
@@ -267,11 +273,13 @@ def in_turns(timed: Timed, repeats: int) -> list[Row]:
 def run(num_tokens: int, repeats: int) -> dict[str, Any]:
     """All figures."""
     rows = in_turns({**growing_trees(), **growing_with_a_model()}, repeats)
-    memory = []
+    memory, corpus = [], Corpus.of(encoded_modules())
     for name, token_ids in texts(num_tokens).items():
         memory.append(measure_memory(name, token_ids[:num_tokens]))
         timed = automaton(f"automaton, {name}", token_ids, num_tokens)
         timed |= drafting(SuffixDrafter(), f"suffix, {name}", token_ids, num_tokens)
+        quoting = SuffixDrafter(corpus=corpus)
+        timed |= drafting(quoting, f"suffix with a corpus, {name}", token_ids, num_tokens)
         timed |= drafting(NgramDrafter(), f"ngram, {name}", token_ids, num_tokens)
         rows += in_turns(timed, repeats)
     for vocab_size in VOCAB_SIZES:
@@ -279,6 +287,7 @@ def run(num_tokens: int, repeats: int) -> dict[str, Any]:
     return {
         "tokens": num_tokens,
         "repeats": repeats,
+        "corpus_tokens": corpus.num_tokens,
         "bytes_per_token_allowed": BYTES_PER_TOKEN,
         "memory": [asdict(entry) for entry in memory],
         "rows": [asdict(row) for row in rows],
@@ -303,6 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for row in result["rows"]:
         nodes = "–" if row["nodes"] is None else f"{row['nodes']:.0f}"
         print(f"| {row['what']} | {row['microseconds']:.1f} | {nodes} |")
+    print(f"\nthe corpus is the standard library, {result['corpus_tokens']} tokens")
     print(f"\nautomata of {options.tokens} tokens; allowed: {BYTES_PER_TOKEN} bytes per token\n")
     print("| text | bytes a token | states a token | us a token |\n| --- | --- | --- | --- |")
     for entry in result["memory"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from forerun.drafters.dspark import DSparkDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.drafters.exit_layer import ExitLayer
 from forerun.drafters.layer_skip import LayerSkipDrafter
+from forerun.drafters.lookup.corpus import Corpus
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter
@@ -25,6 +27,7 @@ from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.engine.config import DraftSampling
+from forerun.engine.engine import Engine
 from forerun.heads.dspark import DSparkConfig, DSparkHead
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Weights
 from forerun.heads.eagle3_parts import Eagle3Head
@@ -120,6 +123,15 @@ def _medusa(target: LayeredToyModel) -> MedusaDrafter:
     ids = {"d2t": torch.arange(config.draft_vocab_size) // 3}
     head = MedusaHead(target, config, new_tensors(config, spread=2.0) | ids, "head")
     return MedusaDrafter(head, ROWS, target.num_layers, size)
+
+
+@cache
+def quoted(target: LayeredToyModel) -> Corpus:
+    """What the target itself writes, so that a corpus is quoted; and other texts that begin like it."""
+    params = SamplingParams(temperature=0.0, max_tokens=48)
+    done = Engine(target).generate([[1, 2, 3], [4]], params)
+    texts = [[*one.prompt_ids, *one.token_ids] for one in done]
+    return Corpus.of([*texts, *(text[at : at + 9][::-1] for text in texts for at in range(30))])
 
 
 DRAFTERS = [
@@ -225,6 +237,7 @@ DRAFTERS = [
         config=SHAPE,
     ),
     DrafterCase("ngram", lambda *_: NgramDrafter(1, 3), POINT_MASSES),
+    DrafterCase("ngram-corpus", lambda target, _: NgramDrafter(2, 3, quoted(target)), POINT_MASSES),
     DrafterCase("ngram-tree", lambda *_: NgramDrafter(1, 3), POINT_MASSES, config=TREE),
     DrafterCase(
         "self_quantized",
@@ -253,7 +266,7 @@ DRAFTERS = [
     DrafterCase("suffix-tree", lambda *_: SuffixDrafter(), POINT_MASSES, config=TREE),
     DrafterCase(
         "suffix-corpus",
-        lambda target, _: SuffixDrafter(100, corpus=range(target.vocab_size)),
+        lambda target, _: SuffixDrafter(100, quoted(target)),
         POINT_MASSES,
         config=SHAPE,
     ),

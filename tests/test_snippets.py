@@ -123,6 +123,8 @@ def make_files(folder: Path, words: list[str]) -> None:
     pairs = list(pairwise(words))
     pairs += [word.partition("=")[::2] for word in words if not word.startswith("-")]
     for option, value in pairs:
+        if option == "--corpus" and not Path(value).suffix:
+            value = f"{value}/module.py"
         named_file = Path(value).suffix in (".txt", ".py", ".json", ".jsonl", ".toml")
         if named_file and option not in WRITTEN:
             path = folder / value

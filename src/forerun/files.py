@@ -18,7 +18,15 @@ from forerun.errors import ForerunError
 # No text that forerun reads is longer; a device such as /dev/zero never ends.
 MOST_BYTES = 64 * 2**20
 CACHE_VARIABLE = "FORERUN_CACHE"
-"""Names the folder of what is measured once and kept."""
+"""Names the folder of what is worked out once and kept."""
+
+
+def cache_folder(name: str) -> Path:
+    """The folder of one kind of what is kept between runs; nothing makes it here."""
+    asked = os.environ.get(CACHE_VARIABLE)
+    if asked:
+        return Path(asked) / name
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forerun" / name
 
 
 @contextmanager

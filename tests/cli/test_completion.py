@@ -51,7 +51,7 @@ def test_names(words: tuple[str, ...], expected: set[str]) -> None:
     [
         ("generate", "--model", "./che"),
         ("generate", "--tree", ""),
-        ("generate", "--suffix-corpus", ""),
+        ("generate", "--corpus", ""),
         ("generate", "--prompt-file", ""),
         ("generate", "--config", "x"),
         ("info", "./"),

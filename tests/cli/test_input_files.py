@@ -18,7 +18,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "prediction": ("generate", *PROMPT, "--method", "prediction", "--prediction-file"),
     "config": ("generate", *PROMPT, "--config"),
     "tree": ("generate", *PROMPT, "--method", "ngram", "--tree"),
-    "corpus": ("generate", *PROMPT, "--method", "suffix", "--suffix-corpus"),
+    "corpus": ("generate", *PROMPT, "--method", "suffix", "--corpus"),
     "prompts": ("prove", "--prompts"),
     "text": ("simulate", "--text"),
 }
@@ -48,6 +48,8 @@ def test_a_file_longer_than_memory(cli: Cli, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("path", ["x" * 300, "x/" * 3000, "~nobody-here/x", "/", "line\nbreak"])
 def test_names_that_no_file_has(cli: Cli, name: str, path: str) -> None:
+    if (name, path) == ("corpus", "/"):
+        pytest.skip("a corpus may be a folder")
     refused(command(cli, name, path))
 
 

@@ -123,8 +123,7 @@ def test_what_is_approximate_says_so(cli: Cli) -> None:
         (("--method", "ngram", "--prediction-file", "x"), ["prediction"]),
         (("--method", "prediction", "--prediction-file", "/no/file"), ["/no/file"]),
         (("--method", "prediction"), ["--prediction-file"]),
-        (("--method", "suffix", "--suffix-store-tokens", "9"), ["--suffix-corpus"]),
-        (("--method", "suffix", "--suffix-corpus", "/no/file"), ["/no/file"]),
+        (("--method", "suffix", "--suffix-store-tokens", "9"), ["later requests", "--corpus"]),
         (("--method", "layer_skip", "--exit-layer", "2"), ["layer"]),
         (("--method", "layer_skip", "--exit-layer", "0"), ["exit_layer"]),
         (("--method", "layer_skip", "--skip-layers", "0,7"), ["layer"]),
@@ -152,8 +151,6 @@ def test_files_that_are_no_text_or_no_tree_are_refused(cli: Cli, tmp_path: Any) 
     tree.write_text('{"parents": [-1, 5]}')
     refused(alone(cli, "--method", "prediction", "--prediction-file", str(latin)), "UTF-8")
     refused(alone(cli, "--method", "prediction", "--prediction-file", str(empty)), "is empty")
-    refused(alone(cli, "--method", "suffix", "--suffix-corpus", str(latin)), "UTF-8")
-    refused(alone(cli, "--method", "suffix", "--suffix-corpus", str(empty)), "empty")
     refused(alone(cli, "--draft-model", cli.draft, "--tree", str(tree)), "node 1 is 5")
 
 

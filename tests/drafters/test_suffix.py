@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.contracts import DrafterSetup
 from forerun.core import Draft, Hints, Plan, Request, Tree
+from forerun.drafters.lookup.corpus import Corpus
 from forerun.drafters.lookup.store import Namespaces, SuffixStore
-from forerun.drafters.suffix import MOST_BYTES_PER_TOKEN, TOKENS_PER_MATCHED, SuffixDrafter
+from forerun.drafters.suffix import CONFIDENCES, TOKENS_PER_MATCHED, SuffixDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.testing import ToyModel
@@ -214,12 +210,37 @@ def test_the_namespace_that_lay_idle_longest_goes() -> None:
 
 
 def test_the_longer_match_proposes_and_of_equals_the_text_itself() -> None:
-    drafter = SuffixDrafter(100, corpus=[1, 2, 3, 77, 77])
+    drafter = SuffixDrafter(100)
     finish(drafter, [2, 3, 88, 88])
-    assert propose(drafter, request_of([1, 2, 3]), 1).token_ids == (77,)
     assert propose(drafter, request_of([0, 2, 3]), 1).token_ids == (88,)
     assert propose(drafter, request_of([2, 3, 99, 0, 2, 3]), 1).token_ids == (99,)
     assert propose(drafter, request_of([3, 99, 0, 2, 3]), 1).token_ids == (88,)
+
+
+def test_a_match_in_the_corpus_counts_as_a_third_of_its_length() -> None:
+    quoted = list(range(1, 30))
+    drafter = SuffixDrafter(corpus=Corpus.of([quoted]))
+    assert propose(drafter, request_of(quoted[:9]), 4).token_ids == (10, 11, 12, 13)
+    assert propose(drafter, request_of(quoted[:2])).token_ids == ()
+    # Three tokens of a match are drafted for each that it counts as.
+    assert len(propose(drafter, request_of(quoted[:6]))) == 2 * TOKENS_PER_MATCHED
+    # Six there are two here, which the text itself has as well.
+    assert propose(drafter, request_of([5, 6, 99, *quoted[:6]]), 1).token_ids == (99,)
+    assert propose(drafter, request_of([6, 99, *quoted[:6]]), 1).token_ids == (7,)
+    tree = propose(drafter, request_of(quoted[:6]), Plan(3, num_nodes=9))
+    assert tree.token_ids == (7, 8, 9)
+    assert drafter.confidence(request_of(quoted[:9])) == dict(CONFIDENCES)[3]
+    assert repr(drafter) == "SuffixDrafter(corpus)"
+
+
+def test_a_request_that_grows_goes_on_in_the_corpus() -> None:
+    quoted = list(range(1, 30))
+    drafter, request = SuffixDrafter(corpus=Corpus.of([quoted])), request_of([50, *quoted[:6]])
+    for token in quoted[6:20]:
+        assert propose(drafter, request, 1).token_ids == (token,)
+        request.extend([token])
+    request.extend([51])
+    assert propose(drafter, request).token_ids == ()
 
 
 def test_requests_do_not_see_each_other_and_are_forgotten() -> None:
@@ -230,54 +251,6 @@ def test_requests_do_not_see_each_other_and_are_forgotten() -> None:
     drafter.release(first)
     again = Request(first.request_id, [9, 1], 2, SamplingParams(), seed=0)
     assert propose(drafter, again, 2).token_ids == ()
-
-
-def setup(path: Path | None, store: int, encode: Callable[[str], list[int]] | None) -> Any:
-    target = ToyModel()
-
-    def no_model() -> Any:
-        raise AssertionError("no draft model is needed")
-
-    options = {"suffix_corpus": path and str(path), "suffix_store_tokens": store}
-    return DrafterSetup(target, 1, 64, options, no_model, encode=encode)
-
-
-def encode(text: str) -> list[int]:
-    return [ord(letter) % 11 for letter in text]
-
-
-def test_a_corpus_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "corpus.txt"
-    path.write_text("abcde")
-    drafter = SuffixDrafter.build(setup(path, 0, encode))
-    assert propose(drafter, request_of(encode("bc")), 2).token_ids == tuple(encode("de"))
-    assert SuffixDrafter.build(setup(None, 7, None)).confidence(request_of([1])) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("content", "store", "encode", "message"),
-    [
-        (None, 0, encode, "cannot be read"),
-        (b"", 0, encode, "is empty"),
-        (b"\xff\xfe", 0, encode, "not UTF-8"),
-        (b"too long", 4, encode, r"8 tokens \(allowed: 4\)"),
-        (
-            b"x" * (4 * MOST_BYTES_PER_TOKEN + 1),
-            4,
-            encode,
-            "is longer than 256 B; shorten it, or raise",
-        ),
-        (b"text", 0, None, "needs a tokenizer"),
-    ],
-)
-def test_a_corpus_that_is_none(
-    tmp_path: Path, content: bytes | None, store: int, encode: Any, message: str
-) -> None:
-    path = tmp_path / "corpus.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
-        SuffixDrafter.build(setup(path, store, encode))
 
 
 def test_nothing_is_kept_of_requests_that_do_not_speculate() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
+from forerun.drafters.lookup.kept import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.pairs import choose, default_method
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.heads import kind_at
+from forerun.options import changes, pick
 from forerun.policies import POLICIES
 from forerun.policies.base import USUAL_LENGTH
 
@@ -131,7 +133,8 @@ def cross(axes: Axes, target: str) -> Crossed:
     notes: dict[str, None] = {}
     for method in axes.methods:
         if method == DEFAULT:
-            config = choose(SpeculativeConfig(), target).config
+            texts = changes(pick(CorpusOptions, axes.options))
+            config = choose(SpeculativeConfig(options=texts), target).config
             made: Iterable[Setting] = [
                 Setting(DEFAULT, config, cold=cold) for cold in (False, True)
             ]

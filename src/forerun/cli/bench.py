@@ -15,7 +15,9 @@ from forerun.cli.bench_flags import bench_options
 from forerun.cli.options import Command, given, warn
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.target_file import check_writable, write_file
+from forerun.drafters.lookup.kept import CorpusOptions
 from forerun.errors import ConfigError, PromptError, UnknownNameError
+from forerun.options import changes, pick
 
 if TYPE_CHECKING:
     from forerun.cli.bench_run import BenchRun
@@ -89,7 +91,7 @@ def _crossed(ctx: click.Context, values: Mapping[str, Any]) -> Crossed:
         policies=values["policies"],
         models=values["draft_model"],
         common={name: values[name] for name in ("rejection_sample_method", "draft_sample_method")},
-        options=add_method_options(ctx, values, {}),
+        options=add_method_options(ctx, values, changes(pick(CorpusOptions, values))),
     )
     return cross(axes, target)
 

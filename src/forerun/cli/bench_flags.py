@@ -19,6 +19,7 @@ from forerun.cli.flags import (
 from forerun.cli.lists import Numbers, Wholes, list_option
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName, Listed, Name, Whole
+from forerun.drafters.lookup.kept import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.params import SamplingParams
 
@@ -139,6 +140,7 @@ def _speculation_options() -> list[Option]:
     section = "Speculation"
     return [
         *derived(SpeculativeConfig, section, without=others),
+        *derived(CorpusOptions, section),
         Option(
             "method_option",
             section,

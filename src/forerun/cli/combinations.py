@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 OF_USE_WITH = (
     ("compare_rounds", "compare"),
     ("logprobs_mode", "logprobs"),
-    # There is no later request in one run: there it only says how long a corpus may be.
-    ("suffix_store_tokens", "suffix_corpus"),
 )
 
 
@@ -43,6 +41,11 @@ def settle(ctx: click.Context, values: dict[str, Any]) -> None:
         )
     for name, other in OF_USE_WITH:
         _needs(ctx, values, name, other)
+    if given(ctx, "suffix_store_tokens"):
+        raise ConfigError(
+            f"{flag_of(ctx, 'suffix_store_tokens')} keeps outputs for later requests, and one run has none; "
+            "leave it out, or use --corpus with earlier answers, or forerun chat."
+        )
     if values["logprobs"] is not None and not values["json"]:
         raise ConfigError("--logprobs are part of the JSON object; add --json.")
 

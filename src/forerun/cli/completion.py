@@ -36,11 +36,10 @@ _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "model": _models,
     "policy": POLICIES.names,
     "rejection_sample_method": lambda: RULES,
-    "suffix_corpus": tuple,
     "tree": lambda: ("auto",),
 }
 # Those whose value may also be a file or a directory.
-_PATHS = ("model", "draft_model", "suffix_corpus", "tree")
+_PATHS = ("model", "draft_model", "tree")
 
 
 def completion(name: str) -> Completion | None:

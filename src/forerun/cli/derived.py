@@ -15,6 +15,7 @@ import click
 from forerun.cli.options import Note, Option
 from forerun.cli.param_types import Whole, type_of
 from forerun.drafters import DRAFTERS
+from forerun.drafters.lookup.kept import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
 from forerun.options import schema_of
@@ -58,7 +59,9 @@ def _derived(name: str, schema: Mapping[str, Any], section: str) -> Option:
     if kind is click.BOOL:
         return Option(name, section, off=bool(default), is_flag=True, default=default, help=text)
     if schema.get("type") == "object" or schema.get("repeat"):
-        return Option(name, section, type=kind, multiple=True, help=f"{text} Repeatable.")
+        metavar = "PATH" if schema.get("repeat") == "path" else None
+        text = f"{text} Repeatable."
+        return Option(name, section, type=kind, multiple=True, metavar=metavar, help=text)
     # An empty list is nothing that a help text should show.
     shown = default not in (None, [])
     if isinstance(default, list):
@@ -72,8 +75,10 @@ def speculation_options(defaults: Mapping[str, Any] = _NOTHING) -> list[Option]:
     Args:
         defaults: a command's own.
     """
+    shared = schema_of(CorpusOptions)
     return [
         *derived(SpeculativeConfig, SPECULATION, ("options",), RENAMED, defaults),
+        *derived(CorpusOptions, SPECULATION),
         Option(
             "speculative_config",
             SPECULATION,
@@ -90,7 +95,7 @@ def speculation_options(defaults: Mapping[str, Any] = _NOTHING) -> list[Option]:
             metavar="NAME=VALUE",
             help="An option of the method by its name, also where it has no flag. Repeatable.",
         ),
-        *(flag for title, kind in OWN_SECTIONS.items() for flag in derived(kind, title)),
+        *(flag for title, kind in OWN_SECTIONS.items() for flag in derived(kind, title, shared)),
     ]
 
 

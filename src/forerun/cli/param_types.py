@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -56,6 +57,8 @@ class FileName(click.ParamType[str]):
     """A file's name, which need not be UTF-8, but not be empty."""
 
     name = "file"
+    # Of several in a variable, as in PATH.
+    envvar_list_splitter = os.pathsep
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -142,7 +145,7 @@ def type_of(name: str, schema: Mapping[str, Any]) -> click.ParamType[Any]:
     if kind == "array":
         entry = inner["items"]["type"]
         if schema.get("repeat"):
-            return Whole()
+            return FileName() if schema["repeat"] == "path" else Whole()
         return Listed(int if entry == "integer" else str, name.rpartition("_")[2])
     types: dict[str, click.ParamType[Any]] = {
         "integer": click.INT,

@@ -44,6 +44,7 @@ class DrafterSetup:
         options: those of the method, and of its members, by name; `read` takes them out.
         load_draft_model: loads the draft model that the user named.
         encode: makes token ids of text, without what opens a prompt; None without a tokenizer.
+        tokenizer_id: tells the tokenizer from others, by its content; None where that is not known.
         tree_slots: slots a row for the nodes of trees; 0 where only chains are asked for.
         translation: a `drafters.model.retokenizer.Translation`, where the vocabularies differ.
         head: a `heads.files.HeadFiles`, where the user named one.
@@ -55,6 +56,7 @@ class DrafterSetup:
     options: Mapping[str, Any]
     load_draft_model: Callable[[], CausalLM]
     encode: Callable[[str], list[int]] | None = None
+    tokenizer_id: Callable[[], str | None] = lambda: None
     tree_slots: int = 0
     translation: Any = None
     head: Any = None

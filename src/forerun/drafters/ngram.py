@@ -15,6 +15,8 @@ from pydantic import Field
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import LookupDrafter
+from forerun.drafters.lookup.corpus import Corpus, Places, Quote
+from forerun.drafters.lookup.kept import CorpusOptions, open_corpus
 from forerun.errors import ConfigError
 from forerun.options import options
 from forerun.trees.host import Continuations, grow_on_host
@@ -31,10 +33,11 @@ CONFIDENCES_OF_LARGEST = (0.0, 0.48, 0.7, 0.78, 0.81)
 
 
 class _Index:
-    """Where each n-gram of a request was seen, grown as the request grows."""
+    """Where each n-gram of a request was seen, grown as the request grows, and its match in a corpus."""
 
-    def __init__(self, sizes: range) -> None:
+    def __init__(self, sizes: range, corpus: Corpus | None) -> None:
         self.sizes = sizes
+        self._quote = None if corpus is None else Quote(corpus)
         self.follows: dict[tuple[int, ...], int] = {}
         # By size and position: the position of the same n-gram's occurrence before that; 0 for none.
         self.earlier = {size: array("i", (0,)) for size in sizes}
@@ -62,6 +65,16 @@ class _Index:
                 return position, size
         return 0, 0
 
+    def quoted(self, token_ids: list[int], size: int) -> tuple[Places, int]:
+        """The match in the corpus and the size that it counts as, where that is above `size`, that of
+        the text's own match; nothing and `size` otherwise."""
+        if self._quote is not None:
+            places, length = self._quote.longest(token_ids)
+            length = min(length, self.sizes[-1])
+            if length > size and length in self.sizes:
+                return places, length
+        return (), size
+
     def matches(self, token_ids: list[int]) -> list[tuple[int, float]]:
         """Positions where the text may go on, longer endings first, then later ones, with weights."""
         positions: dict[int, float] = {}
@@ -76,7 +89,7 @@ class _Index:
 
 
 @options
-class NgramOptions:
+class NgramOptions(CorpusOptions):
     """The options of prompt lookup."""
 
     prompt_lookup_min: int = Field(
@@ -99,6 +112,7 @@ class NgramDrafter(LookupDrafter):
 
     Args:
         prompt_lookup_min, prompt_lookup_max: the n-gram sizes to look for.
+        corpus: texts to look into as well.
 
     Raises:
         ConfigError: for sizes that `NgramOptions` refuses.
@@ -111,19 +125,27 @@ class NgramDrafter(LookupDrafter):
         self,
         prompt_lookup_min: int = NgramOptions.prompt_lookup_min,
         prompt_lookup_max: int = NgramOptions.prompt_lookup_max,
+        corpus: Corpus | None = None,
     ) -> None:
-        sizes = NgramOptions(prompt_lookup_min, prompt_lookup_max)
+        sizes = NgramOptions(
+            prompt_lookup_min=prompt_lookup_min, prompt_lookup_max=prompt_lookup_max
+        )
         self.sizes = range(sizes.prompt_lookup_min, sizes.prompt_lookup_max + 1)
-        self._indexes: defaultdict[int, _Index] = defaultdict(lambda: _Index(self.sizes))
+        self._corpus = corpus
+        self._indexes: defaultdict[int, _Index] = defaultdict(lambda: _Index(self.sizes, corpus))
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
         sizes = setup.read(NgramOptions)
-        return cls(sizes.prompt_lookup_min, sizes.prompt_lookup_max)
+        return cls(sizes.prompt_lookup_min, sizes.prompt_lookup_max, open_corpus(setup))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'corpus' if self._corpus else ''})"
 
     def confidence(self, request: Request) -> float:
         """By the size of the n-gram alone."""
-        _, size = self._index_of(request).match(request.token_ids)
+        index = self._index_of(request)
+        _, size = index.quoted(request.token_ids, index.match(request.token_ids)[1])
         shares = CONFIDENCES_OF_LARGEST if size == self.sizes[-1] else CONFIDENCES
         return shares[min(size, len(shares) - 1)]
 
@@ -137,10 +159,13 @@ class NgramDrafter(LookupDrafter):
 
     def draft(self, request: Request, plan: Plan) -> Draft:
         index, token_ids, count = self._index_of(request), request.token_ids, plan.num_tokens
+        start, size = index.match(token_ids)
+        places, size = index.quoted(token_ids, size)
+        if places:
+            return self._quoted(request, plan, places)
         if not plan.is_chain:
             follow = Continuations(token_ids, repeats=True)
             return grow_on_host(request, plan, (0, index.matches(token_ids)), follow.children)
-        start, size = index.match(token_ids)
         if not size:
             return NO_DRAFT
         # A copy that runs into the end of the text goes on with its own beginning, as in trees.
@@ -148,3 +173,9 @@ class NgramDrafter(LookupDrafter):
         # Nothing comes after a stop token.
         ends = (at + 1 for at, token in enumerate(copied) if token in request.stop_token_ids)
         return Draft.chain(copied[: next(ends, count)])
+
+    def _quoted(self, request: Request, plan: Plan, places: Places) -> Draft:
+        assert self._corpus is not None
+        if not plan.is_chain:
+            return grow_on_host(request, plan, places, self._corpus.children)
+        return Draft.chain(self._corpus.chain(places, plan.num_tokens, request.stop_token_ids))

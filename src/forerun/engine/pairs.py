@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from forerun.drafters import drafters_of
+from forerun.drafters.lookup.kept import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
 from forerun.heads import kind_at
@@ -34,6 +38,10 @@ KNOWN_DRAFTS = {
 }
 
 
+# Of a cascade, and tokens that its draft model may draft.
+_LOOKING_UP, _DRAFT_MODEL = "suffix", "draft_model:4"
+
+
 @dataclass(frozen=True)
 class Choice:
     """A complete config, and a sentence on what was chosen, where the config left it open."""
@@ -57,6 +65,17 @@ def default_method(model: str | None, target: str) -> str:
     return "draft_model" if known else "suffix"
 
 
+def with_corpus(method: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A method that was picked, and options, so that a corpus among them is read: what does not look up is
+    asked after `suffix`, in a cascade."""
+    own = dict(options)
+    members = drafters_of(method, own)
+    if "corpus" not in own or any(issubclass(m.options, CorpusOptions) for m in members):
+        return method, own
+    last = _DRAFT_MODEL if method == "draft_model" else method
+    return "cascade", {"cascade": (_LOOKING_UP, last), **own}
+
+
 def choose(config: SpeculativeConfig, target: str) -> Choice:
     """Fill in the method and the draft model that a config leaves open.
 
@@ -68,8 +87,10 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
         ConfigError: for a method that needs a draft model where none is known, and for options that the
             method does not have.
     """
-    method = config.method or default_method(config.model, target)
-    settled = replace(config, method=method)
+    method, own = config.method, dict(config.options)
+    if method is None:
+        method, own = with_corpus(default_method(config.model, target), own)
+    settled = replace(config, method=method, options=own)
     needs_model = any(drafter.needs_draft_model for drafter in settled.drafters)
     if needs_model and settled.head:
         raise ConfigError(

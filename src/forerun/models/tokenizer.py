@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ def read_tokenizer(directory: Path, config: Any) -> Any:
             f"{directory} has no tokenizer that transformers can read ({one_line(error)}); "
             "it needs tokenizer.json or the files of a slow tokenizer."
         ) from error
+
+
+def tokenizer_id(tokenizer: Any) -> str | None:
+    """A digest of all that a tokenizer of transformers does to text; None for another kind."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return None
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 def _check_file(path: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from forerun import __version__
 from forerun.contracts import FILLER, CausalLM, Drafter, Rehearse
 from forerun.core import CostTable
 from forerun.errors import ConfigError, ForerunError
-from forerun.files import CACHE_VARIABLE, MOST_BYTES, parse_json, write_text
+from forerun.files import MOST_BYTES, cache_folder, parse_json, write_text
 from forerun.policies.beliefs import Beliefs
 from forerun.policies.calibration import Calibrated, calibrate
 from forerun.processor import cpu_name
@@ -146,7 +145,7 @@ class Memory:
 def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
     """What is known of a target and a drafter; forwards are timed where it is nothing, or was measured while
     the machine did something else."""
-    path, learned = _folder() / f"{_key(target, drafter, rows)}.json", None
+    path, learned = cache_folder("costs") / f"{_key(target, drafter, rows)}.json", None
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError("too long")
@@ -176,13 +175,6 @@ def _by_length(lengths: Sequence[int], values: Sequence[float]) -> dict[int, flo
 def _makes_tokens(drafter: Drafter) -> bool:
     """Whether its drafts are computed by a model or head, which has to warm up."""
     return bool(drafter.needs_draft_model or drafter.head or drafter.shared_layers)
-
-
-def _folder() -> Path:
-    asked = os.environ.get(CACHE_VARIABLE)
-    if asked:
-        return Path(asked) / "costs"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forerun" / "costs"
 
 
 def _key(target: CausalLM, drafter: Drafter, rows: int) -> str:

@@ -1,0 +1,215 @@
+"""An index of fixed texts: where the longest ending of a growing text occurs in them, and what followed.
+
+A suffix array (Manber and Myers, 1993) of the texts read backwards: endings that are alike stand side by
+side, so that one binary search finds the longest match, whatever the text was before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from struct import pack
+from typing import TYPE_CHECKING
+
+from forerun.drafters.lookup.automaton import MOST_CHILDREN
+
+# Importing this file must not load NumPy: the command line derives flags from the drafters.
+if TYPE_CHECKING:
+    from numpy import int32
+    from numpy.typing import NDArray
+
+# Tokens of a match at least.
+SHORTEST_MATCH = 3
+# Tokens of a match that count as one of a match in the text itself: in many texts short ones are chance.
+# Of 2, 3, 4 and 6 it yields most tokens a forward for SmolLM2's answers, from 0.9 M tokens of other
+# answers (2.30 without, 2.52 with 1, 2.64 with 3; 1.37, 1.42 and 1.47 at temperature 0.8), and loses
+# nothing where the texts are code that no answer quotes.
+TOKENS_PER_OWN = 3
+# Tokens of an ending that are compared, a power of two: what matches further goes on anyhow.
+LONGEST_MATCH = 64
+# Places of a match that are looked at to each side of where it was found.
+MOST_PLACES = 4
+# Before each text and after the last; no token has this number.
+SEPARATOR = -1
+# Bits of a token where SHORTEST_MATCH of them are one number; no vocabulary has two million tokens.
+_BITS = 21
+# Bytes of a token in the texts read backwards, big-endian: their order is then that of the bytes.
+_WIDTH = 4
+
+Places = tuple[int, ...]
+"""Positions in the texts."""
+Child = tuple[int, float, Places]
+"""A token, its share of what came next, and the places after it."""
+
+
+class Corpus:
+    """Texts to quote from, 20 bytes a token.
+
+    Args:
+        token_ids: of all texts, with separators, int32 [n].
+        order: positions that a token stands before and another after, by what stands before, read
+            backwards; int32 [m]. `Corpus.of` sorts them.
+    """
+
+    def __init__(self, token_ids: NDArray[int32], order: NDArray[int32]) -> None:
+        import numpy as np
+
+        self.num_tokens = int(np.count_nonzero(token_ids != SEPARATOR))
+        self.vocab_size = int(token_ids.max(initial=SEPARATOR)) + 1
+        assert self.vocab_size < 1 << _BITS
+        self._tokens = np.ascontiguousarray(token_ids).data
+        self._order = np.ascontiguousarray(order).data
+        self._backwards = token_ids[::-1].astype(">u4").tobytes()
+        # By their place in the order: the SHORTEST_MATCH tokens before it as one number.
+        keys = np.zeros(len(order), dtype=np.int64)
+        for back in range(1, SHORTEST_MATCH + 1):
+            keys = keys << _BITS | token_ids[order - back] & (1 << _BITS) - 1
+        self._keys = keys.data
+
+    def __repr__(self) -> str:
+        return f"Corpus({self.num_tokens} tokens)"
+
+    @classmethod
+    def of(cls, texts: Iterable[Sequence[int]]) -> Corpus:
+        """Index texts of token ids, in a second or two a million tokens."""
+        token_ids = with_separators(texts)
+        return cls(token_ids, sorted_positions(token_ids))
+
+    def match(self, token_ids: Sequence[int]) -> tuple[Places, int]:
+        """Places where the texts go on after the longest ending of `token_ids` that they hold, and its
+        length, LONGEST_MATCH at most; nothing and 0 where they do not hold its last SHORTEST_MATCH tokens."""
+        ending = token_ids[: -LONGEST_MATCH - 1 : -1]
+        if len(ending) < SHORTEST_MATCH:
+            return (), 0
+        key = 0
+        for token in ending[:SHORTEST_MATCH]:
+            key = key << _BITS | token
+        low = bisect_left(self._keys, key)
+        if low == len(self._keys) or self._keys[low] != key:
+            return (), 0
+        high = bisect_left(self._keys, key + 1, low)
+        order, backwards, end = self._order, self._backwards, len(self._backwards)
+        wanted = pack(f">{len(ending)}I", *ending)
+        size = len(wanted)
+
+        def before(position: int) -> bytes:
+            start = end - _WIDTH * position
+            return backwards[start : start + size]
+
+        found = bisect_left(order, wanted, low, high, key=before)
+        near = [before(order[at]) for at in (found - 1, found) if low <= at < high]
+        length = max([_shared(one, wanted) for one in near])
+        # All places of a match stand side by side.
+        size = _WIDTH * length
+        wanted = wanted[:size]
+        first = last = found
+        while first > max(low, found - MOST_PLACES) and before(order[first - 1]) == wanted:
+            first -= 1
+        while last < min(high, found + MOST_PLACES) and before(order[last]) == wanted:
+            last += 1
+        return tuple(order[first:last]), length
+
+    def after(self, places: Places, token: int) -> Places:
+        """Those of the places at which a token stands and another follows, one further."""
+        tokens = self._tokens
+        return tuple(
+            [at + 1 for at in places if tokens[at] == token and tokens[at + 1] != SEPARATOR]
+        )
+
+    def children(self, places: Places) -> list[Child]:
+        """What comes next, the most frequent first, of equals the first; MOST_CHILDREN at most.
+
+        The shares leave room for one token that has never come next.
+        """
+        groups: dict[int, list[int]] = {}
+        for place in places:
+            groups.setdefault(self._tokens[place], []).append(place + 1)
+        groups.pop(SEPARATOR, None)
+        ranked = sorted(groups.items(), key=lambda group: len(group[1]), reverse=True)
+        total = len(places) + 1
+        return [
+            (token, len(after) / total, tuple(after)) for token, after in ranked[:MOST_CHILDREN]
+        ]
+
+    def chain(self, places: Places, length: int, stops: frozenset[int]) -> list[int]:
+        """The first of the children from `places` on: `length` tokens, or up to a stop token."""
+        chain: list[int] = []
+        while len(places) > 1 and len(chain) < length:
+            children = self.children(places)
+            if not children:
+                return chain
+            token, _, places = children[0]
+            chain.append(token)
+            if token in stops:
+                return chain
+        for token in self._tokens[places[0] : places[0] + length - len(chain)].tolist():
+            if token == SEPARATOR:
+                break
+            chain.append(token)
+            if token in stops:
+                break
+        return chain
+
+
+class Quote:
+    """The longest ending of one growing text that a corpus holds."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self.corpus = corpus
+        self._places: Places = ()
+        self._length = self._seen = 0
+
+    def longest(self, token_ids: Sequence[int]) -> tuple[Places, int]:
+        """Places after the match of the text so far, and the length of a match in the text itself that it
+        counts as; nothing and 0 where there is none."""
+        # What goes on as one of the places does is the longest match again: none grows by more.
+        for token in token_ids[self._seen :] if self._places else ():
+            self._places = self.corpus.after(self._places, token)
+            self._length = min(self._length + 1, LONGEST_MATCH)
+        if not self._places and self._seen < len(token_ids):
+            self._places, self._length = self.corpus.match(token_ids)
+        self._seen = len(token_ids)
+        return self._places, self._length // TOKENS_PER_OWN
+
+
+def with_separators(texts: Iterable[Sequence[int]]) -> NDArray[int32]:
+    """The tokens of all texts, a separator before each and one after the last."""
+    import numpy as np
+
+    parts = [np.array([*text, SEPARATOR], dtype=np.int32) for text in texts]
+    return np.concatenate([np.array([SEPARATOR], dtype=np.int32), *parts])
+
+
+def sorted_positions(token_ids: NDArray[int32]) -> NDArray[int32]:
+    """Positions that a token stands before and another after, by the LONGEST_MATCH tokens before them,
+    read backwards.
+
+    Prefix doubling: endings of 2k tokens are in the order of pairs of endings of k tokens.
+    """
+    import numpy as np
+
+    size = len(token_ids)
+    ranks = token_ids.astype(np.int64)
+    # Separators come last, as their bytes do; 0 is what stands before the beginning.
+    ranks[token_ids == SEPARATOR] = ranks.max(initial=0) + 1
+    ranks += 1
+    length, order = 1, np.argsort(ranks, kind="stable")
+    while length < LONGEST_MATCH:
+        earlier = np.zeros(size, dtype=np.int64)
+        earlier[length:] = ranks[:-length]
+        keys = ranks * (int(ranks.max(initial=0)) + 1) + earlier
+        length *= 2
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        ranks[order] = np.cumsum(np.concatenate([[1], keys[1:] != keys[:-1]]))[:size]
+    last = token_ids != SEPARATOR
+    followed = np.append(last[1:], False)
+    ordered: NDArray[int32] = (order[(last & followed)[order]] + 1).astype(np.int32)
+    return ordered
+
+
+def _shared(one: bytes, other: bytes) -> int:
+    """Tokens that two endings begin with alike."""
+    size = min(len(one), len(other))
+    differ = int.from_bytes(one[:size], "big") ^ int.from_bytes(other[:size], "big")
+    return (8 * size - differ.bit_length()) // (8 * _WIDTH)

@@ -1,0 +1,149 @@
+"""From paths to the index of their texts, which is made once and kept on disk by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from forerun.contracts import DrafterSetup
+from forerun.drafters.lookup.corpus import Corpus, sorted_positions, with_separators
+from forerun.drafters.lookup.texts import Texts
+from forerun.errors import ConfigError
+from forerun.files import atomic_path, cache_folder, reason
+from forerun.options import Text, options
+from forerun.progress import report
+
+if TYPE_CHECKING:
+    from numpy import int32
+    from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+# Of the files' form.
+FORM = "1"
+# Bytes that all kept indexes take at most; those used last stay.
+MOST_KEPT = 2**29
+_ENDING = ".corpus"
+
+
+def _listed(paths: Any) -> Any:
+    return (paths,) if isinstance(paths, str) else paths
+
+
+@options
+class CorpusOptions:
+    """Texts to quote from."""
+
+    corpus: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = Field(
+        default=(),
+        description="A text file, or a folder of them, to quote from beside the text itself.",
+        json_schema_extra={"repeat": "path"},
+    )
+
+
+def open_corpus(setup: DrafterSetup) -> Corpus | None:
+    """The index of the texts that the options name; None where they name none.
+
+    Raises:
+        ConfigError: for what cannot be read, holds no text, or has no tokenizer that fits.
+    """
+    paths = setup.read(CorpusOptions).corpus
+    if not paths:
+        return None
+    if setup.encode is None:
+        raise ConfigError("corpus is text and needs a tokenizer; use forerun.load.")
+    texts = Texts(paths)
+    if texts.left_out:
+        _note(f"corpus: left out: {texts.left_out}")
+    path = _path(texts, setup.tokenizer_id())
+    arrays = _read(path)
+    if arrays is None:
+        token_ids = with_separators(_encoded(list(texts), setup.encode))
+        arrays = token_ids, sorted_positions(token_ids)
+        _write(path, *arrays)
+    corpus = Corpus(*arrays)
+    if corpus.vocab_size > setup.target.vocab_size:
+        raise ConfigError(
+            f"the tokenizer makes token {corpus.vocab_size - 1} of the corpus and {setup.target.name} "
+            f"has {setup.target.vocab_size}; give the target's own tokenizer."
+        )
+    return corpus
+
+
+@cache
+def _note(text: str) -> None:
+    """Say something once, however many engines are made."""
+    logger.warning("%s", text)
+
+
+def _encoded(texts: list[str], encode: Callable[[str], list[int]]) -> Iterator[list[int]]:
+    total, done = sum(map(len, texts)), 0
+    for text in texts:
+        yield encode(text)
+        done += len(text)
+        report("indexing the corpus", done, total)
+
+
+def _path(texts: Iterable[str], tokenizer_id: str | None) -> Path | None:
+    """Where the index of some texts is kept; None for a tokenizer that is not known again."""
+    if tokenizer_id is None:
+        return None
+    digest = hashlib.sha256(f"{FORM} {tokenizer_id}".encode())
+    for text in texts:
+        content = text.encode()
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return cache_folder("corpora") / f"{digest.hexdigest()[:32]}{_ENDING}"
+
+
+def _read(path: Path | None) -> tuple[NDArray[int32], NDArray[int32]] | None:
+    """What was kept; None where it is missing or broken."""
+    from safetensors import SafetensorError, safe_open
+
+    if path is None or not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="numpy") as file:
+            token_ids, order = file.get_tensor("token_ids"), file.get_tensor("order")
+            if file.metadata()["sum"] != _sum(token_ids, order):
+                raise ValueError("another sum")
+        os.utime(path)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as problem:
+        logger.warning("%s cannot be used (%s); the corpus is indexed anew", path, problem)
+        return None
+    return token_ids, order
+
+
+def _write(path: Path | None, token_ids: NDArray[int32], order: NDArray[int32]) -> None:
+    """Keep an index, and remove those that were not used for longest; a full disk takes nothing."""
+    from safetensors.numpy import save_file
+
+    if path is None:
+        return
+    try:
+        with atomic_path(path) as temporary:
+            content = {"token_ids": token_ids, "order": order}
+            save_file(content, temporary, {"sum": _sum(token_ids, order)})
+        _prune(path)
+    except OSError as problem:
+        logger.warning("the corpus's index cannot be kept in %s (%s)", path, reason(problem))
+
+
+def _prune(newest: Path) -> None:
+    kept = newest.stat().st_size
+    others = (path for path in newest.parent.glob(f"*{_ENDING}") if path != newest)
+    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+        kept += path.stat().st_size
+        if kept > MOST_KEPT:
+            path.unlink(missing_ok=True)
+
+
+def _sum(token_ids: NDArray[int32], order: NDArray[int32]) -> str:
+    return str(zlib.crc32(order.data, zlib.crc32(token_ids.data)))
