@@ -2,7 +2,8 @@
 
 python -m recipes.publish HEAD DIRECTORY
 
-writes a head that `forerun train` has made with its matrices in 8 bits.
+writes a head that `forerun train` has made with its layers in 4 bits, its other matrices in 8, and without
+the output rows, which the target has.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ from transformers import PreTrainedTokenizerFast
 
 from forerun.bench.peers.gguf_export import write_gguf
 from forerun.files import atomic_path, write_text
-from forerun.heads.eight_bits import SCALES
+from forerun.heads.few_bits import SCALES, packed
 from forerun.heads.files import CARD, OWN, HeadFiles, write_head
 from forerun.training.card import CERTIFICATE, PICTURE
 from recipes.corpus import END_OF_TEXT
+
+COLUMNS = 32
+"""Of a row of a head's matrix that share a scale."""
+SMALLEST = 1e-7
+"""Of the scales, so that none is 0 in fp16."""
 
 
 def publish_model(model: nn.Module, tokenizer: Tokenizer, folder: Path, context: int) -> None:
@@ -79,33 +85,60 @@ def _kind(key: str, tensor: Tensor) -> str:
 
 
 def publish_head(trained: Path, directory: Path) -> None:
-    """Write a trained head with its matrices in 8 bits, and what lies beside its weights."""
+    """Write a trained head in few bits, and what lies beside its weights."""
     files = HeadFiles.open(trained)
     beside = {
         name: (trained / name).read_bytes()
         for name in (OWN, CARD, PICTURE, CERTIFICATE)
         if (trained / name).exists()
     }
-    write_head(directory, files.config, quantized(files.tensors), beside)
+    # Training leaves the output rows as they are in the target, which lends them.
+    own = {name: tensor for name, tensor in files.tensors.items() if name != "lm_head.weight"}
+    write_head(directory, files.config, quantized(own), beside)
 
 
-def quantized(tensors: Mapping[str, Tensor], columns: int = 32) -> dict[str, Tensor]:
-    """Tensors with their matrices in 8 bits, as `HeadFiles.tensors` reads them again.
+def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors with the matrices of layers in 4 bits and others in 8, as `HeadFiles.tensors` reads them again.
 
     Args:
-        tensors: by published name.
-        columns: of a row that share a scale; a matrix that they do not divide stays as it is.
+        tensors: by published name; a matrix that groups of columns do not divide stays as it is.
     """
     stored: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.dim() == 2 and tensor.shape[1] % columns == 0:
-            groups = tensor.float().reshape(len(tensor), -1, columns)
-            scales = (groups.abs().amax(2) / 127).clamp(min=1e-7).half()
-            codes = (groups / scales.float()[..., None]).round().clamp(-127, 127)
-            stored |= {key: codes.flatten(1).to(torch.int8), key + SCALES: scales}
+        if tensor.is_floating_point() and tensor.dim() == 2 and tensor.shape[1] % COLUMNS == 0:
+            groups = tensor.float().reshape(len(tensor), -1, COLUMNS)
+            in_bits = in_4_bits if key.startswith("layers.") else in_8_bits
+            stored[key], stored[key + SCALES] = in_bits(groups)
         else:
             stored[key] = tensor
     return stored
+
+
+def in_8_bits(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and scales of a matrix [rows, groups, columns]."""
+    scales = (groups.abs().amax(2) / 127).clamp(min=SMALLEST).half()
+    codes = (groups / scales.float()[..., None]).round().clamp(-127, 127)
+    return codes.flatten(1).to(torch.int8), scales
+
+
+def in_4_bits(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes, two a byte, and scales of a matrix [rows, groups, columns].
+
+    The value of the largest magnitude becomes -8, by the sign of the scale, so that the kernels find the same
+    codes again; of a few scales the one of the least squared error is taken.
+    """
+    extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))[..., 0]
+    best, least = torch.empty_like(extreme), torch.full_like(extreme, torch.inf)
+    for steps in (-8.0, -8.5, -9.0):
+        scales = extreme / steps
+        scales = torch.where(scales.abs() < SMALLEST, SMALLEST, scales).half().float()
+        error = (groups - _rounded(groups, scales) * scales[..., None]).square().sum(2)
+        best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
+    return packed(_rounded(groups, best).flatten(1)), best.half()
+
+
+def _rounded(groups: Tensor, scales: Tensor) -> Tensor:
+    return (groups / scales[..., None]).round().clamp(-8, 7)
 
 
 def publish_licence(standard_library: Path, package: Path) -> None:

@@ -11,37 +11,59 @@ from forerun.errors import CheckpointError
 from forerun.export.common_rules import value_rules
 from forerun.export.findings import TITLES
 from forerun.export.head import PublishedHead
+from forerun.heads.few_bits import unpacked
 from forerun.heads.files import HeadFiles, write_head
-from recipes.publish import publish_head
+from recipes.publish import in_4_bits, publish_head
 
-SHAPES = {"fc.weight": (64, 96), "norm.weight": (64,), "narrow.weight": (4, 5)}
+LAYER = "layers.0.mlp.up_proj.weight"
+SHAPES = {"fc.weight": (64, 96), LAYER: (8, 64), "norm.weight": (64,), "narrow.weight": (4, 5)}
 
 
 def trained(directory: Path) -> HeadFiles:
     tensors = {name: torch.randn(shape).bfloat16() for name, shape in SHAPES.items()}
-    tensors["fc.weight"][0] = 0.0
+    tensors["fc.weight"][0] = tensors[LAYER][0] = 0.0
+    tensors["lm_head.weight"] = torch.ones(7, 96)
     write_head(
         directory, {"eagle_config": {}}, {**tensors, "d2t": torch.arange(7)}, {"README.md": "x"}
     )
     return HeadFiles.open(directory)
 
 
-def test_a_head_in_8_bits_has_the_same_tensors(tmp_path: Path) -> None:
+def test_a_head_in_few_bits_has_the_same_tensors(tmp_path: Path) -> None:
     head = trained(tmp_path / "trained")
     publish_head(head.directory, tmp_path / "small")
     small = HeadFiles.open(tmp_path / "small")
     assert small.config == head.config
     assert (tmp_path / "small" / "README.md").read_text() == "x"
-    assert small.names == head.names == set(small.tensors)
-    for name, tensor in head.tensors.items():
-        if name == "fc.weight":
-            largest = tensor.float().unflatten(1, (-1, 32)).abs().amax(2).repeat_interleave(32, 1)
-            error = (small.tensors[name].float() - tensor.float()).abs()
-            # Half a step, and a rounding to bf16.
-            assert bool((error <= largest / 254 + largest / 256 + 1e-6).all())
+    # The target lends the rows of its output head.
+    assert small.names == head.names - {"lm_head.weight"} == set(small.tensors)
+    for name, tensor in small.tensors.items():
+        if name in ("fc.weight", LAYER):
+            whole = head.tensors[name].float()
+            largest = whole.unflatten(1, (-1, 32)).abs().amax(2).repeat_interleave(32, 1)
+            error = (tensor.float() - whole).abs()
+            # Half a step, a whole one at the end of 4 bits that lacks a code, and a rounding to bf16.
+            step = largest / 254 if name == "fc.weight" else largest / 8
+            assert bool((error <= step + largest / 256 + 1e-6).all())
         else:
-            assert torch.equal(small.tensors[name], tensor)
+            assert torch.equal(tensor, head.tensors[name])
     assert small.weight_bytes < 0.7 * head.weight_bytes
+
+
+def test_what_is_in_4_bits_stays_what_it_is(tmp_path: Path) -> None:
+    """The kernels run it in their own 4 bits: they must find the same codes."""
+    groups = torch.randn(50, 3, 32)
+    codes, scales = in_4_bits(groups)
+    assert codes.shape == (50, 48)
+    numbers = unpacked(codes)
+    assert numbers.min() == -8
+    assert numbers.max() == 7
+    write_head(tmp_path, {"eagle_config": {}}, {"a.weight": codes, "a.weight_scale": scales})
+    read = HeadFiles.open(tmp_path).tensors["a.weight"].float()
+    mean_error = (read - groups.flatten(1)).square().mean() / groups.square().mean()
+    assert mean_error < 0.01
+    again, _ = in_4_bits(read.unflatten(1, (-1, 32)))
+    assert torch.equal(again, codes)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +83,9 @@ def test_other_engines_do_not_read_it_and_a_copy_they_do(tmp_path: Path) -> None
     head = trained(tmp_path / "trained")
     publish_head(head.directory, tmp_path / "small")
     small = HeadFiles.open(tmp_path / "small")
-    assert small.in_8_bits
+    assert small.in_few_bits
     write_head(tmp_path / "copy", small.config, small.tensors)
-    assert not HeadFiles.open(tmp_path / "copy").in_8_bits
-    published = PublishedHead("head", small.config, small.tensors, in_8_bits=True)
-    found = {finding.engine for finding in value_rules(published) if finding.trap == "8 bits"}
+    assert not HeadFiles.open(tmp_path / "copy").in_few_bits
+    published = PublishedHead("head", small.config, small.tensors, in_few_bits=True)
+    found = {finding.engine for finding in value_rules(published) if finding.trap == "few bits"}
     assert found == set(TITLES)

@@ -60,10 +60,10 @@ def unused(name: str) -> Iterator[Finding]:
 
 def value_rules(head: PublishedHead) -> Iterator[Finding]:
     """The types of tensors, and files that engines do not read."""
-    if head.in_8_bits:
-        problem = "its matrices are stored in 8 bits with scales, as forerun alone reads them"
+    if head.in_few_bits:
+        problem = "its matrices are stored in 8 or 4 bits with scales, as forerun alone reads them"
         for engine in TITLES:
-            yield error(engine, "8 bits", problem, "write a copy with `forerun export`")
+            yield error(engine, "few bits", problem, "write a copy with `forerun export`")
     types = set()
     for name, tensor in head.weights.items():
         if tensor.dtype in _TYPES:

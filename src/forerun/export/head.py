@@ -35,7 +35,7 @@ class PublishedHead:
         tensors: by published name, as stored.
         record: forerun.json; empty for a head that was not trained here.
         weight_files: names of all files with weights; engines read the first.
-        in_8_bits: whether matrices are stored as codes with scales.
+        in_few_bits: whether matrices are stored as codes with scales.
     """
 
     name: str
@@ -43,7 +43,7 @@ class PublishedHead:
     tensors: Mapping[str, Tensor]
     record: Mapping[str, Any] = field(default_factory=dict)
     weight_files: tuple[str, ...] = ()
-    in_8_bits: bool = False
+    in_few_bits: bool = False
 
     @cached_property
     def kind(self) -> str:
@@ -114,4 +114,4 @@ def read_head(name: str | os.PathLike[str]) -> PublishedHead:
     files = HeadFiles.open(name)
     tensors = files.tensors
     stored = tuple(file for file in WEIGHTS if (files.directory / file).is_file())
-    return PublishedHead(files.name, files.config, tensors, files.own, stored, files.in_8_bits)
+    return PublishedHead(files.name, files.config, tensors, files.own, stored, files.in_few_bits)

@@ -22,7 +22,7 @@ from forerun.contracts import CausalLM
 from forerun.errors import CheckpointError, IncompatibleDraftError, UnsupportedModelError, shown
 from forerun.files import atomic_path, is_regular, printable, reason
 from forerun.heads import CONFIG, kind_of
-from forerun.heads.eight_bits import SCALES, dequantized
+from forerun.heads.few_bits import SCALES, dequantized
 from forerun.interrupts import never_lost
 from forerun.models.config import one_line, read_object
 from forerun.models.hub import Location, locate
@@ -171,7 +171,7 @@ class HeadFiles:
         return frozenset(self.tensors)
 
     @property
-    def in_8_bits(self) -> bool:
+    def in_few_bits(self) -> bool:
         """Whether matrices are stored as codes with scales, which no other engine reads.
 
         Raises:

@@ -26,6 +26,7 @@ from forerun.models.checkpoint import Checkpoint
 from forerun.models.layouts import HEAD, layout_of
 from forerun.models.sources import match_keys
 from forerun.training.acceptance import AcceptanceTable
+from forerun.training.compiled import in_bf16
 from forerun.training.conversations import ConversationBatch
 from forerun.training.evaluation import Drafts, evaluate
 from forerun.training.loop import Part
@@ -113,7 +114,7 @@ class DraftObjective:
         """What it drafts on a batch: one draft after another from the answer's first token on, so that all
         of its tokens are in one."""
         texts = lesson.batch.token_ids if self.layer is None else lesson.hidden[self.layer]
-        with torch.autocast(texts.device.type, torch.bfloat16):
+        with in_bf16(texts.device):
             states = self.module(texts)
         # The state of the token before predicts a token.
         wanted = lesson.rows[:, 1:]

@@ -17,6 +17,7 @@ from forerun.engine.chat import ChatTemplate
 from forerun.errors import TrainingError
 from forerun.heads.files import CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
+from forerun.models.cpu.threads import num_threads
 from forerun.models.placement import Placement
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.card import CERTIFICATE, PICTURE, card_of
@@ -125,6 +126,7 @@ class DrafterRun:
         )
         torch.manual_seed(settings.seed)
         self.target = self._load_target()
+        self._threads = threads_of(self.target.device, settings.micro_batches)
         earlier = None if begin_with is None else open_head(begin_with, recipe.__name__)
         self.ids = self._draft_ids(train) if earlier is None else ids_of(earlier, self.target)
         self.head: Untrained = recipe(self.target, self.ids, own, self.checkpoint)
@@ -152,6 +154,7 @@ class DrafterRun:
             self._training_settings(),
             work / "state.pt",
             processes=self.processes,
+            threads=self._threads,
             watch=self._watch,
         )
         self._resume(work / "curve.json", trainer.progress)
@@ -336,6 +339,16 @@ class DrafterRun:
         lengths = [length for _, _, length in self.report.curve]
         if lengths:
             self._stale = len(lengths) - 1 - lengths.index(max(lengths))
+
+
+def threads_of(device: torch.device, micro_batches: int) -> int:
+    """Micro-batches that run side by side, each on one thread; on the CPU as many as there are threads.
+
+    Several threads for a product wait for each other after each of them, and for whatever else runs."""
+    threads = min(num_threads(), micro_batches) if device.type == "cpu" else 1
+    if threads > 1:
+        torch.set_num_threads(1)
+    return threads
 
 
 def _stored(drafter: Untrained) -> dict[str, Tensor]:

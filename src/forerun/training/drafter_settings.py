@@ -110,7 +110,7 @@ class DSparkSettings:
 
 @options
 class Eagle3Settings:
-    """How an EAGLE-3 head is unrolled."""
+    """How an EAGLE-3 head is unrolled, and the shape of its layer."""
 
     steps: int = Field(default=5, ge=1, le=64, description="Tokens of a draft that are unrolled.")
     density: float = Field(
@@ -118,6 +118,18 @@ class Eagle3Settings:
         gt=0.0,
         le=1.0,
         description="Share of the answers' tokens at which drafts begin.",
+    )
+    key_heads: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**16,
+        description="Heads of keys and values; left out, as many as heads of queries.",
+    )
+    intermediate_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**20,
+        description="Of the layer's MLP; left out, eight thirds of the hidden size.",
     )
 
 

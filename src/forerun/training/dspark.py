@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from forerun.heads.dspark import DSparkConfig
 from forerun.training.acceptance import AcceptanceTable
+from forerun.training.compiled import in_bf16
 from forerun.training.conversations import ConversationBatch
 from forerun.training.evaluation import Drafts, evaluate
 from forerun.training.loop import Part
@@ -149,7 +150,7 @@ class DSparkObjective:
         filled = token_ids.new_full(size, config.mask_token_id)
         filled[..., 0] = token_ids.gather(1, blocks.anchors)
         embeddings = self.teacher.model.embed(filled.flatten(1)).view(*size, -1)
-        with torch.autocast(embeddings.device.type, torch.bfloat16):
+        with in_bf16(embeddings.device):
             outputs = self.module(lesson.features(config.target_layers), embeddings, blocks.anchors)
         before = self.module.before(blocks.before(token_ids))
         states = outputs[blocks.there].bfloat16()

@@ -7,7 +7,7 @@ stand for the text, those of later steps for the draft since, so that a step see
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,11 +16,12 @@ from torch.nn import functional
 from forerun.errors import ConfigError
 from forerun.heads.eagle3 import Eagle3Config
 from forerun.training.acceptance import AcceptanceTable
+from forerun.training.compiled import in_bf16
 from forerun.training.conversations import ConversationBatch
 from forerun.training.evaluation import Drafts, evaluate
 from forerun.training.loop import Part
 from forerun.training.losses import kl_share, rejection_loss
-from forerun.training.published import PublishedModule, attend
+from forerun.training.published import PublishedModule
 from forerun.training.target import Lesson, Teacher
 
 STEPS = 5
@@ -71,10 +72,10 @@ class Eagle3Module(PublishedModule):
         context, _ = self._inputs(embeddings[:, 1:], fused)
         slots = torch.arange(context.shape[1], device=anchors.device)
         keys, values = self.heads(context, "kv", slots[None])
-        seen = slots <= anchors[:, None, :, None]
-        # A draft sees of what was drafted its own tokens.
-        itself = torch.eye(anchors.shape[1], dtype=torch.bool, device=anchors.device)
-        itself = itself.expand(len(anchors), 1, -1, -1)
+        unseen = keys.new_zeros(anchors.shape[0], 1, anchors.shape[1], len(slots))
+        unseen = unseen.masked_fill(slots > anchors[:, None, :, None], -torch.inf)
+        # A draft sees of what was drafted its own tokens; the first step's own keys are those of the text.
+        drafted: list[tuple[Tensor, Tensor]] = []
         hidden, last = _at(fused, anchors), embeddings.shape[1] - 1
         outputs = []
         for step in range(steps):
@@ -82,10 +83,9 @@ class Eagle3Module(PublishedModule):
             following = _at(embeddings, (positions + 1).clamp(max=last))
             joined, residual = self._inputs(following, hidden)
             query, key, value = self.heads(joined, "qkv", positions)
-            if step:  # The first step's own keys are those of the text.
-                keys, values = torch.cat((keys, key), 2), torch.cat((values, value), 2)
-                seen = torch.cat((seen, itself), -1)
-            hidden = self.rest(residual, attend(query, keys, values, seen))
+            if step:
+                drafted.append((key, value))
+            hidden = self.rest(residual, attend_drafts(query, keys, values, unseen, drafted))
             outputs.append(self.normed(hidden, "norm"))
             hidden = outputs[-1] if self.config.norm_output else hidden
         return torch.stack(outputs, dim=2)
@@ -115,6 +115,39 @@ class Eagle3Module(PublishedModule):
         beside = self.normed(embeddings, "layers.0.input_layernorm")
         residual = own if self.config.norm_before_residual else hidden
         return torch.cat((beside, own), dim=-1), residual
+
+
+def attend_drafts(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    unseen: Tensor,
+    drafted: Sequence[tuple[Tensor, Tensor]],
+) -> Tensor:
+    """What the heads of drafts mix of the values of a text and of their own tokens, [B, A, heads * head_dim].
+
+    A draft has few tokens of its own, so that products with them are cheaper number by number than as
+    columns of a mask over all drafts.
+
+    Args:
+        query: one for each draft, [B, heads, A, head_dim].
+        keys, values: of the text, [B, kv_heads, S, head_dim].
+        unseen: -inf for the tokens that a draft does not see, else 0, [B, 1, A, S].
+        drafted: keys and values of each draft's own tokens so far, [B, kv_heads, A, head_dim].
+    """
+    groups, size = query.shape[1] // keys.shape[1], keys.shape[2]
+
+    def each(vectors: Tensor) -> Tensor:
+        return vectors.repeat_interleave(groups, 1) if groups > 1 else vectors
+
+    query = query * query.shape[-1] ** -0.5
+    scores = [query @ each(keys).transpose(-1, -2) + unseen]
+    scores += [(query * each(key)).sum(-1, keepdim=True) for key, _ in drafted]
+    shares = torch.cat(scores, -1).softmax(-1).to(values.dtype)
+    mixed = shares[..., :size] @ each(values)
+    for place, (_, value) in enumerate(drafted, start=size):
+        mixed = mixed + shares[..., place, None] * each(value)
+    return mixed.transpose(1, 2).flatten(2)
 
 
 def refuse_untrained(config: Eagle3Config) -> None:
@@ -230,7 +263,7 @@ class Eagle3Objective:
         which row that is, and its place in the draft, both [N]."""
         token_ids = lesson.batch.token_ids
         embeddings = self.teacher.model.embed(token_ids)
-        with torch.autocast(embeddings.device.type, torch.bfloat16):
+        with in_bf16(embeddings.device):
             outputs = self.module(lesson.features(self.layers), embeddings, anchors, self.steps)
         valid = there_for(lesson.rows, anchors, there, self.steps)
         places = torch.arange(self.steps, device=valid.device).expand(valid.shape)[valid]

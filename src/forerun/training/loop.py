@@ -6,10 +6,12 @@ import json
 import logging
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,8 @@ from forerun.files import atomic_path
 from forerun.training.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Part:
     tokens: int
 
 
+Gradients = Sequence[Tensor | None]
 Loss = Callable[[Any], Part]
 """The loss of one micro-batch."""
 
@@ -121,6 +126,7 @@ class Trainer:
         settings: how to train.
         state: the file that a run resumes from; its log lies beside it, and begins anew without it.
         processes: that share the micro-batches of each step.
+        threads: that share those of a process, side by side.
         watch: called after each step; what it returns true for ends the run.
 
     Raises:
@@ -136,6 +142,7 @@ class Trainer:
         state: Path,
         *,
         processes: Processes = ALONE,
+        threads: int = 1,
         watch: Callable[[Trainer], bool] | None = None,
     ) -> None:
         self.model, self.loss, self.source, self.settings = model, loss, source, settings
@@ -144,7 +151,7 @@ class Trainer:
         self.peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.progress = Progress()
         self.last_loss = float("nan")
-        self._processes, self._watch = processes, watch
+        self._processes, self._threads, self._watch = processes, threads, watch
         self._saved = -1
         if state.exists():
             self._load()
@@ -182,10 +189,14 @@ class Trainer:
         """One step of the optimizers; the tokens that it used up."""
         parts = self.source.step(self.progress, fraction)
         sums = torch.zeros(3, dtype=torch.float64)
-        for micro in self._processes.share(parts):
-            part = self.loss(micro)
-            part.total.backward()  # type: ignore[no-untyped-call]
-            sums += torch.tensor([part.total.item(), part.weight, part.tokens])
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        learn = partial(self._learn, trained)
+        for figures, gradients in self._each(learn, self._processes.share(parts)):
+            sums += torch.tensor(figures)
+            for parameter, gradient in zip(trained, gradients, strict=True):
+                if gradient is not None:
+                    seen = parameter.grad
+                    parameter.grad = gradient if seen is None else seen.add_(gradient)
         total, weight, tokens = self._processes.sum(sums).tolist()
         self.last_loss = total / weight if weight else 0.0
         self._refuse_nonsense("loss", self.last_loss)
@@ -197,6 +208,21 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad()
         return int(tokens)
+
+    def _each(self, work: Callable[[Any], R], parts: Sequence[Any]) -> Iterator[R]:
+        """What is made of each micro-batch, in order."""
+        if self._threads == 1:
+            yield from map(work, parts)
+            return
+        with ThreadPoolExecutor(self._threads) as pool:
+            yield from pool.map(work, parts)
+
+    def _learn(self, trained: Sequence[nn.Parameter], micro: Any) -> tuple[list[float], Gradients]:
+        """Loss, weight and tokens of a micro-batch, and its gradients apart: they add up in one order,
+        whichever thread is first."""
+        part = self.loss(micro)
+        gradients = torch.autograd.grad(part.total, trained, allow_unused=True)
+        return [part.total.item(), part.weight, part.tokens], gradients
 
     def _gradients_over(self, weight: float) -> list[nn.Parameter]:
         """The parameters that have gradients, which become those of all processes by weight."""

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from forerun.training.compiled import compiled
+from forerun.training.compiled import compiled, filled
 
 # Rows of the vocabulary that are worked on at once: as many as fit into a cache.
 CHUNK = 256
 # Rows by which the acceptance of a batch is estimated before its loss is computed.
-SAMPLED = 512
+SAMPLED = 256
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -111,8 +111,8 @@ class _RejectionLoss(torch.autograd.Function):
             states, matrices = [tensor[part] for tensor in flat[::2]], flat[1::2]
             logits = [state @ matrix.T for state, matrix in zip(states, matrices, strict=True)]
             count = len(logits[0])
-            target, weight = _padded([target_probs[index[part]], weights[part]])
-            gradient, overlap, losses = rows(_padded(logits), target, weight, share)
+            target, weight = filled(CHUNK, target_probs[index[part]], weights[part])
+            gradient, overlap, losses = rows(filled(CHUNK, *logits), target, weight, share)
             accepted[part] = overlap[:count]
             total += losses[:count].sum()
             if any(needed):
@@ -161,12 +161,3 @@ def _rows(
     kl = (torch.special.xlogy(p, p) - p * logs).sum(-1)
     losses = ((1 - kl_share) * (1 - accepted) + kl_share * kl) * weights
     return gradient.to(logits[0].dtype), accepted, losses
-
-
-def _padded(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Rows repeated up to CHUNK, so that what is compiled sees one shape."""
-    count, device = len(tensors[0]), tensors[0].device
-    if count == CHUNK:
-        return list(tensors)
-    rows = torch.arange(CHUNK, device=device).clamp(max=count - 1)
-    return [tensor[rows] for tensor in tensors]

@@ -12,6 +12,7 @@ from torch.nn import functional
 from forerun.errors import TrainingError
 from forerun.heads.medusa import MedusaConfig, new_tensors
 from forerun.training.acceptance import AcceptanceTable
+from forerun.training.compiled import in_bf16
 from forerun.training.conversations import ConversationBatch
 from forerun.training.evaluation import Drafts, evaluate
 from forerun.training.loop import Part
@@ -159,7 +160,7 @@ class MedusaObjective:
         """Which tokens share an output matrix (bool [N]), the states that it reads for them, and itself."""
         last = lesson.hidden[self.teacher.model.num_layers][tokens.anchors]
         normed = self.teacher.model.final_norm(last[None])[0]
-        with torch.autocast(normed.device.type, torch.bfloat16):
+        with in_bf16(normed.device):
             states = self.module(normed)[tokens.there].bfloat16()
         if not self.module.config.own_outputs:
             every = torch.ones(len(states), dtype=torch.bool, device=states.device)

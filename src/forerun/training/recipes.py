@@ -128,12 +128,23 @@ def dspark(target: CausalLM, ids: Tensor, own: DSparkSettings, checkpoint: Check
 
 
 def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Checkpoint) -> Untrained:
-    """An EAGLE-3 head in the layout that all engines load: one layer, no flags."""
+    """An EAGLE-3 head in the layout that all engines load: one layer, no flags.
+
+    Raises:
+        TrainingError: for key heads that do not divide those of the queries.
+    """
     layers = _layers(target, checkpoint)
+    queries = layers["num_attention_heads"]
+    # What is drafted reaches the state by values alone: by default they are as wide as it.
+    keys = own.key_heads or queries
+    if queries % keys:
+        raise TrainingError(
+            f"key_heads is {keys}; it must divide the {queries} heads of the queries."
+        )
     config = {
         **layers,
-        # What is drafted reaches the state by these values alone: they must not be narrower than it.
-        "num_key_value_heads": layers["num_attention_heads"],
+        "num_key_value_heads": keys,
+        "intermediate_size": own.intermediate_size or layers["intermediate_size"],
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_hidden_layers": 1,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,7 @@ class StateMemory:
         self._blocks: list[Tensor] = []
         self._used = 0
         self._places: dict[Conversation, Tensor] = {}
+        self._lock = Lock()
         self._spare = LEFT_FREE * available_bytes(CPU)
 
     def __contains__(self, text: Conversation) -> bool:
@@ -33,7 +36,8 @@ class StateMemory:
 
     def put(self, text: Conversation, states: Tensor) -> None:
         """Copy the states of a text [S, ...], where there is room."""
-        place = self._room(states)
+        with self._lock:
+            place = self._room(states)
         if place is not None:
             place.copy_(states)
             self._places[text] = place

@@ -18,7 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from forerun.contracts import CausalLM
 from forerun.core import Batch, LogitsFor
 from forerun.errors import ConfigError
-from forerun.training.compiled import compiled
+from forerun.heads.output import borrowed_rows
+from forerun.training.compiled import compiled, filled
 from forerun.training.conversations import Conversation, ConversationBatch
 from forerun.training.state_memory import StateMemory
 
@@ -72,6 +73,11 @@ class Teacher:
         last = (model.num_layers,) if self._head else ()
         self._layers = tuple(dict.fromkeys((*self.hidden_layers, *last)))
         self._memory = StateMemory()
+        # log Σ exp of the logits of each token of an answer: with it the rows of the draft's vocabulary are
+        # enough when the text comes again.
+        self._sums: dict[Conversation, Tensor] = {}
+        few = self._head and len(draft_ids) < model.vocab_size
+        self._rows = borrowed_rows(model, self.draft_ids) if few else None
         index = torch.full((model.vocab_size,), -1, dtype=torch.long)
         index[draft_ids] = torch.arange(len(draft_ids))
         self._index = index.to(model.device)
@@ -98,9 +104,17 @@ class Teacher:
         states = shown[where[0], where[1] - 1]
         index = torch.full_like(batch.token_ids, -1)
         index[where] = torch.arange(len(states), device=index.device)
-        ones = torch.ones(len(states), device=index.device)
-        temperatures = _temperatures(batch) if as_drawn else ones
-        probs, most_probable = self._probs(states, temperatures, best)
+        most_probable = None
+        if best or as_drawn or not all(c in self._sums for c in batch.conversations):
+            ones = torch.ones(len(states), device=index.device)
+            temperatures = _temperatures(batch) if as_drawn else ones
+            probs, most_probable, sums = self._probs(states, temperatures, best)
+            if self._rows is not None and not as_drawn:
+                counts = [len(c.answer_ids) for c in batch.conversations]
+                self._sums.update(zip(batch.conversations, torch.split(sums, counts), strict=True))
+        else:
+            sums = torch.cat([self._sums[c] for c in batch.conversations])
+            probs = self._probs_by_sums(states, sums)
         own = {layer: hidden[layer] for layer in self.hidden_layers}
         return Lesson(batch, own, index, probs, most_probable)
 
@@ -132,28 +146,42 @@ class Teacher:
 
     def _probs(
         self, states: Tensor, temperatures: Tensor, best: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Of states after the last layer, or of logits where these are what the target shows."""
-        device = states.device
-        size = (len(states), len(self.draft_ids))
-        probs = torch.empty(size, dtype=torch.bfloat16, device=device)
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Of states after the last layer, or of logits where these are what the target shows: probabilities
+        over the draft's vocabulary, the most probable token if asked, and log Σ exp of all logits."""
+        device, count = states.device, len(states)
+        probs = torch.empty(count, len(self.draft_ids), dtype=torch.bfloat16, device=device)
+        sums = torch.empty(count, device=device)
         most_probable = None
         if best:
-            most_probable = torch.empty(len(states), dtype=torch.long, device=device)
-        for start in range(0, len(states), CHUNK):
-            part = slice(start, start + CHUNK)
+            most_probable = torch.empty(count, dtype=torch.long, device=device)
+        softmax = compiled(_softmax_of, self.model.vocab_size)
+        for part in _chunks(count):
             logits = states[part]
             if self._head:
                 logits = self.model.lm_head(self.model.final_norm(states[None, part]))[0]
             if most_probable is not None:
                 most_probable[part] = self._index[logits.float().argmax(-1)]
-            # Of a fixed shape, for the compiler: the last chunk is filled up.
-            rows = torch.arange(CHUNK, device=device).clamp(max=len(logits) - 1)
-            full = logits if len(logits) == CHUNK else logits[rows]
-            softmax = compiled(_softmax_of, self.model.vocab_size)
-            own = temperatures[part][rows]
-            probs[part] = softmax(full, self.draft_ids, own)[: len(logits)]
-        return probs, most_probable
+            full, own = filled(CHUNK, logits, temperatures[part])
+            made = softmax(full, self.draft_ids, own)
+            probs[part], sums[part] = (rows[: len(logits)] for rows in made)
+        return probs, most_probable, sums
+
+    def _probs_by_sums(self, states: Tensor, sums: Tensor) -> Tensor:
+        """The probabilities of `_probs` at temperature 1, of the output head's rows of the draft's
+        vocabulary alone."""
+        assert self._rows is not None
+        probs = states.new_empty(len(states), len(self.draft_ids), dtype=torch.bfloat16)
+        shares = compiled(_shares_of, len(self.draft_ids))
+        for part in _chunks(len(states)):
+            logits = self.model.final_norm(states[None, part])[0] @ self._rows.T
+            full, own = filled(CHUNK, logits, sums[part])
+            probs[part] = shares(full, own)[: len(logits)]
+        return probs
+
+
+def _chunks(count: int) -> list[slice]:
+    return [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
 
 
 def _runs_alone(model: CausalLM) -> bool:
@@ -173,7 +201,14 @@ def _temperatures(batch: ConversationBatch) -> Tensor:
     return each.to(batch.answers.device)[batch.answers.nonzero()[:, 0]]
 
 
-def _softmax_of(logits: Tensor, ids: Tensor, temperatures: Tensor) -> Tensor:
-    """Probabilities of some tokens, [n, len(ids)] in bfloat16, of logits [n, V] at temperatures [n]."""
+def _softmax_of(logits: Tensor, ids: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """Of logits [n, V] at temperatures [n] the probabilities of some tokens, [n, len(ids)] in bfloat16, and
+    log Σ exp, [n]."""
     wide = logits.float() / temperatures[:, None]
-    return (wide[:, ids] - wide.logsumexp(-1, keepdim=True)).exp().bfloat16()
+    sums = wide.logsumexp(-1)
+    return (wide[:, ids] - sums[:, None]).exp().bfloat16(), sums
+
+
+def _shares_of(logits: Tensor, sums: Tensor) -> Tensor:
+    """Probabilities [n, Vd] in bfloat16 of some tokens' logits, with log Σ exp of all."""
+    return (logits.float() - sums[:, None]).exp().bfloat16()

@@ -1,4 +1,4 @@
-"""Matrices of heads that are stored in 8 bits, with scales."""
+"""Matrices of heads that are stored in 8 or 4 bits, with scales."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from forerun.errors import CheckpointError
 from forerun.files import printable
 
 SCALES = "_scale"
-"""Ends the names of the scales of a matrix in 8 bits, one for each so many columns of a row."""
+"""Ends the names of the scales of a matrix in 8 or 4 bits, one for each so many columns of a row."""
+ZERO = 8
+"""Code of 0 in 4 bits."""
 
 
 def dequantized(directory: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors with those in 8 bits as numbers, in bf16.
+    """Tensors with those in 8 and 4 bits as numbers, in bf16.
 
     Args:
         directory: that they come from, for messages.
-        tensors: by name; scales are taken out.
+        tensors: by name; scales are taken out. Codes are int8 in 8 bits, uint8 in 4: two a byte.
 
     Raises:
         CheckpointError: for scales that fit no matrix.
@@ -27,9 +29,11 @@ def dequantized(directory: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor
     for name in [name for name in tensors if name.endswith(SCALES)]:
         key, scales = name.removesuffix(SCALES), tensors.pop(name)
         codes = tensors.get(key)
+        if codes is not None and codes.dtype == torch.uint8 and codes.dim() == 2:
+            codes = unpacked(codes)
         fits = codes is not None and codes.dtype == torch.int8 and codes.dim() == scales.dim() == 2
         if codes is None or not fits or codes.shape[0] != scales.shape[0] or not scales.numel():
-            raise CheckpointError(f"{directory}: {printable(name)} fits no matrix in 8 bits.")
+            raise CheckpointError(f"{directory}: {printable(name)} fits no matrix in 8 or 4 bits.")
         if codes.shape[1] % scales.shape[1]:
             raise CheckpointError(
                 f"{directory}: {printable(name)} does not divide {printable(key)}."
@@ -37,3 +41,16 @@ def dequantized(directory: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor
         groups = codes.float().reshape(*scales.shape, -1)
         tensors[key] = (groups * scales.float()[..., None]).flatten(1).bfloat16()
     return tensors
+
+
+def packed(codes: Tensor) -> Tensor:
+    """Codes of -8 to 7 [rows, columns] two a byte, the first in its lower half, uint8
+    [rows, columns / 2]."""
+    shifted = (codes + ZERO).to(torch.uint8)
+    return shifted[:, ::2] | shifted[:, 1::2] << 4
+
+
+def unpacked(pairs: Tensor) -> Tensor:
+    """Codes that `packed` has packed, int8 [rows, columns]."""
+    both = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)
+    return both.to(torch.int8) - ZERO
