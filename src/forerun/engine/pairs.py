@@ -38,8 +38,8 @@ KNOWN_DRAFTS = {
 }
 
 
-# Of a cascade, and tokens that its draft model may draft.
-_LOOKING_UP, _DRAFT_MODEL = "suffix", "draft_model:4"
+# Of a cascade: what is asked first, and after it, with the tokens that it may draft.
+_LOOKING_UP, _HEAD, _DRAFT_MODEL = "suffix", "eagle3", "draft_model:4"
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,27 @@ def default_method(model: str | None, target: str) -> str:
     return "draft_model" if known else "suffix"
 
 
-def with_corpus(method: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A method that was picked, and options, so that a corpus among them is read: what does not look up is
-    asked after `suffix`, in a cascade."""
-    own = dict(options)
-    members = drafters_of(method, own)
-    if "corpus" not in own or any(issubclass(m.options, CorpusOptions) for m in members):
-        return method, own
+def pick_method(
+    model: str | None, target: str, options: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """The method where none is named, with its options: that of `default_method`, in a cascade after looking
+    up where a head comes with the target, or where there is a corpus that it would not read.
+
+    Args:
+        model: the draft model or head, if one is named.
+        target: as the user named it.
+        options: that were given.
+    """
+    from forerun.models.zoo import packaged_head  # Here, because models load torch.
+
+    method, own = default_method(model, target), dict(options)
     last = _DRAFT_MODEL if method == "draft_model" else method
+    if method == _LOOKING_UP:
+        if packaged_head(target, _HEAD) is None:
+            return method, own
+        last = _HEAD
+    elif "corpus" not in own or issubclass(drafters_of(method, own)[0].options, CorpusOptions):
+        return method, own
     return "cascade", {"cascade": (_LOOKING_UP, last), **own}
 
 
@@ -89,7 +102,7 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
     """
     method, own = config.method, dict(config.options)
     if method is None:
-        method, own = with_corpus(default_method(config.model, target), own)
+        method, own = pick_method(config.model, target, own)
     settled = replace(config, method=method, options=own)
     needs_model = any(drafter.needs_draft_model for drafter in settled.drafters)
     if needs_model and settled.head:

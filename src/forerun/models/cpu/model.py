@@ -236,7 +236,7 @@ class CpuModel:
                 cache.note_queries(batch, layers, queries)
         if states is None:
             return ForwardOutput(logits)
-        parts = states.split(size, dim=-1)
+        parts = torch.split(states, size, dim=-1)
         return ForwardOutput(logits, dict(zip(wanted, parts, strict=True)), states)
 
     def embed(self, token_ids: Tensor) -> Tensor:

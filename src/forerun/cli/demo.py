@@ -1,0 +1,190 @@
+"""`forerun demo`: a few questions, answered with speculation and without."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.flags import AT_LEAST_ONE, json_option
+from forerun.cli.machine import made_with, print_json
+from forerun.cli.options import Command, Option
+from forerun.cli.param_types import Name
+from forerun.cli.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from forerun.compare.paired import Pair
+    from forerun.engine.engine import Engine
+
+# Pairs of runs of each question; the first is shown as it comes.
+PAIRS = 3
+# Tokens of a prompt, and of an answer unless asked otherwise, at most.
+LONGEST_PROMPT, MAX_TOKENS = 128, 128
+
+QUESTIONS = {
+    "a summary": (
+        "Summarize in two sentences: The honeybee lives in colonies of up to sixty thousand bees. Each "
+        "colony has one queen, which lays all the eggs, and many workers, which collect nectar and pollen. "
+        "In winter the workers form a cluster around the queen and keep her warm."
+    ),
+    "arithmetic": (
+        "A shop sells pens at 3 dollars each and books at 12 dollars each. Ana buys 4 pens and 2 books. How "
+        "much does she pay? Think step by step."
+    ),
+    "free chat": "Why do people keep diaries?",
+}
+"""For a model with a chat template, by kind."""
+BEGINNINGS = {
+    "a class": "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(",
+    "a function": "def merge_sort(items):\n",
+    "a loop": "import os\nimport sys\n\nfor name in os.listdir(",
+}
+"""For another."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a question was answered, greedily.
+
+    Args:
+        kind: of the question.
+        prompt: the question.
+        pairs: of runs, the first of which was shown.
+    """
+
+    kind: str
+    prompt: str
+    pairs: Sequence[Pair]
+
+    @property
+    def text(self) -> str:
+        return self.pairs[0].speculative.completion.text
+
+    @property
+    def identical(self) -> bool:
+        return all(pair.identical for pair in self.pairs)
+
+    @property
+    def speedup(self) -> float:
+        """The median of the pairs' ratios of tokens a second."""
+        return statistics.median(pair.speedup for pair in self.pairs)
+
+
+def rates(answers: Sequence[Answer]) -> tuple[float, float]:
+    """Tokens a second of all runs, prompts included: plain and speculative."""
+    pairs = [pair for answer in answers for pair in answer.pairs]
+    sides = [pair.plain for pair in pairs], [pair.speculative for pair in pairs]
+    plain, speculative = (
+        sum(len(run.events) for run in side) / sum(run.seconds for run in side) for side in sides
+    )
+    return plain, speculative
+
+
+def demo(model: str, max_tokens: int, json: bool) -> int:
+    """Three questions of three kinds, answered with speculation and without: the same tokens, and how much
+    sooner.
+
+    Each answer is shown as it comes, marked by where each token came from; then both sides run again, in
+    turn. A model without a chat template goes on from three beginnings of code.
+    """
+    quiet_libraries()
+    from forerun.engine.load import load
+
+    engine = load(model, max_context=LONGEST_PROMPT + max_tokens)
+    answers = list(_answered(engine, max_tokens, shown=not json))
+    plain, speculative = rates(answers)
+    identical = all(answer.identical for answer in answers)
+    if json:
+        content = {
+            **made_with(engine.target.device),
+            "model": model,
+            "method": engine.config.method,
+            "max_tokens": max_tokens,
+            "answers": [_content(answer) for answer in answers],
+            "plain_tokens_per_second": plain,
+            "tokens_per_second": speculative,
+            "identical": identical,
+        }
+        print_json(content)
+    else:
+        for answer in answers:
+            click.echo(_line(answer.kind, *rates([answer]), answer.speedup, answer.identical))
+        click.echo(_line("all", plain, speculative, speculative / plain, identical))
+    return 0 if identical else 1
+
+
+def _answered(engine: Engine, max_tokens: int, *, shown: bool) -> Iterator[Answer]:
+    """Each question, its first answer on standard output as it comes."""
+    from forerun.cli.generate import choose_output
+    from forerun.cli.terminal import PlainOutput
+    from forerun.compare.paired import run_pair
+    from forerun.engine.chat import ChatTemplate, encode_text
+    from forerun.params import SamplingParams
+
+    template = ChatTemplate.of(engine.tokenizer)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    for kind, prompt in (BEGINNINGS if template is None else QUESTIONS).items():
+        if template is None:
+            token_ids = encode_text(engine.tokenizer, prompt)
+        else:
+            token_ids = template.encode([{"role": "user", "content": prompt}], {})
+        see = None
+        if shown:
+            output = choose_output(False)
+            assert isinstance(output, PlainOutput)
+            output.prompt(prompt, apart=template is not None)
+            output.start()
+            see = output.event
+        first = run_pair(engine, token_ids, params, see=see)
+        if shown:
+            output.end(first.speculative.completion.text + "\n")
+        more = [run_pair(engine, token_ids, params) for _ in range(PAIRS - 1)]
+        yield Answer(kind, prompt, [first, *more])
+
+
+def _line(kind: str, plain: float, speculative: float, speedup: float, identical: bool) -> str:
+    same = "same tokens" if identical else "OTHER TOKENS"
+    return f"{kind:<11} plain {plain:5.0f} tokens/s, speculative {speculative:5.0f}: {speedup:.2f} x, {same}"
+
+
+def _content(answer: Answer) -> dict[str, Any]:
+    stats = answer.pairs[0].speculative.completion.stats
+    plain, speculative = rates([answer])
+    return {
+        "kind": answer.kind,
+        "prompt": answer.prompt,
+        "text": answer.text,
+        "plain_tokens_per_second": plain,
+        "tokens_per_second": speculative,
+        "speedup": answer.speedup,
+        "identical": answer.identical,
+        "stats": stats.as_dict(),
+    }
+
+
+command = Command(
+    "demo",
+    params=[
+        Option(
+            "model",
+            "Model",
+            type=Name(),
+            default="smollm2",
+            help="A checkpoint's directory, a GGUF file, a hub id, zoo or smollm2.",
+        ),
+        Option(
+            "max_tokens",
+            "Sampling",
+            type=AT_LEAST_ONE,
+            default=MAX_TOKENS,
+            help="Of an answer at most.",
+        ),
+        json_option(),
+    ],
+    callback=demo,
+    example="forerun demo",
+    assumed="with SmolLM2",
+)
