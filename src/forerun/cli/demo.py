@@ -16,6 +16,7 @@ from forerun.cli.param_types import Name
 from forerun.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
+    from forerun.cli.terminal import PlainOutput
     from forerun.compare.paired import Pair
     from forerun.engine.engine import Engine
 
@@ -118,8 +119,6 @@ def demo(model: str, max_tokens: int, json: bool) -> int:
 
 def _answered(engine: Engine, max_tokens: int, *, shown: bool) -> Iterator[Answer]:
     """Each question, its first answer on standard output as it comes."""
-    from forerun.cli.generate import choose_output
-    from forerun.cli.terminal import PlainOutput
     from forerun.compare.paired import run_pair
     from forerun.engine.chat import ChatTemplate, encode_text
     from forerun.params import SamplingParams
@@ -131,18 +130,24 @@ def _answered(engine: Engine, max_tokens: int, *, shown: bool) -> Iterator[Answe
             token_ids = encode_text(engine.tokenizer, prompt)
         else:
             token_ids = template.encode([{"role": "user", "content": prompt}], {})
-        see = None
-        if shown:
-            output = choose_output(False)
-            assert isinstance(output, PlainOutput)
-            output.prompt(prompt, apart=template is not None)
-            output.start()
-            see = output.event
-        first = run_pair(engine, token_ids, params, see=see)
-        if shown:
+        output = _begun(prompt, apart=template is not None) if shown else None
+        first = run_pair(engine, token_ids, params, see=None if output is None else output.event)
+        if output is not None:
             output.end(first.speculative.completion.text + "\n")
         more = [run_pair(engine, token_ids, params) for _ in range(PAIRS - 1)]
         yield Answer(kind, prompt, [first, *more])
+
+
+def _begun(prompt: str, *, apart: bool) -> PlainOutput:
+    """Where an answer is shown, the question already."""
+    from forerun.cli.generate import choose_output
+    from forerun.cli.terminal import PlainOutput
+
+    output = choose_output(False)
+    assert isinstance(output, PlainOutput)
+    output.prompt(prompt, apart=apart)
+    output.start()
+    return output
 
 
 def _line(kind: str, plain: float, speculative: float, speedup: float, identical: bool) -> str:
