@@ -16,6 +16,7 @@
 #include "forerun/sampling.h"
 #include "random_chains.h"
 #include "random_decoder.h"
+#include "random_heads.h"
 #include "random_tree.h"
 
 namespace forerun::cpu::test {
@@ -387,6 +388,7 @@ int main(int count, char** arguments) {
   for (; Clock::now() < end; ++cases) {
     const Level level = all[static_cast<std::size_t>(cases) % all.size()];
     check_chains(random, pools, level);
+    check_head_chains(random, pools, level);
     Case one_case(random, pools, level);
     one_case.chunks();
     one_case.tree();
