@@ -28,6 +28,8 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
     what = "draft model" if kind == "draft_model" else f"{kind} head"
     command = "draft" if kind == "draft_model" else kind
     vocabulary = own["recipe"]["settings"].get("draft_vocab_size")
+    begun = own["recipe"].get("begun_with_tokens")
+    before = f" after those of a head of {begun} tokens that it began with" if begun else ""
     limit = f"; it can draft {vocabulary} tokens" if vocabulary else ""
     lines = [
         f"# A {what} for {target['name']}",
@@ -44,7 +46,7 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         "## Recipe",
         "",
         f"{report['steps']} steps, {report['tokens']} tokens, {report['seconds'] / 60:.0f} minutes"
-        f"{limit}. It has {report['weight_bytes'] / 1e6:.1f} MB of weights, of which "
+        f"{before}{limit}. It has {report['weight_bytes'] / 1e6:.1f} MB of weights, of which "
         f"{report['trained_bytes'] / 1e6:.1f} MB were trained. All settings are in `forerun.json`.",
         "",
         "## Figures",

@@ -29,7 +29,14 @@ from forerun.training.conversations import (
     read_conversations,
 )
 from forerun.training.drafter_settings import DrafterSettings, HeadSettings
-from forerun.training.earlier import broken, ids_of, read_object, take_weights, write_object
+from forerun.training.earlier import (
+    broken,
+    ids_of,
+    read_object,
+    take_weights,
+    tokens_of,
+    write_object,
+)
 from forerun.training.loop import Progress, Trainer, TrainingSettings
 from forerun.training.processes import join
 from forerun.training.recipes import Recipe, Untrained, draft_ids
@@ -130,8 +137,10 @@ class DrafterRun:
         earlier = None if begin_with is None else open_head(begin_with, recipe.__name__)
         self.ids = self._draft_ids(train) if earlier is None else ids_of(earlier, self.target)
         self.head: Untrained = recipe(self.target, self.ids, own, self.checkpoint)
+        self._begun_tokens = 0
         if earlier is not None:
             take_weights(self.head, earlier)
+            self._begun_tokens = tokens_of(earlier)
         self.head.module.to(self.target.device)
         self.report.weight_bytes, self.report.trained_bytes = _bytes_of(self.head)
         self._best, self._stale, self._due = 0.0, 0, 0.0
@@ -218,6 +227,8 @@ class DrafterRun:
         if isinstance(self.settings, HeadSettings):
             # Fewer where the target has fewer, and those of the head that training began with.
             recipe["settings"]["draft_vocab_size"] = len(self.ids)
+        if self._begun_tokens:
+            recipe["begun_with_tokens"] = self._begun_tokens
         own = {
             "format_version": 1,
             "target": self._target_facts(),

@@ -25,6 +25,13 @@ def ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
     return draft_ids(head.tensors["d2t"], target.vocab_size, head.name)
 
 
+def tokens_of(head: HeadFiles) -> int:
+    """Tokens that a head and those that it began with were trained on; 0 where its files do not say."""
+    parts = (("report", "tokens"), ("recipe", "begun_with_tokens"))
+    found = [dict(head.own.get(part) or {}).get(name) for part, name in parts]
+    return sum(tokens for tokens in found if isinstance(tokens, int))
+
+
 def take_weights(made: Untrained, head: HeadFiles) -> None:
     """Begin with the weights of a drafter.
 
