@@ -68,11 +68,10 @@ class _Index:
     def quoted(self, token_ids: list[int], size: int) -> tuple[Places, int]:
         """The match in the corpus and the size that it counts as, where that is above `size`, that of
         the text's own match; nothing and `size` otherwise."""
-        if self._quote is not None:
-            places, length = self._quote.longest(token_ids)
-            length = min(length, self.sizes[-1])
-            if length > size and length in self.sizes:
-                return places, length
+        if self._quote is not None and size < self.sizes[-1]:
+            places, length = self._quote.longest(token_ids, max(size, self.sizes[0] - 1))
+            if places:
+                return places, min(length, self.sizes[-1])
         return (), size
 
     def matches(self, token_ids: list[int]) -> list[tuple[int, float]]:

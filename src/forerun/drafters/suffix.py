@@ -57,14 +57,11 @@ class _Known:
         self.own = SuffixAutomaton()
         self.matches: dict[SuffixAutomaton, Match] = {}
         self._quote = None if corpus is None else Quote(corpus)
-        self._quoted: _Found | None = None
 
     def update(self, token_ids: list[int], others: tuple[SuffixAutomaton, ...]) -> None:
         """Take in new tokens, and the present automata of other texts."""
         new = token_ids[self.own.num_tokens :]
         self.own.extend(new)
-        if self._quote is not None and new:
-            self._quoted = _Found(self._quote.corpus, *self._quote.longest(token_ids))
         for match in self.matches.values():
             match.extend(new)
         if others or self.matches:
@@ -72,7 +69,7 @@ class _Known:
                 other: self.matches.get(other) or Match(other, token_ids) for other in others
             }
 
-    def longest(self) -> _Found:
+    def longest(self, token_ids: list[int]) -> _Found:
         """The longest match; of equals the text's own, then those of earlier outputs."""
         own = self.own
         state = max(own.link[own.last], 0)
@@ -81,8 +78,10 @@ class _Known:
             state, length = match.longest()
             if length > best.length:
                 best = _Found(automaton, state, length)
-        if self._quoted is not None and self._quoted.length > best.length:
-            return self._quoted
+        if self._quote is not None:
+            places, length = self._quote.longest(token_ids, best.length)
+            if places:
+                return _Found(self._quote.corpus, places, length)
         return best
 
 
@@ -133,7 +132,7 @@ class SuffixDrafter(LookupDrafter):
 
     def confidence(self, request: Request) -> float:
         """By the length of the match alone."""
-        length = self._update(request).longest().length
+        length = self._longest(request).length
         return CONFIDENCES[bisect_right(_LEAST, length) - 1][1]
 
     def release(self, request: Request) -> None:
@@ -143,7 +142,7 @@ class SuffixDrafter(LookupDrafter):
             self.store.add(request.hints.namespace, request.output_ids)
 
     def draft(self, request: Request, plan: Plan) -> Draft:
-        source, state, length = self._update(request).longest()
+        source, state, length = self._longest(request)
         if not length:
             return NO_DRAFT
         depth = min(plan.num_tokens, TOKENS_PER_MATCHED * length)
@@ -151,7 +150,7 @@ class SuffixDrafter(LookupDrafter):
             return Draft.chain(source.chain(state, depth, request.stop_token_ids))
         return grow_on_host(request, plan.cut(depth), state, source.children)
 
-    def _update(self, request: Request) -> _Known:
+    def _longest(self, request: Request) -> _Found:
         known = self._known[request.request_id]
         known.update(request.token_ids, self.store.automata(request.hints.namespace))
-        return known
+        return known.longest(request.token_ids)

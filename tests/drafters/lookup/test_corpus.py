@@ -37,10 +37,15 @@ def slow_match(texts: list[list[int]], ending: list[int]) -> tuple[set[int], int
     return set(), 0
 
 
-@given(TEXTS, st.lists(TOKENS, max_size=12))
-def test_it_finds_the_longest_ending_that_goes_on(texts: list[list[int]], text: list[int]) -> None:
-    places, length = Corpus.of(texts).match(text)
+@given(TEXTS, st.lists(TOKENS, max_size=12), st.integers(SHORTEST_MATCH, 7))
+def test_it_finds_the_longest_ending_that_goes_on(
+    texts: list[list[int]], text: list[int], least: int
+) -> None:
+    places, length = Corpus.of(texts).match(text, least)
     expected, longest = slow_match(texts, text)
+    if longest < least:
+        assert (places, length) == ((), 0)
+        return
     assert length == longest
     assert set(places) <= expected
     assert len(places) == len(set(places)) >= min(len(expected), MOST_PLACES)
@@ -48,17 +53,24 @@ def test_it_finds_the_longest_ending_that_goes_on(texts: list[list[int]], text: 
         assert set(places) == expected
 
 
-@given(TEXTS, st.lists(TOKENS, max_size=40), st.integers(1, 5))
+@given(
+    TEXTS,
+    st.lists(TOKENS, max_size=40),
+    st.integers(1, 5),
+    st.lists(st.sampled_from([0, 0, 1, 2, 30]), min_size=41, max_size=41),
+)
 def test_a_text_that_grows_finds_what_a_search_would(
-    texts: list[list[int]], text: list[int], step: int
+    texts: list[list[int]], text: list[int], step: int, lengths: list[int]
 ) -> None:
     quote = Quote(Corpus.of(texts))
     for end in range(0, len(text) + 1, step):
-        places, length = quote.longest(text[:end])
         expected, longest = slow_match(texts, text[:end])
-        assert length == longest // TOKENS_PER_OWN
-        assert set(places) <= expected
-        assert bool(places) == bool(expected)
+        counts_as = longest // TOKENS_PER_OWN
+        for _ in range(2):
+            places, length = quote.longest(text[:end], lengths[end])
+            assert length == (counts_as if counts_as > lengths[end] else 0)
+            assert set(places) <= expected
+            assert bool(places) == bool(length)
 
 
 @given(st.lists(st.lists(TOKENS, max_size=200), max_size=3))

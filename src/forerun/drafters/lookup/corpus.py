@@ -75,39 +75,55 @@ class Corpus:
         token_ids = with_separators(texts)
         return cls(token_ids, sorted_positions(token_ids))
 
-    def match(self, token_ids: Sequence[int]) -> tuple[Places, int]:
+    def match(self, token_ids: Sequence[int], least: int = SHORTEST_MATCH) -> tuple[Places, int]:
         """Places where the texts go on after the longest ending of `token_ids` that they hold, and its
-        length, LONGEST_MATCH at most; nothing and 0 where they do not hold its last SHORTEST_MATCH tokens."""
+        length, LONGEST_MATCH at most; nothing and 0 where that is less than `least`, SHORTEST_MATCH or more.
+        """
         ending = token_ids[: -LONGEST_MATCH - 1 : -1]
-        if len(ending) < SHORTEST_MATCH:
+        if len(ending) < least:
             return (), 0
         key = 0
         for token in ending[:SHORTEST_MATCH]:
             key = key << _BITS | token
-        low = bisect_left(self._keys, key)
-        if low == len(self._keys) or self._keys[low] != key:
+        keys = self._keys
+        low = bisect_left(keys, key)
+        if low == len(keys) or keys[low] != key:
             return (), 0
-        high = bisect_left(self._keys, key + 1, low)
-        order, backwards, end = self._order, self._backwards, len(self._backwards)
+        high = bisect_left(keys, key + 1, low)
         wanted = pack(f">{len(ending)}I", *ending)
-        size = len(wanted)
+        shortest = wanted[: _WIDTH * least]
+        low = self._first(shortest, low, high)
+        if low == high or self._before(low, len(shortest)) != shortest:
+            return (), 0
+        found = self._first(wanted, low, high)
+        near = [at for at in (found - 1, found) if low <= at < high]
+        length = max([_shared(self._before(at, len(wanted)), wanted) for at in near])
+        return self._around(found, wanted[: _WIDTH * length], low, high), length
+
+    def _first(self, wanted: bytes, low: int, high: int) -> int:
+        """The first place in the order before which not less stands than `wanted`."""
+        backwards, size, end = self._backwards, len(wanted), len(self._backwards)
 
         def before(position: int) -> bytes:
             start = end - _WIDTH * position
             return backwards[start : start + size]
 
-        found = bisect_left(order, wanted, low, high, key=before)
-        near = [before(order[at]) for at in (found - 1, found) if low <= at < high]
-        length = max([_shared(one, wanted) for one in near])
-        # All places of a match stand side by side.
-        size = _WIDTH * length
-        wanted = wanted[:size]
+        return bisect_left(self._order, wanted, low, high, key=before)
+
+    def _before(self, at: int, size: int) -> bytes:
+        """What stands before a place in the order, read backwards."""
+        start = len(self._backwards) - _WIDTH * self._order[at]
+        return self._backwards[start : start + size]
+
+    def _around(self, found: int, wanted: bytes, low: int, high: int) -> Places:
+        """The positions near a place in the order that `wanted` stands before: all stand side by side."""
         first = last = found
-        while first > max(low, found - MOST_PLACES) and before(order[first - 1]) == wanted:
+        size = len(wanted)
+        while first > max(low, found - MOST_PLACES) and self._before(first - 1, size) == wanted:
             first -= 1
-        while last < min(high, found + MOST_PLACES) and before(order[last]) == wanted:
+        while last < min(high, found + MOST_PLACES) and self._before(last, size) == wanted:
             last += 1
-        return tuple(order[first:last]), length
+        return tuple(self._order[first:last])
 
     def after(self, places: Places, token: int) -> Places:
         """Those of the places at which a token stands and another follows, one further."""
@@ -159,17 +175,18 @@ class Quote:
         self._places: Places = ()
         self._length = self._seen = 0
 
-    def longest(self, token_ids: Sequence[int]) -> tuple[Places, int]:
+    def longest(self, token_ids: Sequence[int], above: int = 0) -> tuple[Places, int]:
         """Places after the match of the text so far, and the length of a match in the text itself that it
-        counts as; nothing and 0 where there is none."""
+        counts as; nothing and 0 where that is not `above` another."""
         # What goes on as one of the places does is the longest match again: none grows by more.
         for token in token_ids[self._seen :] if self._places else ():
             self._places = self.corpus.after(self._places, token)
             self._length = min(self._length + 1, LONGEST_MATCH)
-        if not self._places and self._seen < len(token_ids):
-            self._places, self._length = self.corpus.match(token_ids)
+        least = TOKENS_PER_OWN * (above + 1)
+        if not self._places and self._seen < len(token_ids) and least <= LONGEST_MATCH:
+            self._places, self._length = self.corpus.match(token_ids, least)
         self._seen = len(token_ids)
-        return self._places, self._length // TOKENS_PER_OWN
+        return (self._places, self._length // TOKENS_PER_OWN) if self._length >= least else ((), 0)
 
 
 def with_separators(texts: Iterable[Sequence[int]]) -> NDArray[int32]:
