@@ -90,7 +90,7 @@ def _dspark(target: LayeredToyModel, least_confidence: float = 0.0) -> DSparkDra
     return DSparkDrafter(head, ROWS, target.max_context, size, least_confidence)
 
 
-def _eagle3(target: LayeredToyModel) -> Eagle3Drafter:
+def _eagle3(target: LayeredToyModel, least_confidence: float = 0.0) -> Eagle3Drafter:
     """With a random head over all but a few of the target's tokens."""
     size = target.vocab_size
     made = Made(
@@ -106,7 +106,13 @@ def _eagle3(target: LayeredToyModel) -> Eagle3Drafter:
     )
     config, tensors = published(made, "vllm")
     weights = Eagle3Weights("head", Eagle3Config.read(config, "head"), tensors)
-    return Eagle3Drafter(Eagle3Head(weights, target), size, ROWS, target.max_context)
+    return Eagle3Drafter(
+        Eagle3Head(weights, target),
+        size,
+        ROWS,
+        target.max_context,
+        least_confidence=least_confidence,
+    )
 
 
 def _layer_skip(target: LayeredToyModel) -> LayerSkipDrafter:
@@ -194,6 +200,11 @@ DRAFTERS = [
         "eagle3",
         lambda target, _: _eagle3(target),
         ("auto", "token", "block", "traversal", "coupled"),
+    ),
+    DrafterCase(
+        "eagle3-confident",
+        lambda target, _: _eagle3(target, 0.1),
+        ("auto", "token", "block", "coupled"),
     ),
     DrafterCase(
         "eagle3-tree",

@@ -36,7 +36,7 @@ Drawing drawing_named(const std::string& name) {
 DraftChain make_chain(std::int64_t row, std::vector<std::int64_t> pending, std::int64_t limit,
                       std::vector<std::int64_t> stops, const std::string& drawing,
                       const WarpArguments& warp, std::uint64_t seed, std::int64_t committed,
-                      DraftHead* head) {
+                      DraftHead* head, double least) {
   DraftChain chain;
   chain.row = row;
   chain.pending = std::move(pending);
@@ -48,6 +48,7 @@ DraftChain make_chain(std::int64_t row, std::vector<std::int64_t> pending, std::
   chain.draw.seed = seed;
   chain.draw.committed = committed;
   chain.head = head;
+  chain.least = least;
   return chain;
 }
 
@@ -146,14 +147,14 @@ void bind_draft_chains(nb::module_& m) {
           "__init__",
           [](DraftChain* self, std::int64_t row, std::vector<std::int64_t> pending,
              std::int64_t limit, std::vector<std::int64_t> stops, const std::string& drawing,
-             const WarpArguments& warp, std::uint64_t seed, std::int64_t committed,
-             DraftHead* head) {
+             const WarpArguments& warp, std::uint64_t seed, std::int64_t committed, DraftHead* head,
+             double least) {
             new (self) DraftChain(make_chain(row, std::move(pending), limit, std::move(stops),
-                                             drawing, warp, seed, committed, head));
+                                             drawing, warp, seed, committed, head, least));
           },
           nb::arg("row"), nb::arg("pending"), nb::arg("limit"), nb::arg("stops"),
           nb::arg("drawing"), nb::arg("warp"), nb::arg("seed"), nb::arg("committed"),
-          nb::arg("head").none() = nb::none(), nb::keep_alive<1, 10>());
+          nb::arg("head").none() = nb::none(), nb::arg("least") = 0.0, nb::keep_alive<1, 10>());
   m.def("draft_chains", &run, nb::arg("decoder"), nb::arg("pool"), nb::arg("cache"),
         nb::arg("chains"), nb::arg("probs").noconvert(), nb::arg("vocab"), nb::arg("view").none(),
         "Draft all chains side by side; the tokens of each.");

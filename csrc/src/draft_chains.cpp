@@ -76,6 +76,10 @@ class Growing {
   // Draws the chain's next token; whether it may grow further.
   bool draw(DraftChain& chain, const float* logits, RowScratch<float>& scratch) const {
     const auto node = static_cast<std::int64_t>(chain.tokens.size());
+    if (chain.least > 0.0) {
+      chain.expected *= top_share(logits, scratch);
+      if (chain.expected < chain.least) return false;
+    }
     float* probs = chain.probs == nullptr ? nullptr : chain.probs + node * vocab_;
     const std::int64_t token = step_.token_ids().empty()
                                    ? draw_of_all(chain.draw, node, logits, probs, scratch)
@@ -84,6 +88,15 @@ class Growing {
     chain.tokens.push_back(token);
     const bool stop = std::find(chain.stops.begin(), chain.stops.end(), token) != chain.stops.end();
     return !stop && node + 1 < chain.limit;
+  }
+
+  // The probability of the most probable token before any warping; of broken rows, which are
+  // refused where they are drawn from, 1.
+  double top_share(const float* logits, RowScratch<float>& scratch) const {
+    std::vector<float>& row = scratch.residual;
+    row.resize(static_cast<std::size_t>(known_));
+    if (warp_row(logits, known_, Warp{}, row.data(), scratch) != RowState::ok) return 1.0;
+    return static_cast<double>(row[static_cast<std::size_t>(argmax(row.data(), known_))]);
   }
 
   // Where logits are those of the target's first tokens.

@@ -40,10 +40,10 @@ def head_of(folder: Path, made: Made, on: CausalLM) -> Eagle3Head:
 class Twins(Eagle3Drafter):
     """Drafts in one call, compared with a drafter of the same head that steps, bit for bit."""
 
-    def __init__(self, head: Eagle3Head, on: CausalLM, capacity: int = 0) -> None:
-        rest = (on.vocab_size, 3, capacity or on.max_context)
-        super().__init__(head, *rest)
-        self.stepping = Eagle3Drafter(head, *rest)
+    def __init__(self, head: Eagle3Head, on: CausalLM, least: float = 0.0) -> None:
+        rest = (on.vocab_size, 3, on.max_context)
+        super().__init__(head, *rest, least_confidence=least)
+        self.stepping = Eagle3Drafter(head, *rest, least_confidence=least)
         self.stepping.drafts_chains = False
         self.compared: list[int] = []
         self.calls: list[int] = []
@@ -115,6 +115,15 @@ def test_in_every_precision(tmp_path: Path, dtype: str) -> None:
     mixed = [GREEDY, SAMPLED, SEEDED]
     run(on, drafter, (PROMPTS, mixed), ([[7 * at % 61 for at in range(40)]], SAMPLED))
     assert sum(drafter.compared) >= 24
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, SEEDED, PENALTIES])
+def test_chains_end_where_little_is_expected(tmp_path: Path, params: SamplingParams) -> None:
+    """At the same tokens, before the first or later."""
+    on = target("kernels", "fp32")
+    drafter = Twins(head_of(tmp_path, Made(), on), on, least=0.02)
+    run(on, drafter, (PROMPTS, params))
+    assert {0, 1, 2, 3} & {*drafter.compared} >= {1, 2}
 
 
 def test_rows_go_on_from_what_they_share(tmp_path: Path) -> None:

@@ -16,11 +16,15 @@ struct DraftChain {
   std::int64_t limit = 1;             // tokens to draft at most
   std::vector<std::int64_t> stops;    // nothing is drafted after these
   DraftDraw draw;
-  float* probs = nullptr;         // [limit, vocab], the rows drawn from; null: not wanted
+  float* probs = nullptr;  // [limit, vocab], the rows drawn from; null: not wanted
+  // Ends the chain where a token is expected to be reached and accepted with less than this
+  // probability, by the shares of the most probable tokens before any warping; 0: nowhere.
+  double least = 0.0;
   DraftHead* head = nullptr;      // of the decoder, in place of its own; of no other chain
   const float* states = nullptr;  // of the target, one for each pending token, for a trained head
 
   std::vector<std::int64_t> tokens;  // what was drafted
+  double expected = 1.0;             // that all of it is accepted, where that is asked
 };
 
 // What chains are grown with.

@@ -15,6 +15,7 @@ import click
 from forerun.cli.options import Note, Option
 from forerun.cli.param_types import Whole, type_of
 from forerun.drafters import DRAFTERS
+from forerun.drafters.base import HeadOptions
 from forerun.drafters.lookup.kept import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
@@ -75,10 +76,11 @@ def speculation_options(defaults: Mapping[str, Any] = _NOTHING) -> list[Option]:
     Args:
         defaults: a command's own.
     """
-    shared = schema_of(CorpusOptions)
+    shared = schema_of(CorpusOptions) | schema_of(HeadOptions)
     return [
         *derived(SpeculativeConfig, SPECULATION, ("options",), RENAMED, defaults),
         *derived(CorpusOptions, SPECULATION),
+        *derived(HeadOptions, SPECULATION),
         Option(
             "speculative_config",
             SPECULATION,

@@ -214,6 +214,8 @@ class ChainRequest:
         text: whose text it is; its parameters must not adjust logits.
         draft_vocab_size: draft no tokens but the first so many, those of the text and `likely`; None: any.
         likely: from chain to chain of a text the list only grows.
+        least: end the chain where its tokens are all accepted with less than this probability, by the shares
+            of the most probable tokens before any warping, which are known before a token is drawn.
     """
 
     row: int
@@ -223,6 +225,7 @@ class ChainRequest:
     text: Request
     draft_vocab_size: int | None = None
     likely: Sequence[int] = ()
+    least: float = 0.0
 
 
 class DraftsChains(CausalLM, Protocol):

@@ -6,15 +6,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import Field
+
 from forerun.contracts import Cache, Drafter, DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Request, Verdict
-from forerun.options import NoOptions
+from forerun.options import NoOptions, options
 
 # What needs torch is imported where it is used: options and help are read without it.
 if TYPE_CHECKING:
     from forerun.heads.features import Features, Missing, Trims
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
+
+
+# About what a further token costs, in plain rounds, to draft and to check.
+LEAST_CONFIDENCE = 0.1
 
 
 class BaseDrafter(ABC):
@@ -128,6 +134,19 @@ class LookupDrafter(BaseDrafter):
     @abstractmethod
     def draft(self, request: Request, plan: Plan) -> Draft:
         """The draft of a request that at least one token is planned for."""
+
+
+@options
+class HeadOptions:
+    """When a chain of a trained head ends early."""
+
+    least_confidence: float = Field(
+        default=LEAST_CONFIDENCE,
+        ge=0.0,
+        le=1.0,
+        description="End a chain where the head expects its tokens to be all accepted with less than this "
+        "probability; 0 drafts all tokens that are planned.",
+    )
 
 
 class HeadDrafter(BaseDrafter):

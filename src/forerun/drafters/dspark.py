@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
-from pydantic import Field
-
 from forerun.contracts import DrafterSetup
-from forerun.core import (
-    Request,
-)
-from forerun.drafters.base import HeadDrafter
-from forerun.options import options
+from forerun.core import Request
+from forerun.drafters.base import HeadDrafter, HeadOptions
 
 # What needs torch is imported where it is used: options and help are read without it.
 if TYPE_CHECKING:
@@ -24,19 +19,6 @@ if TYPE_CHECKING:
     from forerun.trees.growth import Growth
 
 
-@options
-class DSparkOptions:
-    """When a chain ends early."""
-
-    least_confidence: float = Field(
-        default=0.0,
-        ge=0.0,
-        le=1.0,
-        description="End a chain where the head expects the next token to be reached and accepted with "
-        "less than this probability; 0 drafts all tokens that are planned.",
-    )
-
-
 class DSparkDrafter(HeadDrafter):
     """Drafts with a block head: chains, and trees of what it finds most probable.
 
@@ -45,7 +27,7 @@ class DSparkDrafter(HeadDrafter):
         rows: requests at once.
         capacity: tokens of prompt and output a request.
         vocab_size: of the target.
-        least_confidence: see `DSparkOptions`.
+        least_confidence: see `HeadOptions`.
         acceptance: by depth and rank, as it was measured when the head was trained.
         calibration: scale and bias of the logits of its confidence, by position; further positions are as
             the head has them.
@@ -53,7 +35,7 @@ class DSparkDrafter(HeadDrafter):
 
     name = "dspark"
     head: str | None = "dspark"
-    options = DSparkOptions
+    options = HeadOptions
 
     def __init__(
         self,
@@ -81,7 +63,7 @@ class DSparkDrafter(HeadDrafter):
             setup.rows,
             setup.capacity,
             setup.target.vocab_size,
-            setup.read(DSparkOptions).least_confidence,
+            setup.read(HeadOptions).least_confidence,
             files.acceptance_by_rank,
             files.calibration,
         )

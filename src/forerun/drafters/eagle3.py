@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from forerun.contracts import ChainRequest, DrafterSetup
 from forerun.core import MOST_NODES, Draft, Plan, Request, Tree
-from forerun.drafters.base import HeadDrafter
+from forerun.drafters.base import HeadDrafter, HeadOptions
 
 # What needs torch is imported where it is used: options and help are read without it.
 if TYPE_CHECKING:
@@ -28,11 +28,13 @@ class _Run:
         growth: the tree.
         carried: after the text, then after each level that has been run, each [n, hidden_size].
         parents: of the nodes that have been run, as indices among them; -1 is the text.
+        expected: that all of a chain is accepted.
     """
 
     growth: Growth
     carried: list[Tensor]
     parents: list[int] = field(default_factory=list)
+    expected: float = 1.0
 
     def carried_to(self, nodes: list[int]) -> Tensor:
         """What is carried to the children of some nodes, [n, hidden_size]."""
@@ -58,10 +60,12 @@ class Eagle3Drafter(HeadDrafter):
         capacity: tokens a row, drafted ones included.
         tree_slots: slots a row for the nodes of trees.
         acceptance: by depth and rank, as it was measured when the head was trained.
+        least_confidence: see `HeadOptions`.
     """
 
     name = "eagle3"
     head: str | None = "eagle3"
+    options = HeadOptions
 
     def __init__(
         self,
@@ -71,8 +75,9 @@ class Eagle3Drafter(HeadDrafter):
         capacity: int,
         tree_slots: int = MOST_NODES,
         acceptance: tuple[tuple[float, ...], ...] | None = None,
+        least_confidence: float = 0.0,
     ) -> None:
-        self.module, self.capacity = head, capacity
+        self.module, self.capacity, self._least = head, capacity, least_confidence
         self.cache = head.new_cache(rows, capacity + tree_slots)
         self.drafts_chains = head.drafts_chains
         super().__init__(head.hidden_layers, rows, vocab_size, acceptance, self.cache)
@@ -90,6 +95,7 @@ class Eagle3Drafter(HeadDrafter):
             setup.capacity,
             setup.tree_slots,
             setup.head.acceptance_by_rank,
+            setup.read(HeadOptions).least_confidence,
         )
 
     def longest(self, request: Request) -> int:
@@ -101,7 +107,12 @@ class Eagle3Drafter(HeadDrafter):
         states = [self._run_most(*pair) for pair in zip(requests, missing, strict=True)]
         chains = [
             ChainRequest(
-                request.row, request.token_ids[-len(some) :], plan.num_tokens, plan.drawing, request
+                request.row,
+                request.token_ids[-len(some) :],
+                plan.num_tokens,
+                plan.drawing,
+                request,
+                least=self._least,
             )
             for request, plan, some in zip(requests, plans, states, strict=True)
         ]
@@ -122,6 +133,10 @@ class Eagle3Drafter(HeadDrafter):
 
         runs, logits = self._catch_up(growths, missing)
         while True:
+            if self._least:
+                runs, logits = self._confident(runs, logits)
+                if not runs:
+                    return
             grow([run.growth for run in runs], logits, randomness, self.module.vocabulary)
             runs = [run for run in runs if run.growth.frontier]
             if not runs:
@@ -148,6 +163,22 @@ class Eagle3Drafter(HeadDrafter):
         last = [read[row, len(some) - 1 : len(some)] for row, some in enumerate(states)]
         runs = [_Run(growth, [state]) for growth, state in zip(growths, last, strict=True)]
         return runs, self.module.logits(last[0] if len(last) == 1 else torch.cat(last))
+
+    def _confident(self, runs: list[_Run], logits: Tensor) -> tuple[list[_Run], Tensor]:
+        """Those that grow further, with their logits: all trees, and chains that are likely to be accepted
+        with their next token. It depends on nothing that is drawn after it."""
+        from forerun.sampling import top_shares
+
+        shares = iter(top_shares(logits))
+        kept, rows = [], []
+        for run in runs:
+            own = [next(shares) for _ in run.growth.frontier]
+            if run.growth.is_chain:
+                run.expected *= own[0]
+            grows = not run.growth.is_chain or run.expected >= self._least
+            kept += [run] if grows else []
+            rows += [grows] * len(own)
+        return kept, logits if all(rows) else logits[rows]
 
     def _run_most(self, request: Request, missing: Missing) -> Tensor:
         """Run most of what a row lacks where that is much; the states that are left, one at least."""

@@ -9,7 +9,13 @@ from forerun.sampling.draws import (
     draw_plain,
     draw_tensor,
 )
-from forerun.sampling.proposals import Children, DraftVocabulary, draw_siblings, most_probable
+from forerun.sampling.proposals import (
+    Children,
+    DraftVocabulary,
+    draw_siblings,
+    most_probable,
+    top_shares,
+)
 from forerun.sampling.warping import (
     adjusted,
     check_token_ids,
@@ -33,6 +39,7 @@ __all__ = [
     "draw_tensor",
     "log_probs",
     "most_probable",
+    "top_shares",
     "warp",
     "warp_unchecked",
 ]

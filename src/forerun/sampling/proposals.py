@@ -72,6 +72,18 @@ def most_probable(logits: Tensor, vocabulary: DraftVocabulary | None = None) -> 
     return tokens if vocabulary is None else vocabulary.tokens_of(tokens)
 
 
+def top_shares(logits: Tensor) -> list[float]:
+    """The probability of the most probable token after each row [N, V] of logits before any warping; 1 for
+    rows that hold no distribution, which are refused where they are drawn from."""
+    if native.takes(logits):
+        probs, dead, broken = native.warp(logits, 1.0, 0, 1.0, 0.0)
+        flawed = {*dead, *broken}
+        tops = probs.amax(-1).tolist()
+        return [1.0 if row in flawed else top for row, top in enumerate(tops)]
+    tops = logits.softmax(-1).amax(-1).tolist()
+    return [top if top == top else 1.0 for top in tops]
+
+
 def draw_siblings(
     logits: Tensor,
     prefixes: Sequence[Prefix],

@@ -35,6 +35,8 @@ class Growth(ABC):
 
     takes_tops = False
     """Whether each level is the one token with the largest logit."""
+    is_chain = False
+    """Whether each level is one token."""
 
     def __init__(self, request: Request, drawing: Drawing) -> None:
         self.request, self.drawing = request, drawing
@@ -95,6 +97,7 @@ class ShapeGrowth(Growth):
     def __init__(self, request: Request, drawing: Drawing, shape: Tree) -> None:
         super().__init__(request, drawing)
         self._shape = shape
+        self.is_chain = shape.is_chain
         self.takes_tops = self.kind == (Drawing.GREEDY, False) and shape.is_chain
         if not shape:
             self.frontier = []

@@ -32,6 +32,7 @@ def native_chain(chain: ChainRequest, head: Any = None) -> Any:
         text.seed % 2**64,
         len(text),
         head,
+        chain.least,
     )
 
 
