@@ -200,10 +200,10 @@ void Decoder::lm_head(const float* normed, std::int64_t tokens, float* logits, T
 
 const PackedMatrix& Decoder::head() const { return weights_->head.matrix; }
 
-void Decoder::run_head(const PackedMatrix& rows, const float* normed, float* logits,
-                       ThreadPool& pool) {
+void Decoder::run_head(const PackedMatrix& rows, const float* normed, std::int64_t tokens,
+                       float* logits, ThreadPool& pool) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
-  Linear{rows, {}}.run(normed, 1, logits, workspace_->layers.activations, pool);
+  Linear{rows, {}}.run(normed, tokens, logits, workspace_->layers.activations, pool);
 }
 
 }  // namespace forerun::cpu

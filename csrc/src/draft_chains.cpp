@@ -176,22 +176,27 @@ class DecoderStep final : public ChainStep {
     const std::int64_t hidden = decoder_.shape().hidden;
     const auto count = static_cast<std::int64_t>(chains.size());
     hidden_.resize(static_cast<std::size_t>(count * call.width * hidden));
-    normed_.resize(static_cast<std::size_t>(hidden));
+    normed_.resize(static_cast<std::size_t>(count * hidden));
     call.logits_for = LogitsFor::none;
     call.hidden_out.emplace_back(call.end_layer, hidden_.data());
     decoder_.forward(call, pool);
     for (std::int64_t i = 0; i < count; ++i) {
-      const auto chain = static_cast<std::size_t>(i);
-      const auto newest = static_cast<std::int64_t>(tokens[chain].size()) - 1;
-      decoder_.final_norm(hidden_.data() + (i * call.width + newest) * hidden, 1, normed_.data(),
-                          pool);
+      const auto newest = static_cast<std::int64_t>(tokens[static_cast<std::size_t>(i)].size()) - 1;
+      decoder_.final_norm(hidden_.data() + (i * call.width + newest) * hidden, 1,
+                          normed_.data() + i * hidden, pool);
+    }
+    std::vector<DraftHead*> heads;
+    for (const DraftChain* chain : chains) heads.push_back(chain->head);
+    if (std::find(heads.begin(), heads.end(), nullptr) == heads.end()) {
+      DraftHead::run(heads, normed_.data(), logits, pool);
+      return;
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float* normed = normed_.data() + i * hidden;
       float* own = logits + i * decoder_.shape().vocab;
-      DraftHead* head = chains[chain]->head;
-      if (head != nullptr) {
-        head->run(normed_.data(), own, pool);
-      } else {
-        decoder_.lm_head(normed_.data(), 1, own, pool);
-      }
+      DraftHead* head = heads[static_cast<std::size_t>(i)];
+      if (head != nullptr) DraftHead::run({head}, normed, own, pool);
+      else decoder_.lm_head(normed, 1, own, pool);
     }
   }
 

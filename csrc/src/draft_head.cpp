@@ -51,13 +51,40 @@ void DraftHead::reserve(std::int64_t rows) {
   rows_ = grown;
 }
 
-void DraftHead::run(const float* normed, float* logits, ThreadPool& pool) {
-  std::fill(logits + first_, logits + decoder_.shape().vocab, -INFINITY);
-  decoder_.run_head(decoder_.head().first_rows(first_), normed, logits, pool);
+void DraftHead::run(const std::vector<DraftHead*>& heads, const float* normed, float* logits,
+                    ThreadPool& pool) {
+  if (heads.empty()) return;
+  Decoder& decoder = heads.front()->decoder_;
+  const std::int64_t vocab = decoder.shape().vocab, hidden = decoder.shape().hidden;
+  const auto count = static_cast<std::int64_t>(heads.size());
+  const std::int64_t first = heads.front()->first_;
+  const bool alike = std::all_of(heads.begin(), heads.end(),
+                                 [&](const DraftHead* head) { return head->first_ == first; });
+  if (!alike) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      run({heads[static_cast<std::size_t>(i)]}, normed + i * hidden, logits + i * vocab, pool);
+    }
+    return;
+  }
+  std::vector<float>& together = heads.front()->logits_;
+  if (count > 1) together.resize(static_cast<std::size_t>(count * first));
+  float* out = count > 1 ? together.data() : logits;
+  decoder.run_head(decoder.head().first_rows(first), normed, count, out, pool);
+  for (std::int64_t i = 0; i < count; ++i) {
+    float* own = logits + i * vocab;
+    if (count > 1) std::copy_n(out + i * first, first, own);
+    std::fill(own + first, own + vocab, -INFINITY);
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    heads[static_cast<std::size_t>(i)]->run_added(normed + i * hidden, logits + i * vocab, pool);
+  }
+}
+
+void DraftHead::run_added(const float* normed, float* logits, ThreadPool& pool) {
   if (added_.empty()) return;
   const auto rows = static_cast<std::int64_t>(added_.size());
   logits_.resize(added_.size());
-  decoder_.run_head(rows_.first_rows(rows), normed, logits_.data(), pool);
+  decoder_.run_head(rows_.first_rows(rows), normed, 1, logits_.data(), pool);
   for (std::size_t i = 0; i < added_.size(); ++i) logits[added_[i]] = logits_[i];
 }
 

@@ -31,14 +31,17 @@ inline DraftChain random_chain(Random& random, std::int64_t row, std::int64_t vo
   return chain;
 }
 
-// Heads for parts of the vocabulary, of some chains.
+// Heads for parts of the vocabulary: of some chains, or of all the same.
 inline std::vector<std::unique_ptr<DraftHead>> random_heads(Decoder& decoder, Random& random,
                                                             std::vector<DraftChain>& chains) {
   const std::int64_t vocab = decoder.shape().vocab;
   std::vector<std::unique_ptr<DraftHead>> heads;
+  const bool alike = coin(random);
+  const std::int64_t first = between(random, 1, vocab + 2);
   for (DraftChain& chain : chains) {
-    if (coin(random)) continue;
-    heads.push_back(std::make_unique<DraftHead>(decoder, between(random, 1, vocab + 2)));
+    if (!alike && coin(random)) continue;
+    heads.push_back(
+        std::make_unique<DraftHead>(decoder, alike ? first : between(random, 1, vocab + 2)));
     heads.back()->add(chain.pending);
     chain.head = heads.back().get();
   }
@@ -65,7 +68,7 @@ inline void check_head(Decoder& decoder, Random& random, ThreadPool& pool) {
   std::vector<float> part(whole.size(), 7.0f);
   const Forward forward(pool);
   decoder.lm_head(normed.data(), 1, whole.data(), pool);
-  head.run(normed.data(), part.data(), pool);
+  DraftHead::run({&head}, normed.data(), part.data(), pool);
   CHECK(head.size() == std::count(known.begin(), known.end(), true), "%lld tokens",
         static_cast<long long>(head.size()));
   for (std::size_t token = 0; token < known.size(); ++token) {

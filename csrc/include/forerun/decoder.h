@@ -116,9 +116,11 @@ class Decoder {
   void final_norm(const float* hidden, std::int64_t tokens, float* out, ThreadPool& pool);
   void lm_head(const float* normed, std::int64_t tokens, float* logits, ThreadPool& pool);
 
-  // The head's matrix, and what it does with one normed hidden state on other rows like its own.
+  // The head's matrix, and what it does with normed hidden states [tokens, hidden] on other rows
+  // like its own, to logits [tokens, rows].
   const PackedMatrix& head() const;
-  void run_head(const PackedMatrix& rows, const float* normed, float* logits, ThreadPool& pool);
+  void run_head(const PackedMatrix& rows, const float* normed, std::int64_t tokens, float* logits,
+                ThreadPool& pool);
 
  private:
   void check(const ForwardCall& call) const;

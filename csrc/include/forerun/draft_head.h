@@ -26,11 +26,14 @@ class DraftHead {
   // How many tokens are known.
   std::int64_t size() const { return first_ + static_cast<std::int64_t>(added_.size()); }
 
-  // Logits [vocab] of a hidden state after the final norm: those of Decoder::lm_head bit for bit,
-  // -inf for tokens that are not known. Within one Forward of the pool.
-  void run(const float* normed, float* logits, ThreadPool& pool);
+  // Logits [heads, vocab] of hidden states after the final norm, one for each of some heads of one
+  // decoder: those of Decoder::lm_head bit for bit, -inf for tokens that a head does not know. Rows
+  // that all know from the beginning are read once. Within one Forward of the pool.
+  static void run(const std::vector<DraftHead*>& heads, const float* normed, float* logits,
+                  ThreadPool& pool);
 
  private:
+  void run_added(const float* normed, float* logits, ThreadPool& pool);
   void reserve(std::int64_t rows);
 
   Decoder& decoder_;
