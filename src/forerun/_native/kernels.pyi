@@ -188,7 +188,7 @@ class DraftHead:
 class DraftChain:
     """One chain to draft."""
 
-    def __init__(self, row: int, pending: Sequence[int], limit: int, stops: Sequence[int], drawing: str, warp: tuple[float, int, float, float], seed: int, committed: int, head: DraftHead | None = None) -> None: ...
+    def __init__(self, row: int, pending: Sequence[int], limit: int, stops: Sequence[int], drawing: str, warp: tuple[float, int, float, float], seed: int, committed: int, head: DraftHead | None = None, least: float = 0.0) -> None: ...
 
 def draft_chains(decoder: Decoder, pool: ThreadPool, cache: KvCache, chains: Sequence[DraftChain], probs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], vocab: int, view: tuple[int, int, bool, int] | None) -> list[list[int]]:
     """Draft all chains side by side; the tokens of each."""
