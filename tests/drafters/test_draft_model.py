@@ -48,6 +48,15 @@ def test_drafts_never_depend_on_what_the_cache_went_through(data: st.DataObject)
             next_id += 1
 
 
+def test_a_text_with_ids_that_the_draft_model_lacks_gets_no_draft() -> None:
+    """Its embedding is padded to fewer rows than the target's; the text beside it is drafted for."""
+    drafter = DraftModelDrafter(ToyModel(5), 2, 50, vocab_size=7)
+    requests = [request(0, [1, 6, 2], 0), request(1, [1, 4, 2], 1)]
+    lacking, spelled = drafter.propose(requests, [Plan(3)] * 2, Randomness())
+    assert len(lacking) == 0
+    assert len(spelled) == 3
+
+
 def test_recorded_rows_are_those_that_the_tokens_were_drawn_from() -> None:
     one = request(0, [1, 2, 3], 0)
     draft = DraftModelDrafter(MODEL, 1, 50).propose(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -14,6 +14,7 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.engine import scheduler
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
+from forerun.engine.round import MOST_FAILURES
 from forerun.engine.stream import Stream
 from forerun.errors import (
     ConfigError,
@@ -197,7 +198,7 @@ def test_bad_configs_are_refused(options: dict[str, object], message: str) -> No
         SpeculativeConfig.from_dict(options)
 
 
-def test_a_drafter_that_fails_with_the_last_chunk_of_a_prompt_ends_that_request() -> None:
+def test_a_drafter_that_fails_with_a_chunk_of_a_prompt_costs_that_request_the_draft() -> None:
     class Failing(NgramDrafter):
         hidden_layers: tuple[int, ...] = (1,)
 
@@ -207,42 +208,56 @@ def test_a_drafter_that_fails_with_the_last_chunk_of_a_prompt_ends_that_request(
 
     params = SamplingParams(temperature=0.0, max_tokens=5)
     one = Engine(TARGET, Failing(1, 3), max_batch_size=2)
-    failing, other = one.add([1, 2, 3], params), one.add([4, 5, 6], params)
-    while one.has_work:
-        one.step()
-    completion = one.completion(failing)
-    assert completion.finish_reason is FinishReason.ERROR
-    assert isinstance(completion.error, ValueError)
-    assert completion.token_ids == ()
-    assert len(one.completion(other).token_ids) == 5
+    prompts = [[1, 2, 3], [4, 5, 6]]
+    for prompt, completion in zip(prompts, one.generate(prompts, params), strict=True):
+        assert completion.token_ids == plain_ids(prompt, params)
 
 
-@pytest.mark.parametrize("method", ["release", "observe"])
-def test_a_drafter_that_cannot_learn_or_forget_stops_no_request(
-    monkeypatch: pytest.MonkeyPatch, method: str
+@pytest.mark.parametrize("method", ["release", "observe", "propose"])
+def test_a_drafter_that_fails_is_named_once_and_stops_no_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
-    """Its error is the caller's; rows are given back, tokens counted, and the rounds go on."""
-    one = engine(rows=2)
+    """After too many errors it is left out."""
+    one, calls = engine(rows=2), []
 
     def fail(*_: object) -> None:
+        calls.append(method)
         raise ValueError("broken")
 
     monkeypatch.setattr(one.drafter, method, fail)
-    ids = [one.add(prompt, GREEDY) for prompt in ([1, 2], [3, 4], [5])]
-    errors = 0
-    for _ in range(200):
-        try:
-            one.step()
-        except ValueError:
-            errors += 1
-    assert errors >= 3
-    assert not one.has_work
-    results = [one.completion(number) for number in ids]
+    prompts = [[1, 2], [3, 4], [5]] * 4
+    results = one.generate(prompts, GREEDY)
     assert [result.token_ids for result in results] == [
-        plain_ids(prompt, GREEDY) for prompt in ([1, 2], [3, 4], [5])
+        plain_ids(prompt, GREEDY) for prompt in prompts
     ]
     for result in results:
         assert result.stats.num_emitted_tokens == len(result.token_ids)
+    assert len([record for record in caplog.records if "broken" in record.message]) == 1
+    if method == "propose":
+        assert one.stats.num_plain_rounds_by_reason.keys() == {"failed", "short"}
+        # A round's draft is tried for the batch first, and then for each of its requests.
+        assert MOST_FAILURES <= len(calls) <= 2 * MOST_FAILURES
+        assert "in a row and is left out" in caplog.text
+
+
+def test_a_draft_that_fails_costs_no_other_request_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that succeeds afterwards: only errors in a row have a drafter left out."""
+    one = engine(rows=2)
+    assert one.drafter is not None
+    propose = one.drafter.propose
+
+    def failing(requests: Sequence[Request], *rest: Any) -> list[Draft]:
+        if any(request.token_ids[0] == 1 for request in requests):
+            raise ValueError("broken")
+        return propose(requests, *rest)
+
+    monkeypatch.setattr(one.drafter, "propose", failing)
+    for _ in range(MOST_FAILURES):
+        bad, good = one.generate([[1, 2], [3, 4]], GREEDY)
+        assert bad.token_ids == plain_ids([1, 2], GREEDY)
+        assert good.token_ids == plain_ids([3, 4], GREEDY)
+        assert bad.stats.num_drafts == 0
+        assert good.stats.num_plain_rounds_by_reason.keys() <= {"short"}
 
 
 def test_a_stream_that_is_collected_in_the_middle_of_a_round_ends_with_it() -> None:

@@ -51,6 +51,8 @@ class PlainReason(enum.StrEnum):
     """The policy timed a plain round, to compare drafting rounds with it."""
     PAUSED = "paused"
     """The policy expects that drafts are not worth their time."""
+    FAILED = "failed"
+    """The drafter raised an error, or is left out because it raised too many."""
     EVICTS = "evicts"
     """The cache evicts tokens before the next one is run."""
     POLICY = "policy"
@@ -119,12 +121,14 @@ class Draft:
         hidden: of a drafter that runs the target's first layers itself: their output for the newest
             committed token and each node, [n + 1, hidden_size]. The keys and values of those layers
             are in the target's cache then. None if nothing was run.
+        reason: why nothing is proposed, where nothing is.
     """
 
     tree: Tree
     token_ids: tuple[int, ...]
     probs: Tensor | SparseProbs | None = None
     hidden: Tensor | None = None
+    reason: PlainReason = PlainReason.NOTHING_FOUND
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.tree), "one token a node"

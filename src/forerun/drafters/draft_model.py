@@ -74,6 +74,7 @@ class DraftModelDrafter(BaseDrafter):
         self.vocab_size = self._vocab_size = vocab_size or model.vocab_size
         self.rows = rows
         self.cache = DraftCache(model, rows, capacity, tree_slots)
+        self._lacks_ids = self.model.vocab_size < self._vocab_size
         self._drafts_chains = translation is None and drafts_chains(model)
 
     def __repr__(self) -> str:
@@ -133,7 +134,9 @@ class DraftModelDrafter(BaseDrafter):
     def _text(self, request: Request) -> list[int] | None:
         """A request in the draft model's tokens; None where they cannot spell it (yet)."""
         if self.translation is None:
-            return request.token_ids
+            # Padded to fewer rows than the target's, the draft's embedding lacks the last ids.
+            lacks = self._lacks_ids and max(request.token_ids) >= self.model.vocab_size
+            return None if lacks else request.token_ids
         return self.translation.retokenizer.ids(request.request_id, request.token_ids)
 
     def _grow(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from forerun.contracts import FILLER, Drafter
-from forerun.core import Draft, Hints, Plan, Request, RoundTimes
+from forerun.core import Draft, Hints, PlainReason, Plan, Request, RoundTimes
 from forerun.engine.requests import Running
 from forerun.engine.round import TimedRound
 from forerun.engine.scheduler import Scheduler
@@ -78,7 +78,8 @@ def rehearse(
     times: list[RoundTimes] = []
 
     def note(done: TimedRound) -> None:
-        times.append(done.times)
+        if done.reasons != [PlainReason.FAILED]:
+            times.append(done.times)
 
     before, past = (parts.policy, parts.drafter, parts.on_timed), scheduler.past
     parts.policy, parts.on_timed = _Steps(lengths, member), note

@@ -150,6 +150,7 @@ class Running:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
     in_rounds: bool = True
+    drafter_failures: int = 0
 
     def __post_init__(self) -> None:
         self.progress = Progress(len(self.request), self.stream.state)

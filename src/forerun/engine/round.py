@@ -41,7 +41,11 @@ from forerun.verification.explain import Explanation, explain
 logger = logging.getLogger(__name__)
 
 _ASKED, _SHORT = Plan(0, reason=PlainReason.ASKED), Plan(0, reason=PlainReason.SHORT)
-_EVICTS = Plan(0, reason=PlainReason.EVICTS)
+_EVICTS, _FAILED = Plan(0, reason=PlainReason.EVICTS), Plan(0, reason=PlainReason.FAILED)
+_FAILED_DRAFT = replace(NO_DRAFT, reason=PlainReason.FAILED)
+
+# A request is decoded plainly after so many errors of its drafter; all are after so many in a row.
+MOST_FAILURES_OF_REQUEST, MOST_FAILURES = 3, 16
 
 OnRound = Callable[[Request, Draft, Verdict], None]
 """Sees what was drafted for a request in a round and the verdict, before the request is extended."""
@@ -68,7 +72,8 @@ class TimedRound:
     def reasons(self) -> list[PlainReason]:
         """For each request why it did not draft, where it did not."""
         return [
-            PlainReason.NOTHING_FOUND if plan.num_tokens else plan.reason for plan in self.plans
+            draft.reason if plan.num_tokens else plan.reason
+            for plan, draft in zip(self.plans, self.drafts, strict=True)
         ]
 
 
@@ -104,6 +109,27 @@ class Parts:
     on_round: OnRound | None = None
     on_explained: OnExplained | None = None
     on_timed: OnTimed | None = None
+    drafter_failures: int = 0
+    """Errors of the drafter since the last draft in a round without one."""
+    drafter_named: bool = False
+    """Whether a warning has named it."""
+
+    def note_failure(self, error: Exception, running: Running) -> None:
+        """Count an error of the drafter, which costs its request the draft and nothing else."""
+        assert self.drafter is not None
+        name = self.drafter.name
+        running.drafter_failures += 1
+        self.drafter_failures += 1
+        if not self.drafter_named:
+            logger.warning("%s failed (%r); the request goes on without its draft.", name, error)
+            self.drafter_named = True
+        if self.drafter_failures == MOST_FAILURES:
+            logger.warning("%s failed %d times in a row and is left out.", name, MOST_FAILURES)
+
+    def leaves_out(self, running: Running) -> bool:
+        """Whether the drafter has failed too often to draft for a request."""
+        left_out = self.drafter_failures >= MOST_FAILURES
+        return left_out or running.drafter_failures >= MOST_FAILURES_OF_REQUEST
 
     def attach(self, rows: int) -> None:
         """Show drafter and policy what they work for, of so many requests at once."""
@@ -140,8 +166,8 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
     if parts.evicts is not None:
         for request in requests:
             parts.evicts.evict(request.row)
-    plans = _plan(parts, batch)
-    drafts = _propose(parts, requests, plans)
+    plans, failures = _plan(parts, batch), parts.drafter_failures
+    drafts = _propose(parts, batch, plans)
     drafted = perf_counter()
     output = _run_target(parts, requests, drafts)
     ran = perf_counter()
@@ -155,12 +181,13 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
         parts.cache.keep(request.row, len(request), outcome.verdict.path)
         running.commit(outcome, values, draft)
     try:
-        if parts.drafter is not None:
-            parts.drafter.observe(requests, drafts, verdicts, output)
+        _observe(parts, batch, drafts, verdicts, output)
     finally:
         times = RoundTimes(drafted - started, ran - drafted, perf_counter() - ran)
         done = TimedRound(requests, plans, drafts, verdicts, times)
         _count(batch, done)
+    if parts.drafter_failures == failures < MOST_FAILURES and any(map(len, drafts)):
+        parts.drafter_failures = 0
     if parts.policy is not None:
         parts.policy.observe(requests, drafts, verdicts, times)
     if parts.on_timed is not None:
@@ -170,7 +197,11 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
 def settle(cache: Cache, running: Running) -> None:
     """Bring a request and its row to what is committed, whatever stopped a round."""
     running.settle()
-    request = running.request
+    _trim(cache, running.request)
+
+
+def _trim(cache: Cache, request: Request) -> None:
+    """Cut a request's row to what is committed."""
     cache.trim(request.row, min(cache.length(request.row), len(request) - 1))
 
 
@@ -195,11 +226,16 @@ def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
         if most < 1 or left == 1:
             plans.append(_SHORT if most < 1 else _EVICTS)
             continue
+        if parts.leaves_out(running):
+            plans.append(_FAILED)
+            continue
         most = most if left is None else min(most, left - 1)
         drawing = _drawing(parts, parts.drafter, running.request)
         nodes, acceptance = parts.config.num_tree_nodes, parts.drafter.acceptance
         made = plan_tree(parts.tree, nodes, most, drawing, acceptance)
-        plans.append(made if plan.member is None else replace(made, member=plan.member))
+        if plan.member is not None or plan.whole:
+            made = replace(made, member=plan.member, whole=plan.whole)
+        plans.append(made)
     return plans
 
 
@@ -209,12 +245,43 @@ def _drawing(parts: Parts, drafter: Drafter, request: Request) -> Drawing:
     return wanted if drawn else Drawing.GREEDY
 
 
-def _propose(parts: Parts, requests: list[Request], plans: list[Plan]) -> list[Draft]:
+def _propose(parts: Parts, batch: Sequence[Running], plans: list[Plan]) -> list[Draft]:
+    """The drafts of a batch; where the drafter fails for it, of each request by itself."""
     if parts.drafter is None or not any(plan.num_tokens for plan in plans):
-        return [NO_DRAFT] * len(requests)
-    drafts = parts.drafter.propose(requests, plans, parts.randomness)
+        return [NO_DRAFT] * len(batch)
+    requests = [running.request for running in batch]
+    try:
+        drafts = parts.drafter.propose(requests, plans, parts.randomness)
+    except Exception as error:
+        for request in requests:
+            # A drafter that runs the target's first layers may have left tokens there.
+            _trim(parts.cache, request)
+        pairs = list(zip(batch, plans, strict=True))
+        if len(batch) > 1 and not parts.drafter.shared_layers:
+            return [_propose(parts, [running], [plan])[0] for running, plan in pairs]
+        for running, plan in pairs:
+            if plan.num_tokens:
+                parts.note_failure(error, running)
+        return [_FAILED_DRAFT] * len(batch)
     _check_drafts(parts, drafts, plans)
     return drafts
+
+
+def _observe(
+    parts: Parts,
+    batch: Sequence[Running],
+    drafts: list[Draft],
+    verdicts: list[Verdict],
+    output: ForwardOutput,
+) -> None:
+    """Show the drafter what became of a round."""
+    if parts.drafter is None or parts.drafter_failures >= MOST_FAILURES:
+        return
+    try:
+        parts.drafter.observe([running.request for running in batch], drafts, verdicts, output)
+    except Exception as error:
+        for running in batch:
+            parts.note_failure(error, running)
 
 
 def _check_drafts(parts: Parts, drafts: list[Draft], plans: list[Plan]) -> None:

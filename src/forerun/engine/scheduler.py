@@ -297,7 +297,10 @@ class Scheduler:
         )
         output = self.parts.target.forward(batch, self.cache)
         if drafter is not None and layers:
-            drafter.observe_prefill(request, start, output)
+            try:
+                drafter.observe_prefill(request, start, output)
+            except Exception as error:
+                self.parts.note_failure(error, running)
 
     def _best_row(self, token_ids: list[int]) -> int:
         """The free row that shares most with these tokens; of equals the one idle for longest."""
@@ -322,7 +325,7 @@ class Scheduler:
         """Give back the rows of requests that have ended.
 
         Raises:
-            Exception: of a drafter or policy that cannot release a request, when its row is free.
+            Exception: of a policy that cannot release a request, when its row is free.
         """
         if self._dropped:
             self._end_dropped()
@@ -333,10 +336,14 @@ class Scheduler:
     def _end(self, row: int, running: Running) -> None:
         """Give back the row of a request that has ended; each step may be taken twice."""
         failure: Exception | None = None
-        for part in (self.parts.drafter, self.parts.policy):
+        if self.parts.drafter is not None:
             try:
-                if part is not None:
-                    part.release(running.request)
+                self.parts.drafter.release(running.request)
+            except Exception as error:
+                self.parts.note_failure(error, running)
+        if self.parts.policy is not None:
+            try:
+                self.parts.policy.release(running.request)
             except Exception as error:
                 failure = error
         if self._counted is not running:

@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from forerun.contracts import Drafter
-from forerun.core import MOST_NODES, NO_HINTS, Draft, Drawing, Hints, Plan, Request, Tree
+from forerun.core import (
+    MOST_NODES,
+    NO_HINTS,
+    Draft,
+    Drawing,
+    Hints,
+    PlainReason,
+    Plan,
+    Request,
+    Tree,
+)
 from forerun.engine.compatibility import check_drafter as check_compatible
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -271,6 +281,10 @@ def _compare_with_plain(
 ) -> None:
     assert engine.drafter is not None
     completions = engine.generate(prompts, seeded, hints=hints)
+    if PlainReason.FAILED in engine.stats.num_plain_rounds_by_reason:
+        raise ExactnessError(
+            f"{engine.drafter.name} raised an error in the engine; the log's warning has it."
+        )
     if not (seeded[0].greedy or engine.config.rejection_sample_method == "auto"):
         return
     for prompt, params, completion in zip(prompts, seeded, completions, strict=True):
