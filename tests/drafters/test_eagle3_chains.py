@@ -21,6 +21,7 @@ from forerun.heads.eagle3_parts import Eagle3Head
 from forerun.heads.files import HeadFiles
 from forerun.models.modules import modules_for
 from forerun.params import SamplingParams
+from forerun.policies.base import BasePolicy
 from forerun.randomness import Randomness
 from tests.helpers.eagle_heads import VARIANTS, Made, write
 from tests.helpers.head_checks import GREEDY, PENALTIES, PROMPTS, SAMPLED, SEEDED, target
@@ -124,6 +125,27 @@ def test_chains_end_where_little_is_expected(tmp_path: Path, params: SamplingPar
     drafter = Twins(head_of(tmp_path, Made(), on), on, least=0.02)
     run(on, drafter, (PROMPTS, params))
     assert {0, 1, 2, 3} & {*drafter.compared} >= {1, 2}
+
+
+class Whole(BasePolicy):
+    name = "whole"
+
+    def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        return [Plan(3, whole=True)] * len(requests)
+
+
+@pytest.mark.parametrize("params", [SAMPLED, PENALTIES])
+def test_where_drafts_are_timed_all_of_them_is_drafted(
+    tmp_path: Path, params: SamplingParams
+) -> None:
+    """However little is expected, in one call and in steps."""
+    on = target("kernels", "fp32")
+    drafter = Twins(head_of(tmp_path, Made(), on), on, least=1.0)
+    engine = Engine(on, drafter, SpeculativeConfig(), policy=Whole())
+    engine.generate(PROMPTS[:1], params)
+    # Fewer only where fewer are left to emit.
+    assert drafter.compared.count(3) >= 5
+    assert {*drafter.compared[:5]} == {3}
 
 
 def test_rows_go_on_from_what_they_share(tmp_path: Path) -> None:

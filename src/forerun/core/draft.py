@@ -72,6 +72,7 @@ class Plan:
             that it finds most probable. Without a shape and a budget the draft is a chain.
         reason: why there is no draft, where `num_tokens` is zero.
         member: which of the drafter's `members` drafts; None leaves it to the drafter.
+        whole: whether to draft all tokens, however little is expected of them: to time it.
     """
 
     num_tokens: int
@@ -80,6 +81,7 @@ class Plan:
     num_nodes: int | None = None
     reason: PlainReason = PlainReason.POLICY
     member: int | None = None
+    whole: bool = False
 
     @property
     def is_chain(self) -> bool:

@@ -132,7 +132,7 @@ class DSparkDrafter(HeadDrafter):
             logits = logits * scale + bias
         nodes = []
         for node, (index, share) in enumerate(zip(places, logits.sigmoid().tolist(), strict=True)):
-            if len(growing[index].frontier) == 1:
+            if growing[index].ends_early:
                 expected[index] *= share
                 if expected[index] < self._least:
                     continue

@@ -112,7 +112,7 @@ class Eagle3Drafter(HeadDrafter):
                 plan.num_tokens,
                 plan.drawing,
                 request,
-                least=self._least,
+                least=0.0 if plan.whole else self._least,
             )
             for request, plan, some in zip(requests, plans, states, strict=True)
         ]
@@ -173,9 +173,9 @@ class Eagle3Drafter(HeadDrafter):
         kept, rows = [], []
         for run in runs:
             own = [next(shares) for _ in run.growth.frontier]
-            if run.growth.is_chain:
+            if run.growth.ends_early:
                 run.expected *= own[0]
-            grows = not run.growth.is_chain or run.expected >= self._least
+            grows = not run.growth.ends_early or run.expected >= self._least
             kept += [run] if grows else []
             rows += [grows] * len(own)
         return kept, logits if all(rows) else logits[rows]

@@ -31,7 +31,7 @@ class _Steps(BasePolicy):
         self._left, self._member = list(lengths), member
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
-        return [Plan(self._left.pop(0), member=self._member)] * len(requests)
+        return [Plan(self._left.pop(0), member=self._member, whole=True)] * len(requests)
 
 
 class _Filler:

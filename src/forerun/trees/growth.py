@@ -35,8 +35,8 @@ class Growth(ABC):
 
     takes_tops = False
     """Whether each level is the one token with the largest logit."""
-    is_chain = False
-    """Whether each level is one token."""
+    ends_early = False
+    """Whether it is a chain that may end where little is expected of it."""
 
     def __init__(self, request: Request, drawing: Drawing) -> None:
         self.request, self.drawing = request, drawing
@@ -97,7 +97,6 @@ class ShapeGrowth(Growth):
     def __init__(self, request: Request, drawing: Drawing, shape: Tree) -> None:
         super().__init__(request, drawing)
         self._shape = shape
-        self.is_chain = shape.is_chain
         self.takes_tops = self.kind == (Drawing.GREEDY, False) and shape.is_chain
         if not shape:
             self.frontier = []
@@ -207,7 +206,10 @@ class BestFirstGrowth(Growth):
 def start(request: Request, plan: Plan) -> Growth:
     """The growth that a plan asks for."""
     if plan.num_nodes is None:
-        return ShapeGrowth(request, plan.drawing, plan.tree or Tree.chain(plan.num_tokens))
+        shape = plan.tree or Tree.chain(plan.num_tokens)
+        growth = ShapeGrowth(request, plan.drawing, shape)
+        growth.ends_early = shape.is_chain and not plan.whole
+        return growth
     assert plan.drawing is Drawing.GREEDY, "sampled trees have a shape"
     return BestFirstGrowth(request, plan.num_nodes, plan.num_tokens)
 
