@@ -170,13 +170,17 @@ def test_wrong_factors_on_the_rotary_frequencies(factors: list[float], path: Pat
     [
         ("<|eot_id|>", 3, {}, {1, 299}),
         ("<|im_end|>", 3, {}, {1, 299}),
-        ("<|im_end|>", 3, {"tokenizer.ggml.eot_token_id": 7}, {1, 7}),
-        ("<|im_end|>", 1, {}, {1}),
+        ("<|end|>", 3, {}, {1, 299}),
+        ("<end_of_turn>", 3, {}, {1, 299}),
+        ("<|im_end|>", 3, {"tokenizer.ggml.eot_token_id": 7}, {1, 7, 299}),
+        ("<|im_end|>", 1, {}, {1, 299}),
+        ("<|im_start|>", 3, {}, {1}),
     ],
 )
-def test_ends_of_turns_are_known_by_their_text(
+def test_ends_are_known_by_their_text(
     text: str, kind: int, named: dict[str, Any], expected: set[int], path: Path
 ) -> None:
+    """As llama.cpp knows them: whatever the file names beside them, and of any type."""
     write_model(path)
     known = Checkpoint.open(path).stored.header.metadata  # type: ignore[attr-defined]
     changed = {

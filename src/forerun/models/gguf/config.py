@@ -20,9 +20,12 @@ _REQUIRED = (
     *("attention.head_count", "attention.layer_norm_rms_epsilon"),
 )
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# Control tokens that end a turn in older files, which do not name them: llama.cpp knows them by their text.
-_ENDS_OF_TURNS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>")
-_CONTROL = 3
+# Tokens that end a text or a turn by what they are called, whatever else a file names: as in llama.cpp.
+_ENDS_BY_TEXT = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
+    *("<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>"),
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)
 _ROTATED = "rope.dimension_count"
 _ROPE_KINDS = {"none": "default", "linear": "linear", "yarn": "yarn"}
 _YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
@@ -89,8 +92,9 @@ def read_gguf_end_tokens(header: GgufHeader, config: Any) -> frozenset[int]:
     """
     ids = [header.metadata.get(f"tokenizer.ggml.{name}") for name in _END_TOKENS]
     given = [token for token in ids if token is not None]
-    if header.metadata.get("tokenizer.ggml.eot_token_id") is None:
-        given += _ends_of_turns(header.metadata)
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list):
+        given += [token for token, text in enumerate(tokens) if text in _ENDS_BY_TEXT]
     for token in given:
         if type(token) is not int or not 0 <= token < config.vocab_size:
             raise CheckpointError(
@@ -98,14 +102,6 @@ def read_gguf_end_tokens(header: GgufHeader, config: Any) -> frozenset[int]:
                 f"{config.vocab_size - 1}."
             )
     return frozenset(given)
-
-
-def _ends_of_turns(metadata: Mapping[str, Any]) -> list[int]:
-    tokens, kinds = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
-    if not isinstance(tokens, list) or not isinstance(kinds, list):
-        return []
-    both = enumerate(zip(tokens, kinds, strict=False))
-    return [i for i, (text, kind) in both if kind == _CONTROL and text in _ENDS_OF_TURNS]
 
 
 def _check_rotated(path: Path, rotated: Any, head_dim: int) -> None:
