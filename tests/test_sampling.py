@@ -106,6 +106,56 @@ def test_bias_bans_and_masks() -> None:
     assert seen == [([1, 2, 2, 5, 5, 5], [3, 4])]
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        [True, False, False, True, False, False],
+        [1, 0, 0, 1, 0, 0],
+        np.array([1, 0, 0, 1, 0, 0], dtype=np.uint8),
+        torch.tensor([1, 0, 0, 1, 0, 0]),
+        [0, 3],
+        {3, 0},
+        np.array([3, 0]),
+        torch.tensor([0, 3], dtype=torch.int32),
+    ],
+    ids=repr,
+)
+def test_a_mask_allows_by_entries_or_by_ids(mask: object) -> None:
+    assert (warped(LOGITS, mask=lambda *_: mask) > 0).tolist() == [1, 0, 0, 1, 0, 0]
+
+
+def test_a_mask_that_lists_all_tokens_allows_all() -> None:
+    for mask in (range(6), [1] * 6, None):
+        assert (warped(LOGITS, mask=lambda *_, mask=mask: mask) > 0).all()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.tensor([0.0, -torch.inf, -torch.inf, 0.0, -torch.inf, -torch.inf]),
+        [0.0, -np.inf, np.nan, 0.0, 0.0, 0.0],
+        [1.0] * 6,
+        [1, 0, 0, 2, 0, 0],
+        [1, 1, 0, 0],
+        [True],
+        [6],
+        [-1],
+        [[0, 3]],
+        [[0], [1, 2]],
+        3,
+        True,
+        "x",
+        {1: 2},
+        object(),
+    ],
+    ids=repr,
+)
+def test_what_is_no_mask_is_refused(mask: object) -> None:
+    """A mask that is added to logits above all: read as bool it would allow what it bans."""
+    with pytest.raises(ConfigError, match="the mask hook returned"):
+        warped(LOGITS, mask=lambda *_: mask)
+
+
 def test_rows_with_different_parameters_do_not_touch_each_other() -> None:
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     params = [
@@ -140,7 +190,7 @@ def test_broken_rows_are_refused(temperature: float) -> None:
 def test_a_ban_on_everything_is_refused() -> None:
     with pytest.raises(DistributionError):
         warped([1.0, 2.0], banned_token_ids=(0, 1))
-    with pytest.raises(ConfigError, match="mask hook returned shape"):
+    with pytest.raises(ConfigError, match="mask hook returned torch.bool"):
         warped(LOGITS, mask=lambda committed, drafted: [True])
 
 

@@ -5,14 +5,21 @@ Each looks at what stands before a row, the drafted tokens included, as plain de
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.core import Request
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, shown
 from forerun.params import SamplingParams
+
+_MASKS = (
+    "it must return True or False (or 1 or 0) for each token, the ids of the allowed tokens, or None for "
+    "all. Of a mask that is added to logits (0 and -inf) return `mask == 0`."
+)
 
 
 @dataclass(frozen=True)
@@ -109,12 +116,29 @@ def _mask(row: Tensor, prefix: Prefix) -> None:
     assert prefix.params.mask is not None
     # A copy: what a hook does to it must not reach the request.
     mask = prefix.params.mask(list(prefix.request.token_ids), prefix.drafted)
-    if mask is None:
-        return
-    allowed = torch.as_tensor(mask, dtype=torch.bool, device=row.device)
-    if allowed.shape != row.shape:
+    if mask is not None:
+        row.masked_fill_(~_allowed(mask, row), -torch.inf)
+
+
+def _allowed(mask: Any, row: Tensor) -> Tensor:
+    """The tokens that a hook allows, bool [V]: by an entry for each token, or by their ids.
+
+    Raises:
+        ConfigError: for anything else, such as a mask to be added to logits.
+    """
+    try:
+        given = torch.as_tensor(list(mask) if isinstance(mask, Set) else mask, device=row.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"the mask hook returned {shown(mask)}; {_MASKS}") from error
+    if given.is_floating_point() and given.numel():
+        raise ConfigError(f"the mask hook returned {given.dtype} numbers; {_MASKS}")
+    if given.shape == row.shape and (given.dtype == torch.bool or bool(((given | 1) == 1).all())):
+        return given.bool()
+    ids = given.long()
+    is_list = given.dtype != torch.bool and ids.ndim == 1 and len(set(ids.tolist())) == len(ids)
+    if not is_list or bool(((ids < 0) | (ids >= len(row))).any()):
         raise ConfigError(
-            f"the mask hook returned shape {list(allowed.shape)}; it must return "
-            f"[{len(row)}], one entry a token, or None."
+            f"the mask hook returned {given.dtype} of shape {list(given.shape)} that are no ids of "
+            f"{len(row)} tokens; {_MASKS}"
         )
-    row.masked_fill_(~allowed, -torch.inf)
+    return torch.zeros_like(row, dtype=torch.bool).index_fill_(0, ids, True)

@@ -13,7 +13,8 @@ from forerun.errors import ConfigError
 from forerun.options import Text, from_mapping, options
 
 TokenMask = Callable[[Sequence[int], Sequence[int]], Any]
-"""`mask(committed_ids, drafted_ids)` returns the tokens allowed next, bool [V], or None for all."""
+"""`mask(committed_ids, drafted_ids)` returns the tokens allowed next: bool (or 0 and 1) [V], their ids, or
+None for all."""
 
 # Below it, logits divided by the temperature leave the range in which float32 tells them apart.
 LOWEST_TEMPERATURE = 1e-5
