@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from forerun.cli.terminal import PlainOutput
+from forerun.engine.requests import TokenEvent
+from forerun.engine.scheduler import Scheduler
 from forerun.engine.sessions import read_session
+from forerun.errors import ConfigError
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.letter_chat import usual, with_template
 from tests.helpers.refusals import refused
@@ -55,6 +59,41 @@ def test_what_is_read_and_written_is_said_on_standard_error(cli: Cli, file: str)
     count = len(TEXT)
     assert " tokens read from session " in second.stderr
     assert len(second.stdout) < count
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ConfigError])
+def test_what_was_read_is_kept_where_a_run_is_stopped(
+    cli: Cli, file: str, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    wanted, show, shown = stats_of(cli)["token_ids"], PlainOutput.event, []
+
+    def event(self: PlainOutput, event: TokenEvent) -> None:
+        show(self, event)
+        shown.append(event.token_id)
+        if len(shown) == 5:
+            raise error("planted")
+
+    monkeypatch.setattr(PlainOutput, "event", event)
+    result = cli.generate("--prompt", TEXT, "--temperature", "0", "--session", file)
+    assert result.exit_code == (130 if error is KeyboardInterrupt else 2)
+    monkeypatch.undo()
+    again = stats_of(cli, "--session", file)
+    assert again["token_ids"] == wanted
+    assert again["stats"]["num_cached_tokens"] == again["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize("place", ["admit", "ready"])
+def test_where_nothing_was_read_there_is_no_session_to_keep(
+    cli: Cli, file: str, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Scheduler, place, interrupted)
+    result = cli.generate("--prompt", TEXT, "--session", file, "--policy", "fixed")
+    assert result.exit_code == 130
+    assert "no session was written: " in result.stderr
+    assert not Path(file).exists()
 
 
 def test_another_models_session_is_refused_and_stays(cli: Cli, file: str) -> None:

@@ -29,7 +29,7 @@ from forerun.cli.prompt import (
     show_prompt,
 )
 from forerun.cli.quiet import quiet_libraries
-from forerun.cli.session import keep, open_session, restore
+from forerun.cli.session import keep, keep_what_there_is, open_session, restore
 from forerun.cli.target_file import check_writable
 from forerun.engine.pairs import Choice
 from forerun.params import SamplingParams
@@ -179,12 +179,18 @@ def _complete(values: dict[str, Any], job: Job, hints: Hints, output: Output) ->
     output.start(legend=values["speculative"])
     try:
         run.follow(output.event)
-    except KeyboardInterrupt:
+    except BaseException as stopped:
         run.stream.close()
-        output.finish(outcome)
+        try:
+            if isinstance(stopped, KeyboardInterrupt):
+                output.finish(outcome)
+        finally:
+            keep_what_there_is(engine, values["session"])
         raise
-    output.finish(outcome)
-    keep(engine, values["session"])
+    try:
+        output.finish(outcome)
+    finally:
+        keep(engine, values["session"])
     return 0
 
 

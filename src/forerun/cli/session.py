@@ -11,6 +11,7 @@ from forerun.cli.bars import waiting
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName
 from forerun.cli.target_file import check_writable
+from forerun.errors import ForerunError
 from forerun.files import size_text
 
 if TYPE_CHECKING:
@@ -72,3 +73,11 @@ def keep(engine: Engine, file: str | None, notes: Mapping[str, str] = _NONE) -> 
         session = engine.save_session(file, notes=notes)
     what = f"{len(session.token_ids)} tokens, {size_text(session.nbytes)}"
     click.echo(f"forerun: session written to {file}: {what}", err=True)
+
+
+def keep_what_there_is(engine: Engine, file: str | None) -> None:
+    """Write what was read and emitted before a run was stopped; what hinders that is said, not raised."""
+    try:
+        keep(engine, file)
+    except ForerunError as error:
+        click.echo(f"forerun: no session was written: {error}", err=True)
