@@ -103,6 +103,7 @@ def test_what_a_folder_holds_beside_texts_is_said(cli: Cli, answer: str, tmp_pat
     words = ("generate", "--model", cli.target, "--prompt", "x", "--max-tokens", "2")
     result = cli.run(*words, "--corpus", str(folder), "--policy", "fixed")
     assert result.exit_code == 0
+    assert "suffix, quoting" in result.stderr
     (folder / "answer.txt").unlink()
     refused(cli.run(*words, "--corpus", str(folder)), "is empty (left out: 1 file (1 binary))")
     refused(cli.run(*words, "--corpus", str(folder / "missing")), "missing cannot be read")

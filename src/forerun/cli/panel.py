@@ -10,6 +10,7 @@ from forerun.compare.paired import Comparison
 from forerun.core import FinishReason, PlainReason, Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
+from forerun.files import printable
 from forerun.options import changes
 from forerun.params import SamplingParams
 
@@ -121,7 +122,9 @@ def drafting(stats: Stats, engine: Engine) -> str:
 def _drafter(config: SpeculativeConfig) -> str:
     if config.method is None:
         return "none: plain decoding"
-    return f"{config.method} {config.model}" if config.model else config.method
+    named = f"{config.method} {config.model}" if config.model else config.method
+    quoted = ", ".join(map(printable, config.options.get("corpus", ())))
+    return f"{named}, quoting {quoted}" if quoted else named
 
 
 def _drafts_trees(engine: Engine) -> bool:

@@ -7,6 +7,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from forerun.contracts import DrafterSetup
 from forerun.drafters.lookup.corpus import Corpus, sorted_positions, with_separators
 from forerun.drafters.lookup.texts import Texts
 from forerun.errors import ConfigError
-from forerun.files import atomic_path, cache_folder, reason
+from forerun.files import atomic_path, cache_folder
 from forerun.options import Text, options
 from forerun.progress import report
 
@@ -114,15 +115,17 @@ def _read(path: Path | None) -> tuple[NDArray[int32], NDArray[int32]] | None:
             token_ids, order = file.get_tensor("token_ids"), file.get_tensor("order")
             if file.metadata()["sum"] != _sum(token_ids, order):
                 raise ValueError("another sum")
-        os.utime(path)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as problem:
         logger.warning("%s cannot be used (%s); the corpus is indexed anew", path, problem)
         return None
+    with suppress(OSError):  # A folder that may only be read.
+        os.utime(path)
     return token_ids, order
 
 
 def _write(path: Path | None, token_ids: NDArray[int32], order: NDArray[int32]) -> None:
     """Keep an index, and remove those that were not used for longest; a full disk takes nothing."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     if path is None:
@@ -131,9 +134,11 @@ def _write(path: Path | None, token_ids: NDArray[int32], order: NDArray[int32]) 
         with atomic_path(path) as temporary:
             content = {"token_ids": token_ids, "order": order}
             save_file(content, temporary, {"sum": _sum(token_ids, order)})
+    except (OSError, SafetensorError) as problem:
+        logger.warning("the corpus's index cannot be kept in %s (%s)", path, problem)
+        return
+    with suppress(OSError):  # Another process prunes too.
         _prune(path)
-    except OSError as problem:
-        logger.warning("the corpus's index cannot be kept in %s (%s)", path, reason(problem))
 
 
 def _prune(newest: Path) -> None:
