@@ -122,7 +122,7 @@ class SamplingParams:
     )
     stop: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = Field(
         default=(),
-        description="Cut the text before this string.",
+        description="Cut the text before this string, or end after this special token.",
         json_schema_extra={"repeat": True},
     )
     stop_token_ids: tuple[TokenId, ...] = Field(

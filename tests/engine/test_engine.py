@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from forerun.core import Drawing, FinishReason, Origin, Stats
 from forerun.drafters.draft_model import DraftModelDrafter
@@ -99,6 +100,33 @@ def test_stop_strings_cut_text_and_tokens() -> None:
         assert completion.text == text[:at]
         assert completion.token_ids == whole[: at + 3]
         assert completion.finish_reason is FinishReason.STOP
+
+
+class Marked(Letters):
+    """Letters, one of which is a special token with a name, so that texts are without it."""
+
+    def __init__(self, special: int) -> None:
+        self.special = special
+        self.added_tokens_decoder = {
+            special: AddedToken("<|end|>", special=True),
+            special + 1: AddedToken("<|kept|>", special=False),
+        }
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return super().decode([token for token in token_ids if token != self.special])
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_stop_string_that_is_a_special_token_ends_at_it(ignore_eos: bool) -> None:
+    whole = plain_ids([1, 2, 3], GREEDY)
+    for special in set(whole):
+        one = Engine(TARGET, DraftModelDrafter(DRAFT, 1, 512), tokenizer=Marked(special))
+        stops = ("<|end|>", "<|kept|>")
+        params = replace(GREEDY, stop=stops, ignore_eos=ignore_eos)
+        completion = one.generate([1, 2, 3], params)
+        assert completion.token_ids == whole[: whole.index(special) + 1]
+        assert completion.finish_reason is FinishReason.STOP
+        assert one.generate([1, 2, 3], replace(GREEDY, stop=stops[1:])).token_ids == whole
 
 
 def test_the_context_is_never_exceeded() -> None:

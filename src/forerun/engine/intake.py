@@ -10,7 +10,7 @@ from forerun.contracts import CausalLM
 from forerun.core import NO_HINTS, Hints, Request, Stats
 from forerun.engine.prompts import Prompt, PromptReader, listed, repeated
 from forerun.engine.requests import Running
-from forerun.engine.text import TextStream, Tokenizer
+from forerun.engine.text import TextStream, Tokenizer, special_tokens
 from forerun.errors import ConfigError, PromptError, shown
 from forerun.options import check, named
 from forerun.params import SamplingParams
@@ -51,6 +51,7 @@ class Intake:
 
     def __post_init__(self) -> None:
         self.prompts = PromptReader(self.tokenizer, self.target.vocab_size)
+        self._special = special_tokens(self.tokenizer)
 
     def take(
         self, prompt: Prompt, params: SamplingParams, speculative: bool, hints: Hints = NO_HINTS
@@ -76,6 +77,8 @@ class Intake:
         if params.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; use stop_token_ids instead.")
         ends: frozenset[int] = frozenset() if params.ignore_eos else self.eos_token_ids
+        # Texts are without special tokens, so that one that is a stop string is looked for by its id.
+        special = {self._special[text] for text in params.stop if text in self._special}
         request = Request(
             request_id=self.next_id,
             token_ids=token_ids,
@@ -83,7 +86,7 @@ class Intake:
             params=params,
             seed=self._fresh_seed() if params.seed is None else params.seed,
             speculative=speculative,
-            stop_token_ids=ends | frozenset(params.stop_token_ids),
+            stop_token_ids=ends | special | frozenset(params.stop_token_ids),
             hints=self._read(hints),
         )
         self.next_id += 1

@@ -152,6 +152,15 @@ class TextStream:
         return 0
 
 
+def special_tokens(tokenizer: Tokenizer | None) -> dict[str, int]:
+    """The ids of the tokens that no text holds, by what they are called."""
+    tokens: dict[str, int] = {}
+    for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
+        if token.special:
+            tokens[token.content] = token_id
+    return tokens
+
+
 def _shortest_decode(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
     """Token ids to text without special tokens, by the shortest way: for a token at a time, what
     transformers does around its fast tokenizers takes ten times as long as they do."""
