@@ -10,6 +10,7 @@ import pytest
 import torch
 from tokenizers import AddedToken
 
+from forerun.contracts import DrafterSetup
 from forerun.core import Drawing, FinishReason, Origin, Stats
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
@@ -139,11 +140,22 @@ def test_the_context_is_never_exceeded() -> None:
 
 def test_a_draft_model_with_a_shorter_context_stops_drafting() -> None:
     short = ToyModel(TARGET.vocab_size, noise=1.0, max_context=12)
-    one = Engine(TARGET, DraftModelDrafter(short, 1, 512), SpeculativeConfig())
-    completion = one.generate([[1, 2, 3]], GREEDY)[0]
+    config = SpeculativeConfig(policy="fixed")
+    completion = Engine(TARGET, DraftModelDrafter(short, 1, 512), config).generate(
+        [1, 2, 3], GREEDY
+    )
     assert completion.token_ids == plain_ids([1, 2, 3], GREEDY)
-    assert completion.stats.num_plain_rounds > 0
     assert completion.stats.num_drafts > 0
+    assert completion.stats.num_plain_rounds_by_reason.keys() == {"context", "short"}
+
+
+@pytest.mark.parametrize(("context", "said"), [(12, True), (40, False)])
+def test_a_shorter_context_of_the_draft_model_is_said_when_it_is_loaded(
+    caplog: pytest.LogCaptureFixture, context: int, said: bool
+) -> None:
+    model = ToyModel(TARGET.vocab_size, max_context=context)
+    DraftModelDrafter.build(DrafterSetup(TARGET, 1, 40, {}, lambda: model))
+    assert ("has a context of 12 tokens" in caplog.text) == said
 
 
 def test_streams_carry_text_origins_and_the_end() -> None:

@@ -25,6 +25,7 @@ _REASONS = {
     ),
     PlainReason.TIMED: ("the policy timed plain rounds", "to time such rounds"),
     PlainReason.PAUSED: ("no draft was expected to pay", "where no draft was expected to pay"),
+    PlainReason.CONTEXT: ("the context of {method} was full", "where {method}'s context was full"),
     PlainReason.FAILED: ("{method} failed", "where {method} failed"),
     PlainReason.EVICTS: ("the cache evicted tokens", "where the cache evicts tokens"),
     PlainReason.POLICY: ("the policy planned none", "as the policy planned"),

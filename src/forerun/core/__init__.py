@@ -3,6 +3,7 @@
 from forerun.core.batch import BLOCK_SIZE, Batch, ForwardOutput, LogitsFor, View
 from forerun.core.costs import CostTable
 from forerun.core.draft import (
+    CONTEXT_FULL,
     NO_DRAFT,
     NO_PLAN,
     Draft,
@@ -20,6 +21,7 @@ from forerun.core.tree import MOST_NODES, NO_TREE, Tree
 
 __all__ = [
     "BLOCK_SIZE",
+    "CONTEXT_FULL",
     "MOST_NODES",
     "NO_DRAFT",
     "NO_HINTS",

@@ -51,6 +51,8 @@ class PlainReason(enum.StrEnum):
     """The policy timed a plain round, to compare drafting rounds with it."""
     PAUSED = "paused"
     """The policy expects that drafts are not worth their time."""
+    CONTEXT = "context"
+    """The text fills the drafter's context."""
     FAILED = "failed"
     """The drafter raised an error, or is left out because it raised too many."""
     EVICTS = "evicts"
@@ -155,6 +157,7 @@ class Draft:
 
 
 NO_DRAFT = Draft(NO_TREE, ())
+CONTEXT_FULL = Draft(NO_TREE, (), reason=PlainReason.CONTEXT)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
 from forerun.contracts import CausalLM, ChainRequest, DrafterSetup, drafts_chains
-from forerun.core import MOST_NODES, NO_DRAFT, Draft, Drawing, Plan, Request
+from forerun.core import CONTEXT_FULL, MOST_NODES, NO_DRAFT, Draft, Drawing, Plan, Request
 from forerun.drafters.base import BaseDrafter, fits_one_call
 from forerun.options import known, options
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from forerun.drafters.model.retokenizer import Translation
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
+
+
+logger = logging.getLogger(__name__)
 
 
 def _precisions() -> tuple[str, ...]:
@@ -82,8 +86,15 @@ class DraftModelDrafter(BaseDrafter):
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
+        model = setup.load_draft_model()
+        if model.max_context < min(setup.capacity, setup.target.max_context):
+            logger.warning(
+                "%s has a context of %d tokens: longer texts go on without drafts.",
+                model.name,
+                model.max_context,
+            )
         return cls(
-            setup.load_draft_model(),
+            model,
             setup.rows,
             setup.capacity,
             setup.target.vocab_size,
@@ -101,10 +112,15 @@ class DraftModelDrafter(BaseDrafter):
         missing = []
         for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
             text = self._text(request) if plan.num_tokens else None
+            if text is None:
+                continue
             # A path goes as far as the draft model's context allows.
-            if text is not None and len(text) < self.cache.capacity:
-                drafting[index] = plan.cut(self.cache.capacity - len(text))
+            left = self.cache.capacity - len(text)
+            if left > 0:
+                drafting[index] = plan.cut(left)
                 missing.append(self.cache.missing(request.row, text))
+            else:
+                drafts[index] = CONTEXT_FULL
         if not drafting:
             return drafts
         chosen, fitting = [requests[index] for index in drafting], list(drafting.values())

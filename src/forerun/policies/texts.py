@@ -29,6 +29,7 @@ _IN_WORDS = {
     PlainReason.NOTHING_FOUND: "plain: nothing was found to propose",
     PlainReason.SHORT: "plain: one token is left",
     PlainReason.ASKED: "plain, as was asked for",
+    PlainReason.CONTEXT: "plain: the text fills the drafter's context",
     PlainReason.FAILED: "plain: the drafter failed",
 }
 
