@@ -140,6 +140,7 @@ def test_what_was_not_used_for_longest_is_removed(
 def test_what_was_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.txt").write_text("abcdefgh")
     (tmp_path / "b.bin").write_bytes(b"\0")
+    module._note.cache_clear()
     with caplog.at_level(logging.WARNING):
         open_with(Encoder(), tmp_path)
         open_with(Encoder(), tmp_path)
