@@ -91,6 +91,8 @@ def test_a_confidence_head_that_no_key_names_is_read(tmp_path: Path) -> None:
         ({"markov_head_type": "gated"}, "a Markov head of type 'gated'"),
         ({"dflash_config": {"conv_kernel_size": 4}}, "variant with conv_kernel_size"),
         ({"projector_type": "domino"}, "variant with projector_type"),
+        ({"rope_is_neox_style": False}, "a rope_is_neox_style of False, which changes the forward"),
+        ({"dflash_config": {"final_logit_softcapping": 30.0}}, "a final_logit_softcapping of 30"),
     ],
 )
 def test_wrong_configs_are_refused(change: dict[str, Any], message: str) -> None:
@@ -122,3 +124,14 @@ def test_wrong_tensors_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 40)
     with pytest.raises(CheckpointError):
         DSparkHead.open(on, HeadFiles.open(tmp_path))
+
+
+@pytest.mark.parametrize("layout", ["deepspec", "speculators", "dflash"])
+def test_values_that_leave_the_forward_as_it_is_are_taken(layout: str) -> None:
+    config, _ = published(Made(), layout)
+    same = {"rope_is_neox_style": True, "partial_rotary_factor": 1.0, "logit_scale": None}
+    assert DSparkConfig.read({**config, **same}, "head") == DSparkConfig.read(config, "head")
+    if layout == "speculators":
+        inner = {**config["transformer_layer_config"], "rope_is_neox_style": False}
+        with pytest.raises(UnsupportedModelError, match="rope_is_neox_style"):
+            DSparkConfig.read({**config, "transformer_layer_config": inner}, "head")

@@ -63,6 +63,9 @@ def test_the_targets_token_of_a_draft_token_is_its_index_plus_an_offset(tmp_path
         ({"eagle_aux_hidden_state_layer_ids": [-1, 2]}, r"\[-1, 2\]; its layers must be 0 or more"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "reads no hidden states but the last"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope"),
+        ({"rope_is_neox_style": False}, "a rope_is_neox_style of False, which changes the forward"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"a partial_rotary_factor of 0\.5"),
+        ({"eagle_config": {"parallel_draft_step": 4}}, "a parallel_draft_step of 4"),
     ],
 )
 def test_wrong_configs_are_refused(change: dict[str, Any], message: str) -> None:

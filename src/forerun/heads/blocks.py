@@ -23,6 +23,45 @@ _KEYS = (
     *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
 )
 
+# What changes a forward without changing any tensor, and is not read: with the values that leave it as it is,
+# beside none at all.
+_UNCHANGED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("rope_is_neox_style", "is_neox_style", "use_rope"), (True,)),
+    **dict.fromkeys(("rope_interleaved", "rope_interleave", "rope_traditional"), (False,)),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), (1.0,)),
+    **dict.fromkeys(("no_rope_layers", "attention_chunk_size", "clip_qkv"), ()),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), ()),
+    **dict.fromkeys(("query_pre_attn_scalar", "attention_multiplier"), ()),
+    **dict.fromkeys(("residual_multiplier", "embedding_multiplier", "scale_emb"), (1.0,)),
+    **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_scale"), (1.0,)),
+    **dict.fromkeys(("use_parallel_residual", "parallel_attn", "parallel_residual"), (False,)),
+    # Of the EAGLE heads that NVIDIA's Model Optimizer makes.
+    **dict.fromkeys(("use_input_layernorm_in_first_layer", "use_last_layernorm"), (True,)),
+    "use_mtp_layernorm": (False,),
+    "parallel_draft_step": (1,),
+}
+_NESTED = ("rope_parameters", "rope_scaling", "eagle_config", "dflash_config")
+
+
+def refuse_other_forwards(config: Mapping[str, Any], where: str) -> None:
+    """Refuse a head whose config asks for a forward that is not computed here: it would draft badly and
+    say nothing.
+
+    Args:
+        where: the config comes from, for messages.
+
+    Raises:
+        UnsupportedModelError: naming the key.
+    """
+    for key, value in config.items():
+        if key in _NESTED and isinstance(value, dict):
+            refuse_other_forwards(value, where)
+        elif key in _UNCHANGED and value is not None and value not in _UNCHANGED[key]:
+            raise UnsupportedModelError(
+                f"{where} has a {key} of {shown(value)}, which changes the forward and is not read; give "
+                "a head without it."
+            )
+
 
 def read_layers(config: Mapping[str, Any], where: str) -> Architecture:
     """The shape of a head's layers, from a config with the keys of transformers.
@@ -36,6 +75,7 @@ def read_layers(config: Mapping[str, Any], where: str) -> Architecture:
     """
     from transformers import AutoConfig
 
+    refuse_other_forwards(config, where)
     kind = config.get("model_type", "llama")
     if kind not in LLAMA_LIKE:
         raise UnsupportedModelError(

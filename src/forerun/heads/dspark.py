@@ -21,7 +21,13 @@ from torch import Tensor
 from forerun.contracts import CausalLM, Linear
 from forerun.core import Batch
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
-from forerun.heads.blocks import BlockCache, layer, layer_shapes, read_layers
+from forerun.heads.blocks import (
+    BlockCache,
+    layer,
+    layer_shapes,
+    read_layers,
+    refuse_other_forwards,
+)
 from forerun.heads.files import HeadFiles, refuse_other_target
 from forerun.heads.output import OutputRows, draft_ids
 from forerun.models.architecture import Architecture
@@ -364,6 +370,7 @@ def _ascending(
 
 
 def _refuse_variants(values: Mapping[str, Any], where: str) -> None:
+    refuse_other_forwards(values, where)
     for key in _VARIANTS:
         if values.get(key) is not None:
             raise UnsupportedModelError(

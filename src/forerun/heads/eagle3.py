@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.errors import CheckpointError, ConfigError, UnsupportedModelError, shown
 from forerun.heads import CONFIG
-from forerun.heads.blocks import layer_shapes, read_layers
+from forerun.heads.blocks import layer_shapes, read_layers, refuse_other_forwards
 from forerun.heads.files import HeadFiles, refuse_other_target
 from forerun.heads.output import draft_ids
 from forerun.models.architecture import Architecture
@@ -69,6 +69,7 @@ class Eagle3Config:
             CheckpointError: for values that no head has.
             UnsupportedModelError: for what is not read here.
         """
+        refuse_other_forwards(config, where)
         wrapped = "speculators_model_type" in config
         inner = config.get("transformer_layer_config") if wrapped else config
         if not isinstance(inner, dict):

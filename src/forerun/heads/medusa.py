@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.errors import CheckpointError, UnsupportedModelError, shown
+from forerun.errors import CheckpointError, shown
+from forerun.heads.blocks import refuse_other_forwards
 from forerun.heads.files import HeadFiles, refuse_other_target
 from forerun.heads.output import OutputRows, draft_ids
 from forerun.models.modules import modules_for
@@ -79,11 +80,7 @@ class MedusaConfig:
             CheckpointError: for values that are missing or impossible.
             UnsupportedModelError: for a variant with another forward.
         """
-        if config.get("logit_scale", 1.0) != 1.0:
-            raise UnsupportedModelError(
-                f"{where} has a logit_scale of {shown(config['logit_scale'])}, which changes the forward; "
-                "heads without one are read."
-            )
+        refuse_other_forwards(config, where)
         first = shapes.get("blocks.0.layers.0.weight", ())
         output = shapes.get("lm_heads.0.weight", shapes.get("lm_head.weight", ()))
         vocab = _whole(config, _VOCAB, where, *output[:1], vocab_size)
