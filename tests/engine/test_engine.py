@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -169,6 +170,29 @@ def test_streams_carry_text_origins_and_the_end() -> None:
     assert {Origin.ACCEPTED, Origin.RECOVERED} <= set(completion.origins)
     assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
     assert events[-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("after", range(1, 9))
+@pytest.mark.parametrize("ended", ["cancelled", "error"])
+def test_texts_make_up_the_text_of_a_request_that_is_cut_off(after: int, ended: str) -> None:
+    """With what was held back for a stop string that began and did not come."""
+    one, whole = engine(length=5), plain_ids([1, 2, 3], GREEDY)
+
+    def mask(committed: Sequence[int], drafted: Sequence[int]) -> None:
+        if ended == "error" and len(committed) + len(drafted) == 3 + after:
+            raise ValueError("broken")
+
+    stop = Letters().decode(whole[1:7]) + "?"
+    stream = one.stream([1, 2, 3], replace(GREEDY, stop=(stop,), mask=mask))
+    with suppress(ValueError):
+        for _ in stream:
+            if ended == "cancelled" and stream.completion.token_ids[after - 1 :]:
+                break
+    stream.close()
+    completion = stream.completion
+    assert completion.finish_reason == ended
+    assert len(completion.texts) == len(completion.token_ids) >= after
+    assert "".join(completion.texts) == completion.text == Letters().decode(completion.token_ids)
 
 
 def test_leaving_a_stream_early_frees_its_row() -> None:

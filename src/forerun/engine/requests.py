@@ -70,7 +70,8 @@ class Completion:
         request_id: what `Engine.add` returned.
         prompt_ids, token_ids: token ids of prompt and output.
         text: the output without special tokens, cut at a stop string.
-        texts: of each output token, as streamed; together they are `text`.
+        texts: of each output token, as streamed; together they are `text`: where a request is cut off, the
+            last one has what was held back.
         origins: where each output token came from.
         rounds: the rounds that drafted, in order; tokens outside them came from plain rounds.
         finish_reason: why it ended.
@@ -176,6 +177,14 @@ class Running:
         """End the request as it stands."""
         self.progress = replace(self.progress, finish_reason=reason, error=error)
 
+    def _texts(self) -> tuple[str, ...]:
+        """The text of each output token; of a request that ended in the middle of a text, the last one's
+        with what was held back behind it."""
+        left = self.stream.text[self.stream.state.released :]
+        if not self.texts or not left:
+            return tuple(self.texts)
+        return (*self.texts[:-1], self.texts[-1] + left)
+
     def outcome(self, verdict: Verdict) -> Outcome:
         """What a verdict brings: its tokens up to the first stop token, stop string or limit. Nothing
         changes before `commit`."""
@@ -249,7 +258,7 @@ class Running:
             prompt_ids=tuple(request.token_ids[: request.num_prompt_tokens]),
             token_ids=tuple(request.output_ids),
             text=self.stream.text,
-            texts=tuple(self.texts),
+            texts=self._texts(),
             origins=tuple(self.origins),
             rounds=self._rounds_with_texts(),
             finish_reason=progress.finish_reason,
