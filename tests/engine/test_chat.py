@@ -164,7 +164,7 @@ def test_a_template_that_fails_is_a_typed_error_in_one_line(source: str) -> None
 
 def test_a_broken_template_is_named() -> None:
     made = template("{% for %}")
-    with pytest.raises(PromptError, match="chat template"):
+    with pytest.raises(CheckpointError, match="chat template is not valid"):
         made.render(USER)
     with pytest.raises(CheckpointError, match="not valid"):
         made.render(USER, {"a": 1})

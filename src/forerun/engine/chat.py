@@ -118,10 +118,7 @@ class ChatTemplate:
         try:
             tree: nodes.Template = _environment().parse(self.source)
         except (jinja2.TemplateError, RecursionError) as error:
-            raise CheckpointError(
-                f"the tokenizer's chat template is not valid ({_line(error)}); set "
-                "tokenizer.chat_template to a working one, or give the prompt as text."
-            ) from error
+            raise _not_valid(error) from error
         return tree
 
     def render(
@@ -137,8 +134,11 @@ class ChatTemplate:
 
         Raises:
             PromptError: for what is no conversation, and where the template refuses it.
+            CheckpointError: for a template with a syntax error.
             UnknownNameError, ConfigError: for a variable that the template does not read.
         """
+        from jinja2 import TemplateSyntaxError
+
         values = self._read(variables)
         conversation = check_messages(messages)
         if any(_in_parts(message) for message in conversation) and not self.reads_parts:
@@ -154,6 +154,8 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 **values,
             )
+        except TemplateSyntaxError as error:
+            raise _not_valid(error) from error
         except Exception as error:
             # A template is a program: it fails in as many ways as one.
             raise PromptError(f"the chat template refuses the messages: {_line(error)}.") from error
@@ -198,6 +200,13 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     bos = getattr(tokenizer, "bos_token", None)
     opened = bos and text.startswith(bos) and _opens_twice(tokenizer, token_ids)
     return token_ids[1:] if opened else token_ids
+
+
+def _not_valid(error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the tokenizer's chat template is not valid ({_line(error)}); set tokenizer.chat_template to a "
+        "working one, or give the prompt as text."
+    )
 
 
 def _opens_twice(tokenizer: Any, token_ids: list[int]) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import forerun
 from forerun import _native
-from forerun.errors import CheckpointError
+from forerun.errors import CheckpointError, UnsupportedModelError
 from forerun.models import Checkpoint, Placement
 from forerun.models.architecture import read_architecture
 from forerun.models.layouts import layout_of
@@ -245,3 +245,11 @@ def test_what_becomes_of_the_tensors(tmp_path: Path) -> None:
     assert 0 < held["F16", "bf16"].error < 0.003
     total = sum(entry.parameters for entry in held.values())
     assert total == Checkpoint.open(path).summary.parameters
+
+
+def test_a_tensor_of_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, more={"blk.0.more.weight": np.ones((4, 32), np.int8)})
+    opened = Checkpoint.open(path)
+    with pytest.raises(UnsupportedModelError, match=f"{path}: blk.0.more.weight is stored as I8"):
+        opened.load(opened.run_config(Placement("fp32", "cpu")))

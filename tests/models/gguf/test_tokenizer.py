@@ -166,3 +166,11 @@ def test_a_file_without_one(tmp_path: Path) -> None:
     write_model(path, num_hidden_layers=1, metadata={"tokenizer.ggml.model": "no_vocab"})
     with pytest.raises(CheckpointError, match="has no tokenizer that transformers can read"):
         _ = Checkpoint.open(path).tokenizer
+
+
+@pytest.mark.parametrize("key", ["bos_token_id", "padding_token_id"])
+def test_an_id_beyond_the_vocabulary_is_named(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, num_hidden_layers=1, metadata={f"tokenizer.ggml.{key}": 2**32 - 1})
+    with pytest.raises(CheckpointError, match=f"{key} is 4294967295, and its vocabulary has 300"):
+        _ = Checkpoint.open(path).tokenizer

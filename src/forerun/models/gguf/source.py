@@ -16,7 +16,7 @@ from forerun.errors import CheckpointError
 from forerun.models.architecture import Architecture
 from forerun.models.gguf.blocks import Groups, groups_of, precision_of
 from forerun.models.gguf.header import GgufHeader, StoredTensor
-from forerun.models.gguf.values import values_of
+from forerun.models.gguf.values import refuse_unread, values_of
 from forerun.models.layouts import Layout
 
 # Factors on the frequencies of the rotary embedding, which are read with the shape.
@@ -46,6 +46,8 @@ class GgufSource:
             for name, tensor in header.tensors.items()
             if name != FREQUENCIES
         }
+        for name, tensor in header.tensors.items():
+            refuse_unread(self.name, name, tensor.kind)
         self.shapes = {key: tensor.shape for key, tensor in self.tensors.items()}
         self._orders = dict(_orders(header, shape))
 

@@ -25,6 +25,7 @@ def read_gguf_tokenizer(header: GgufHeader) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     path = header.path
+    _check_ids(header)
     try:
         # `from_pretrained` would prefer a tokenizer.json that lies beside the file.
         tokenizer = PreTrainedTokenizerFast(name_or_path=str(path.parent), gguf_file=path.name)
@@ -35,6 +36,22 @@ def read_gguf_tokenizer(header: GgufHeader) -> Any:
             "take the original checkpoint."
         ) from error
     return tokenizer
+
+
+def _check_ids(header: GgufHeader) -> None:
+    """Refuse ids of special tokens that are beyond the vocabulary, such as 4294967295 for none at all.
+
+    Raises:
+        CheckpointError: naming the key.
+    """
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    for key, value in header.metadata.items():
+        special = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
+        if special and isinstance(tokens, list) and type(value) is int and value >= len(tokens):
+            raise CheckpointError(
+                f"{header.path}: {key} is {value}, and its vocabulary has {len(tokens)} tokens; remove the "
+                "key (4294967295 stands for no token), or take another file."
+            )
 
 
 def _complete(tokenizer: Any, header: GgufHeader) -> None:

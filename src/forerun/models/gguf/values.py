@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.errors import UnsupportedModelError
+
+_OTHER = "take another quantization of the model, such as Q8_0"
 
 
 # What is not finite is found when it is loaded.
@@ -28,6 +32,30 @@ def values_of(rows: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
         return torch.from_numpy(np.array(dequantize(rows, kind), dtype=np.float32))
     except NotImplementedError:
         raise UnsupportedModelError(
-            f"tensors of type {kind.name} are not read; take another quantization of the model, "
-            "such as Q8_0."
+            f"tensors of type {kind.name} are not read; {_OTHER}."
         ) from None
+
+
+def refuse_unread(name: str, key: str, kind: GGMLQuantizationType) -> None:
+    """Refuse a tensor of a type that the package gguf cannot read, before anything is loaded.
+
+    Args:
+        name: of the file.
+        key: of the tensor.
+
+    Raises:
+        UnsupportedModelError: naming both.
+    """
+    if not _is_read(kind):
+        raise UnsupportedModelError(
+            f"{name}: {key} is stored as {kind.name}, which is not read; {_OTHER}."
+        )
+
+
+@cache
+def _is_read(kind: GGMLQuantizationType) -> bool:
+    try:
+        values_of(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except UnsupportedModelError:
+        return False
+    return True
