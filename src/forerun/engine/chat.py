@@ -16,6 +16,8 @@ Message = Mapping[str, Any]
 
 # What a template reads that is not the user's to set: transformers sets it.
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# The attribute of a tokenizer whose conversations begin as its texts do, whatever the template writes.
+OPENS_CONVERSATIONS = "opens_conversations"
 # Named arguments of apply_chat_template that are handed on to the template.
 _LISTS = ("tools", "documents")
 _CONVERSATION = 'give a list such as [{"role": "user", "content": "Hello"}]'
@@ -164,13 +166,18 @@ class ChatTemplate:
     def encode(
         self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """The prompt as token ids; it begins with BOS once at most.
+        """The prompt as token ids; it begins with BOS once at most, and where the tokenizer is of a GGUF file
+        as texts do (llama.cpp), whether or not the template writes BOS.
 
         Raises:
             PromptError, UnknownNameError, ConfigError: as `render` does.
         """
         text = self.render(messages, variables)
         token_ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+        if getattr(self._tokenizer, OPENS_CONVERSATIONS, False):
+            bos = self._tokenizer.bos_token_id
+            if self._tokenizer.encode(text, add_special_tokens=True)[:1] == [bos]:
+                token_ids.insert(0, bos)
         while _opens_twice(self._tokenizer, token_ids):
             del token_ids[0]
         return token_ids

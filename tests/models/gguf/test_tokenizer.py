@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from forerun.engine.chat import ChatTemplate
 from forerun.errors import CheckpointError
 from forerun.models import Checkpoint
 from tests.helpers.gguf_files import write_model
@@ -113,6 +114,26 @@ def test_a_text_begins_with_bos(
     more = {} if said is None else {"tokenizer.ggml.add_bos_token": said}
     write_model(path, num_hidden_layers=1, metadata={"tokenizer.ggml.pre": way, **more})
     assert (Checkpoint.open(path).tokenizer.encode("a")[0] == 0) == expected
+
+
+@pytest.mark.parametrize(("said", "opened"), [(True, True), (False, False)])
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ bos_token }}a"])
+def test_a_conversation_begins_as_a_text_does(
+    said: bool, opened: bool, template: str, tmp_path: Path
+) -> None:
+    """With BOS once, whether or not the template writes it, as with llama.cpp."""
+    path = tmp_path / "model.gguf"
+    more = {"tokenizer.ggml.add_bos_token": said, "tokenizer.chat_template": template}
+    write_model(path, num_hidden_layers=1, metadata={"tokenizer.ggml.pre": "qwen2", **more})
+    tokenizer = Checkpoint.open(path).tokenizer
+    made = ChatTemplate.of(tokenizer)
+    assert made is not None
+    ids = made.encode([{"role": "user", "content": "a"}])
+    assert (ids[0] == 0) == (opened or "bos" in template)
+    assert ids.count(0) <= 1
+    # Of other files the template alone says how a conversation begins.
+    tokenizer.opens_conversations = False
+    assert (made.encode([{"role": "user", "content": "a"}])[0] == 0) == ("bos" in template)
 
 
 @pytest.mark.parametrize(("way", "whole"), [("llama-bpe", True), ("qwen2", False)])

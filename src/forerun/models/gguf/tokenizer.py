@@ -58,6 +58,8 @@ def _complete(tokenizer: Any, header: GgufHeader) -> None:
     """Add what llama.cpp knows of a tokenizer and transformers leaves out."""
     from tokenizers import decoders, pre_tokenizers
 
+    # llama.cpp opens conversations as texts; templates in such files write no BOS.
+    tokenizer.opens_conversations = True
     backend, splitting = tokenizer.backend_tokenizer, _splitting(header)
     if splitting in _DIGITS_FIRST:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
