@@ -5,9 +5,10 @@ python -m benchmarks.footprint zoo bf16 2
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
-import sys
+from collections.abc import Sequence
 from time import perf_counter
 
 import psutil
@@ -58,5 +59,14 @@ def _load(name: str, precision: str) -> Engine:
     return Engine(build(name, precision), max_context=CONTEXT)
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", help="zoo, a file, or a shape of forerun.bench.shapes")
+    parser.add_argument("precision", help="fp32, bf16, int8 or int4")
+    parser.add_argument("threads", type=int)
+    given = parser.parse_args(arguments)
+    print(json.dumps(measure(given.name, given.precision, given.threads)))
+
+
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    main()

@@ -5,8 +5,8 @@ python -m benchmarks.questions FOLDER writes them for `forerun bench --prompts F
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -111,8 +111,9 @@ COPYING = ("edits", "quotes")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    [folder] = sys.argv[1:] if arguments is None else arguments
-    write_questions(Path(folder))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where a file for each category is written")
+    write_questions(parser.parse_args(arguments).folder)
 
 
 if __name__ == "__main__":
