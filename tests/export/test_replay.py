@@ -129,6 +129,23 @@ def test_an_engine_that_refuses_a_head_is_not_run(text: Text) -> None:
     assert results[LLAMA_CPP].sound
 
 
+def test_a_head_that_borrows_the_targets_rows_drafts_as_one_that_brings_them(text: Text) -> None:
+    """No engine draws drafts of a reduced vocabulary from the target's head: none is sound."""
+    whole = eagle3_head()
+    rows = text.lm_head(torch.eye(HIDDEN)).mT[whole.tensors["t2d"].nonzero().flatten()]
+    borrowing = head_of(
+        dict(whole.config), {k: v for k, v in whole.tensors.items() if k != "lm_head.weight"}
+    )
+    bringing = with_tensors(whole, **{"lm_head.weight": rows})
+    drafts = [draft(head, TARGET, reading_of(head, TARGET), text) for head in (borrowing, bringing)]
+    assert torch.equal(drafts[0].tokens, drafts[1].tokens)
+    torch.testing.assert_close(drafts[0].logits, drafts[1].logits)
+    results = run(borrowing, text)
+    assert not any(result.sound for result in results.values())
+    assert results[SGLANG].loads
+    assert "and drafts rubbish, because lm_head.weight is missing" in results[SGLANG].verdict
+
+
 @pytest.mark.parametrize("make", [eagle3_head, reduced_dspark_head])
 def test_drafts_are_tokens_of_the_draft_vocabulary(
     make: Callable[[], PublishedHead], text: Text

@@ -77,6 +77,8 @@ def eagle3_forward(
         follows.append(torch.arange(1 + step, len(text)))
         states = output if reading.norm_output else states
     rows = torch.cat(logits)
+    if reading.lm_head == "target" and sizes.draft_vocab_size < rows.shape[-1]:
+        rows = rows[:, target_ids_of(weights, reading.draft_ids, sizes.draft_vocab_size)]
     return Drafted(
         rows, target_ids_of(weights, reading.draft_ids, rows.shape[-1]), torch.cat(follows)
     )

@@ -178,9 +178,23 @@ def replay(
             verdict = f"does not load in {TITLES[engine]}: {blocking[0].problem}"
             hits = _hits(reference, text)
             results.append(Replay(engine, False, None, None, None, hits, verdict))
+        elif unset := _unset(head, engine, findings):
+            # What such an engine computes with is in no file.
+            verdict = f"loads in {TITLES[engine]} and drafts rubbish, because {unset}"
+            results.append(Replay(engine, True, None, None, None, _hits(reference, text), verdict))
         else:
             results.append(_compare(engine, trained, read, run, reference, text))
     return results
+
+
+def _unset(head: PublishedHead, engine: str, findings: Sequence[Finding]) -> str:
+    """What of a head is not there and an engine goes on without; empty where nothing is."""
+    for finding in findings:
+        here = finding.severity is Severity.WRONG and finding.engine in (EVERY, engine)
+        lacks_head = finding.trap == "lm_head" and "lm_head.weight" not in head.weights
+        if here and (lacks_head or finding.trap == "missing_tensor"):
+            return finding.problem
+    return ""
 
 
 def _compare(
