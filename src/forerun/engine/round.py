@@ -95,6 +95,8 @@ class Parts:
         tree: that of the config, read from its file.
         rules: in use by name; one that is put here is used in place of the table's.
         on_round, on_explained, on_timed: watch.
+        drafter_failures: errors of the drafter since the last draft in a round without one.
+        drafter_named: whether a warning has named it.
     """
 
     target: CausalLM
@@ -110,9 +112,7 @@ class Parts:
     on_explained: OnExplained | None = None
     on_timed: OnTimed | None = None
     drafter_failures: int = 0
-    """Errors of the drafter since the last draft in a round without one."""
     drafter_named: bool = False
-    """Whether a warning has named it."""
 
     def note_failure(self, error: Exception, running: Running) -> None:
         """Count an error of the drafter, which costs its request the draft and nothing else."""
@@ -122,14 +122,14 @@ class Parts:
         self.drafter_failures += 1
         if not self.drafter_named:
             logger.warning("%s failed (%r); the request goes on without its draft.", name, error)
-            self.drafter_named = True
+        self.drafter_named = True
         if self.drafter_failures == MOST_FAILURES:
             logger.warning("%s failed %d times in a row and is left out.", name, MOST_FAILURES)
 
     def leaves_out(self, running: Running) -> bool:
         """Whether the drafter has failed too often to draft for a request."""
-        left_out = self.drafter_failures >= MOST_FAILURES
-        return left_out or running.drafter_failures >= MOST_FAILURES_OF_REQUEST
+        of_request = running.drafter_failures
+        return of_request >= MOST_FAILURES_OF_REQUEST or self.drafter_failures >= MOST_FAILURES
 
     def attach(self, rows: int) -> None:
         """Show drafter and policy what they work for, of so many requests at once."""
@@ -223,11 +223,8 @@ def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
         # Every round emits one token beyond the draft; more than the limit would be thrown away.
         most = min(plan.num_tokens, running.room - 1)
         left = None if parts.evicts is None else parts.evicts.until_eviction(running.request.row)
-        if most < 1 or left == 1:
-            plans.append(_SHORT if most < 1 else _EVICTS)
-            continue
-        if parts.leaves_out(running):
-            plans.append(_FAILED)
+        if most < 1 or left == 1 or parts.leaves_out(running):
+            plans.append(_SHORT if most < 1 else _EVICTS if left == 1 else _FAILED)
             continue
         most = most if left is None else min(most, left - 1)
         drawing = _drawing(parts, parts.drafter, running.request)
@@ -249,14 +246,13 @@ def _propose(parts: Parts, batch: Sequence[Running], plans: list[Plan]) -> list[
     """The drafts of a batch; where the drafter fails for it, of each request by itself."""
     if parts.drafter is None or not any(plan.num_tokens for plan in plans):
         return [NO_DRAFT] * len(batch)
-    requests = [running.request for running in batch]
+    requests, pairs = [running.request for running in batch], list(zip(batch, plans, strict=True))
     try:
         drafts = parts.drafter.propose(requests, plans, parts.randomness)
     except Exception as error:
         for request in requests:
             # A drafter that runs the target's first layers may have left tokens there.
             _trim(parts.cache, request)
-        pairs = list(zip(batch, plans, strict=True))
         if len(batch) > 1 and not parts.drafter.shared_layers:
             return [_propose(parts, [running], [plan])[0] for running, plan in pairs]
         for running, plan in pairs:
