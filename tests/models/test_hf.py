@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from forerun.core import Tree
-from forerun.errors import CacheError, MemoryLimitError, UnsupportedModelError
+from forerun.errors import CacheError, CheckpointError, MemoryLimitError, UnsupportedModelError
 from forerun.models import Checkpoint, HFModel, Placement, describe
 from forerun.models.config import check_config
-from forerun.models.hf import max_context, refuse_unsupported
+from forerun.models.hf import load_adapter, max_context, refuse_unsupported
 from tests.helpers.forwards import run
 from tests.helpers.tiny_models import VOCAB, close, tiny_config, tiny_model, tokens
 
@@ -27,6 +27,8 @@ REFUSED = {
     "t5": "is an encoder-decoder",
     "bart": "is an encoder-decoder",
     "vit": "is not a causal language model",
+    "mistral3": r"wraps a language model \(mistral\) in a larger one",
+    "qwen2_5_vl": "is a model of more than text",
     "bloom": "takes no positions",
 }
 
@@ -216,3 +218,19 @@ def test_cache_of_the_adapter(load: Any) -> None:
         run(model, cache, tokens(1, 1), [2])
     with pytest.raises(CacheError, match="at least 1 of each"):
         model.new_cache(0, 8)
+
+
+def test_a_quantized_checkpoint_that_cannot_be_loaded_is_refused_as_one(tmp_path: Path) -> None:
+    """Its files are not to blame."""
+    from transformers import AutoConfig
+
+    tiny_model("gpt_neox").save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    arguments = (tmp_path, config, torch.float32, torch.device("cpu"), "some/model")
+    with pytest.raises(UnsupportedModelError, match="some/model is quantized in a way"):
+        load_adapter(*arguments)
+    (tmp_path / "model.safetensors").unlink()
+    del config.quantization_config
+    with pytest.raises(CheckpointError, match="transformers cannot load"):
+        load_adapter(*arguments)

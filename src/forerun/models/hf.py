@@ -235,6 +235,11 @@ def load_adapter(
         )
     except Exception as error:
         # transformers and safetensors raise a dozen types for broken files.
+        if getattr(config, "quantization_config", None) is not None:
+            raise UnsupportedModelError(
+                f"{name} is quantized in a way that transformers cannot load here ({one_line(error)}); load "
+                "the original checkpoint, or a GGUF file of it."
+            ) from error
         raise CheckpointError(
             f"transformers cannot load {directory} ({one_line(error)}); "
             "check its config.json and safetensors files."
@@ -267,6 +272,16 @@ def _obstacle(config: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "is an encoder-decoder; only decoders can be run speculatively"
     if type(config) not in KNOWN:
+        text = config.get_text_config()
+        if text is not config and type(text) in KNOWN:
+            return (
+                f"wraps a language model ({text.model_type}) in a larger one, which transformers does not "
+                "take apart; give a checkpoint of its text part alone, or a GGUF file of it"
+            )
+        if text is not config:
+            return (
+                "is a model of more than text, whose text part transformers does not run by itself"
+            )
         return "is not a causal language model of transformers"
     model_class: Any = KNOWN[type(config)]
     if getattr(model_class, "_is_stateful", False):
