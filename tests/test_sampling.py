@@ -146,7 +146,7 @@ def test_a_mask_that_lists_all_tokens_allows_all() -> None:
         True,
         "x",
         {1: 2},
-        object(),
+        pytest.param(object(), id="object"),
     ],
     ids=repr,
 )
