@@ -14,6 +14,7 @@ from forerun.export.head import PublishedHead
 from forerun.heads.few_bits import unpacked
 from forerun.heads.files import HeadFiles, write_head
 from recipes.publish import in_4_bits, publish_head
+from tests.helpers.drafter_runs import run_of, save_data, save_target
 
 LAYER = "layers.0.mlp.up_proj.weight"
 SHAPES = {"fc.weight": (64, 96), LAYER: (8, 64), "norm.weight": (64,), "narrow.weight": (4, 5)}
@@ -89,3 +90,16 @@ def test_other_engines_do_not_read_it_and_a_copy_they_do(tmp_path: Path) -> None
     published = PublishedHead("head", small.config, small.tensors, in_few_bits=True)
     found = {finding.engine for finding in value_rules(published) if finding.trap == "few bits"}
     assert found == set(TITLES)
+
+
+def test_training_begins_with_a_head_as_it_is_published(tmp_path: Path) -> None:
+    """It has no rows of the output head: those of the target are not trained."""
+    model, data = save_target(tmp_path / "target", "llama"), save_data(tmp_path / "data.jsonl")
+    run_of("eagle3", model, data, tmp_path / "trained", tokens=1).run()
+    publish_head(tmp_path / "trained", tmp_path / "small")
+    begun = run_of("eagle3", model, data, tmp_path / "next", begin_with=str(tmp_path / "small"))
+    small = HeadFiles.open(tmp_path / "small").tensors
+    rows = HeadFiles.open(tmp_path / "trained").tensors["lm_head.weight"]
+    for name, tensor in begun.head.module.state_dict().items():
+        expected = rows if name == "lm_head.weight" else small[name]
+        torch.testing.assert_close(tensor, expected.float(), rtol=0.01, atol=0.001)

@@ -33,13 +33,15 @@ def tokens_of(head: HeadFiles) -> int:
 
 
 def take_weights(made: Untrained, head: HeadFiles) -> None:
-    """Begin with the weights of a drafter.
+    """Begin with the weights of a drafter; those that are not trained and that it lacks are the target's.
 
     Raises:
         TrainingError: for those of another shape.
     """
     wanted = made.module.state_dict()
-    given = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
+    lent = {name: p.detach() for name, p in made.module.named_parameters() if not p.requires_grad}
+    own = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
+    given = {**lent, **own}
     differ = [
         name for name in wanted if getattr(given.get(name), "shape", None) != wanted[name].shape
     ]
