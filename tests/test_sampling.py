@@ -190,7 +190,7 @@ def test_broken_rows_are_refused(temperature: float) -> None:
 def test_a_ban_on_everything_is_refused() -> None:
     with pytest.raises(DistributionError):
         warped([1.0, 2.0], banned_token_ids=(0, 1))
-    with pytest.raises(ConfigError, match="mask hook returned torch.bool"):
+    with pytest.raises(ConfigError, match=r"mask hook returned torch\.bool"):
         warped(LOGITS, mask=lambda committed, drafted: [True])
 
 

@@ -290,9 +290,10 @@ def test_a_draft_that_fails_leaves_the_cache_as_it_was(
 
     with monkeypatch.context() as patch:
         patch.setattr(type(target), "forward", failing)
-        with pytest.raises(BrokenError):
-            engine.step()
-    assert [cache.length(row) for row in range(len(TEXTS))] == held
+        engine.step()
+    # The round goes on without the drafts that failed.
+    assert calls > call
+    assert all(cache.length(row) > length for row, length in enumerate(held))
     for key, before in zip(cache.keys, keys, strict=True):
         for row, length in enumerate(held):
             assert torch.equal(key[row, :, :length], before[row, :, :length])

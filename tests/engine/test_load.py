@@ -59,14 +59,6 @@ def test_looking_up_is_the_fallback_and_says_so() -> None:
     assert "suffix" in str(choice.note)
 
 
-def test_a_head_that_comes_with_the_target_is_asked_after_looking_up() -> None:
-    config = choose(Config(), "smollm2").config
-    assert (config.method, config.options["cascade"]) == ("cascade", ("suffix", "eagle3"))
-    assert config.head == "eagle3"
-    assert str(config.model).endswith("smollm2-eagle3")
-    assert choose(Config(method="suffix"), "smollm2").config.model is None
-
-
 def test_what_is_named_is_taken() -> None:
     assert choose(Config(method="ngram"), "Qwen/Qwen3-4B").config.method == "ngram"
     assert choose(Config(model="x/y"), "Qwen/Qwen3-4B").config.model == "x/y"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from forerun.contracts import CausalLM, ChainRequest, drafts_chains, reads_views
+from forerun.contracts import Cache, CausalLM, ChainRequest, drafts_chains, reads_views
 from forerun.core import (
     NO_DRAFT,
     NO_TREE,
@@ -83,6 +83,19 @@ class OwnViewDrafter(OwnLayersDrafter):
         self._drafts_chains = drafts_chains(target) and len(self._layers) == 1
         # By request, each once and in the order in which they were found.
         self._likely: dict[int, dict[int, None]] = {}
+
+    def attach(self, cache: Cache) -> None:
+        """Receive the cache to draft in.
+
+        Raises:
+            ConfigError: while the cache before still exists.
+            CacheError: for one that evicts, of which no part can be read alone.
+        """
+        from forerun.kv_cache.evicting import Evicting
+
+        if isinstance(cache, Evicting):
+            cache.check_view(self.view)
+        super().attach(cache)
 
     def cost_share(self, request: Request) -> float | None:
         """The bytes of weights, keys and values that a drafted token reads, over a plain token's."""

@@ -39,7 +39,7 @@ KNOWN_DRAFTS = {
 
 
 # Of a cascade: what is asked first, and after it, with the tokens that it may draft.
-_LOOKING_UP, _HEAD, _DRAFT_MODEL = "suffix", "eagle3", "draft_model:4"
+_LOOKING_UP, _DRAFT_MODEL = "suffix", "draft_model:4"
 
 
 @dataclass(frozen=True)
@@ -69,23 +69,17 @@ def pick_method(
     model: str | None, target: str, options: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """The method where none is named, with its options: that of `default_method`, in a cascade after looking
-    up where a head comes with the target, or where there is a corpus that it would not read.
+    up where there is a corpus that it would not read.
 
     Args:
         model: the draft model or head, if one is named.
         target: as the user named it.
         options: that were given.
     """
-    from forerun.models.zoo import packaged_head  # Here, because models load torch.
-
     method, own = default_method(model, target), dict(options)
-    last = _DRAFT_MODEL if method == "draft_model" else method
-    if method == _LOOKING_UP:
-        if packaged_head(target, _HEAD) is None:
-            return method, own
-        last = _HEAD
-    elif "corpus" not in own or issubclass(drafters_of(method, own)[0].options, CorpusOptions):
+    if "corpus" not in own or issubclass(drafters_of(method, own)[0].options, CorpusOptions):
         return method, own
+    last = _DRAFT_MODEL if method == "draft_model" else method
     return "cascade", {"cascade": (_LOOKING_UP, last), **own}
 
 
