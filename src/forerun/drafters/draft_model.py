@@ -78,7 +78,10 @@ class DraftModelDrafter(BaseDrafter):
         self.vocab_size = self._vocab_size = vocab_size or model.vocab_size
         self.rows = rows
         self.cache = DraftCache(model, rows, capacity, tree_slots)
+        # Padded to fewer rows than the target's, the draft's embedding lacks the last ids. By request, how
+        # many tokens were found to be there.
         self._lacks_ids = self.model.vocab_size < self._vocab_size
+        self._known: dict[int, int] = {}
         self._drafts_chains = translation is None and drafts_chains(model)
 
     def __repr__(self) -> str:
@@ -144,16 +147,23 @@ class DraftModelDrafter(BaseDrafter):
         self.cache.clear(row)
 
     def release(self, request: Request) -> None:
+        self._known.pop(request.request_id, None)
         if self.translation is not None:
             self.translation.retokenizer.release(request.request_id)
 
     def _text(self, request: Request) -> list[int] | None:
         """A request in the draft model's tokens; None where they cannot spell it (yet)."""
         if self.translation is None:
-            # Padded to fewer rows than the target's, the draft's embedding lacks the last ids.
-            lacks = self._lacks_ids and max(request.token_ids) >= self.model.vocab_size
-            return None if lacks else request.token_ids
+            return None if self._lacks_ids and self._lacks(request) else request.token_ids
         return self.translation.retokenizer.ids(request.request_id, request.token_ids)
+
+    def _lacks(self, request: Request) -> bool:
+        """Whether a text has an id that the draft model lacks; each token is looked at once."""
+        new = request.token_ids[self._known.get(request.request_id, 0) :]
+        if max(new, default=0) >= self.model.vocab_size:
+            return True
+        self._known[request.request_id] = len(request)
+        return False
 
     def _grow(
         self, growths: list[Growth], missing: list[list[int]], randomness: Randomness
