@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 import forerun
-from forerun.cli.demo import LONGEST_PROMPT, MAX_TOKENS, QUESTIONS
+from forerun.cli.demo import ANSWER_TOKENS, LONGEST_PROMPT, QUESTIONS
 
 PICTURE = Path(__file__).with_name("picture.svg")
 COMMAND = "forerun demo"
@@ -84,13 +84,13 @@ def facts() -> list[dict[str, Any]]:
     """What is true of the picture wherever it is drawn: of each question the answer, and what is accepted of
     drafts of a fixed length."""
     config = {"policy": "fixed", "num_speculative_tokens": LENGTH}
-    engine = forerun.load("smollm2", config, max_context=LONGEST_PROMPT + MAX_TOKENS)
+    engine = forerun.load("smollm2", config, max_context=LONGEST_PROMPT + ANSWER_TOKENS)
     found = []
     for kind, question in QUESTIONS.items():
         with engine.idle_cache():
             pass
         asked = [{"role": "user", "content": question}]
-        answer = engine.chat(asked, temperature=0.0, max_tokens=MAX_TOKENS)
+        answer = engine.chat(asked, temperature=0.0, max_tokens=ANSWER_TOKENS)
         stats = answer.stats
         accepted = {"drafted": stats.num_draft_tokens, "accepted": stats.num_accepted_tokens}
         found.append({"kind": kind, "question": question, "text": answer.text, **accepted})

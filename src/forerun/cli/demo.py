@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 # Pairs of runs of each question; the first is shown as it comes.
 PAIRS = 3
-# Tokens of a prompt, and of an answer unless asked otherwise, at most.
-LONGEST_PROMPT, MAX_TOKENS = 128, 128
+# Tokens of a prompt at most.
+LONGEST_PROMPT = 128
+# Tokens of an answer unless asked otherwise; small models of code repeat themselves after more.
+ANSWER_TOKENS, CODE_TOKENS = 128, 64
 
 QUESTIONS = {
     "a summary": (
@@ -39,9 +41,12 @@ QUESTIONS = {
 }
 """For a model with a chat template, by kind."""
 BEGINNINGS = {
-    "a class": "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(",
-    "a function": "def merge_sort(items):\n",
+    "a class": (
+        "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y\n\n"
+        "    def __eq__(self, other):\n"
+    ),
     "a loop": "import os\nimport sys\n\nfor name in os.listdir(",
+    "a program": "import argparse\n\ndef main():\n    parser = argparse.ArgumentParser(",
 }
 """For another."""
 
@@ -84,7 +89,7 @@ def rates(answers: Sequence[Answer]) -> tuple[float, float]:
     return plain, speculative
 
 
-def demo(model: str, max_tokens: int, json: bool) -> int:
+def demo(model: str, max_tokens: int | None, json: bool) -> int:
     """Three questions of three kinds, answered with speculation and without: the same tokens, and how much
     sooner.
 
@@ -92,9 +97,12 @@ def demo(model: str, max_tokens: int, json: bool) -> int:
     turn. A model without a chat template goes on from three beginnings of code.
     """
     quiet_libraries()
+    from forerun.engine.chat import ChatTemplate
     from forerun.engine.load import load
 
-    engine = load(model, max_context=LONGEST_PROMPT + max_tokens)
+    engine = load(model, max_context=LONGEST_PROMPT + (max_tokens or ANSWER_TOKENS))
+    if max_tokens is None:
+        max_tokens = CODE_TOKENS if ChatTemplate.of(engine.tokenizer) is None else ANSWER_TOKENS
     answers = list(_answered(engine, max_tokens, shown=not json))
     plain, speculative = rates(answers)
     identical = all(answer.identical for answer in answers)
@@ -184,8 +192,7 @@ command = Command(
             "max_tokens",
             "Sampling",
             type=AT_LEAST_ONE,
-            default=MAX_TOKENS,
-            help="Of an answer at most.",
+            help=f"Of an answer at most; left out, {ANSWER_TOKENS}, or {CODE_TOKENS} of code.",
         ),
         json_option(),
     ],
