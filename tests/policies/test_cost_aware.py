@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -315,3 +316,29 @@ def test_a_disk_that_takes_nothing_is_named_once(
     for _ in range(3):
         remembered(memory)
     assert caplog.text.count("cannot be kept") == 1
+
+
+def test_texts_are_looked_at_less_often_while_nothing_is_found() -> None:
+    looked: list[int] = []
+
+    def sure(position: int) -> float:
+        looked.append(position)
+        return 1.0 if position >= 150 else 0.0
+
+    world = World(SimulatedDrafter(looks_up=True, rate=lambda _: 1.0, sure=sure, token_seconds=0.0))
+    made = policy(world)
+    made.attach(ToyModel(5), world.drafter, 1)  # type: ignore[arg-type]
+    for _ in range(2):
+        del looked[:]
+        world.each(made, [100])
+        # A text that begins is looked at in each round, whatever the one before was like.
+        assert looked[: cost_aware.DRY] == list(range(cost_aware.DRY))
+        assert (
+            max(after - before for before, after in pairwise(looked)) == 1 + cost_aware.MOST_MISSED
+        )
+        assert len(looked) < 60
+    del looked[:]
+    world.each(made, [300])
+    found = [position for position in looked if position >= 150]
+    assert found[0] <= 150 + cost_aware.MOST_MISSED
+    assert world.drafted > 0.7 * (300 - found[0])

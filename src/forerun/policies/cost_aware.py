@@ -42,6 +42,9 @@ LONGEST = 16
 # Where nothing pays, it is asked again after so many rounds or when a request comes: if all drafts are a
 # model's, and in batches of CROWD, where looking costs each request more than it finds.
 REST, LONGEST_REST, CROWD = 32, 256, 4
+# Looking up takes time in each round: after DRY rounds in which nothing was accepted it pauses for a round
+# where nothing is found to pay, after twice as many for two, and for no more than MOST_MISSED.
+DRY, MOST_MISSED = 24, 3
 # After so many plain rounds a draft runs cold.
 COLD_AFTER = 8
 
@@ -85,7 +88,7 @@ class CostAwarePolicy(BasePolicy):
         self._texts: dict[int, Text] = {}
         self._outlook = Outlook(self._beliefs, self._most, self.settings.lost_time)
         self._valuation = Valuation(self._beliefs)
-        self._timing, self._plain_before = Timing(), 0
+        self._timing, self._plain_before, self._dry = Timing(), 0, 0
         self._stretch, self._plain = Stretch(), PlainRounds()
         self.clock: Callable[[], float] = perf_counter
         self._planning, self._rounds, self._is_plain = 0.0, 0, True
@@ -131,7 +134,7 @@ class CostAwarePolicy(BasePolicy):
         self._beliefs.forget(self._new_account())
         self._outlook.forget()
         self._valuation.forget()
-        self._timing, self._plain_before = Timing(), 0
+        self._timing, self._plain_before, self._dry = Timing(), 0, 0
         self._stretch, self._plain = Stretch(), PlainRounds()
 
     def close(self) -> None:
@@ -180,6 +183,7 @@ class CostAwarePolicy(BasePolicy):
                 self._take_in_plain()
             self._plain.add(len(requests), seen)
             self._plain_before += 1
+            self._dry += 1
             if self._timing.is_due or not self.costs.is_known:
                 self._take_in_plain()
         else:
@@ -200,6 +204,7 @@ class CostAwarePolicy(BasePolicy):
                 emitted += len(verdict.token_ids)
                 if text.choice is not None and verdict.token_ids:
                     made.append((text, text.choice))
+                    self._dry *= verdict.num_accepted == 0
                     if text.choice.is_try:
                         accepted += verdict.num_accepted
                     text.learn_draft(request, draft, verdict, place == count)
@@ -208,6 +213,7 @@ class CostAwarePolicy(BasePolicy):
             self._plain_before >= COLD_AFTER or any(text.drafts == 1 for text, _ in made)
         )
         self._plain_before = 0 if extra else self._plain_before + count
+        self._dry += count
         # As it was measured, but for what an interruption may have added.
         usual = OUTLIER * self.costs.curve(batch_size).at(extra / count) * self.costs.speed
         forwards = [min(max(times.target + times.verify, 0.0), usual) for _, _, times, _ in rounds]
@@ -291,6 +297,7 @@ class CostAwarePolicy(BasePolicy):
             for seen in stretch.seen:
                 self._plain.add(len(stretch.plans), seen)
             self._plain_before += len(stretch.seen)
+            self._dry += len(stretch.seen)
             for member in self._beliefs.members:
                 member.trials.wait(len(stretch.seen) - 1)
             self._take_in_plain()
@@ -325,7 +332,7 @@ class CostAwarePolicy(BasePolicy):
             for member in members:
                 member.trials.wait()
             self._valuation.best([], batch_size, 0.0)
-            return self._rounds_of_rest(texts)
+            return self._rounds_of_rest(requests, texts)
         for request, own in zip(requests, offers, strict=True):
             self._outlook.price(request, own, batch_size)
         credit = self._outlook.may_lose(texts)
@@ -350,7 +357,7 @@ class CostAwarePolicy(BasePolicy):
         if rounds := self._try_one(requests, texts, offers, chosen):
             return rounds if found is None else 1
         if found is None:
-            return self._rounds_of_rest(texts)
+            return self._rounds_of_rest(requests, texts)
         if not self._beliefs.only_models:
             return 1
         # Planning takes time too: where models draft for all and are known by now, plans hold for a while.
@@ -387,10 +394,12 @@ class CostAwarePolicy(BasePolicy):
                         return self._outlook.try_rounds(request, text.choice, len(requests))
         return 0
 
-    def _rounds_of_rest(self, texts: Sequence[Text]) -> int:
+    def _rounds_of_rest(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
         """Rounds without a draft where nothing was found to pay: until the next try, or for a while."""
-        paused = all(text.reason is PlainReason.PAUSED for text in texts)
-        if not paused or not (self._beliefs.only_models or len(texts) >= CROWD):
+        if not (self._beliefs.only_models or len(texts) >= CROWD):
+            written = min(request.num_output_tokens for request in requests)
+            return 1 + min(min(self._dry, written) // DRY, MOST_MISSED)
+        if any(text.reason is not PlainReason.PAUSED for text in texts):
             return 1
         left = min(member.trials.rounds_left for member in self._beliefs.members)
         # As long as it has rested already: what is known changes ever more slowly. A try that is due and

@@ -26,8 +26,9 @@ class TargetRows:
     def __init__(
         self, logits: Tensor, drafts: Sequence[Draft], requests: Sequence[Request]
     ) -> None:
-        wide = logits.dtype is torch.float64
-        self._logits = (logits if wide else logits.float()).contiguous()
+        if logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.float()
+        self._logits = logits.contiguous()
         self.drafts, self.requests = drafts, requests
         self._are_probs = False
         # By request: its rows, and which of them failed; by request and node: how.
@@ -185,7 +186,7 @@ class TargetRows:
 
     def _adjusted(self, indices: list[int]) -> Tensor:
         """The logits of some requests, after penalties, bias and bans."""
-        logits = self._logits if len(indices) == len(self._logits) else self._logits[indices]
+        logits = self._logits if len(indices) == self._logits.shape[0] else self._logits[indices]
         for place, index in enumerate(indices):
             if self.requests[index].params.adjusts:
                 if logits is self._logits:
