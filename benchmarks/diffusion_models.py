@@ -14,6 +14,7 @@ from forerun.diffusion.evaluations import Evaluations, count_evaluations
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 
 GUIDANCE_SCALE = 3.0
+MAKE_CLIPS = "python -m recipes.diffusion --work diffusion-work --stages images --clips clips"
 
 
 def shipped(name: str) -> Path:

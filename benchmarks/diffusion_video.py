@@ -1,7 +1,8 @@
 """Video latent caching beside the full sampler at equal noise: passes, seconds and quality.
 
-``python -m benchmarks.diffusion_video --out docs/benchmarks/diffusion-video.json --sheet clips.png``
-``python -m benchmarks.diffusion_video --what seconds --out docs/benchmarks/diffusion-video-seconds.json``
+``python -m recipes.diffusion --work diffusion-work --stages images --clips clips`` makes the pipeline first.
+``python -m benchmarks.diffusion_video --pipeline clips --out diffusion-video.json --sheet sheet.png``
+``python -m benchmarks.diffusion_video --pipeline clips --out diffusion-video-seconds.json --what seconds``
 
 Beside it stand the full sampler with fewer steps, which saves passes too, and key frames repeated.
 """
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from benchmarks.diffusion_models import Task, set_threads, shipped
+from benchmarks.diffusion_models import MAKE_CLIPS, Task, set_threads, shipped
 from forerun.diffusion.classifier import Classifier, load_classifier
 from forerun.diffusion.pipelines import open_pipeline
 from forerun.diffusion.quality import (
@@ -197,9 +198,9 @@ def seconds(pipeline: Any, task: Task, rounds: int) -> list[Any]:
     return found
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pipeline", type=Path, default=shipped("clips"))
+    parser.add_argument("--pipeline", type=Path, help=f"of clips, such as {MAKE_CLIPS} makes")
     parser.add_argument("--classifier", type=Path, default=shipped("classifier.safetensors"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sheet", type=Path, help="write some clips as PNG, and as GIF beside it")
@@ -208,7 +209,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.pipeline is None or not options.pipeline.is_dir():
+        problem = "is missing" if options.pipeline is None else f"{options.pipeline} is no folder"
+        parser.error(f"--pipeline {problem}; give one of clips, such as this makes: {MAKE_CLIPS}")
     set_threads(options.threads)
     pipeline = open_pipeline(options.pipeline)
     task = Task(options.count, options.steps, num_frames=NUM_FRAMES)

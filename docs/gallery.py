@@ -1,6 +1,10 @@
 """Draws docs/diffusion-images.png and docs/diffusion-clips.gif: each method beside the full sampler.
 
 python docs/gallery.py
+python docs/gallery.py --clips FOLDER
+
+The GIF takes a pipeline of clips; ``python -m recipes.diffusion --work DIR --stages images --clips FOLDER``
+makes one. Without it, only the images are drawn.
 
 A row is a way to sample, a column the same noise and label; rows in the order of `ways`. Of clips a column is
 a way and a row the same noise.
@@ -8,6 +12,7 @@ a way and a row the same noise.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +53,8 @@ def draw_images() -> None:
     save_sheet(torch.stack(rows), FOLDER / "diffusion-images.png", scale=2)
 
 
-def draw_clips() -> None:
-    pipeline = open_pipeline(shipped("clips"))
+def draw_clips(folder: Path) -> None:
+    pipeline = open_pipeline(folder)
     keys = VideoLatentCacheConfig(key_frames=4, refine_steps=8, finish_key_frames=False)
     ways: list[tuple[int, Config | None]] = [
         (32, None),
@@ -66,5 +71,9 @@ def draw_clips() -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clips", type=Path, metavar="FOLDER", help="a pipeline of clips")
+    options = parser.parse_args()
     draw_images()
-    draw_clips()
+    if options.clips is not None:
+        draw_clips(options.clips)

@@ -1,7 +1,8 @@
 """The recipe of the small diffusion models: images of handwritten digits, and clips of moving ones.
 
 Run it with ``python -m recipes.diffusion --work DIR``. Every stage keeps its state in DIR, so a run
-that was stopped goes on where it was, and ends with the same weights.
+that was stopped goes on where it was, and ends with the same weights. The model of clips is not part of
+the zoo: ``--stages images --clips FOLDER`` trains it and writes its pipeline into FOLDER.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from recipes.digits import NUM_FRAMES, SIZE, draw_clips, draw_images, load_digit
 
 logger = logging.getLogger(__name__)
 
-STAGES = ("classifier", "images", "clips", "student")
+STAGES = ("classifier", "images", "student")
 VAE_SETTINGS = TrainingSettings(steps=1200, learning_rate=3e-3, ema_decay=0.995)
 IMAGE_SETTINGS = TrainingSettings(steps=2500, learning_rate=2e-3, warmup_steps=200, seed=1)
 CLIP_SETTINGS = TrainingSettings(steps=6000, learning_rate=1.5e-3, warmup_steps=200, seed=2)
@@ -195,23 +196,37 @@ def distill_images(
     return distill(image_pipeline(vae, unet), examples, STUDENT, work / "student", after=after)
 
 
-def run(work: Path, stages: Sequence[str], package: Path | None) -> None:
-    """Train what the stages name, and what those build on."""
+def run(
+    work: Path, stages: Sequence[str], package: Path | None = None, clips: Path | None = None
+) -> None:
+    """Train what the stages name, and what those build on.
+
+    Args:
+        work: where the stages keep their state.
+        stages: of `STAGES`.
+        package: folder of the zoo package to write into; takes all stages.
+        clips: folder to write a pipeline of clips into, which is trained for it.
+
+    Raises:
+        ConfigError: for a package with some stages alone, or a folder of clips that is not empty.
+    """
+    if package is not None and set(stages) != set(STAGES):
+        raise ConfigError("publishing takes all stages; leave --stages out.")
+    if clips is not None and clips.exists() and not (clips.is_dir() and not any(clips.iterdir())):
+        raise ConfigError(f"--clips {clips} is not an empty folder; name another.")
     if "classifier" in stages:
         train_classifier(work)
     vae = train_vae(work)
     logger.info("latents are scaled by %s", vae.config.scaling_factor)
     unet = train_images(work, vae)
-    clips = train_clips(work, vae, unet) if "clips" in stages else None
+    if clips is not None:
+        publish_pipeline(clip_pipeline(vae, train_clips(work, vae, unet)), clips)
     student = distill_images(work, vae, unet) if "student" in stages else None
-    if package is None:
+    if package is None or student is None:
         return
-    if clips is None or student is None or "classifier" not in stages:
-        raise ConfigError("publishing takes all stages; leave --stages out.")
     folder = package / "diffusion"
     publish_pipeline(image_pipeline(vae, unet), folder / "images")
     publish_pipeline(student.pipeline, folder / "images-4-steps")
-    publish_pipeline(clip_pipeline(vae, clips), folder / "clips")
     save_classifier(train_classifier(work), folder / "classifier.safetensors")
 
 
@@ -222,6 +237,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
     parser.add_argument("--publish", type=Path, help="folder of the zoo package to write into")
+    parser.add_argument(
+        "--clips", type=Path, help="train a model of clips too, and write its pipeline there"
+    )
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args(arguments)
 
@@ -230,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     options = parse_arguments(arguments)
     torch.set_num_threads(options.threads)
-    run(options.work, options.stages, options.publish)
+    run(options.work, options.stages, options.publish, options.clips)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import AnimateDiffPipeline, StableDiffusionPipeline
+from diffusers import StableDiffusionPipeline
 
 from forerun.diffusion.classifier import load_classifier
 from forerun.diffusion.pipelines import draw_noise, kind_of, open_pipeline, sample
-from forerun.diffusion.quality import label_accuracy, psnr, roughness
+from forerun.diffusion.quality import label_accuracy, psnr
+from forerun.diffusion.shipped import CLASSIFIER, PIPELINES
 
-NUM_FRAMES = 16
 MODELS = Path(str(files("forerun_zoo"))) / "diffusion"
 pytestmark = pytest.mark.zoo
 
@@ -58,40 +58,8 @@ def test_they_load_with_diffusers_alone(name: str) -> None:
     assert output[0].size == (32, 32)
 
 
-def clips_of(count: int, steps: int) -> torch.Tensor:
-    pipeline = open_pipeline(MODELS / "clips")
-    noise = draw_noise(kind_of(pipeline), range(count), NUM_FRAMES)
-    labels = list(range(count))
-    images = sample(pipeline, noise, steps=steps, labels=labels, guidance_scale=3.0).images
-    assert images is not None
-    return images
-
-
-@pytest.mark.slow
-def test_clips_show_their_label_and_move_evenly() -> None:
-    """About as evenly as those that were drawn, and far more so than frames in any order."""
-    clips = clips_of(6, 16)
-    classifier = load_classifier(MODELS / "classifier.safetensors")
-    labels = [label for label in range(6) for _ in range(NUM_FRAMES)]
-    assert label_accuracy(classifier, clips.flatten(0, 1), labels).value > 0.8
-    mixed = clips[:, torch.randperm(NUM_FRAMES, generator=torch.Generator().manual_seed(0))]
-    assert roughness(clips).value < 0.3 * roughness(mixed).value
-
-
-def test_clips_load_with_diffusers_alone() -> None:
-    pipeline = AnimateDiffPipeline.from_pretrained(
-        MODELS / "clips", text_encoder=None, tokenizer=None, low_cpu_mem_usage=False
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    embeds = torch.zeros(1, 1, 16)
-    embeds[0, 0, 7] = 1.0
-    nothing = torch.zeros_like(embeds)
-    settings = {"num_frames": NUM_FRAMES, "num_inference_steps": 2}
-    made = pipeline(prompt_embeds=embeds, negative_prompt_embeds=nothing, **settings)[0]
-    assert (len(made[0]), made[0][0].size) == (NUM_FRAMES, (32, 32))
-
-
 def test_they_are_small_and_hold_no_code() -> None:
     held = [path for path in MODELS.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in held) <= 8 * 2**20
+    assert sum(path.stat().st_size for path in held) <= 5 * 2**20
+    assert {path.name for path in MODELS.iterdir()} == {*PIPELINES, CLASSIFIER}
     assert {path.suffix for path in held} <= {".safetensors", ".json", ".md"}

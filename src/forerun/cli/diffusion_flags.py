@@ -122,8 +122,8 @@ def pipeline_options() -> list[Option]:
             "Pipeline",
             type=Name(),
             default="images",
-            help="A directory that diffusers wrote, or a small model of digits that comes along: images, "
-            "images-4-steps or clips.",
+            help="A directory that diffusers wrote, or a small model of digits that comes along: images or "
+            "images-4-steps.",
         ),
         Option(
             "conditions",

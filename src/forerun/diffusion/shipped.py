@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forerun.errors import CheckpointError
 
-PIPELINES = ("images", "images-4-steps", "clips")
+PIPELINES = ("images", "images-4-steps")
 CLASSIFIER = "classifier.safetensors"
 
 
