@@ -1,6 +1,6 @@
 """The words of the system: trees, drafts, plans, verdicts, requests, batches, statistics."""
 
-from forerun.core.batch import BLOCK_SIZE, Batch, ForwardOutput, LogitsFor, View
+from forerun.core.batch import BLOCK_SIZE, Batch, ForwardOutput, HiddenStates, LogitsFor, View
 from forerun.core.costs import CostTable
 from forerun.core.draft import (
     CONTEXT_FULL,
@@ -34,6 +34,7 @@ __all__ = [
     "Exactness",
     "FinishReason",
     "ForwardOutput",
+    "HiddenStates",
     "Hints",
     "LogitsFor",
     "Origin",

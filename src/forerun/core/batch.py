@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
@@ -218,6 +218,30 @@ def _positions(row: int, length: int, count: int, tree: Tree | None) -> Sequence
     return [length - old + depth for depth in tree.depths[old:]]
 
 
+class HiddenStates(Mapping[int, "Tensor"]):
+    """Hidden states by layer, side by side in memory.
+
+    Args:
+        layers: their indices.
+        states: [B, n, len(layers) * hidden_size].
+    """
+
+    def __init__(self, layers: Sequence[int], states: Tensor) -> None:
+        self.layers, self.states = tuple(layers), states
+
+    def __getitem__(self, layer: int) -> Tensor:
+        if layer not in self.layers:
+            raise KeyError(layer)
+        size = self.states.shape[-1] // len(self.layers)
+        return self.states.narrow(-1, self.layers.index(layer) * size, size)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
 @dataclass(frozen=True)
 class ForwardOutput:
     """What a forward pass returns.
@@ -227,17 +251,15 @@ class ForwardOutput:
             that is not padding), None for `"none"`.
         hidden: the requested hidden states by layer index, each [B, n, hidden_size]; layer i is the
             output of the first i layers (0 the embedding), before the final norm.
-        states: the same side by side in their order, [B, n, W], where they lie so in memory.
     """
 
     logits: Tensor | None
-    hidden: dict[int, Tensor] = field(default_factory=dict)
-    states: Tensor | None = None
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
 
     def side_by_side(self, layers: Sequence[int]) -> Tensor:
         """The hidden states of some layers in their order, [B, n, len(layers) * hidden_size]."""
         import torch
 
-        if self.states is not None and tuple(self.hidden) == tuple(layers):
-            return self.states
+        if isinstance(self.hidden, HiddenStates) and self.hidden.layers == tuple(layers):
+            return self.hidden.states
         return torch.cat([self.hidden[layer] for layer in layers], dim=-1)

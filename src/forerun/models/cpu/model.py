@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun import _native
 from forerun.compression import Compression
 from forerun.contracts import Ability, ChainRequest
-from forerun.core import Batch, Draft, Exactness, ForwardOutput, View
+from forerun.core import Batch, Draft, Exactness, ForwardOutput, HiddenStates, View
 from forerun.errors import (
     CacheError,
     CheckpointError,
@@ -236,8 +236,7 @@ class CpuModel:
                 cache.note_queries(batch, layers, queries)
         if states is None:
             return ForwardOutput(logits)
-        parts = torch.split(states, size, dim=-1)
-        return ForwardOutput(logits, dict(zip(wanted, parts, strict=True)), states)
+        return ForwardOutput(logits, HiddenStates(wanted, states))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The embeddings [B, n, hidden_size] of token ids [B, n], without those of positions.
