@@ -14,7 +14,7 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.engine import scheduler
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.engine.round import MOST_FAILURES
+from forerun.engine.guarded import MOST_FAILURES
 from forerun.engine.stream import Stream
 from forerun.errors import (
     ConfigError,

@@ -22,6 +22,7 @@ from forerun.engine.compatibility import (
     refuse_unknown,
 )
 from forerun.engine.config import SpeculativeConfig
+from forerun.engine.guarded import GuardedDrafter
 from forerun.engine.intake import Intake, Params
 from forerun.engine.prompts import Prompt, repeated, split
 from forerun.engine.rehearsal import rehearse
@@ -104,12 +105,14 @@ class Engine(Sessions):
         check_depth(tree, self.config)
         trees = drafter is not None and (drafter.draws_trees or tree is not None)
         capacity = self.max_context + (MOST_NODES if trees else 0)
+        cache, evicts = new_cache(target, self.max_batch_size, capacity, compression)
         self._parts = Parts(
             target,
-            *new_cache(target, self.max_batch_size, capacity, compression),
+            cache,
+            evicts,
             randomness or Randomness(),
             self.config,
-            drafter,
+            None if drafter is None else GuardedDrafter(drafter, target, cache),
             self.policy,
             tree,
             self.rules,

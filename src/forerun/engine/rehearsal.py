@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from forerun.contracts import FILLER, Drafter
 from forerun.core import Draft, Hints, PlainReason, Plan, Request, RoundTimes
+from forerun.engine.guarded import GuardedDrafter
 from forerun.engine.requests import Running
 from forerun.engine.round import TimedRound
 from forerun.engine.scheduler import Scheduler
@@ -81,18 +82,19 @@ def rehearse(
         if done.reasons != [PlainReason.FAILED]:
             times.append(done.times)
 
-    before, past = (parts.policy, parts.drafter, parts.on_timed), scheduler.past
+    before, past = (parts.policy, parts.guarded, parts.on_timed), scheduler.past
     parts.policy, parts.on_timed = _Steps(lengths, member), note
     if member == FILLER:
         parts.policy = _Steps(lengths, None)
-        parts.drafter = cast(Drafter, _Filler(cast(Drafter, parts.drafter)))
+        filler = cast(Drafter, _Filler(cast(Drafter, parts.drafter)))
+        parts.guarded = GuardedDrafter(filler, parts.target, parts.cache)
     try:
         scheduler.submit([running])
         for _ in lengths:
             scheduler.step()
     except Exception as error:
         logger.warning("drafts could not be timed beforehand (%r)", error)
-    parts.policy, parts.drafter, parts.on_timed = before
+    parts.policy, parts.guarded, parts.on_timed = before
     try:
         scheduler.drop([running])
     except Exception as error:

@@ -31,6 +31,7 @@ from forerun.core import (
     Verdict,
 )
 from forerun.engine.config import SpeculativeConfig
+from forerun.engine.guarded import GuardedDrafter, trim
 from forerun.engine.requests import Running, TokenLogprob, token_logprobs
 from forerun.errors import ConfigError
 from forerun.randomness import Randomness
@@ -42,10 +43,6 @@ logger = logging.getLogger(__name__)
 
 _ASKED, _SHORT = Plan(0, reason=PlainReason.ASKED), Plan(0, reason=PlainReason.SHORT)
 _EVICTS, _FAILED = Plan(0, reason=PlainReason.EVICTS), Plan(0, reason=PlainReason.FAILED)
-_FAILED_DRAFT = replace(NO_DRAFT, reason=PlainReason.FAILED)
-
-# A request is decoded plainly after so many errors of its drafter; all are after so many in a row.
-MOST_FAILURES_OF_REQUEST, MOST_FAILURES = 3, 16
 
 OnRound = Callable[[Request, Draft, Verdict], None]
 """Sees what was drafted for a request in a round and the verdict, before the request is extended."""
@@ -91,12 +88,11 @@ class Parts:
         evicts: the same, where it evicts.
         randomness: of all draws.
         config: how to speculate.
-        drafter, policy: None decode plainly.
+        guarded: the drafter.
+        policy: None, as without a drafter, decodes plainly.
         tree: that of the config, read from its file.
         rules: in use by name; one that is put here is used in place of the table's.
         on_round, on_explained, on_timed: watch.
-        drafter_failures: errors of the drafter since the last draft in a round without one.
-        drafter_named: whether a warning has named it.
     """
 
     target: CausalLM
@@ -104,32 +100,18 @@ class Parts:
     evicts: Evicts | None
     randomness: Randomness
     config: SpeculativeConfig
-    drafter: Drafter | None = None
+    guarded: GuardedDrafter | None = None
     policy: Policy | None = None
     tree: Tree | str | None = None
     rules: dict[str, Verifier] = field(default_factory=dict)
     on_round: OnRound | None = None
     on_explained: OnExplained | None = None
     on_timed: OnTimed | None = None
-    drafter_failures: int = 0
-    drafter_named: bool = False
 
-    def note_failure(self, error: Exception, running: Running) -> None:
-        """Count an error of the drafter, which costs its request the draft and nothing else."""
-        assert self.drafter is not None
-        name = self.drafter.name
-        running.drafter_failures += 1
-        self.drafter_failures += 1
-        if not self.drafter_named:
-            logger.warning("%s failed (%r); the request goes on without its draft.", name, error)
-        self.drafter_named = True
-        if self.drafter_failures == MOST_FAILURES:
-            logger.warning("%s failed %d times in a row and is left out.", name, MOST_FAILURES)
-
-    def leaves_out(self, running: Running) -> bool:
-        """Whether the drafter has failed too often to draft for a request."""
-        of_request = running.drafter_failures
-        return of_request >= MOST_FAILURES_OF_REQUEST or self.drafter_failures >= MOST_FAILURES
+    @property
+    def drafter(self) -> Drafter | None:
+        """The drafter itself, to ask what it declares."""
+        return None if self.guarded is None else self.guarded.drafter
 
     def attach(self, rows: int) -> None:
         """Show drafter and policy what they work for, of so many requests at once."""
@@ -166,7 +148,7 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
     if parts.evicts is not None:
         for request in requests:
             parts.evicts.evict(request.row)
-    plans, failures = _plan(parts, batch), parts.drafter_failures
+    plans = _plan(parts, batch)
     drafts = _propose(parts, batch, plans)
     drafted = perf_counter()
     output = _run_target(parts, requests, drafts)
@@ -181,13 +163,12 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
         parts.cache.keep(request.row, len(request), outcome.verdict.path)
         running.commit(outcome, values, draft)
     try:
-        _observe(parts, batch, drafts, verdicts, output)
+        if parts.guarded is not None:
+            parts.guarded.observe(batch, drafts, verdicts, output)
     finally:
         times = RoundTimes(drafted - started, ran - drafted, perf_counter() - ran)
         done = TimedRound(requests, plans, drafts, verdicts, times)
         _count(batch, done)
-    if parts.drafter_failures == failures < MOST_FAILURES and any(map(len, drafts)):
-        parts.drafter_failures = 0
     if parts.policy is not None:
         parts.policy.observe(requests, drafts, verdicts, times)
     if parts.on_timed is not None:
@@ -197,18 +178,14 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
 def settle(cache: Cache, running: Running) -> None:
     """Bring a request and its row to what is committed, whatever stopped a round."""
     running.settle()
-    _trim(cache, running.request)
-
-
-def _trim(cache: Cache, request: Request) -> None:
-    """Cut a request's row to what is committed."""
-    cache.trim(request.row, min(cache.length(request.row), len(request) - 1))
+    trim(cache, running.request)
 
 
 def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
     """The policy's plans, cut to what can still be emitted, with the tree and the way to draw."""
-    if parts.policy is None or parts.drafter is None:
+    if parts.policy is None or parts.guarded is None:
         return [_ASKED] * len(batch)
+    guarded, drafter = parts.guarded, parts.guarded.drafter
     plans = []
     planned = parts.policy.plan([running.request for running in batch])
     if len(planned) != len(batch):
@@ -223,12 +200,12 @@ def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
         # Every round emits one token beyond the draft; more than the limit would be thrown away.
         most = min(plan.num_tokens, running.room - 1)
         left = None if parts.evicts is None else parts.evicts.until_eviction(running.request.row)
-        if most < 1 or left == 1 or parts.leaves_out(running):
+        if most < 1 or left == 1 or guarded.leaves_out(running):
             plans.append(_SHORT if most < 1 else _EVICTS if left == 1 else _FAILED)
             continue
         most = most if left is None else min(most, left - 1)
-        drawing = _drawing(parts, parts.drafter, running.request)
-        nodes, acceptance = parts.config.num_tree_nodes, parts.drafter.acceptance
+        drawing = _drawing(parts, drafter, running.request)
+        nodes, acceptance = parts.config.num_tree_nodes, drafter.acceptance
         made = plan_tree(parts.tree, nodes, most, drawing, acceptance)
         if plan.member is not None or plan.whole:
             made = replace(made, member=plan.member, whole=plan.whole)
@@ -243,64 +220,9 @@ def _drawing(parts: Parts, drafter: Drafter, request: Request) -> Drawing:
 
 
 def _propose(parts: Parts, batch: Sequence[Running], plans: list[Plan]) -> list[Draft]:
-    """The drafts of a batch; where the drafter fails for it, of each request by itself."""
-    if parts.drafter is None or not any(plan.num_tokens for plan in plans):
+    if parts.guarded is None or not any(plan.num_tokens for plan in plans):
         return [NO_DRAFT] * len(batch)
-    requests, pairs = [running.request for running in batch], list(zip(batch, plans, strict=True))
-    try:
-        drafts = parts.drafter.propose(requests, plans, parts.randomness)
-    except Exception as error:
-        for request in requests:
-            # A drafter that runs the target's first layers may have left tokens there.
-            _trim(parts.cache, request)
-        if len(batch) > 1 and not parts.drafter.shared_layers:
-            return [_propose(parts, [running], [plan])[0] for running, plan in pairs]
-        for running, plan in pairs:
-            if plan.num_tokens:
-                parts.note_failure(error, running)
-        return [_FAILED_DRAFT] * len(batch)
-    _check_drafts(parts, drafts, plans)
-    return drafts
-
-
-def _observe(
-    parts: Parts,
-    batch: Sequence[Running],
-    drafts: list[Draft],
-    verdicts: list[Verdict],
-    output: ForwardOutput,
-) -> None:
-    """Show the drafter what became of a round."""
-    if parts.drafter is None or parts.drafter_failures >= MOST_FAILURES:
-        return
-    try:
-        parts.drafter.observe([running.request for running in batch], drafts, verdicts, output)
-    except Exception as error:
-        for running in batch:
-            parts.note_failure(error, running)
-
-
-def _check_drafts(parts: Parts, drafts: list[Draft], plans: list[Plan]) -> None:
-    """Refuse what was not planned.
-
-    Raises:
-        ConfigError: naming the drafter.
-    """
-    assert parts.drafter is not None
-    name, vocab_size = parts.drafter.name, parts.target.vocab_size
-    if not isinstance(drafts, list) or len(drafts) != len(plans):
-        raise ConfigError(f"{name} must propose a list of {len(plans)} drafts, one a request.")
-    for draft, plan in zip(drafts, plans, strict=True):
-        if draft.tree.depth > plan.num_tokens:
-            raise ConfigError(
-                f"{name} proposed {draft.tree.depth} tokens along a path where {plan.num_tokens} were "
-                "planned; propose no more than that."
-            )
-        if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < vocab_size:
-            raise ConfigError(
-                f"{name} proposed tokens outside the vocabulary; the ids of {parts.target.name} are 0 to "
-                f"{vocab_size - 1}."
-            )
+    return parts.guarded.propose(batch, plans, parts.randomness)
 
 
 def _run_target(parts: Parts, requests: list[Request], drafts: list[Draft]) -> ForwardOutput:

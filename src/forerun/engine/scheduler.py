@@ -284,8 +284,8 @@ class Scheduler:
 
     def _run(self, running: Running, start: int, stop: int) -> None:
         """Run the tokens of a prompt from `start` to `stop`, without making logits."""
-        request, drafter = running.request, self.parts.drafter
-        layers = () if drafter is None else drafter.hidden_layers
+        request, guarded = running.request, self.parts.guarded
+        layers = () if guarded is None else guarded.drafter.hidden_layers
         if self.parts.evicts is not None:
             self.parts.evicts.commit(request.row)
         batch = Batch.after(
@@ -296,11 +296,8 @@ class Scheduler:
             logits_for="none",
         )
         output = self.parts.target.forward(batch, self.cache)
-        if drafter is not None and layers:
-            try:
-                drafter.observe_prefill(request, start, output)
-            except Exception as error:
-                self.parts.note_failure(error, running)
+        if guarded is not None and layers:
+            guarded.observe_prefill(running, start, output)
 
     def _best_row(self, token_ids: list[int]) -> int:
         """The free row that shares most with these tokens; of equals the one idle for longest."""
@@ -336,11 +333,8 @@ class Scheduler:
     def _end(self, row: int, running: Running) -> None:
         """Give back the row of a request that has ended; each step may be taken twice."""
         failure: Exception | None = None
-        if self.parts.drafter is not None:
-            try:
-                self.parts.drafter.release(running.request)
-            except Exception as error:
-                self.parts.note_failure(error, running)
+        if self.parts.guarded is not None:
+            self.parts.guarded.release(running)
         if self.parts.policy is not None:
             try:
                 self.parts.policy.release(running.request)

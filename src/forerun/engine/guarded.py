@@ -1,0 +1,147 @@
+"""A drafter whose errors cost a request its draft, and nobody anything else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from forerun.contracts import Cache, CausalLM, Drafter
+from forerun.core import NO_DRAFT, Draft, ForwardOutput, PlainReason, Plan, Request, Verdict
+from forerun.errors import ConfigError
+from forerun.randomness import Randomness
+
+if TYPE_CHECKING:
+    from forerun.engine.requests import Running
+
+logger = logging.getLogger(__name__)
+
+# A request is decoded plainly after so many errors of its drafter; all are after so many in a row.
+MOST_FAILURES_OF_REQUEST, MOST_FAILURES = 3, 16
+
+_FAILED = replace(NO_DRAFT, reason=PlainReason.FAILED)
+
+
+def trim(cache: Cache, request: Request) -> None:
+    """Cut a request's row to what is committed."""
+    cache.trim(request.row, min(cache.length(request.row), len(request) - 1))
+
+
+class GuardedDrafter:
+    """Calls a drafter, names it when it fails, and leaves it out when it fails again and again.
+
+    Args:
+        drafter: itself.
+        target: that it drafts for.
+        cache: of the target, cut to what is committed where the drafter fails.
+    """
+
+    def __init__(self, drafter: Drafter, target: CausalLM, cache: Cache) -> None:
+        self.drafter = drafter
+        self._target, self._cache = target, cache
+        # Since the last round that drafted without one; and in this round.
+        self._failures, self._has_failed, self._is_named = 0, False, False
+
+    def leaves_out(self, running: Running) -> bool:
+        """Whether it has failed too often to draft for a request."""
+        return running.drafter_failures >= MOST_FAILURES_OF_REQUEST or self._is_out
+
+    def propose(
+        self, batch: Sequence[Running], plans: Sequence[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        """The drafts of a batch; where it fails for that, of each request by itself.
+
+        Raises:
+            ConfigError: for drafts that were not planned.
+        """
+        self._has_failed = False
+        return self._propose(batch, plans, randomness)
+
+    def _propose(
+        self, batch: Sequence[Running], plans: Sequence[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        requests = [running.request for running in batch]
+        try:
+            drafts = self.drafter.propose(requests, plans, randomness)
+        except Exception as error:
+            for request in requests:
+                # A drafter that runs the target's first layers may have left tokens there.
+                trim(self._cache, request)
+            pairs = list(zip(batch, plans, strict=True))
+            if len(batch) > 1 and not self.drafter.shared_layers:
+                return [self._propose([running], [plan], randomness)[0] for running, plan in pairs]
+            for running, plan in pairs:
+                if plan.num_tokens:
+                    self._note(error, running)
+            return [_FAILED] * len(batch)
+        self._check(drafts, plans)
+        return drafts
+
+    def observe(
+        self,
+        batch: Sequence[Running],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
+        output: ForwardOutput,
+    ) -> None:
+        """Show it what became of a round."""
+        if self._is_out:
+            return
+        try:
+            self.drafter.observe([running.request for running in batch], drafts, verdicts, output)
+        except Exception as error:
+            for running in batch:
+                self._note(error, running)
+        if not self._has_failed and any(map(len, drafts)):
+            self._failures = 0
+
+    def observe_prefill(self, running: Running, start: int, output: ForwardOutput) -> None:
+        """Show it the tokens of a prompt from `start` on."""
+        try:
+            self.drafter.observe_prefill(running.request, start, output)
+        except Exception as error:
+            self._note(error, running)
+
+    def release(self, running: Running) -> None:
+        """Have it forget a request that has ended."""
+        try:
+            self.drafter.release(running.request)
+        except Exception as error:
+            self._note(error, running)
+
+    @property
+    def _is_out(self) -> bool:
+        return self._failures >= MOST_FAILURES
+
+    def _note(self, error: Exception, running: Running) -> None:
+        running.drafter_failures += 1
+        self._failures += 1
+        name = self.drafter.name
+        if not self._is_named:
+            logger.warning("%s failed (%r); the request goes on without its draft.", name, error)
+        self._is_named = self._has_failed = True
+        if self._failures == MOST_FAILURES:
+            logger.warning("%s failed %d times in a row and is left out.", name, MOST_FAILURES)
+
+    def _check(self, drafts: list[Draft], plans: Sequence[Plan]) -> None:
+        """Refuse what was not planned.
+
+        Raises:
+            ConfigError: naming the drafter.
+        """
+        name, vocab_size = self.drafter.name, self._target.vocab_size
+        if not isinstance(drafts, list) or len(drafts) != len(plans):
+            raise ConfigError(f"{name} must propose a list of {len(plans)} drafts, one a request.")
+        for draft, plan in zip(drafts, plans, strict=True):
+            if draft.tree.depth > plan.num_tokens:
+                raise ConfigError(
+                    f"{name} proposed {draft.tree.depth} tokens along a path where {plan.num_tokens} "
+                    "were planned; propose no more than that."
+                )
+            ids = draft.token_ids
+            if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+                raise ConfigError(
+                    f"{name} proposed tokens outside the vocabulary; the ids of {self._target.name} "
+                    f"are 0 to {vocab_size - 1}."
+                )
