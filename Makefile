@@ -50,6 +50,7 @@ check: install
 	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/first_lines.py
 
 # Two processes of one thread each. PYTEST="..." adds options.
 test: install
