@@ -1,4 +1,4 @@
-"""forerun: exact speculative decoding. A cheap drafter runs ahead, the model checks it in one pass.
+"""Exact speculative decoding: a cheap drafter runs ahead, the model checks its tokens in one pass.
 
 import forerun
 

@@ -1,6 +1,6 @@
-"""What changes logits before they are warped: penalties, logit bias, bans and masks.
+"""Changes to logits before they are warped: penalties, logit bias, bans and masks.
 
-Each looks at what stands before a row, the drafted tokens included, as plain decoding would.
+Each change depends on the tokens before a row, drafted ones included, as in plain decoding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MASKS = (
 
 @dataclass(frozen=True)
 class Prefix:
-    """What stands before a row: the committed tokens of a request and the drafted ones after them."""
+    """The tokens before a row: the committed tokens of a request and the drafted ones after them."""
 
     request: Request
     drafted: tuple[int, ...] = ()
@@ -35,13 +35,13 @@ class Prefix:
 
     @property
     def position(self) -> int:
-        """The position of the token that the row is for."""
+        """Position of the token that the row predicts."""
         return len(self.request) + len(self.drafted)
 
 
 @dataclass(frozen=True)
 class History:
-    """Which tokens a request holds, bool [V], and how often its output does, [V]."""
+    """Tokens that occur in a request, bool [V], and their counts in its output, [V]."""
 
     seen: Tensor
     output_counts: Tensor
@@ -68,9 +68,9 @@ def adjust(row: Tensor, prefix: Prefix, histories: dict[int, History], lenient: 
 
     Args:
         row: the logits.
-        prefix: what stands before it.
-        histories: by request, kept from row to row.
-        lenient: a mask hook that fails allows nothing, rather than to raise.
+        prefix: the tokens before the row.
+        histories: the history of each request, kept from row to row.
+        lenient: a mask hook that fails allows nothing instead of raising.
     """
     if prefix.params.penalizes:
         _penalize(row, prefix, histories)
@@ -114,14 +114,14 @@ def _bias_and_ban(row: Tensor, params: SamplingParams) -> None:
 
 def _mask(row: Tensor, prefix: Prefix) -> None:
     assert prefix.params.mask is not None
-    # A copy: what a hook does to it must not reach the request.
+    # A copy, so that a hook cannot change the request's tokens.
     mask = prefix.params.mask(list(prefix.request.token_ids), prefix.drafted)
     if mask is not None:
         row.masked_fill_(~_allowed(mask, row), -torch.inf)
 
 
 def _allowed(mask: Any, row: Tensor) -> Tensor:
-    """The tokens that a hook allows, bool [V]: by an entry for each token, or by their ids.
+    """The tokens that a mask hook allows, bool [V]; the hook returns an entry for each token, or ids.
 
     Raises:
         ConfigError: for anything else, such as a mask to be added to logits.

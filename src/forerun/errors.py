@@ -1,4 +1,4 @@
-"""Every error that forerun raises on purpose.
+"""All errors that forerun raises on purpose.
 
     ForerunError
     ├── ConfigError             a value, option or combination that is not allowed
@@ -60,7 +60,7 @@ class PromptError(ForerunError, ValueError):
 
 
 class ModelError(ForerunError):
-    """Something about a model."""
+    """A problem with a model or its files."""
 
 
 class CheckpointError(ModelError):
@@ -84,14 +84,14 @@ class CacheError(ForerunError):
 
     @classmethod
     def no_room(cls, rows: int, capacity: int) -> CacheError:
-        """For a cache without rows, or rows without room for a token."""
+        """The error for a cache without rows, or with rows that have no room for a token."""
         return cls(
             f"a cache of {rows} rows of {capacity} tokens holds nothing; ask for at least 1 of each."
         )
 
     @classmethod
     def beyond_context(cls, position: int, max_context: int) -> CacheError:
-        """For a token at a position that the model does not have."""
+        """The error for a token at a position beyond the model's context."""
         return cls(
             f"position {position} lies beyond the context of {max_context} tokens; "
             "end the text or draft less far."
@@ -99,7 +99,7 @@ class CacheError(ForerunError):
 
 
 class SessionError(ForerunError):
-    """A saved session that is damaged, is not one, or does not fit the engine."""
+    """A saved session that is damaged, is of another kind, or does not fit the engine."""
 
 
 class DistributionError(ForerunError, ValueError):
@@ -115,6 +115,6 @@ class TrainingError(ForerunError):
 
 
 def shown(value: Any) -> str:
-    """A value on one line, for a message; cut where it is long."""
+    """A value on one line for a message, shortened if it is long."""
     line = " ".join(_SHORT.repr(value).split())
     return line if len(line) <= 60 else f"{line[:57]}..."

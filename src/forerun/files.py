@@ -18,11 +18,11 @@ from forerun.errors import ForerunError
 # No text that forerun reads is longer; a device such as /dev/zero never ends.
 MOST_BYTES = 64 * 2**20
 CACHE_VARIABLE = "FORERUN_CACHE"
-"""Names the folder of what is worked out once and kept."""
+"""Environment variable that names the folder of results kept between runs."""
 
 
 def cache_folder(name: str) -> Path:
-    """The folder of one kind of what is kept between runs; nothing makes it here."""
+    """Path of the folder for one kind of results kept between runs; the folder is not created."""
     asked = os.environ.get(CACHE_VARIABLE)
     if asked:
         return Path(asked) / name
@@ -69,14 +69,14 @@ def read_text(
     most_bytes: int = MOST_BYTES,
     remedy: str = "give a shorter one",
 ) -> str:
-    """The UTF-8 text of an input file, character for character; one named `.gz` is unpacked.
+    """Text of a UTF-8 input file, character for character; a file named `.gz` is unpacked.
 
     Args:
-        path: of the file; a pipe or a device is read no further than a file may be long.
-        what: how messages call it, before the path: `prompt file`.
-        error: raised when it cannot be read, is too long or not UTF-8.
-        most_bytes: how long it may be.
-        remedy: what to do about a longer one.
+        path: the file; a pipe or a device is read up to `most_bytes`.
+        what: name of the file in messages, before its path: `prompt file`.
+        error: raised if the file cannot be read, is too long or not UTF-8.
+        most_bytes: greatest length allowed.
+        remedy: advice in the message about a file that is too long.
     """
     where = f"{what} {printable(path)}"
     try:
@@ -94,7 +94,8 @@ def read_text(
 
 
 def read_stdin(error: type[ForerunError], *, most_bytes: int = MOST_BYTES) -> str:
-    """The same of standard input."""
+    """Text of standard input, which must be UTF-8 and at most `most_bytes` long; otherwise `error`
+    is raised."""
     try:
         content = sys.stdin.buffer.read(most_bytes + 1)
     except OSError as problem:
@@ -105,7 +106,7 @@ def read_stdin(error: type[ForerunError], *, most_bytes: int = MOST_BYTES) -> st
 
 
 def decode(content: bytes, where: str, error: type[ForerunError]) -> str:
-    """Bytes as UTF-8 text; `error` is raised for anything else, which `where` names."""
+    """Bytes decoded as UTF-8; for other bytes `error` is raised, with `where` as their name."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as problem:
@@ -113,7 +114,7 @@ def decode(content: bytes, where: str, error: type[ForerunError]) -> str:
 
 
 def parse_json(text: str, where: str, error: type[ForerunError]) -> Any:
-    """What a JSON text holds, which `where` names; `error` is raised for anything else."""
+    """Value of a JSON text; for other text `error` is raised, with `where` as its name."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -124,7 +125,7 @@ def parse_json(text: str, where: str, error: type[ForerunError]) -> Any:
 
 
 def is_regular(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names a file that has an end, or a link to one; never raises."""
+    """True if a path names a regular file, which has an end, or a link to one; never raises."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):  # A name that is too long or holds a null byte.
@@ -132,18 +133,18 @@ def is_regular(path: str | os.PathLike[str]) -> bool:
 
 
 def reason(problem: OSError) -> str:
-    """What the system says was wrong, for the middle of a sentence."""
+    """The system's description of an error, for the middle of a sentence."""
     return (problem.strerror or "unknown reason").lower()
 
 
 def printable(path: str | os.PathLike[str]) -> str:
-    """A path for a message: names that are not UTF-8 or hold control characters are escaped."""
+    """A path as text for a message; names that are not UTF-8 or hold control characters are escaped."""
     text = os.fspath(path)
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def size_text(count: float) -> str:
-    """A number of bytes for a message."""
+    """A number of bytes as text for a message."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

@@ -1,4 +1,4 @@
-"""Interruptions (Ctrl-C): writes that they find complete or not begun, and work that never loses one."""
+"""Interruptions (Ctrl-C): writes are complete or not begun, and no interruption is lost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PIECE = 64
 
 
 def wait_until_writable(stream: IO[str]) -> None:
-    """Wait until a write will not block; an interruption ends this wait, with nothing written.
+    """Wait until a write will not block; an interruption ends the wait before anything is written.
 
-    Streams that are not files, pipes or terminals of the system are not waited for.
+    Only files, pipes and terminals of the system are waited for.
     """
     try:
         select.select([], [stream.fileno()], [])
@@ -44,9 +44,9 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def never_lost() -> Iterator[None]:
-    """End the block with KeyboardInterrupt where an interruption comes, whatever libraries make of it.
+    """End the block with KeyboardInterrupt if an interruption comes, even if a library swallows it.
 
-    Some drop it and fail with an error of their own, which then says something wrong: safetensors
+    Some libraries drop the interruption and fail with a misleading error of their own: safetensors
     reports a tensor of an unknown type.
     """
     usual = _handler()
@@ -74,8 +74,11 @@ def never_lost() -> Iterator[None]:
 
 
 def _handler() -> Callable[[int, FrameType | None], Any] | None:
-    """What handles an interruption here, if that can be replaced: only the main thread is interrupted,
-    and only a handler of Python's runs between two steps."""
+    """The handler of interruptions in this thread, or None if it cannot be replaced.
+
+    Only the main thread is interrupted, and only a handler written in Python runs between two
+    steps.
+    """
     if threading.current_thread() is not threading.main_thread():
         return None
     usual = signal.getsignal(signal.SIGINT)

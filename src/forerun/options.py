@@ -1,4 +1,4 @@
-"""How options are declared: a frozen dataclass whose fields hold bounds and help, checked by pydantic.
+"""Declaration of options: a frozen dataclass whose fields hold bounds and help, checked by pydantic.
 
 Flags, help texts, variables, TOML keys and error messages are all derived from the declaration.
 """
@@ -35,10 +35,10 @@ _WORDS = {
 def options(owner: type[T]) -> type[T]:
     """Make a class with annotated fields a frozen dataclass that checks its values.
 
-    A field is declared as in `length: int = Field(default=4, ge=1, le=64, description="…")`. Numbers,
-    paths and collections of other libraries are accepted for Python's own. The descriptions become
-    part of the docstring. The class raises ConfigError for a value of a wrong type or out of range and
-    UnknownNameError for a name that it does not declare.
+    A field is declared as in `length: int = Field(default=4, ge=1, le=64, description="…")`.
+    Numbers, paths and collections of other libraries are converted to Python's own. The
+    descriptions become part of the docstring. The class raises ConfigError for a value of a wrong
+    type or out of range and UnknownNameError for a name that it does not declare.
     """
     made: Any = pydantic.dataclasses.dataclass(frozen=True, config=_CONFIG)(owner)
     check_all = made.__init__
@@ -64,7 +64,7 @@ def options(owner: type[T]) -> type[T]:
 
 
 def _short_repr(self: Any) -> str:
-    """What is not at its default."""
+    """A representation that shows only the values that are not at their defaults."""
     fields_shown = ", ".join(f"{name}={value!r}" for name, value in changes(self).items())
     return f"{type(self).__name__}({fields_shown})"
 
@@ -83,8 +83,10 @@ class NoOptions:
 
 @cache
 def schema_of(owner: type) -> dict[str, dict[str, Any]]:
-    """The JSON schema of each option that a class declares, by name, with its default and its help
-    (`description`). Options that JSON cannot hold are left out."""
+    """JSON schema of each option of a class, by name, with its default and its help (`description`).
+
+    Options that JSON cannot hold are left out.
+    """
     properties: dict[str, Any] = TypeAdapter(owner).json_schema().get("properties", {})
     return properties
 
@@ -112,7 +114,7 @@ def from_mapping(owner: type[T], values: Any) -> T:
 
 
 def pick(owner: type[T], values: Mapping[str, Any]) -> T:
-    """The options of one class out of values that belong to several.
+    """The options of one class, picked from values that belong to several.
 
     Raises:
         ConfigError: as the class does.
@@ -122,7 +124,7 @@ def pick(owner: type[T], values: Mapping[str, Any]) -> T:
 
 
 def changes(values: Any) -> dict[str, Any]:
-    """The options that are not at their defaults, by name; among them those without a default."""
+    """Options that are not at their defaults, by name, including those without a default."""
     declared = type(values).__pydantic_fields__.items()
     usual = {name: field.get_default(call_default_factory=True) for name, field in declared}
     return {name: getattr(values, name) for name in usual if getattr(values, name) != usual[name]}
@@ -153,8 +155,9 @@ def known(kind: str, names: Callable[[], Iterable[str]]) -> Any:
     """A validator for names out of a table that other packages may add to.
 
     Args:
-        kind: what the names are, for the message.
-        names: called when a value is checked, so that a declaration loads nothing.
+        kind: what the names stand for, for the message.
+        names: returns the allowed names; called when a value is checked, so that a declaration
+            loads nothing.
     """
 
     def check_name(value: Any) -> Any:
@@ -182,7 +185,7 @@ Text = Annotated[str, Field(min_length=1), BeforeValidator(_utf8)]
 
 
 def plain(value: Any) -> Any:
-    """Numbers, paths and collections of any library as Python's own; other values as they are."""
+    """A value with numbers, paths and collections of other libraries converted to Python's own."""
     if type(value) in (int, float, str, bool) or value is None or callable(value):
         return value
     try:
@@ -204,7 +207,7 @@ def plain(value: Any) -> Any:
 
 
 class _Unreadable:
-    """Stands for a value whose own methods fail; no option takes it."""
+    """Placeholder for a value whose own methods fail; no option accepts it."""
 
     def __init__(self, value: Any) -> None:
         self._kind = type(value).__name__
@@ -214,14 +217,15 @@ class _Unreadable:
 
 
 def _refusal(error: ValidationError, owner: str, schema: Mapping[str, Any]) -> ForerunError:
-    """The first problem of an error, in one line of our own words.
+    """The first problem of a validation error, as an error of ours with a message of one line.
 
-    To be raised when `error` is handled: it refers to what a validator raised, unseen by the garbage
-    collector, and as its context would keep that, its traceback and all frames in it alive forever.
+    Raise it only after `error` has been handled. `error` refers to a validator's exception in a way
+    that the garbage collector does not see; as the context of a new error it would keep that
+    exception, its traceback and all frames in it alive forever.
 
     Args:
-        owner: what declares the options.
-        schema: of all of them, by name.
+        owner: name of the class that declares the options.
+        schema: JSON schema of each option, by name.
     """
     problem = error.errors(include_url=False)[0]
     kind, value, place = problem["type"], problem["input"], list(problem["loc"])
@@ -267,7 +271,7 @@ def _descend(schema: Mapping[str, Any], steps: list[Any]) -> Mapping[str, Any]:
 
 
 def _in_words(schema: Mapping[str, Any]) -> str:
-    """What a schema allows."""
+    """The values that a schema allows, in words."""
     if "anyOf" in schema:
         return " or ".join(map(_in_words, schema["anyOf"]))
     if "enum" in schema:

@@ -1,4 +1,4 @@
-"""What a request asks of the sampler: one frozen dataclass, checked when it is made."""
+"""Sampling parameters of one request."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from forerun.errors import ConfigError
 from forerun.options import Text, from_mapping, options
 
 TokenMask = Callable[[Sequence[int], Sequence[int]], Any]
-"""`mask(committed_ids, drafted_ids)` returns the tokens allowed next: bool (or 0 and 1) [V], their ids, or
-None for all."""
+"""A function `mask(committed_ids, drafted_ids)` that returns the tokens allowed next.
 
-# Below it, logits divided by the temperature leave the range in which float32 tells them apart.
+It returns one bool (or 0 and 1) for each token, [V], or the ids of the allowed tokens, or None for
+all.
+"""
+
+# Below this temperature, float32 can no longer tell the divided logits apart.
 LOWEST_TEMPERATURE = 1e-5
 
 
 class Warp(NamedTuple):
-    """What turns a row of adjusted logits into probabilities, in this order."""
+    """The steps from a row of adjusted logits to probabilities, in their order."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -50,12 +53,12 @@ Bias = Annotated[float, Field(ge=-1e30, le=1e30)]
 
 @options
 class SamplingParams:
-    """How tokens are drawn and when a request ends.
+    """Sampling parameters of one request: the way its tokens are drawn, and its end.
 
     Every option is exact under speculation: it is applied to each drafted prefix as plain decoding
-    would apply it. Applied in this order: penalties, logit bias and masks, temperature, top-k,
-    top-p, min-p. The repetition penalty is that of CTRL, arXiv 1909.05858. With `max_tokens=None` the
-    output goes on up to the context's end.
+    would apply it. The order is: penalties, logit bias and masks, temperature, top-k, top-p, min-p.
+    The repetition penalty is that of CTRL, arXiv 1909.05858. With `max_tokens=None` the output goes
+    on to the end of the context.
     """
 
     temperature: Annotated[float, AfterValidator(_not_tiny)] = Field(
@@ -153,7 +156,7 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Make one from a mapping; an unknown key is an error that lists the known ones."""
+        """Make parameters from a mapping; an unknown key is an error that lists the known ones."""
         return from_mapping(cls, values)
 
     @cached_property
@@ -166,12 +169,12 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Whether logits change before they are warped: by penalties, bias, bans or a mask."""
+        """True if logits change before they are warped: by penalties, bias, bans or a mask."""
         lists = self.logit_bias or self.banned_token_ids or self.allowed_token_ids is not None
         return bool(lists) or self.penalizes or self.mask is not None
 
     @property
     def penalizes(self) -> bool:
-        """Whether any penalty is on."""
+        """True if any penalty is on."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0)
         return any(penalties)

@@ -1,4 +1,4 @@
-"""What processor this is."""
+"""The name of the processor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cpu_name() -> str:
-    """The processor's name, as far as the system knows it."""
+    """Name of the processor, as far as the system knows it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")

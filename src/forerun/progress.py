@@ -1,4 +1,4 @@
-"""Progress of long work, reported to the caller that watches it, if one does."""
+"""Progress of long work, reported to a caller that watches it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Watch = Callable[[str, int, int], None]
-"""`watch(what, done, total)`; each kind of work counts in units of its own."""
+"""A function `watch(what, done, total)`; each kind of work counts in its own units."""
 
 _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
 @contextmanager
 def watched_by(watch: Watch) -> Iterator[None]:
-    """Tell `watch` of the progress that this thread makes while the block runs."""
+    """Report this thread's progress to `watch` while the block runs."""
     token = _watch.set(watch)
     try:
         yield
@@ -23,7 +23,7 @@ def watched_by(watch: Watch) -> Iterator[None]:
 
 
 def report(what: str, done: int, total: int) -> None:
-    """Tell whoever watches that `done` of `total` is done."""
+    """Report to the watcher, if there is one, that `done` of `total` is done."""
     watch = _watch.get()
     if watch is not None:
         watch(what, done, total)

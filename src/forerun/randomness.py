@@ -1,4 +1,4 @@
-"""Counter-based random numbers: every number is a pure function of its key, nothing keeps a state.
+"""Counter-based random numbers: every number is a pure function of its key; there is no state.
 
 A key is (seed, position, purpose, node). Draft draws and acceptance uniforms use the committed
 length as their position; it grows every round, so no key comes up twice and no uniform that a
@@ -29,7 +29,7 @@ _SECOND = 0x94D049BB133111EB
 
 
 class Purpose(enum.IntEnum):
-    """What a random number is for; numbers of different purposes are independent."""
+    """Purpose of a random number; numbers of different purposes are independent."""
 
     DRAFT = 1
     ACCEPT = 2
@@ -38,7 +38,7 @@ class Purpose(enum.IntEnum):
 
 
 class Key(NamedTuple):
-    """What a random number is a function of."""
+    """The arguments that determine a random number."""
 
     seed: int
     position: int
@@ -55,7 +55,7 @@ class Randomness:
     """The source of all random numbers of an engine.
 
     Args:
-        record: called with every key drawn from; for tests and audits.
+        record: called with the key of every number drawn; for tests and audits.
     """
 
     def __init__(self, record: Callable[[Key], None] | None = None) -> None:
@@ -63,8 +63,8 @@ class Randomness:
 
     @property
     def by_key_alone(self) -> bool:
-        """Whether all numbers are those of their keys and none is recorded, so that the kernels may
-        make them where they need them."""
+        """True if numbers depend on their keys alone and are not recorded, so that the kernels may
+        draw them."""
         return type(self) is Randomness and self._record is None
 
     def uniform(self, seed: int, position: int, purpose: Purpose, node: int = 0) -> float:
@@ -81,8 +81,8 @@ class Randomness:
     ) -> Tensor:
         """Standard Gumbel noise for the token at `position`, float64 [size] (float32 on MPS).
 
-        The kernels and every device have their own logarithm, so noise made in different places
-        differs in its last bits. Within one place all draws for a position share one noise.
+        The kernels and every device compute their own logarithm, so noise from different places
+        differs in its last bits. Within one place all draws for a position share the same noise.
         """
         key = Key(seed, position, Purpose.NOISE)
         if self._record is not None:
@@ -113,12 +113,15 @@ def _state(key: Key) -> int:
 
 
 def _signed(value: int) -> int:
-    """The same 64 bits as a signed number: torch multiplies int64 modulo 2^64."""
+    """An unsigned 64-bit number as the signed number with the same bits.
+
+    torch multiplies int64 modulo 2^64.
+    """
     return value - 2**64 if value >= 2**63 else value
 
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:
-    """A logical shift; the one of int64 tensors copies the sign."""
+    """A logical shift to the right; torch's own shift of int64 copies the sign."""
     return torch.bitwise_and(value >> bits, 2 ** (64 - bits) - 1)
 
 

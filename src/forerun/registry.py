@@ -13,19 +13,22 @@ from forerun.errors import ConfigError, UnknownNameError, shown
 
 @cache
 def entry_points_of(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group, as installed when first asked: reading the metadata of all packages
-    takes longer than the rest of a configuration."""
+    """The entry points of a group, as installed at the first call.
+
+    They are cached because reading the metadata of all packages takes longer than the rest of a
+    configuration.
+    """
     return tuple(entry_points(group=group))
 
 
 class Registry(dict[str, Any]):
-    """The methods of one kind: our own as a mapping, those of other packages by `find`.
+    """The methods of one kind by name: a mapping of our own; `find` also knows those of other packages.
 
     Args:
-        kind: what they are, for messages.
-        group: of the entry points by which other packages register theirs.
-        own: by name; they come first.
-        with_options: whether each class must declare its `options`, by `forerun.options.options`.
+        kind: what the methods are, for messages.
+        group: group of the entry points by which other packages register theirs.
+        own: our own methods by name; they come first.
+        with_options: each class must declare its `options` with `forerun.options.options`.
     """
 
     def __init__(
@@ -39,11 +42,11 @@ class Registry(dict[str, Any]):
         return sorted({*self, *(point.name for point in entry_points_of(self.group))})
 
     def find(self, name: str) -> Any:
-        """What `name` stands for.
+        """The method called `name`.
 
         Raises:
             UnknownNameError: listing what exists.
-            ConfigError: where a registered entry cannot be imported, or lacks its options.
+            ConfigError: if a registered entry cannot be imported, or lacks its options.
         """
         entry = self[name] if name in self else self._load(name)
         options = getattr(entry, "options", None)
