@@ -1,4 +1,4 @@
-"""Forerun's decoding inside transformers' `generate`, in one argument:
+"""Speculative decoding inside transformers' `generate`, by one argument:
 
 model.generate(**inputs, custom_generate=forerun.hf.generate)
 """

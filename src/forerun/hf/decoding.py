@@ -1,4 +1,4 @@
-"""The decoding itself: a batch of prompts through the engine of their model."""
+"""The `custom_generate` callable: runs a batch of prompts through the engine of their model."""
 
 from __future__ import annotations
 
@@ -36,25 +36,26 @@ def generate(
     policy: str | Policy | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Decode as transformers asks a `custom_generate` callable to; the model's own text, sooner.
+    """Decode a batch speculatively: a `custom_generate` callable for transformers.
 
-    The engine is kept with the model from call to call, and made anew when its weights change.
+    The output is the model's own. The engine is kept with the model from call to call, and built
+    anew when the model's weights change.
 
     Args:
-        model: of transformers.
+        model: a model of transformers.
         input_ids: prompts, [B, n].
-        logits_processor, stopping_criteria, generation_config, synced_gpus, streamer: as transformers
-            prepares them.
-        speculative, drafter, policy: how to speculate, as `forerun.load` takes them; left out, by
-            looking up (`suffix`). They are given to `model.generate`.
-        model_kwargs: what else transformers has prepared; of it only `attention_mask` is used.
+        logits_processor, stopping_criteria, generation_config, synced_gpus, streamer: prepared by
+            transformers.
+        speculative, drafter, policy: arguments of `forerun.load`, given to `model.generate`. The
+            default drafter is `suffix`.
+        model_kwargs: other arguments that transformers prepares; only `attention_mask` is used.
 
     Returns:
         Token ids of prompts and outputs, [B, n + new], or a `GenerateDecoderOnlyOutput` with them.
 
     Raises:
-        ForerunError: for a model that cannot be run speculatively and for settings that forerun does not
-            have, such as beams, other logits processors or scores as output.
+        ForerunError: for a model that cannot be run speculatively, and for settings that forerun does
+            not support, such as beams, other logits processors or scores as output.
     """
     _check_model(model)
     input_ids = _as_rows(input_ids)
@@ -83,7 +84,7 @@ def generate(
 
 
 def _as_asked(sequences: Tensor, settings: Any) -> Any:
-    """Token ids alone, or in transformers' own output."""
+    """The token ids, or transformers' own output object if the settings ask for it."""
     if not settings.return_dict_in_generate:
         return sequences
     from transformers.generation import GenerateDecoderOnlyOutput
@@ -100,15 +101,15 @@ def _check_model(model: Any) -> None:
 
 @dataclass
 class _Row:
-    """One prompt of the batch on its way.
+    """One prompt of the batch and its output so far.
 
     Args:
-        prompt: without padding.
-        padded: as processors and criteria expect it.
-        limit: new tokens at most.
-        ends: tokens that end it.
-        criteria: called after each token.
-        device: where they expect token ids.
+        prompt: token ids without padding.
+        padded: token ids with padding, as logits processors and stopping criteria expect them.
+        limit: maximum number of new tokens.
+        ends: token ids that end the text.
+        criteria: stopping criteria, called after each token.
+        device: device of the token ids that the criteria are called with.
     """
 
     prompt: list[int]
@@ -123,11 +124,11 @@ class _Row:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """When it ends, as sampling parameters."""
+        """Sampling parameters that say when the text ends."""
         return {"max_tokens": self.limit, "stop_token_ids": self.ends, "ignore_eos": True}
 
     def take(self, token: int) -> bool:
-        """Add a token of the output; whether a criterion says to stop."""
+        """Append a token to the output; True if a stopping criterion says to stop."""
         self.output.append(token)
         if self.criteria:
             ids = torch.tensor([self.padded + self.output], device=self.device)
@@ -147,7 +148,7 @@ def _set_params(
 
 
 def _run(engine: Engine, rows: list[_Row], streamer: Any) -> None:
-    """Run all rows to their ends; one that a criterion stops is cancelled."""
+    """Run all rows to their ends, and cancel the rows that a criterion stops."""
     numbers = {engine.add(row.prompt, row.params): row for row in rows}
     try:
         while engine.has_work:
@@ -183,7 +184,7 @@ def _as_rows(input_ids: Any) -> Tensor:
 
 
 def _prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
-    """The rows without their padding."""
+    """The prompts without their padding."""
     if mask is None:
         rows: list[list[int]] = input_ids.tolist()
         return rows
@@ -197,12 +198,14 @@ def _padded_together(input_ids: Tensor, outputs: list[list[int]], pad: int) -> T
 
 
 def _argument(caller: FrameType | None, name: str) -> Any:
-    """An argument of `model.generate`, which keeps some from a callable that it calls: without its
-    streamer, whoever reads from that would wait for ever."""
+    """An argument of `model.generate`, read from the caller's frame; None elsewhere.
+
+    `generate` does not pass on all its arguments. Without the streamer, its reader would wait forever.
+    """
     is_generate = caller is not None and caller.f_code.co_name == "generate"
     return caller.f_locals.get(name) if caller is not None and is_generate else None
 
 
 def _torch_seed() -> int:
-    """From torch's generator, so that `torch.manual_seed` repeats an output."""
+    """A seed from torch's generator, so that `torch.manual_seed` repeats an output."""
     return int(torch.randint(2**62, (1,)))

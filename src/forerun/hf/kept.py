@@ -15,7 +15,7 @@ _NAME = "_forerun"
 
 @dataclass(eq=False)
 class Kept:
-    """The engine of a model, kept as an attribute of it, so that it goes when the model goes."""
+    """A model's engine, stored as an attribute of the model so that both are freed together."""
 
     model: Any = None
     fingerprint: Any = None
@@ -27,11 +27,11 @@ class Kept:
         self.lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of the model, or one that is read from a file, starts with none.
+        # A copy of the model, or a model read from a file, starts without an engine.
         return Kept, ()
 
     def engine_for(self, rows: int, length: int) -> Engine:
-        """An engine with as many rows of as many tokens, the one that is there where it is large enough."""
+        """An engine for `rows` rows of `length` tokens: the kept one if it is large enough."""
         if self.checkpoint is None:
             self.checkpoint = LoadedModel.of(self.model)
         longest = self.checkpoint.summary.max_context
@@ -51,7 +51,7 @@ class Kept:
 
 
 def kept_with(model: Any, asked: tuple[Any, ...]) -> Kept:
-    """What is kept with a model, or something new where its weights or what is asked for changed."""
+    """The `Kept` of a model, made anew if the model's weights or the arguments have changed."""
     kept: Kept | None = vars(model).get(_NAME)
     fingerprint = _fingerprint(model)
     if kept is None or kept.fingerprint != fingerprint or kept.asked != asked:
@@ -61,6 +61,6 @@ def kept_with(model: Any, asked: tuple[Any, ...]) -> Kept:
 
 
 def _fingerprint(model: Any) -> list[tuple[int, int]]:
-    """Where the weights lie and how often they were changed."""
+    """Address and version of every weight and buffer, to notice changes."""
     tensors = [*model.parameters(), *model.buffers()]
     return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]

@@ -1,4 +1,4 @@
-"""What transformers prepares for decoding, in our words, or a typed error."""
+"""Translates transformers' settings for decoding into forerun's, or raises a typed error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.errors import ConfigError
 from forerun.params import TokenMask
 
 _WITHOUT = "leave it out, or call generate without custom_generate"
-# What transformers' processors are in our words, in the order in which ours are applied.
+# Transformers' processors: our sampling parameter and their attribute, in the order of application.
 _WARPERS = {
     "RepetitionPenaltyLogitsProcessor": ("repetition_penalty", "penalty"),
     "TemperatureLogitsWarper": ("temperature", "temperature"),
@@ -21,7 +21,7 @@ _WARPERS = {
     "TopPLogitsWarper": ("top_p", "top_p"),
     "MinPLogitsWarper": ("min_p", "min_p"),
 }
-# Those that do nothing but rule tokens out.
+# Processors that only rule tokens out.
 _MASKS = frozenset(
     {
         *("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor"),
@@ -30,7 +30,7 @@ _MASKS = frozenset(
         *("ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor"),
     }
 )
-# Those that change no probability.
+# Processors that change no probability.
 _NEUTRAL = frozenset({"LogitNormalization", "InfNanRemoveLogitsProcessor"})
 _MODES = ("greedy_search", "sample", "assisted_generation")
 _OTHER_INPUTS = ("inputs_embeds", "pixel_values", "input_features", "encoder_outputs")
@@ -40,7 +40,7 @@ _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidde
 def refuse_unknown(
     settings: Any, synced_gpus: bool, streamer: Any, rows: int, model_kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuse what would be ignored otherwise."""
+    """Raise a ConfigError for settings and arguments that forerun would otherwise ignore."""
     mode = str(settings.get_generation_mode().value)
     if mode not in _MODES or settings.guidance_scale not in (None, 1):
         kind = mode if mode not in _MODES else "guidance"
@@ -71,7 +71,7 @@ def refuse_unknown(
 def ends_of(
     settings: Any, stopping_criteria: Iterable[Any], length: int
 ) -> tuple[int, tuple[int, ...], list[Any]]:
-    """New tokens at most, tokens that end a text, and criteria to call after each token."""
+    """Maximum number of new tokens, tokens that end a text, and criteria to call after each token."""
     limit, ends, criteria = settings.max_length, [], []
     for criterion in stopping_criteria:
         kind = type(criterion).__name__
@@ -89,13 +89,13 @@ def ends_of(
 def sampling_of(
     settings: Any, processors: Sequence[Any], rows: int
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Processors of transformers as sampling parameters, and those that only rule tokens out.
+    """Sampling parameters for transformers' processors, and the processors that only rule tokens out.
 
     Args:
-        rows: of the batch.
+        rows: rows of the batch.
 
     Raises:
-        ConfigError: for one that has no counterpart.
+        ConfigError: for a processor without a counterpart in forerun.
     """
     found: dict[str, Any] = {} if settings.do_sample else {"temperature": 0.0}
     masks, order, names = [], -1, list(_WARPERS)
@@ -106,7 +106,7 @@ def sampling_of(
         elif kind in _WARPERS:
             option, attribute = _WARPERS[kind]
             place = names.index(kind)
-            # A tensor holds the lengths of padding, which requests are without.
+            # A tensor holds the lengths of padding, and requests have no padding.
             ignores = isinstance(getattr(processor, "prompt_ignore_length", None), int)
             if place <= order or ignores:
                 raise ConfigError(
@@ -128,12 +128,12 @@ def mask_of(
     size: int,
     device: torch.device,
 ) -> TokenMask:
-    """The tokens that some processors leave.
+    """A token mask of the tokens that the processors leave.
 
     Args:
-        padded, prompt: the prompt as they expect it, and as a request has it.
-        size: of the vocabulary.
-        device: where they work.
+        padded, prompt: the prompt with padding, as the processors expect it, and without.
+        size: vocabulary size.
+        device: device that the processors run on.
     """
 
     def mask(committed: Sequence[int], drafted: Sequence[int]) -> Tensor:
@@ -148,7 +148,7 @@ def mask_of(
 
 
 def pad_token(settings: Any, ends: tuple[int, ...]) -> int:
-    """What fills the rows that end before the longest."""
+    """Token id that fills the rows shorter than the longest."""
     prepared = getattr(settings, "_pad_token_tensor", None)
     pad = settings.pad_token_id if prepared is None else int(prepared)
     return int(pad if pad is not None else (*ends, 0)[0])

@@ -1,4 +1,4 @@
-"""Watches speculation from outside, in any loop: what it accepts, what it costs, whether it pays."""
+"""Measures speculation in any decoding loop: acceptance, cost, and whether it pays."""
 
 from forerun.monitor.evidence import Decision
 from forerun.monitor.monitor import Monitor

@@ -1,4 +1,4 @@
-"""Whether speculation pays, with the confidence that a decision needs."""
+"""Decides whether speculation pays, from recorded rounds and their standard errors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import NamedTuple
 from forerun.monitor.snapshot import Round
 from forerun.theory.rules_of_thumb import ACCEPTANCE, rule_for
 
-# Rounds that drafted, and plain tokens of each request, before anything is decided.
+# Minimum evidence for a decision: rounds that drafted, and plain tokens of each request.
 LEAST_ROUNDS, LEAST_PLAIN_TOKENS = 30, 8
-# Standard errors between a mean and the bound that decides. A bound that is asked for again every round
-# needs to be far: one in a thousand, and not one in twenty.
+# Half-width of the confidence interval in standard errors. The test is repeated every round, so its
+# error rate must be about one in a thousand, not one in twenty.
 WIDTH = 3.0
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to stop speculating, and why; true where it should stop."""
+    """A decision on speculation with its reason; true if speculation should stop."""
 
     disable: bool
     reason: str
@@ -30,14 +30,14 @@ class Decision:
 
 
 class Estimate(NamedTuple):
-    """A ratio of sums, and its variance."""
+    """A ratio of two sums, and its variance."""
 
     value: float
     variance: float
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Estimate | None:
-        """Sum of the first / sum of the second; None where the second sum to zero."""
+        """Sum of the first values / sum of the second values; None if the second sum is zero."""
         over, count = sum(second for _, second in pairs), len(pairs)
         if not over:
             return None
@@ -47,10 +47,10 @@ class Estimate(NamedTuple):
 
 
 def plain_estimates(samples: Mapping[int, Iterable[tuple[float, int]]]) -> dict[int, Estimate]:
-    """Seconds of a plain token by the requests in a round, where enough tokens were timed.
+    """Seconds per plain token by number of requests in a round, where enough tokens were timed.
 
     Args:
-        samples: (seconds, tokens of all requests) by the requests in a round.
+        samples: (seconds, tokens of all requests) by number of requests in a round.
     """
     made = {}
     for size, pairs in samples.items():
@@ -65,7 +65,7 @@ def plain_estimates(samples: Mapping[int, Iterable[tuple[float, int]]]) -> dict[
 def decide(
     rounds: Iterable[Round], plain: Mapping[int, Estimate], break_even: float | None
 ) -> Decision:
-    """Whether these rounds say, beyond chance, that speculation loses."""
+    """Decide whether speculation loses in these rounds, beyond chance."""
     drafting = [done for done in rounds if done.drafted]
     if len(drafting) < LEAST_ROUNDS:
         count = f"{len(drafting)} of the newest rounds drafted"
@@ -78,10 +78,10 @@ def decide(
 
 
 def _by_time(rounds: Sequence[Round], plain: Mapping[int, Estimate]) -> Decision:
-    """Whether the rounds took longer than plain decoding of their tokens.
+    """Decide by time: the rounds against plain decoding of their tokens.
 
-    The sum of what each round saved is compared, and no mean of ratios: a single round of an hour then
-    widens the bound by more than it moves the sum, and decides nothing.
+    The test is on the sum of the seconds saved by round, not on a mean of ratios. A single round of an
+    hour then widens the interval by more than it moves the sum, and decides nothing.
     """
     saved, tokens = [], defaultdict[int, int](int)
     for done in rounds:
@@ -103,11 +103,11 @@ def _by_time(rounds: Sequence[Round], plain: Mapping[int, Estimate]) -> Decision
 
 
 def _by_acceptance(rounds: Sequence[Round], break_even: float | None) -> Decision:
-    """Whether too few of the tested tokens are accepted."""
+    """Decide by acceptance: the share of the tested tokens against the break-even."""
     estimate = Estimate.of([(done.accepted, done.tested) for done in rounds])
     if estimate is None:
         return Decision(False, "undecided: no drafted token was tested.")
-    # Without a break-even of its own: below the first rule's end drafts hurt, by rule of thumb.
+    # The default break-even is the end of the first rule of thumb: below it, drafts hurt.
     limit = ACCEPTANCE[0].high if break_even is None else break_even
     margin = WIDTH * math.sqrt(estimate.variance)
     low, high = max(0.0, estimate.value - margin), min(1.0, estimate.value + margin)

@@ -1,4 +1,4 @@
-"""Prometheus' text format (0.0.4) of what a monitor has counted."""
+"""Formats a monitor's counts in Prometheus' text format (0.0.4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PREFIX, _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*"), re.compile(r"(?!__)[a-z
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric with one sample, or with one for each position of a draft. Counters only rise."""
+    """A metric with one sample, or one sample for each position of a draft. Counters only rise."""
 
     name: str
     text: str
@@ -27,7 +27,7 @@ class Metric:
 def exposition(
     run: Snapshot, newest: Snapshot, disable: bool, prefix: str, labels: Mapping[str, str]
 ) -> str:
-    """All metrics as text; those that are not known yet are left out.
+    """All metrics as text, without those that are not known yet.
 
     Raises:
         ConfigError: for a prefix or labels that Prometheus does not allow.

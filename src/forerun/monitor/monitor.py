@@ -1,4 +1,4 @@
-"""The monitor: rounds go in from any loop, figures and a decision come out."""
+"""The monitor: records rounds from any loop, and returns statistics and a decision."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ MOST_ROUNDS, MOST_TOKENS = 1 << 20, 1 << 16
 
 
 class Monitor:
-    """Watches speculation in forerun's engine or in any other loop, and says when it does not pay.
+    """Monitors speculation in forerun's engine or any other loop, and says when it does not pay.
 
     Call `record_round` after each round, with times where they are known, and `record_plain` with the
-    time of some plain decoding to compare with. Threads may share a monitor. Figures are those of the
-    run, or of the window with the newest rounds.
+    time of some plain decoding to compare with. Threads may share a monitor. Statistics are over the
+    whole run, or over a window of the newest rounds.
 
     Args:
-        window: rounds that decisions and the newest figures are taken over.
-        break_even: the share of the *tested* tokens that must be accepted for drafts to pay, where it is
-            known; it then decides alone. None decides by the measured times, and without them by the
-            literature's 0.30.
+        window: number of newest rounds that decisions and the window's statistics are taken over.
+        break_even: share of the *tested* tokens that must be accepted for drafts to pay. If given, it
+            alone decides. None decides by the measured times, and without them by the literature's
+            0.30.
 
     Raises:
-        ConfigError: for a value out of range, here and wherever numbers are recorded.
+        ConfigError: for a value out of range, here and in the methods that record numbers.
     """
 
     def __init__(self, window: int = 100, break_even: float | None = None) -> None:
@@ -64,23 +64,23 @@ class Monitor:
         verify_seconds: float | None = None,
         seconds: float | None = None,
     ) -> None:
-        """Count one round: of one request, or of a batch with a number for each request.
+        """Record a round of one request, or of a batch with a number for each request.
 
-        A round that drafted nothing is a plain one, and its time what others are compared with. A time
-        that is NaN, infinite or negative (a clock that jumped) is a gap: the round counts, as untimed.
+        A round that drafted nothing is a plain round, and its time is what others are compared with.
+        A round with a time that is NaN, infinite or negative (a clock that jumped) counts as untimed.
 
         Args:
-            draft_tokens: proposed; zero for a request that decoded plainly.
-            accepted_tokens: of them, how many were emitted.
-            emitted_tokens: all that were emitted; one more than accepted where it is left out.
-            draft_depth: the longest path of a tree; left out, the draft is a chain.
-            draft_seconds: that drafting took.
-            target_seconds: that the target's forward pass took.
-            verify_seconds: that acceptance took; with the forward pass, where that was not timed apart.
-            seconds: that the whole round took; left out, the sum of the stages.
+            draft_tokens: proposed tokens; zero for a request that decoded plainly.
+            accepted_tokens: proposed tokens that were emitted.
+            emitted_tokens: all tokens that were emitted. Default: accepted tokens plus one.
+            draft_depth: the longest path of a tree. Default: the draft is a chain.
+            draft_seconds: time of drafting.
+            target_seconds: time of the target's forward pass.
+            verify_seconds: time of acceptance, including the forward pass if that was not timed apart.
+            seconds: time of the whole round. Default: the sum of the stages.
 
         Raises:
-            ConfigError: for counts that cannot be, such as more accepted than drafted tokens.
+            ConfigError: for impossible counts, such as more accepted than drafted tokens.
         """
         drafted = _counts("draft_tokens", draft_tokens)
         accepted = _counts("accepted_tokens", accepted_tokens)
@@ -99,12 +99,12 @@ class Monitor:
         self._add(Round.of(rows, draft, target, verify, whole))
 
     def record_plain(self, seconds: float, tokens: int = 1, requests: int = 1) -> None:
-        """Note the time of plain decoding, to compare with; it is no round of the run.
+        """Record a time of plain decoding to compare with; it does not count as a round.
 
         Args:
-            seconds: that it took, prompts apart. NaN, infinite and negative ones are ignored.
-            tokens: of each request.
-            requests: that were decoded at once; rounds of as many are compared with it.
+            seconds: time without prompts. NaN, infinite and negative times are ignored.
+            tokens: decoded tokens of each request.
+            requests: number of requests decoded at once; rounds of as many are compared with it.
         """
         number: float = check("seconds", seconds, float)
         length: int = check("tokens", tokens, int, ge=1)
@@ -114,34 +114,34 @@ class Monitor:
                 self._note_plain(size, number, length * size)
 
     def watch(self, engine: Engine) -> None:
-        """Record every round of an engine from now on, with its times; `engine.watch_times(None)`
-        ends that."""
+        """Record every round of an engine, with its times, until `engine.watch_times(None)`."""
         engine.watch_times(self._see)
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted / drafted tokens of the run; None where nothing was drafted."""
+        """Accepted / drafted tokens of the run; None if nothing was drafted."""
         with self._lock:
             return self._run.stats.acceptance_rate
 
     @property
     def tokens_per_round(self) -> float | None:
-        """Emitted tokens a round of the run, plain ones included; None before the first."""
+        """Emitted tokens per round of the run, plain rounds included; None before the first round."""
         with self._lock:
             return self._run.stats.tokens_per_target_forward
 
     def should_disable(self) -> Decision:
-        """Whether speculation should stop, and why. It is asked for evidence first: 30 rounds that
-        drafted, and a difference of three standard errors.
+        """Decide, with a reason, whether speculation should stop.
 
-        By time where plain decoding was timed: the newest rounds took longer than their tokens would
-        have taken plainly. Otherwise by the share of the tested tokens that was accepted.
+        A decision to stop needs 30 rounds that drafted, and a difference of three standard errors.
+        Where plain decoding was timed and no `break_even` is given, the newest rounds must have taken
+        longer than plain decoding of their tokens. Otherwise too small a share of the tested tokens
+        must have been accepted.
         """
         with self._lock:
             return decide(self._newest, plain_estimates(self._plain), self.break_even)
 
     def snapshot(self, *, window: bool = False) -> Snapshot:
-        """The sums and ratios of the run, or of the newest rounds: a copy."""
+        """A copy of the sums and ratios of the run, or of the newest rounds."""
         with self._lock:
             seconds = {size: known.value for size, known in plain_estimates(self._plain).items()}
             if window:
@@ -149,11 +149,11 @@ class Monitor:
             return self._run.copy(seconds)
 
     def log_line(self) -> str:
-        """The newest rounds on one line; seconds are those of a round."""
+        """Statistics of the newest rounds on one line; times are per round."""
         return self.snapshot(window=True).line()
 
     def as_dict(self) -> dict[str, Any]:
-        """Run, window and decision, ready for JSON."""
+        """Statistics of run and window, and the decision, ready for JSON."""
         decision = self.should_disable()
         return {
             "run": self.snapshot().as_dict(),
@@ -165,11 +165,11 @@ class Monitor:
     def prometheus(
         self, *, prefix: str = "forerun", labels: Mapping[str, str] | None = None
     ) -> str:
-        """The text that a Prometheus server scrapes, in the names that vLLM has.
+        """All metrics in Prometheus' text format, under vLLM's names.
 
         Args:
-            prefix: stands before each name and a colon; with `vllm`, vLLM's dashboards show it.
-            labels: of every sample, such as `{"model": "smollm2"}`.
+            prefix: stands before each name, with a colon; with `vllm`, vLLM's dashboards show it.
+            labels: labels of every sample, such as `{"model": "smollm2"}`.
 
         Raises:
             ConfigError: for names that Prometheus does not allow.
@@ -216,10 +216,10 @@ def _time(name: str, value: float | None) -> float | None:
 
 
 def _row(drafted: int, accepted: int, emitted: int, depth: int, reason: PlainReason) -> Row:
-    """One request's numbers.
+    """The numbers of one request in one round.
 
     Raises:
-        ConfigError: where they contradict each other.
+        ConfigError: for numbers that contradict each other.
     """
     given = f"{drafted} drafted, {accepted} accepted, {emitted} emitted tokens, depth {depth}"
     if not accepted <= min(drafted, depth, emitted):

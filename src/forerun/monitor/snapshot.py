@@ -1,4 +1,4 @@
-"""What a monitor has counted: rounds as they were recorded, and their sums."""
+"""Rounds as a monitor records them, and their sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.core import PlainReason, Stats
 
 
 class Row(NamedTuple):
-    """What a request did in one round; `depth` is that of its draft."""
+    """Token counts of one request in one round; `depth` is the depth of its draft."""
 
     drafted: int
     accepted: int
@@ -21,13 +21,13 @@ class Row(NamedTuple):
 
     @property
     def tested(self) -> int:
-        """Drafted tokens whose turn came: the accepted ones and the one rejected, if one was."""
+        """Number of drafted tokens that were tested: the accepted ones and the rejected one, if any."""
         rejected = self.accepted < self.depth and self.emitted > self.accepted
         return self.accepted + rejected
 
 
 class Round(NamedTuple):
-    """A round of a batch and its sums; seconds that are not known are None."""
+    """One round of a batch with its sums; times that are not known are None."""
 
     rows: tuple[Row, ...]
     drafted: int
@@ -48,7 +48,7 @@ class Round(NamedTuple):
         verify: float | None,
         seconds: float | None,
     ) -> Round:
-        """The round with the times that can be used; any gap leaves the whole untimed."""
+        """A round with its usable times; one unusable time leaves the whole round untimed."""
         drafted = sum(row.drafted for row in rows)
         stages = [value if usable(value) else None for value in (draft, target, verify)]
         gap = any(
@@ -64,21 +64,21 @@ class Round(NamedTuple):
 
 
 def usable(seconds: float | None) -> bool:
-    """Whether a time is known, and one that a clock can measure."""
+    """True if a time is known, finite and not negative."""
     return seconds is not None and math.isfinite(seconds) and seconds >= 0.0
 
 
 @dataclass
 class Snapshot:
-    """The sums of a run or of a window.
+    """Sums and ratios of the rounds of a run or window.
 
     Args:
-        stats: the counters and ratios that forerun's engine and the serving engines have.
-        num_tested_tokens_per_pos: drafted tokens by depth whose predecessors were all accepted.
-        num_untimed_rounds: rounds whose seconds are not known or were not usable.
-        timed_tokens: tokens of the timed rounds that drafted, by the requests in the round.
-        timed_seconds: the time of those rounds, likewise.
-        plain_seconds: of a plain token by the requests in a round, from the newest that were timed.
+        stats: counters and ratios under the names of forerun's engine and the serving engines.
+        num_tested_tokens_per_pos: drafted tokens, by depth, whose predecessors were all accepted.
+        num_untimed_rounds: rounds whose time is not known or not usable.
+        timed_tokens: tokens of the timed rounds that drafted, by number of requests in the round.
+        timed_seconds: seconds of the same rounds, by number of requests in the round.
+        plain_seconds: seconds per plain token by number of requests in a round, from the newest times.
     """
 
     stats: Stats = field(default_factory=Stats)
@@ -90,14 +90,14 @@ class Snapshot:
 
     @classmethod
     def of(cls, rounds: Iterable[Round], plain_seconds: Mapping[int, float]) -> Snapshot:
-        """The sums of these rounds."""
+        """A snapshot of the given rounds."""
         made = cls(plain_seconds=dict(plain_seconds))
         for done in rounds:
             made.add(done)
         return made
 
     def copy(self, plain_seconds: Mapping[int, float]) -> Snapshot:
-        """The same sums, beside these times of plain decoding."""
+        """A copy of the sums with other times of plain decoding."""
         return Snapshot(
             Stats.total([self.stats]),
             list(self.num_tested_tokens_per_pos),
@@ -128,26 +128,31 @@ class Snapshot:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted / tested tokens: the alpha of the formulas. Unlike `acceptance_rate` it does not
-        depend on how many tokens are drafted beyond the first rejection."""
+        """Accepted / tested tokens, the alpha of the formulas.
+
+        Unlike `acceptance_rate`, it does not depend on how many tokens are drafted beyond the first
+        rejection.
+        """
         tested = sum(self.num_tested_tokens_per_pos)
         return self.stats.num_accepted_tokens / tested if tested else None
 
     @property
     def acceptance_rate_per_pos(self) -> list[float]:
-        """The share of drafts of which at least k + 1 tokens were accepted."""
+        """Share of drafts with at least k + 1 accepted tokens, by position k."""
         return [n / self.stats.num_drafts for n in self.stats.num_accepted_tokens_per_pos]
 
     @property
     def conditional_acceptance_per_pos(self) -> list[float | None]:
-        """The share of tested tokens that were accepted, by depth; None where none was tested."""
+        """Share of the tested tokens that were accepted, by depth; None where none was tested."""
         accepted, tested = self.stats.num_accepted_tokens_per_pos, self.num_tested_tokens_per_pos
         return [a / t if t else None for a, t in zip(accepted, tested, strict=True)]
 
     @property
     def seconds_saved(self) -> float | None:
-        """What plain decoding would have taken for the tokens of the timed rounds that drafted, less
-        what those took; negative for a loss. None where no plain decoding was timed."""
+        """Seconds saved against plain decoding by the timed rounds that drafted; negative for a loss.
+
+        None if no plain decoding was timed.
+        """
         sizes = self._sizes
         if not sizes:
             return None
@@ -155,7 +160,7 @@ class Snapshot:
 
     @property
     def speedup(self) -> float | None:
-        """The same as a ratio: plain time / time of the rounds that drafted."""
+        """Plain decoding's time / time of the timed rounds that drafted; None if plain time is unknown."""
         spent = sum(self.timed_seconds[size] for size in self._sizes)
         return sum(map(self._plainly, self._sizes)) / spent if spent else None
 
@@ -180,7 +185,7 @@ class Snapshot:
         }
 
     def line(self) -> str:
-        """The figures on one line of a log; seconds are those of a round."""
+        """The statistics as one line of a log; times are per round."""
         stats = self.stats
         rounds = stats.num_target_forwards
         parts = [f"{rounds} rounds", f"{stats.num_drafts} drafted"]

@@ -1,4 +1,4 @@
-"""For authors of methods: proofs of a drafter or a rule, and small models to test with."""
+"""Tools for authors of methods: proofs of a drafter or a rule, and small models to test with."""
 
 from forerun.testing.drafter_check import check_drafter
 from forerun.testing.drafters import TreeDrafter

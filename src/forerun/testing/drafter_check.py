@@ -1,4 +1,4 @@
-"""`check_drafter`: a drafter proven by enumeration, in one line of a test suite."""
+"""`check_drafter`: proves a drafter exact by enumeration, in one line of a test suite."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ SAMPLERS = (
     SamplingParams(top_p=0.8, presence_penalty=0.5, repetition_penalty=1.3),
 )
 PROMPTS = ((1, 2, 0, 1, 2, 0, 1), (2, 1))
-# Whole sequences of an enumeration at most.
+# Most whole sequences of an enumeration.
 _MOST_SEQUENCES = 4096
 _SUM_TOLERANCE = 1e-6
 _SHAPE = Tree((-1, -1, 0))
-# The attributes of a drafter, by the contract.
+# The attributes of a drafter that the contract names.
 _DECLARED = (
     *("name", "exactness", "drawings", "draws_trees", "takes_trees"),
     *("reads_predictions", "shared_layers"),
@@ -68,24 +68,24 @@ def check_drafter(
 ) -> Enumeration:
     """Prove that a drafter's proposals leave the target's distribution as it is.
 
-    All its proposals are enumerated from outside, by running it with every number that it may draw,
-    so it needs no code for this. Whole sequences are then compared with the target's distribution
-    under the token rule, drawn ones under traversal too and drawn chains under the block rule; and an
-    engine must emit plain decoding's tokens, greedily and by seed, in a ragged batch, without drawing
-    a number twice. A drafter that proposes nothing before it has observed verifications is enumerated
-    after those.
+    All proposals are enumerated from outside, by running the drafter with every number that it may
+    draw, so it needs no code for this. Whole sequences are then compared with the target's
+    distribution: under the token rule, for drawn drafts under traversal too, and for drawn chains
+    under the block rule. In an engine with a ragged batch, the drafter must also lead to plain
+    decoding's tokens, greedily and by seed, and must not draw a number twice. A drafter that proposes
+    nothing before it has observed verifications is enumerated after them.
 
     Args:
-        drafter: with two rows, over the target's vocabulary.
-        target: with a handful of tokens.
-        num_tokens: drafted tokens; distributions are over sequences that are one longer.
-        prompts: to draft after.
-        samplers: how to draw.
-        hints: of every request, such as token ids of a predicted output.
+        drafter: a drafter with two rows, over the target's vocabulary.
+        target: a toy model with a handful of tokens.
+        num_tokens: drafted tokens; distributions are over sequences one token longer.
+        prompts: prompts to draft after, as token ids.
+        samplers: sampling parameters to draft with; greedy decoding is always checked too.
+        hints: hints of every request, such as token ids of a predicted output.
 
     Raises:
-        ExactnessError: for an invalid draft, a number drawn twice, a distribution that changes.
-        ConfigError: where target and drafter do not fit, or the vocabulary is too large.
+        ExactnessError: for an invalid draft, a number drawn twice, or a changed distribution.
+        ConfigError: for a target and drafter that do not match, or a vocabulary that is too large.
     """
     _check_arguments(drafter, target, num_tokens, prompts, samplers)
     check_compatible(drafter, target, SpeculativeConfig(), 1)
@@ -136,7 +136,7 @@ def _check_arguments(
 
 @dataclass(frozen=True)
 class _Setting:
-    """A request and a plan for a drafter."""
+    """A drafter, its target, and the request and plan that it drafts for."""
 
     drafter: Drafter
     target: ToyModel
@@ -156,7 +156,7 @@ class _Setting:
 
 
 def _plans(drafter: Drafter, num_tokens: int) -> Iterator[Plan]:
-    """A chain, and for drafters that grow trees two trees of three nodes, for every drawing."""
+    """Plans for every drawing: a chain and, for drafters that take trees, trees of three nodes."""
     for drawing in sorted(drafter.drawings - {Drawing.COUPLED}):
         yield Plan(num_tokens, drawing)
         if drafter.takes_trees:
@@ -166,9 +166,9 @@ def _plans(drafter: Drafter, num_tokens: int) -> Iterator[Plan]:
 
 
 def _enumerate(setting: _Setting) -> Enumeration:
-    """Compare one round, and plain decoding after it, with the target's own distribution."""
+    """Compare one round followed by plain decoding with the target's own distribution."""
     request, committed = setting.request(), len(setting.prompt) - 1
-    # As in an engine, all but the newest token has run, and trees have slots of their own.
+    # The cache holds all but the newest token, as in an engine. Trees have slots of their own.
     slots = setting.plan.num_tokens if setting.plan.is_chain else MOST_NODES
     cache = setting.target.new_cache(1, len(setting.prompt) + slots)
     layers, prompt = setting.drafter.hidden_layers, request.token_ids[:committed]
@@ -212,7 +212,7 @@ def _sign(draft: Draft) -> tuple[object, ...]:
 
 def _rules_for(drafts: Sequence[tuple[float, Draft]]) -> Iterator[DecisionRule]:
     yield TokenRule()
-    # A draft without nodes has no rows, and all rules take it.
+    # A draft without nodes has no rows; every rule takes it.
     if all(draft.probs is not None or not len(draft) for _, draft in drafts):
         yield TraversalRule()
         if all(draft.tree.is_chain for _, draft in drafts):
@@ -250,7 +250,7 @@ def _check_in_engine(
     hints: Hints,
     num_tokens: int,
 ) -> None:
-    """Compare greedy and seeded output with the plain loop; no key of the randomness occurs twice."""
+    """Compare greedy and seeded output with the plain loop, and refuse random keys drawn twice."""
     rows = min(2, drafter.rows or 2)
     for params in [*samplers, *(replace(sampler, temperature=0.0) for sampler in samplers)]:
         for rule, tree in itertools.product(
@@ -263,8 +263,8 @@ def _check_in_engine(
             if tree is not None:
                 config = replace(config, tree=tree, num_tree_nodes=len(_SHAPE))
             seeded = [replace(params, max_tokens=12, seed=seed) for seed in range(len(prompts))]
-            # Without a name here: a drafter may serve one engine at a time, and this one must be gone
-            # before the next is built.
+            # A drafter serves one engine at a time. Without a name, the engine is freed before the
+            # next one is built.
             _compare_with_plain(
                 Engine(
                     target, drafter, config, max_batch_size=rows, randomness=Randomness(keys.append)

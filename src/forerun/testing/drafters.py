@@ -1,4 +1,4 @@
-"""A drafter of trees from a toy model: drawn with or without replacement, or the most likely."""
+"""A drafter that grows trees from a toy model: drawn with or without replacement, or greedily."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from forerun.trees.growth import ShapeGrowth
 
 
 class TreeDrafter(BaseDrafter):
-    """Every node of depth d gets `branching[d]` children, drawn in order, whatever tree is planned.
+    """A drafter that gives every node of depth d `branching[d]` children, whatever tree is planned.
 
     Args:
-        model: that gives the rows of the children.
+        model: the toy model that the children are drawn from.
         branching: children of a node by depth; the plan's number of tokens bounds the depth.
-        replacement: whether a sibling may repeat the token of an earlier one.
+        replacement: True if a sibling may repeat the token of an earlier one.
     """
 
     name = "tree"

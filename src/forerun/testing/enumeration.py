@@ -1,7 +1,7 @@
-"""The exact distribution of what a rule emits: every draft, and every branch of its tests.
+"""The exact distribution of a rule's output, over every draft and every branch of the rule's tests.
 
 Distributions are over whole sequences: the accepted path, the emitted token, then plain decoding up
-to a common length, so that the effect of a rule on later rounds counts too.
+to a common length. So the effect of a rule on later rounds counts too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Row = NDArray[np.float64]
 Distribution = dict[tuple[int, ...], float]
 Outcomes = Iterable[tuple[float, tuple[int, ...]]]
 Emit = Callable[[Draft, Tensor], Outcomes]
-"""The outcomes of a draft and the target's rows: emitted tokens, with their probabilities."""
+"""Function from a draft and the target's rows to all outcomes: emitted tokens and probability."""
 
 
 class Rows(Protocol):
-    """A language model as its rows: a distribution after every prefix."""
+    """A language model given by its rows: a distribution after every prefix."""
 
     vocab_size: int
 
@@ -39,7 +39,7 @@ class Rows(Protocol):
 
 
 class RandomRows:
-    """A random row for every prefix; a share of the entries is zero, as after top-k and masks."""
+    """Random rows for every prefix; a share of the entries is zero, as after top-k and masks."""
 
     def __init__(self, vocab_size: int, seed: int, zeros: float = 0.3) -> None:
         self.vocab_size, self.seed, self.zeros = vocab_size, seed, zeros
@@ -81,7 +81,7 @@ def target_distribution(rows: Rows, length: int) -> Distribution:
 
 
 def target_rows(rows: Rows, draft: Draft) -> Tensor:
-    """The target's rows for this draft, float64 [n + 1, V]."""
+    """The target's rows for a draft of n nodes, float64 [n + 1, V]."""
     nodes = range(-1, len(draft))
     return torch.tensor(np.array([rows.row(tuple(draft.tokens_to(node))) for node in nodes]))
 
@@ -89,12 +89,12 @@ def target_rows(rows: Rows, draft: Draft) -> Tensor:
 def drawn_drafts(
     rows: Rows, parents: tuple[int, ...], replacement: bool = False
 ) -> Iterator[tuple[float, Draft]]:
-    """Every draft that can be drawn over this tree, with its probability and its rows.
+    """Every draft that can be drawn over a tree, with its probability and its rows.
 
     Args:
-        rows: that the nodes are drawn from.
-        parents: the tree.
-        replacement: whether a sibling may repeat an earlier one's token.
+        rows: distributions that the nodes are drawn from.
+        parents: parent of each node of the tree.
+        replacement: True if a sibling may repeat the token of an earlier one.
     """
 
     def grow(
@@ -109,7 +109,7 @@ def drawn_drafts(
         if not replacement:
             row[[tokens[sibling] for sibling in partial.tree.children(parents[node])]] = 0.0
         if row.sum() <= 0:
-            return  # No token is left: such a drafter would propose a smaller tree.
+            return  # No token is left, so a drafter would propose a smaller tree.
         row = row / row.sum()
         for token in np.flatnonzero(row):
             yield from grow((*tokens, int(token)), [*drawn, row], probability * row[token])
@@ -119,7 +119,7 @@ def drawn_drafts(
 
 
 def by_decision(decide: Callable[[Draft, Tensor], Decision]) -> Emit:
-    """The outcomes of a draft over every branch of the tests of its decision."""
+    """An `Emit` that enumerates every branch of a decision's tests."""
 
     def emit(draft: Draft, probs: Tensor) -> Outcomes:
         decision = decide(draft, probs)
@@ -135,7 +135,7 @@ def by_decision(decide: Callable[[Draft, Tensor], Decision]) -> Emit:
 
 
 def ends_of(decision: Decision, num_nodes: int) -> Row:
-    """The probability that the walk ends at each node, the last committed token first, [n + 1]."""
+    """Probability that the walk ends at each node, [n + 1], starting with the last committed token."""
     return end_probabilities(
         decision.accept.double().cpu().numpy(),
         decision.on_accept,
@@ -148,7 +148,7 @@ def ends_of(decision: Decision, num_nodes: int) -> Row:
 def emitted_distribution(
     emit: Emit, target: Rows, drafts: Iterable[tuple[float, Draft]], length: int
 ) -> Distribution:
-    """The distribution of sequences of `length` tokens: one round, then plain decoding."""
+    """The distribution of sequences of `length` tokens from one round and then plain decoding."""
     distribution: Distribution = defaultdict(float)
 
     def complete(emitted: tuple[int, ...], weight: float) -> None:
@@ -167,7 +167,7 @@ def emitted_distribution(
 
 
 def deviation(distribution: Distribution, truth: Distribution) -> float:
-    """The largest difference of a probability; infinite where one is NaN."""
+    """The largest difference between two probabilities of a sequence; infinite if one is NaN."""
     sequences = {*distribution, *truth}
     differences = [abs(distribution.get(key, 0.0) - truth.get(key, 0.0)) for key in sequences]
     return float(np.nan_to_num(differences, nan=np.inf).max())

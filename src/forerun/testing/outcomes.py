@@ -1,10 +1,10 @@
-"""All outcomes of code that draws with uniforms, with their probabilities, found by running it.
+"""Finds all outcomes, with probabilities, of code that draws uniform numbers, by running it.
 
-The code is run many times with chosen numbers. Between two numbers that lead to different results
-lies an edge, which bisection locates to the last bits. The distribution is exact up to rounding for
-code that compares each number with thresholds, as inverting a cumulative distribution and testing
-with a probability do. Two edges within one step of the first grid go undetected where the results
-on both sides of them are the same.
+The code is run many times with chosen numbers. Between two numbers with different results lies an
+edge, which bisection locates to the last bits. The distribution is exact up to rounding for code that
+compares each number with thresholds, as in inverting a cumulative distribution or testing with a
+probability. Two edges within one step of the first grid are missed if the results on both sides of
+them are equal.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ T = TypeVar("T")
 Run = Callable[[Randomness], T]
 Sign = Callable[[T], Hashable]
 
-# Points of the unit interval that are tried first; edges between two that agree are missed.
+# Number of points of the unit interval tried first; edges between two points that agree are missed.
 _GRID = 16
-# Edges are located to this width, in as many trials as it has bits.
+# Width to which edges are located, by one trial per bit.
 _WIDTH = 2.0**-46
-# Values of the numbers that are not chosen yet: two, so that no coincidence hides an edge.
+# Values of numbers not chosen yet. There are two, so that no coincidence hides an edge.
 _FILLERS = (0.5, 0.137)
 
 
 class NoiseError(ConfigError):
-    """The code to be enumerated draws with the noise of a seed."""
+    """Raised if the enumerated code draws with the noise of a seed."""
 
 
 class Replay(Randomness):
-    """Returns the chosen numbers for new keys in their order, then a filler."""
+    """Randomness that returns the chosen numbers for new keys in order, and then a filler."""
 
     def __init__(self, chosen: tuple[float, ...], filler: float) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Replay(Randomness):
 
 
 def outcomes(run: Run[T], sign: Sign[T]) -> list[tuple[float, T]]:
-    """Every result of `run` with its probability; equal results of different draws are separate.
+    """Every result of `run` with its probability; equal results of different draws stay separate.
 
     Args:
         run: a pure function of its random numbers.
-        sign: distinguishes results.
+        sign: hashable value of a result, which tells results apart.
 
     Raises:
-        NoiseError: where `run` draws noise.
+        NoiseError: if `run` draws noise.
     """
     return list(_explore(run, sign, (), 1.0))
 
@@ -82,7 +82,7 @@ def _explore(
 
 
 def _signature(run: Run[T], sign: Sign[T], chosen: tuple[float, ...]) -> Hashable:
-    """The keys drawn and the result, with either filler in place of later numbers."""
+    """The keys drawn and the result, for each filler in place of later numbers."""
     seen: list[Hashable] = []
     for filler in _FILLERS:
         replay = Replay(chosen, filler)

@@ -1,4 +1,4 @@
-"""A language model of a few random tables, in float64: fast, exact and easy to enumerate."""
+"""A language model made of a few random tables in float64: fast, exact and easy to enumerate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.kv_cache import check_length, check_path, check_row, held_before
 
 
 class ToyCache:
-    """Remembers the token ids of each row, which is all that a toy model attends to."""
+    """A cache of the token ids of each row, which are all that a toy model attends to."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         if rows < 1 or capacity < 1:
@@ -45,17 +45,17 @@ class ToyCache:
 
 
 class ToyModel:
-    """Logits are a sum of random tables of the last `order` tokens that a token sees.
+    """A model whose logits are a sum of random tables of the last `order` tokens in view.
 
-    Two models with the same `seed` and different `noise` agree more the smaller the noise is.
+    Two models with the same `seed` agree more, the smaller their `noise` is.
 
     Args:
-        vocab_size: tokens.
-        order: how many tokens back the logits look.
-        seed: of the tables.
-        noise: standard deviation of what is added to every table entry.
-        noise_seed: of the noise.
-        sharpness: standard deviation of the logits before noise, roughly.
+        vocab_size: number of tokens.
+        order: number of previous tokens that the logits depend on.
+        seed: seed of the tables.
+        noise: standard deviation of the noise added to every table entry.
+        noise_seed: seed of the noise.
+        sharpness: approximate standard deviation of the logits before noise.
     """
 
     num_layers = 1
@@ -89,7 +89,7 @@ class ToyModel:
         return f"{type(self).__name__}({self.vocab_size})"
 
     def bytes_read(self, context: int, layers: int, view: View | None = None) -> float:
-        """As much for a token of the text as for the tables of a layer."""
+        """Units read by `layers` layers: one for a layer's tables and one for each token in view."""
         return float(layers * (1 + (context if view is None else view.tokens(context))))
 
     def new_cache(self, rows: int, capacity: int) -> ToyCache:
@@ -103,7 +103,7 @@ class ToyModel:
         return logits
 
     def forward(self, batch: Batch, cache: ToyCache) -> ForwardOutput:
-        """See `forerun.contracts.CausalLM.forward`. There are no layers to run apart.
+        """Logits as in `forerun.contracts.CausalLM.forward`, without runs of single layers.
 
         Raises:
             UnsupportedModelError: for partial runs.
@@ -125,7 +125,7 @@ class ToyModel:
         held_before(batch, cache, layers)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """There are no hidden states.
+        """Refuse, because a toy model has no hidden states.
 
         Raises:
             UnsupportedModelError: always.
@@ -133,7 +133,7 @@ class ToyModel:
         raise UnsupportedModelError(f"{self.name} has no embedding to run apart.")
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """There are no layers, so no norm above them.
+        """Refuse, because a toy model has no layers and no norm above them.
 
         Raises:
             UnsupportedModelError: always.
@@ -144,7 +144,7 @@ class ToyModel:
 
 
 def append(batch: Batch, index: int, held: list[int]) -> Iterator[list[int]]:
-    """Append the new tokens of a row of a batch to those it holds; what each of them sees."""
+    """Append a row's new tokens to those it holds, and yield the token ids that each new one sees."""
     tree = None if batch.trees is None else batch.trees[index]
     held.extend(batch.token_ids[index])
     count = batch.counts[index]
@@ -161,7 +161,7 @@ def append(batch: Batch, index: int, held: list[int]) -> Iterator[list[int]]:
 
 
 def wanted_logits(batch: Batch, logits: Tensor) -> Tensor | None:
-    """Of the logits [B, n, V] of all tokens, those that a batch asks for."""
+    """The logits that a batch asks for, out of those of all its tokens [B, n, V]."""
     if batch.logits_for == "none":
         return None
     if batch.logits_for == "all":

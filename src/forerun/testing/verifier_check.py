@@ -1,4 +1,4 @@
-"""`check_verifier`: a rule proven by enumeration, in one line of a test suite."""
+"""`check_verifier`: proves a rule exact by enumeration, in one line of a test suite."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from forerun.testing.outcomes import NoiseError, outcomes
 from forerun.verification import verify_one
 from forerun.verification.decision import DecisionRule
 
-# In float64, over distributions of a few hundred sequences.
+# Largest deviation due to rounding, in float64 over distributions of a few hundred sequences.
 BOUND = 1e-12
 CHAINS = ((-1,), (-1, 0), (-1, 0, 1))
 TREES = ((-1, -1), (-1, -1, 0, 0), (-1, -1, -1, 1), (-1, 0, 0, -1), (-1, -1, 0, 1, 1))
 _SMALL = ((-1,), (-1, 0), (-1, -1))
-# Nodes and tokens together of the cases for a rule without a `decide`.
+# Most nodes plus tokens in the cases for a rule without `decide`.
 _LARGEST_FROM_OUTSIDE = 6
 # Seeds per case for a rule that draws by noise.
 _SEEDS = 40
@@ -43,13 +43,13 @@ _SEEDS = 40
 
 @dataclass(frozen=True)
 class Case:
-    """Drafts of one tree against one target.
+    """A case to enumerate: drafts over one tree, against one target.
 
     Args:
         kind: `chain`, `tree`, `tree, replacement`, or `point masses`.
         target: the rows of the target.
-        drafts: with their probabilities.
-        length: of the sequences whose distribution is compared.
+        drafts: pairs of probability and draft.
+        length: length of the sequences whose distribution is compared.
     """
 
     kind: str
@@ -66,17 +66,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Enumeration:
-    """The result of an enumeration.
+    """Result of an enumeration.
 
     Args:
         cases: number of distributions compared.
-        sequences: whole sequences over all cases.
-        seeds: compared with plain decoding, for rules that draw by noise and have no distribution
-            to enumerate; they count as sequences too.
-        largest_deviation: of a probability, or the number of tokens per seed that differ from plain
-            decoding's; 0.0 without cases.
-        kinds: of the drafts.
-        worst: the case of the largest deviation.
+        sequences: number of whole sequences over all cases.
+        seeds: number of seeds compared with plain decoding, for rules that draw by noise and have no
+            distribution to enumerate. They count as sequences too.
+        largest_deviation: largest deviation of a probability, or number of tokens per seed that differ
+            from plain decoding's; 0.0 without cases.
+        kinds: kinds of the drafts.
+        worst: name of the case with the largest deviation.
     """
 
     cases: int = 0
@@ -104,13 +104,13 @@ def check_verifier(
     """Prove that a rule leaves the target's distribution as it is, over every outcome.
 
     Args:
-        rule: to be checked.
-        cases: to enumerate; None for all chains and trees of `default_cases`.
-        bound: the largest deviation of a probability that rounding explains.
+        rule: rule to check.
+        cases: cases to enumerate; None for all chains and trees of `default_cases`.
+        bound: largest deviation of a probability that counts as rounding.
 
     Raises:
-        ExactnessError: naming the case that deviates most, when the rule refuses all cases, or
-            returns anything but a path and one token after it.
+        ExactnessError: if the distribution changes (the message names the worst case), if the rule
+            refuses all cases, or if it returns anything but a path and one token after it.
         ConfigError: for an object that is not a rule, or an empty list of cases.
     """
     if not callable(getattr(rule, "verify", None)) or not hasattr(rule, "name"):
@@ -130,13 +130,13 @@ def check_verifier(
 
 
 def enumerate_rule(rule: Verifier, cases: Iterable[Case]) -> Enumeration:
-    """Compare what a rule emits with the target's own distribution, over all cases that it takes.
+    """Compare a rule's output with the target's own distribution, over all cases that the rule takes.
 
-    A `DecisionRule` is enumerated through its `decide`, and on the smallest trees from outside as
-    well, which proves that its walk follows the decision. Any other rule is enumerated from outside
-    only, on the smaller trees, because that takes some fifty runs per edge. A rule that draws by the
-    noise of a seed must emit plain decoding's tokens. Cases that the rule refuses with a ConfigError
-    are left out.
+    A `DecisionRule` is enumerated through its `decide`. On the smallest trees it is enumerated from
+    outside as well, which proves that its walk follows the decision. Any other rule is enumerated from
+    outside only, on the smaller trees, because that takes some fifty runs per edge. A rule that draws
+    by the noise of a seed must emit plain decoding's tokens. Cases that the rule refuses with a
+    ConfigError are left out.
     """
     total = Enumeration()
     for case in cases:
@@ -152,7 +152,7 @@ def enumerate_rule(rule: Verifier, cases: Iterable[Case]) -> Enumeration:
 
 
 def compare(emit: Emit, case: Case) -> Enumeration:
-    """The deviation of what is emitted from the target's own distribution."""
+    """Compare the emitted distribution of a case with the target's own."""
     truth = target_distribution(case.target, case.length)
     emitted = emitted_distribution(emit, case.target, case.drafts, case.length)
     return Enumeration(1, len(truth), 0, deviation(emitted, truth), (case.kind,), str(case))
@@ -177,7 +177,7 @@ def _compare_with_plain(rule: Verifier, case: Case) -> Enumeration:
 
 
 def from_outside(rule: Verifier) -> Emit:
-    """The outcomes of a rule over every number that it may draw."""
+    """An `Emit` that runs a rule with every number that it may draw."""
 
     def emit(draft: Draft, probs: torch.Tensor) -> Outcomes:
         request = Request(0, [0], 1, SamplingParams(), seed=0)
@@ -193,7 +193,7 @@ def from_outside(rule: Verifier) -> Emit:
 
 
 def _check_verdict(rule: Verifier, draft: Draft, verdict: Verdict) -> None:
-    """Check that a verdict is a path from the root and one token after it: caches keep the path."""
+    """Check that a verdict is a path from the root, which caches keep, and one token after it."""
     end = verdict.path[-1] if verdict.path else -1
     is_path = end < len(draft) and list(verdict.path) == draft.tree.path_to(end)
     if not is_path or list(verdict.token_ids[: len(verdict.path)]) != draft.tokens_to(end):
@@ -209,7 +209,7 @@ def _check_verdict(rule: Verifier, draft: Draft, verdict: Verdict) -> None:
 
 
 def default_cases(vocab_sizes: Sequence[int] = (3, 4)) -> Iterator[Case]:
-    """Random rows with and without zeros; chains and trees, drawn or point masses."""
+    """Cases over random rows with and without zeros: chains and trees, drawn or point masses."""
     for vocab_size in vocab_sizes:
         for shape in (*CHAINS, *TREES):
             is_large = len(shape) > 3 and vocab_size > 3
