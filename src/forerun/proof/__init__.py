@@ -1,1 +1,1 @@
-"""`forerun prove`: exactness by enumeration, by statistics, and by equality with plain decoding."""
+"""`forerun prove`: exactness by enumeration, by statistical tests, and by equality with plain decoding."""

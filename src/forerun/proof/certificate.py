@@ -10,7 +10,7 @@ from forerun.proof.summary import sections, verdict
 
 
 def certificate(content: dict[str, Any]) -> str:
-    """The document for the object of `forerun prove --json`."""
+    """The Markdown document for the JSON object of `forerun prove --json`."""
     return "\n\n".join(_blocks(content)) + "\n"
 
 

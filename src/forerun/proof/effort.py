@@ -1,4 +1,4 @@
-"""How much work a proof does."""
+"""Options for the amount of work that a proof does."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forerun.options import known, options
 
 PARTS = ("enumeration", "statistics", "equality")
 Part = Annotated[str, known("part", lambda: PARTS)]
-# Of the command line: outputs at once, and the tokens that are used of a prompt.
+# Defaults of the command line: outputs decoded at once, and tokens used of each prompt.
 DEFAULT_BATCH = 32
 DEFAULT_PROMPT_TOKENS = 64
 
 
 @options
 class Effort:
-    """How much work a proof does.
+    """The amount of work that a proof does.
 
     Raises:
         ConfigError: for a value out of range, or without parts.

@@ -1,4 +1,4 @@
-"""Exactness by enumeration: the rules that ship, and the sampler, on small vocabularies."""
+"""Exactness by enumeration, of the shipped rules and the sampler on small vocabularies."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _PROMPT = [1, 2, 0]
 
 @dataclass(frozen=True)
 class RuleEnumeration:
-    """The enumeration of a rule.
+    """The enumeration of one rule.
 
     Args:
-        rule: its name.
-        level: that it promises. Of an approximate rule the enumeration shows the deviation.
-        result: of the enumeration.
+        rule: name of the rule.
+        level: exactness level that the rule promises. For an approximate rule, the enumeration
+            measures its deviation.
+        result: result of the enumeration.
     """
 
     rule: str
@@ -46,12 +47,12 @@ class RuleEnumeration:
 
 @dataclass(frozen=True)
 class Enumerations:
-    """The enumerations of some rules.
+    """The enumerations of several rules.
 
     Args:
-        rules: the result of each.
-        bound: the largest deviation of a probability that rounding explains in float64.
-        seconds: of all of it.
+        rules: the result for each rule.
+        bound: largest deviation of a probability that counts as rounding in float64.
+        seconds: time of all enumerations.
     """
 
     rules: tuple[RuleEnumeration, ...]
@@ -72,11 +73,11 @@ class Enumerations:
 
 
 def by_enumeration(rules: Iterable[Verifier], params: SamplingParams) -> Enumerations:
-    """Enumerate rules over random rows, and over rows that the sampler makes under `params`.
+    """Enumerate rules over random rows, and over rows from the sampler under `params`.
 
     Args:
-        rules: to be enumerated.
-        params: of the user, without references to tokens outside the small vocabularies.
+        rules: rules to enumerate.
+        params: the user's sampling parameters; tokens outside the small vocabularies are ignored.
     """
     started = perf_counter()
     results: list[RuleEnumeration] = []
@@ -89,7 +90,7 @@ def by_enumeration(rules: Iterable[Verifier], params: SamplingParams) -> Enumera
 
 
 def sampler_cases(params: SamplingParams) -> Iterator[Case]:
-    """Drafts drawn from rows of the shipped sampler, against a target that it warps."""
+    """Cases in which the shipped sampler makes the rows of both target and draft."""
     for vocab_size in (3, 4):
         own = small(params, vocab_size)
         request = Request(0, list(_PROMPT), len(_PROMPT) - 1, own, seed=0)
@@ -97,13 +98,13 @@ def sampler_cases(params: SamplingParams) -> Iterator[Case]:
         draft = WarpedRows(ToyModel(vocab_size, sharpness=1.0, noise=0.8), request)
         for shape in _SHAPES:
             drafts = tuple(drawn_drafts(draft, shape))
-            # A sharp sampler may leave too few tokens for a tree.
+            # Some sampling parameters leave too few tokens for a tree.
             if drafts:
                 yield Case("sampler", target, drafts, Tree(shape).depth + 1)
 
 
 def small(params: SamplingParams, vocab_size: int) -> SamplingParams:
-    """The same parameters without references to tokens outside a small vocabulary."""
+    """Sampling parameters without their references to tokens outside a small vocabulary."""
     allowed = None
     if params.allowed_token_ids is not None:
         allowed = tuple(token for token in params.allowed_token_ids if token < vocab_size) or None

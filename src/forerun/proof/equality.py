@@ -1,4 +1,4 @@
-"""Exactness by equality: greedy and seeded outputs against plain decoding's, with attribution."""
+"""Exactness by equality: compares greedy and seeded outputs with plain decoding's."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
 from forerun.proof.setting import Progress, Setting, unseen
 
-# Under these a seed gives plain decoding's tokens; under others it only makes a run repeatable.
+# Rules under which a seed gives plain decoding's tokens; under others it only makes a run repeatable.
 SEEDED_RULES = ("auto", "coupled")
 
 
 @dataclass(frozen=True)
 class PromptDifference:
-    """Where the output after a prompt first differs from plain decoding's.
+    """The first difference between the output after a prompt and plain decoding's.
 
     Args:
-        prompt: its index.
-        difference: with the margin there, and whether numerics explain it.
+        prompt: index of the prompt.
+        difference: the difference with its margin, and whether numerics explain it.
     """
 
     prompt: int
@@ -31,14 +31,14 @@ class PromptDifference:
 
 @dataclass(frozen=True)
 class Mode:
-    """All prompts in one way of decoding.
+    """The results for all prompts in one mode of decoding.
 
     Args:
         name: `greedy` or `seeded`.
         prompts: number of prompts.
-        tokens: of plain decoding, over all prompts.
-        differences: of the outputs that are not identical.
-        strict: whether the backend promises bitwise equality, so that every difference is a defect.
+        tokens: number of tokens from plain decoding, over all prompts.
+        differences: first differences of the outputs that are not identical.
+        strict: True if the backend promises bitwise equality, so that every difference is a defect.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Mode:
 
 @dataclass(frozen=True)
 class Equality:
-    """The result of the comparison.
+    """Result of comparing speculative with plain outputs.
 
     Args:
-        modes: greedy, and seeded where the rule promises plain decoding's tokens for a seed.
-        seconds: of the comparison.
+        modes: greedy, and seeded if the rule promises plain decoding's tokens for a seed.
+        seconds: time of the comparison.
     """
 
     modes: tuple[Mode, ...]
@@ -71,7 +71,7 @@ class Equality:
 
     @property
     def passed(self) -> bool:
-        """Whether there is no defect; on a bitwise backend, no difference at all."""
+        """True if there is no defect; on a bitwise backend every difference is one."""
         return not any(mode.defects for mode in self.modes)
 
 
@@ -81,14 +81,15 @@ def by_equality(
     setting: Setting,
     progress: Progress = unseen,
 ) -> Equality:
-    """Decode every prompt with and without speculation: greedily, and with a seed where the engine's
-    rule promises plain decoding's tokens for it.
+    """Decode every prompt with and without speculation, and compare the outputs.
+
+    Decoding is greedy, and also seeded if the engine's rule promises plain decoding's tokens for a seed.
 
     Args:
-        engine: with a drafter.
-        prompts: token ids.
-        setting: how to draw; the first prompt has its seed, every further prompt the next one.
-        progress: called with numbers of outputs.
+        engine: an engine with a drafter.
+        prompts: token ids of the prompts.
+        setting: sampling settings; the first prompt has their seed, every further prompt the next one.
+        progress: called with the number of outputs done and in total.
     """
     started = perf_counter()
     base = replace(
@@ -127,7 +128,7 @@ def _compare(
     all_params: list[SamplingParams],
     hints: Sequence[Hints],
 ) -> Iterator[tuple[int, Difference | None]]:
-    """Of each prompt, the number of tokens of plain decoding and the first difference from it."""
+    """Number of tokens of plain decoding, and the first difference from them, for each prompt."""
     completions = engine.generate(prompts, all_params, hints=hints or [NO_HINTS] * len(prompts))
     for prompt, params, completion in zip(prompts, all_params, completions, strict=True):
         plain = [event.token_id for event in engine.stream_plain(prompt, params)]

@@ -1,4 +1,4 @@
-"""Outputs under a rule, batch by batch, and tests of every token of them."""
+"""Draws outputs under a rule, batch by batch, and tests every token."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class Tally:
     """Results over all outputs so far.
 
     Args:
-        tests: of all tokens.
+        tests: score tests of all tokens.
         rows: a sample of the target's rows.
         starts: a sample of the rows of target and draft at the start of rounds.
-        num_tokens, num_outputs: tested so far.
-        impossible: tokens that the target's row excludes, even if it is rounded.
-        row_difference: the largest between the row that verified a token and the teacher-forced one.
-        row_tolerance: the largest that rounding explains.
+        num_tokens, num_outputs: tokens and outputs tested so far.
+        impossible: number of tokens that the target's row excludes, rounding allowed for.
+        row_difference: largest difference between the row that verified a token and the teacher-forced
+            row.
+        row_tolerance: largest such difference that rounding explains.
         used: names of the rules that verified drafts.
     """
 
@@ -65,13 +66,13 @@ def gather(
     groups: Ints,
     progress: Progress,
 ) -> Tally:
-    """Generate until there are enough tokens, and test each of them.
+    """Generate outputs until there are enough tokens, and test every token.
 
     Args:
-        engine: with whatever rule its config names.
+        engine: an engine with any rule.
         prompts: token ids, used in turn.
-        setting: what to draw.
-        groups: the group of each token, [V].
+        setting: sampling parameters and number of the outputs.
+        groups: group of each token, [V].
         progress: called with the number of tokens after each batch.
     """
     hints = setting.hints or [NO_HINTS] * len(prompts)
@@ -104,7 +105,7 @@ def gather(
 
 @contextmanager
 def _watched(engine: Engine, tally: Tally) -> Iterator[Masses]:
-    """Put a recorder around every rule that the engine may use while the block runs."""
+    """Wrap every rule that the engine may use in a recorder while the block runs."""
     own = dict(engine.rules)
     masses: Masses = {}
     named = engine.config.rejection_sample_method
@@ -161,7 +162,7 @@ def _test_outputs(
 
 
 def _test(rows: Floats, chosen: Ints, tally: Tally) -> Floats:
-    """Test emitted tokens; returns their transforms by id and by rank, [2, N]."""
+    """Test emitted tokens, and return their transforms by id and by rank, [2, N]."""
     by_id = tally.tests.add("emitted, by id", rows, chosen)
     by_rank = tally.tests.add("emitted, by rank", rows, chosen, -rows)
     tally.tests.add_groups("emitted, by group", rows, chosen)
@@ -173,7 +174,7 @@ def _test(rows: Floats, chosen: Ints, tally: Tally) -> Floats:
 def _impossible(
     engine: Engine, request: Request, start: int, logits: Tensor, rows: Floats, chosen: Ints
 ) -> int:
-    """The number of tokens with probability 0 in their rows, even if the rows are rounded."""
+    """Number of tokens with probability 0 in their rows, rounding allowed for."""
     prompt = request.token_ids[: request.num_prompt_tokens]
     count = 0
     for index in np.flatnonzero(rows[np.arange(len(rows)), chosen] == 0.0).tolist():

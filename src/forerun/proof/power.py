@@ -1,4 +1,4 @@
-"""Detection limits of the statistics: the smallest total variation by family of alternatives."""
+"""Detection limits of the statistical tests: the smallest total variation by family of alternatives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.theory.alternatives import drawn_to, favoured, mean_total_variation
 from forerun.theory.goodness_of_fit import Floats, mean_smooth_scores, power
 
 POWER = 0.9
-# Larger deviations are not proportional to the strength of a family; such limits are not stated.
+# Limits above this are not stated: such deviations are not proportional to a family's strength.
 _LARGEST = 0.25
 
 FAMILIES = {
@@ -29,11 +29,11 @@ class Limit:
     """The smallest deviation of a family that would have been detected.
 
     Args:
-        family: its name.
-        meaning: which defects it models.
-        test: that would have detected it.
-        total_variation: averaged over the tokens of the test.
-        power: the probability of detection, over both looks.
+        family: name of the family.
+        meaning: defects that the family models.
+        test: name of the test that would have detected it.
+        total_variation: total variation averaged over the tokens of the test.
+        power: probability of detection, over both looks.
     """
 
     family: str
@@ -46,15 +46,16 @@ class Limit:
 def limits(
     tests: ScoreTests, rows: SampledRows, starts: SampledRows, level: float, second_look: int
 ) -> Iterator[Limit]:
-    """The limit of each family. Only one test per family counts, at Holm's first and strictest step,
-    so the power is a lower bound.
+    """The detection limit of each family of alternatives.
+
+    Only one test per family counts, at Holm's first and strictest step, so the power is a lower bound.
 
     Args:
-        tests: of the run.
+        tests: score tests of the run.
         rows: a sample of the target's rows.
         starts: a sample of the rows of target and draft at the start of rounds.
-        level: of each look.
-        second_look: outcomes of the second look over those of the first.
+        level: probability of a false alarm in each look.
+        second_look: number of outcomes in the second look / in the first.
     """
     rates = {}
     if rows.rows:
@@ -65,7 +66,7 @@ def limits(
         rates["towards the draft"] = _by_draft(tests, *starts.stacked())
     for family, meaning in FAMILIES.items():
         name, rate = rates.get(family, ("", 0.0))
-        # A rate of zero: the rows cannot deviate in this way, or there are too few of them.
+        # The rate is zero if the rows cannot deviate in this way or are too few.
         if not rate > 0:
             continue
         test = tests.by_name[name]
@@ -76,8 +77,10 @@ def limits(
 
 
 def _by_rank(tests: ScoreTests, rows: Floats) -> tuple[str, float]:
-    """The test that detects another temperature, and the noncentrality per outcome and squared total
-    variation."""
+    """Name of the test that detects another temperature, and its noncentrality.
+
+    The noncentrality is per outcome and squared total variation.
+    """
     name = "emitted, by rank"
     others = sharpened(rows)
     mean = mean_smooth_scores(rows, others, -rows)
@@ -111,7 +114,7 @@ def _rate(noncentrality: float, distance: float) -> float:
 
 @lru_cache
 def _needed(degrees: int, level: float, second_look: int) -> float:
-    """The noncentrality of the first look with which both looks reject with probability POWER."""
+    """Noncentrality of the first look at which both looks reject with probability POWER."""
 
     def excess(value: float) -> float:
         first, second = (power(at, degrees, level) for at in (value, second_look * value))

@@ -10,16 +10,18 @@ from forerun.errors import PromptError
 from forerun.files import parse_json, read_text
 from forerun.models.zoo import zoo_path
 
-# The keys of question sets for their text; of a list of turns the first is used.
+# Keys that question sets use for their text; of a list of turns the first is used.
 _KEYS = ("prompt", "turns", "question", "text")
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file: JSON lines with a `prompt` (or `turns`, `question`, `text`), or any
-    other text, one prompt a line.
+    """Read the prompts of a file, one per line.
+
+    A line of a `.jsonl` file holds a `prompt` (or `turns`, `question`, `text`); a line of any other
+    file is the prompt itself.
 
     Raises:
-        PromptError: naming the file, the line and what is wrong with it.
+        PromptError: for an invalid line; names the file, the line and what is wrong.
     """
     lines = read_text(path, "prompts file", PromptError).splitlines()
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -33,10 +35,10 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def held_out_prompts() -> list[str]:
-    """The prompts that come with the zoo, cut from modules that it was not trained on.
+    """The prompts that come with the zoo, cut from modules that its model was not trained on.
 
     Raises:
-        CheckpointError: where forerun-zoo is not installed.
+        CheckpointError: if forerun-zoo is not installed.
     """
     return read_prompts(Path(zoo_path("zoo")).parent / "heldout.jsonl")
 
@@ -44,10 +46,10 @@ def held_out_prompts() -> list[str]:
 def encode_prompts(
     tokenizer: Any, prompts: Sequence[str], most_tokens: int | None
 ) -> list[list[int]]:
-    """Token ids; of long prompts the last `most_tokens`.
+    """Token ids of each prompt, cut to its last `most_tokens`.
 
     Raises:
-        PromptError: for a prompt of no tokens.
+        PromptError: for a prompt without tokens.
     """
     encoded = [list(tokenizer.encode(prompt)) for prompt in prompts]
     for number, token_ids in enumerate(encoded, start=1):

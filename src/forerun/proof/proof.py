@@ -22,11 +22,11 @@ from forerun.proof.statistics import Statistics, by_statistics
 from forerun.verification import AUTO, FOR_DRAWN, make_rule
 
 GREEDY_NOTE = "greedy output leaves nothing to chance: equality compares every token of it."
-# From the strictest on.
+# From the strictest to the weakest.
 _LEVELS = (Exactness.BITWISE, Exactness.DISTRIBUTIONAL, Exactness.APPROXIMATE)
 
 PartProgress = Callable[[str, int, int], None]
-"""Called with the name of a part, the amount of it that is done, and the whole amount."""
+"""Callback that takes the name of a part, the amount of work done, and the total amount."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Proof:
     """The result of a proof; a part that did not run is None.
 
     Args:
-        level: the weakest promise of target, drafter and rule.
-        rule: as the engine's config names it.
-        enumeration, statistics, equality: the parts.
+        level: the weakest exactness level of target, drafter and rule.
+        rule: name of the rule in the engine's config.
+        enumeration, statistics, equality: results of the parts.
         notes: sentences about parts that did not run.
-        seconds: of all of it.
+        seconds: time of the whole proof.
     """
 
     level: Exactness
@@ -51,14 +51,14 @@ class Proof:
 
     @property
     def passed(self) -> bool:
-        """Whether no part found a defect, and neither rule nor drafter is approximate."""
+        """True if no part found a defect, and neither rule nor drafter is approximate."""
         parts = (self.enumeration, self.statistics, self.equality)
         ran = [part for part in parts if part is not None]
         sound = bool(ran) and all(part.passed for part in ran)
         return sound and self.level is not Exactness.APPROXIMATE
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """The whole result, ready for JSON."""
         return {
             "passed": self.passed,
             "level": self.level,
@@ -81,10 +81,10 @@ def prove(
     """Prove, as far as it can be proven, that an engine emits the target's own distribution.
 
     Args:
-        engine: with a drafter; it is observed as it is, with any rule that it uses.
+        engine: an engine with a drafter; it is observed unchanged, with any rule that it uses.
         prompts: token ids; each must leave room for an output in the engine's context.
-        params: how tokens are drawn.
-        effort: how much work to do.
+        params: sampling parameters.
+        effort: amount of work to do.
         progress: called as each part runs.
 
     Raises:
@@ -132,8 +132,10 @@ def prove(
 def predictions(
     engine: Engine, prompts: Sequence[list[int]], params: SamplingParams, effort: Effort
 ) -> tuple[Hints, ...]:
-    """Predictions for a drafter that reads them: plain greedy outputs of the prompts that the first
-    look uses. Empty for other drafters."""
+    """Hints with predicted outputs, for a drafter that reads predictions; empty for other drafters.
+
+    The predictions are plain greedy outputs of the prompts that the first look uses.
+    """
     if engine.drafter is None or not engine.drafter.reads_predictions:
         return ()
     greedy = replace(
@@ -152,8 +154,10 @@ def _rule_named(engine: Engine, name: str) -> Verifier:
 
 
 def _rules_to_enumerate(engine: Engine) -> list[Verifier]:
-    """All rules that the engine may use: `auto` uses several, a rule for drawn drafts leaves plain
-    rounds and point masses to the token rule."""
+    """All rules that the engine may use.
+
+    `auto` uses several. A rule for drawn drafts leaves plain rounds and point masses to the token rule.
+    """
     names = [engine.config.rejection_sample_method]
     if names == [AUTO]:
         names = ["token", *FOR_DRAWN, "coupled"]

@@ -1,4 +1,4 @@
-"""A rule under observation: every round is tested against the distributions that its rows imply."""
+"""Observes a rule, and tests every round against the distributions that its rows imply."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from forerun.theory.goodness_of_fit import Floats, mass_before
 from forerun.verification import TargetRows
 from forerun.verification.decision import Decision, DecisionRule
 
-# Rules whose share of each continuation is known in closed form.
+# Rules for which the probability of accepting each continuation is known in closed form.
 _KEEPS = ("token", "block")
 
 Masses = dict[tuple[int, int], tuple[float, float]]
-"""The mass before a token and its own, in the row that verified it, by request and position."""
+"""Probability before a token and its own, in the row that verified it, by request and position."""
 
 
 class Recorder:
-    """Takes the place of a rule, verifies with it, and tests what happens inside a round.
+    """A verifier that delegates to a rule and tests the tokens of every round.
 
     Tokens of one origin do not follow the target's row: accepted tokens lean towards the draft,
     recovered tokens away from it. They are tested against the distribution that the rule's decision
-    implies for this very draft; drafted tokens against the rows that were recorded for them.
+    implies for their draft. Drafted tokens are tested against the rows recorded for them.
 
     Args:
-        rule: that verifies.
-        tests: to which outcomes are added.
-        starts: samples the rows of target and draft at the start of rounds.
+        rule: rule that verifies.
+        tests: score tests to which outcomes are added.
+        starts: sample of the rows of target and draft at the start of rounds, filled here.
         masses: filled with the masses of emitted tokens.
         used: filled with the names of rules that verify drafts.
     """
@@ -67,7 +67,7 @@ class Recorder:
         self._remember(rows, request, verdict)
         if len(draft):
             self.used.add(self.name)
-        # A coupled draft shares its noise with the emitted tokens and implies no distribution.
+        # A coupled draft shares its noise with the emitted tokens, so it implies no distribution.
         if len(draft) and isinstance(self.rule, DecisionRule):
             draft_rows = draft.dense_probs(rows.shape[-1])
             self._test_start(draft, rows[:1], draft_rows, verdict)
@@ -84,7 +84,7 @@ class Recorder:
                 self._test_accepted(rows, _array(draft_rows), verdict)
 
     def _remember(self, rows: Floats, request: Request, verdict: Verdict) -> None:
-        """Note the masses of the emitted tokens, to be compared with teacher-forced rows."""
+        """Record the masses of the emitted tokens, to compare with teacher-forced rows later."""
         used = rows[[0, *(node + 1 for node in verdict.path)]][: len(verdict.token_ids)]
         low, own = mass_before(used, np.array(verdict.token_ids))
         for index, masses in enumerate(zip(low.tolist(), own.tolist(), strict=True)):
@@ -101,7 +101,7 @@ class Recorder:
         else:
             favour = _array(draft_rows[children[0]])[None]
         ratio = np.divide(favour, row, out=np.zeros_like(row), where=row > 0)
-        # Tokens that the target excludes come last and have no mass.
+        # Tokens that the target excludes come last; their probability is zero.
         keys = np.where(row > 0, -ratio, np.inf)
         chosen = np.array(verdict.token_ids[:1])
         self.tests.add("round start, by draft", row, chosen, keys)
@@ -117,7 +117,7 @@ class Recorder:
         self._test_round_by_round("drafted, round by round", transforms[:1], request)
 
     def _test_round_by_round(self, name: str, transform: Floats, request: Request) -> None:
-        """Pair a transform of this round with that of the round before in the same text."""
+        """Test a transform of this round for independence from the previous round's, by request."""
         key = (name, request.request_id)
         if key in self._latest:
             self.tests.add_pairs(name, self._latest[key], transform)
@@ -139,8 +139,10 @@ class Recorder:
             self.tests.add("bonus, by rank", row, last, -row)
 
     def _test_accepted(self, rows: Floats, draft_rows: Floats, verdict: Verdict) -> None:
-        """Test accepted tokens: of a prefix the rule keeps min(q, w p) of each continuation, w being 1
-        under `token` and the weight of the prefix under `block`."""
+        """Test accepted tokens against the distribution min(q, w p), normalized.
+
+        w is 1 under `token`, and the weight of the prefix under `block`.
+        """
         nodes = list(verdict.path)
         chosen = np.array(verdict.token_ids[: len(nodes)])
         p, q = rows[nodes], draft_rows[nodes]
@@ -155,7 +157,7 @@ class Recorder:
 
 
 def masses_of(masses: Masses, request: Request, start: int, count: int) -> Floats:
-    """The masses of `count` output tokens of a request from `start` on, [count, 2]."""
+    """Masses of `count` output tokens of a request, starting with token `start`, [count, 2]."""
     first = request.num_prompt_tokens + start
     return np.array(
         [masses[request.request_id, position] for position in range(first, first + count)]
@@ -163,7 +165,7 @@ def masses_of(masses: Masses, request: Request, start: int, count: int) -> Float
 
 
 def _array(rows: Tensor) -> Floats:
-    """Rows in float64, scaled to a sum of 1."""
+    """Rows as float64, scaled to a sum of 1."""
     wide: Floats = rows.detach().cpu().double().numpy()
     scaled: Floats = wide / wide.sum(-1, keepdims=True)
     return scaled

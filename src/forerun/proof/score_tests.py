@@ -1,4 +1,4 @@
-"""The tests of outputs, by the role of a token in its round."""
+"""Score tests of outputs, by the role of a token in its round."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from forerun.theory.goodness_of_fit import (
 )
 
 NUM_GROUPS = 8
-# Rows of each kind that are sampled for statements about power.
+# Number of rows of each kind in the sample for statements about power.
 SAMPLED_ROWS = 384
 
-# What each test checks, by its name.
+# Meaning of each test, by its name.
 QUESTIONS = {
     "emitted, by id": "each token follows the target's row, in the order of token ids",
     "emitted, by rank": "the same in the order of probability",
@@ -49,8 +49,8 @@ class ScoreTests:
     """Score tests by name, to which distributions and outcomes are added.
 
     Args:
-        random: randomizes the transform.
-        groups: the group of each token, [V].
+        random: generator that randomizes the transform.
+        groups: group of each token, [V].
     """
 
     random: np.random.Generator
@@ -58,7 +58,7 @@ class ScoreTests:
     by_name: dict[str, ScoreTest] = field(default_factory=dict)
 
     def add(self, name: str, rows: Floats, chosen: Ints, keys: Floats | None = None) -> Floats:
-        """Add outcomes and their rows to a smooth test; returns the transforms, [N]."""
+        """Add outcomes and their rows to a smooth test, and return the transforms, [N]."""
         low, own = mass_before(rows, chosen, keys)
         transforms = transform(low, own, self.random.random(len(rows)))
         self.named(name, SMOOTH_DEGREES).add(smooth_scores(transforms))
@@ -69,8 +69,11 @@ class ScoreTests:
         self.named(name, int(self.groups.max()) + 1).add(*group_scores(rows, chosen, self.groups))
 
     def add_pairs(self, name: str, earlier: Floats, later: Floats) -> None:
-        """Add pairs of transforms, [N] and [N], to a test of independence: products of location and
-        spread, whose mean is zero where the later transform is uniform given the earlier one."""
+        """Add pairs of transforms, [N] and [N], to a test of independence.
+
+        The scores are products of location and spread. Their mean is zero if the later transform is
+        uniform given the earlier one.
+        """
         first, second = smooth_scores(earlier, 2), smooth_scores(later, 2)
         products = first[:, :, None] * second[:, None, :]
         self.named(name, 4).add(products.reshape(len(products), 4))
@@ -80,7 +83,7 @@ class ScoreTests:
 
 
 def assign_groups(vocab_size: int, random: np.random.Generator) -> Ints:
-    """A random group for each token; groups have nearly the same size."""
+    """A random group for each token, [V]; groups have nearly equal sizes."""
     groups: Ints = random.permutation(np.arange(vocab_size) % min(NUM_GROUPS, vocab_size))
     return groups
 
@@ -94,7 +97,7 @@ class SampledRows:
     rows: list[tuple[Floats, ...]] = field(default_factory=list)
 
     def offer(self, *rows: Floats) -> None:
-        """Offer rows [V] that belong together to the sample (Vitter's algorithm R)."""
+        """Offer a tuple of rows [V] to the sample (Vitter's algorithm R)."""
         self.seen += 1
         slot = len(self.rows)
         if slot == SAMPLED_ROWS:

@@ -1,4 +1,4 @@
-"""How a proof draws outputs, and how many."""
+"""Settings of the outputs that a proof draws."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from forerun.core import Hints
 from forerun.params import SamplingParams
 
 Progress = Callable[[int, int], None]
-"""Called with the amount of a part that is done, and the whole amount."""
+"""Callback that takes the amount of a part's work done, and the total amount."""
 
 
 def unseen(done: int, total: int) -> None:
-    """No progress is shown."""
+    """Show no progress."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How outputs are drawn, and how many.
+    """Sampling parameters and number of the outputs that a proof draws.
 
     Args:
-        params: of the sampler; the proof sets seeds, stops and lengths itself.
-        num_tokens: emitted tokens to test, at least.
+        params: sampling parameters; the proof sets seeds, stops and lengths itself.
+        num_tokens: minimum number of emitted tokens to test.
         output_tokens: length of every output.
         level: probability of a false alarm over all tests of a look together.
-        seed: of everything: equal settings give equal results, except under policy auto, which
-            depends on measured times.
-        hints: of each prompt; empty for no hints.
+        seed: seed of all randomness. Equal settings give equal results, except under policy auto,
+            which depends on measured times.
+        hints: hints of each prompt; empty for no hints.
     """
 
     params: SamplingParams

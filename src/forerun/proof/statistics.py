@@ -1,4 +1,4 @@
-"""Exactness by statistics: many outputs, every token against the target's row given its prefix."""
+"""Exactness by statistics: tests every token of many outputs against the target's row at its prefix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.proof.score_tests import QUESTIONS, assign_groups
 from forerun.proof.setting import Progress, Setting, unseen
 from forerun.theory.goodness_of_fit import Ints, holm
 
-# The second look at an alarm takes as many times the tokens of the first.
+# Tokens in the second look (after an alarm) / in the first.
 SECOND_LOOK = 2
 # Offset of the seeds of the second look, so that its outputs are new.
 _FRESH = 2**40
@@ -23,14 +23,14 @@ _FRESH = 2**40
 
 @dataclass(frozen=True)
 class TestResult:
-    """The result of a test.
+    """Result of one test.
 
     Args:
-        name: of the test.
-        question: what it checks.
+        name: name of the test.
+        question: the hypothesis that is tested.
         count: number of outcomes.
-        statistic, degrees: of chi-square.
-        p_value, adjusted: before and after Holm's correction over all tests of the look.
+        statistic, degrees: chi-square statistic and its degrees of freedom.
+        p_value, adjusted: p-value before and after Holm's correction over all tests of the look.
     """
 
     name: str
@@ -47,17 +47,17 @@ class Look:
     """All tests over one set of outputs.
 
     Args:
-        tests: in the order of QUESTIONS.
-        num_tokens: emitted tokens tested.
+        tests: results in the order of QUESTIONS.
+        num_tokens: number of emitted tokens tested.
         num_outputs: number of outputs.
-        rules: that verified drafts.
-        impossible: tokens that the target's row excludes, even if it is rounded.
-        largest_row_difference: between the row that verified a token and the teacher-forced one, in
-            the probability of all tokens before the emitted one, or of that token.
-        row_tolerance: the difference that rounding explains; None where top-k, top-p or min-p
-            have an edge that rounding moves.
-        limits: of detection.
-        seconds: of the look.
+        rules: names of the rules that verified drafts.
+        impossible: number of tokens that the target's row excludes, rounding allowed for.
+        largest_row_difference: largest difference between the row that verified a token and the
+            teacher-forced row, in the token's probability or in that of all tokens before it.
+        row_tolerance: difference that rounding explains; None with top-k, top-p or min-p, whose
+            cut-off rounding may move.
+        limits: detection limits.
+        seconds: time of the look.
     """
 
     tests: tuple[TestResult, ...]
@@ -71,7 +71,7 @@ class Look:
     seconds: float
 
     def alarms(self, level: float) -> list[str]:
-        """The names of what speaks against exactness."""
+        """Names of the tests and checks that failed at a level."""
         names = [test.name for test in self.tests if test.adjusted < level]
         if self.impossible:
             names.append("impossible tokens")
@@ -82,13 +82,13 @@ class Look:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The result of the statistics.
+    """Result of the statistical tests.
 
     Args:
-        passed: whether there was no alarm, or none in the second look.
-        level: of each look.
+        passed: True if there was no alarm in the first look, or none in the second.
+        level: probability of a false alarm in each look.
         first: the first look.
-        second: a look at new outputs, after an alarm of the first.
+        second: a look at new outputs, after an alarm in the first.
     """
 
     passed: bool
@@ -98,7 +98,7 @@ class Statistics:
 
     @property
     def detection_limit(self) -> float | None:
-        """The largest of the limits (see `Limit`)."""
+        """The largest detection limit over all families (see `Limit`); None without limits."""
         return max((limit.total_variation for limit in self.first.limits), default=None)
 
 
@@ -110,17 +110,17 @@ def by_statistics(
 ) -> Statistics:
     """Draw outputs and test every token.
 
-    An exact method raises an alarm in the first look with probability `level`. An alarm is a defect
-    if a second look, at more and new outputs, raises one too.
+    An exact method raises an alarm in the first look with probability `level`. An alarm counts as a
+    defect if a second look, at more and new outputs, raises one too.
 
     Args:
-        engine: with a drafter; requests have no seed, which under `auto` would select the coupled
-            rule.
+        engine: an engine with a drafter. Requests have no seed, because under `auto` a seed would
+            select the coupled rule.
         prompts: token ids, used in turn.
-        setting: how to draw.
-        progress: called with numbers of tokens.
+        setting: sampling settings.
+        progress: called with the number of tokens done and in total.
     """
-    # The second look must be able to confirm the first, so both have the same groups.
+    # Both looks have the same groups, so that the second can confirm the first.
     random = np.random.default_rng([0x677270, setting.seed % 2**64])
     groups = assign_groups(engine.target.vocab_size, random)
     first = _look(engine, prompts, setting, groups, progress)
@@ -146,7 +146,7 @@ def _look(
 
 
 def _result(tally: Tally, setting: Setting, seconds: float) -> Look:
-    # A test of rank 0 has outcomes that vary too little.
+    # A test has rank 0 if its outcomes vary too little.
     tests = [
         tally.tests.by_name[name]
         for name in QUESTIONS

@@ -1,4 +1,4 @@
-"""The object of `forerun prove --json` for people: a verdict, and a table and sentences for each part."""
+"""Turns the JSON object of `forerun prove` into text: a verdict, and a section for each part."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Section:
     """A part of a proof, or a look of its statistics.
 
     Args:
-        title: above the table.
-        header: names of the columns; the last one holds PASSED or what was found.
-        rows: of the table.
-        sentences: below it.
+        title: heading above the table.
+        header: names of the columns; the last column holds PASSED or the finding.
+        rows: rows of the table.
+        sentences: sentences below the table.
     """
 
     title: str
@@ -28,7 +28,7 @@ class Section:
 
 
 def verdict(content: dict[str, Any]) -> str:
-    """The outcome in one sentence."""
+    """The outcome of the proof in one sentence."""
     if content["level"] == "approximate":
         return "Not exact: the method is approximate by design and changes the distribution."
     if not content["passed"]:
@@ -37,7 +37,7 @@ def verdict(content: dict[str, Any]) -> str:
 
 
 def sections(content: dict[str, Any]) -> Iterator[Section]:
-    """The parts that ran."""
+    """A section for each part of the proof that ran."""
     if content["enumeration"] is not None:
         yield _enumeration(content["enumeration"])
     if content["statistics"] is not None:
@@ -120,7 +120,7 @@ def _equality(part: dict[str, Any]) -> Section:
 
 
 def _differences(mode: dict[str, Any]) -> Iterator[str]:
-    """The first difference after each prompt that has one."""
+    """A line for the first difference after each prompt that has one."""
     for entry in mode["differences"]:
         first = entry["difference"]
         gap = f"{_number(first['gap'])} behind the best score"
@@ -134,5 +134,5 @@ def _differences(mode: dict[str, Any]) -> Iterator[str]:
 
 
 def _number(value: float | None) -> str:
-    """A figure with three digits; None stands for values that are not finite."""
+    """A number with three digits; None stands for values that are not finite."""
     return "not finite" if value is None else f"{value:.3g}"

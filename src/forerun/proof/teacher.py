@@ -1,4 +1,4 @@
-"""The target's rows after every prefix of finished outputs, in one pass without drafting."""
+"""Computes the target's rows after every prefix of finished outputs, without drafting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.core import Batch, Request
 from forerun.models.running import prefill_chunks
 from forerun.sampling import Prefix, warp
 
-# Logits held at once; a long vocabulary takes fewer positions a pass.
+# Most logits held at once; with a large vocabulary, a pass takes fewer positions.
 _MOST_LOGITS = 2**26
 
 
@@ -21,9 +21,9 @@ def teacher_forced(
     """Run whole requests through the target, in stretches of positions.
 
     Args:
-        target: the model.
-        cache: empty, with at least as many rows as there are requests.
-        requests: finished, with outputs of one length.
+        target: the target model.
+        cache: an empty cache with at least as many rows as there are requests.
+        requests: finished requests with outputs of one length.
 
     Yields:
         The index of a request, the index of the first output token of a stretch, the logits for
@@ -49,7 +49,7 @@ def teacher_forced(
 
 
 def _prefixes(request: Request, start: int, count: int) -> list[Prefix]:
-    """The prefix of each output token of a stretch, as of the sampler."""
+    """The sampler's prefix of each output token of a stretch."""
     prompt = request.token_ids[: request.num_prompt_tokens]
     output = tuple(request.output_ids)
     before = Request(

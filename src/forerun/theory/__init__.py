@@ -1,1 +1,1 @@
-"""The mathematics of speculative decoding in NumPy alone."""
+"""The mathematics of speculative decoding, in NumPy alone."""

@@ -1,4 +1,4 @@
-"""Pure rules for the speculation length: no model, no engine, the simulator uses them too."""
+"""A pure rule for the speculation length, without model or engine; the simulator uses it too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.options import options
 
 @options
 class AdaptiveLimits:
-    """How far and how quickly an adaptive length moves."""
+    """Limits and thresholds of an adaptive speculation length."""
 
     shortest_draft: int = Field(default=2, ge=1, le=64, description="Tokens to draft at least.")
     longest_draft: int = Field(default=10, ge=1, le=64, description="Tokens to draft at most.")
@@ -42,15 +42,15 @@ class AdaptiveLimits:
 
 @dataclass
 class AdaptiveLength:
-    """Speculate further after good rounds, less far after bad ones.
+    """A speculation length that grows after good rounds and shrinks after bad ones.
 
-    The rule is the exercise of the NumPy tutorial on speculative decoding: over the last rounds, a
-    high acceptance (accepted / drafted tokens) adds one token, a low one takes one away. Nothing
-    changes before a whole window of rounds has been seen.
+    The rule is an exercise of the NumPy tutorial on speculative decoding: a high acceptance (accepted /
+    drafted tokens) over the last rounds adds one token, a low acceptance removes one. Nothing changes
+    before a whole window of rounds has been seen.
 
     Args:
-        length: tokens to draft in the next round, brought within the limits.
-        limits: when it changes, and how far.
+        length: tokens to draft in the next round, clamped to the limits.
+        limits: limits and thresholds of changes.
     """
 
     length: int = 4
@@ -63,7 +63,7 @@ class AdaptiveLength:
         self._rounds = deque(maxlen=limits.acceptance_window)
 
     def observe(self, drafted: int, accepted: int) -> int:
-        """Take in one round that drafted and return the length of the next one."""
+        """Record one round that drafted, and return the length of the next round."""
         limits = self.limits
         self._rounds.append((drafted, accepted))
         if len(self._rounds) == limits.acceptance_window:

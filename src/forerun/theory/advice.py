@@ -1,4 +1,4 @@
-"""Whether speculation pays for given costs, in words: computed, with the rules of thumb beside it."""
+"""Advice in words on whether speculation pays for given costs, compared with the rules of thumb."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from forerun.theory import formulas
 from forerun.theory.rules_of_thumb import ACCEPTANCE, COST_RATIO, SIZE_RATIO, Rule, rule_for
 
 LONGEST = 16
-# A speed-up nearer to 1 than this is called no difference.
+# A difference from 1 up to which a speed-up or cost counts as none.
 HARDLY = 0.02
 _COST = {"ge": 1e-9, "le": 1e9}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know about a pair of models.
+    """One finding about a pair of models.
 
     Args:
-        about: what it is about: `speed-up`, `acceptance`, `cost ratio`, `size ratio`, `checking`, `batch`
-            or `change`.
-        text: what was computed, and what the rule of thumb says of it.
-        agrees: whether the rule of thumb holds for these costs; None where there is none.
+        about: its subject: `speed-up`, `acceptance`, `cost ratio`, `size ratio`, `checking`, `batch` or
+            `change`.
+        text: the computed result, and the rule of thumb for it.
+        agrees: True if the rule of thumb holds for these costs; None without a rule.
     """
 
     about: str
@@ -40,12 +40,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Advice:
-    """What the formulas expect.
+    """Advice computed from the formulas.
 
     Args:
-        length: tokens to draft a round; 0 where no length gains.
-        speedup: expected at the best length, even where that loses.
-        findings: why, the verdict first.
+        length: tokens to draft per round; 0 if no length gains.
+        speedup: expected speed-up at the best length, even if that loses.
+        findings: the verdict, and then the reasons.
     """
 
     length: int
@@ -54,7 +54,7 @@ class Advice:
 
     @property
     def gains(self) -> bool:
-        """Whether drafting is expected to be faster than plain decoding."""
+        """True if drafting is expected to be faster than plain decoding."""
         return self.length > 0
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class _Case:
-    """Rounds of one length: tokens a round, and its costs in plain target forwards."""
+    """A round of one length: its tokens, and its costs in plain target forwards."""
 
     length: int
     tokens: float
@@ -77,13 +77,13 @@ class _Case:
 
 @dataclass(frozen=True)
 class _Checking:
-    """What checking a draft costs: always the same, or by the tokens of a forward."""
+    """Cost of checking a draft: fixed, or given by the number of tokens in a forward."""
 
     points: tuple[tuple[int, float], ...]
     fixed: float = 1.0
 
     def cost(self, length: int, batch: int) -> float:
-        """In plain forwards of the batch."""
+        """Cost of checking drafts of a length, in plain forwards of the batch."""
         if not self.points:
             return self.fixed
         return self._forward(batch * (length + 1)) / self._forward(batch)
@@ -92,13 +92,13 @@ class _Checking:
         for (n0, t0), (n1, t1) in pairwise(self.points):
             if tokens <= n1:
                 return t0 + (t1 - t0) * (tokens - n0) / (n1 - n0)
-        # Noise may have measured a fall at the end; more tokens cost no less.
+        # The last measured slope may be negative by noise, but more tokens cost no less.
         return t1 + max(0.0, (t1 - t0) / (n1 - n0)) * (tokens - n1)
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """What is known of a drafter and a target; `acceptance` is that of a tested token by position."""
+    """Known figures of a drafter and target; `acceptance` is that of a tested token, by position."""
 
     acceptance: tuple[float, ...]
     cost_ratio: float
@@ -107,11 +107,11 @@ class _Pair:
 
     @cached_property
     def survival(self) -> list[float]:
-        """The probability that at least k + 1 drafted tokens are accepted."""
+        """Probability that at least k + 1 drafted tokens are accepted, by k."""
         return list(accumulate(self.acceptance, mul))
 
     def cases(self, cost_ratio: float, batch: int) -> list[_Case]:
-        """Rounds of each length."""
+        """A round of each length."""
         survival = self.survival
         return [
             _Case(n, 1.0 + sum(survival[:n]), cost_ratio * n, self.checking.cost(n, batch))
@@ -119,25 +119,25 @@ class _Pair:
         ]
 
     def best(self, *, cost_ratio: float | None = None, batch: int | None = None) -> _Case:
-        """The length with the highest speed-up, the shortest among equals."""
+        """The round with the highest speed-up, the shortest among equals."""
         ratio = self.cost_ratio if cost_ratio is None else cost_ratio
         cases = self.cases(ratio, self.batch if batch is None else batch)
         return max(cases, key=lambda case: case.speedup)
 
     def overall(self, length: int) -> float:
-        """Accepted / tested tokens of drafts of a length."""
+        """Accepted / tested tokens for drafts of a length."""
         accepted = self.survival[:length]
         return sum(accepted) / (1.0 + sum(accepted[:-1]))
 
     @property
     def dearest_gain(self) -> float:
-        """The cost ratio below which some length gains; negative where checking alone costs more."""
+        """Cost ratio below which some length gains; negative if checking alone costs more."""
         cases = self.cases(0.0, self.batch)
         return max((case.tokens - case.checking) / case.length for case in cases)
 
     @property
     def least_acceptance(self) -> float | None:
-        """The acceptance, alike at all positions, above which some length gains."""
+        """Acceptance, equal at all positions, above which some length gains; None if there is none."""
         cases = self.cases(self.cost_ratio, self.batch)
         shares = formulas.break_even_acceptance(
             [case.length for case in cases],
@@ -157,21 +157,21 @@ def advise(
     batch: int = 1,
     longest: int = LONGEST,
 ) -> Advice:
-    """What to expect of speculation, and where the rules of thumb are wrong about it.
+    """Compute the speed-up to expect from speculation, and compare it with the rules of thumb.
 
     Args:
-        acceptance: the share of *tested* tokens that is accepted (alpha), or one for each position
-            [n]; drafts of at most n tokens are then considered.
-        cost_ratio: time of a draft forward / that of a plain target forward, both of the batch.
-        size_ratio: parameters of the target / those of the draft model.
-        verification_cost: of checking any draft, in plain forwards; or t(n)/t(1) of a target forward by
-            its tokens n, as measured for some of them: between them it is interpolated, beyond them it goes
-            on with the last slope.
-        batch: requests that are decoded at once; it matters where costs by n are given.
-        longest: tokens that may be drafted.
+        acceptance: share of *tested* tokens that are accepted (alpha), or one share for each position,
+            [n]. With n shares, drafts of at most n tokens are considered.
+        cost_ratio: time of a draft forward / time of a plain target forward, both for the batch.
+        size_ratio: parameters of the target / parameters of the draft model.
+        verification_cost: cost of checking a draft of any length, in plain forwards. Or measured values
+            t(n)/t(1) of a target forward by its number of tokens n, interpolated between the given n
+            and extrapolated with the last slope.
+        batch: requests decoded at once; used only with costs by n.
+        longest: most tokens to draft.
 
     Raises:
-        ConfigError: for a share outside [0, 1], costs that are negative or no numbers, or a batch or
+        ConfigError: for a share outside [0, 1], costs that are negative or not numbers, or a batch or
             length below 1.
     """
     most: int = check("longest", longest, int, ge=1, le=1 << 10)
@@ -212,7 +212,7 @@ def _checking(costs: float | Mapping[int, float]) -> _Checking:
 
 
 def _verdict(best: _Case, measured: int) -> Finding:
-    """What to expect; `measured` positions have an acceptance of their own."""
+    """The expected speed-up; `measured` is the number of positions with an acceptance of their own."""
     whole = f"{best.drafting + best.checking:.2f} plain forwards"
     cost = f"{best.tokens:.2f} tokens a round, which costs {whole}"
     at = f"{best.speedup:.2f} x at best, drafting {_tokens(best.length)}"
@@ -292,7 +292,7 @@ def _on_batch(pair: _Pair, best: _Case) -> Iterator[Finding]:
 
 
 def _on_change(pair: _Pair, best: _Case) -> Iterator[Finding]:
-    """What would have to be different for a gain."""
+    """The changes that would turn a loss into a gain."""
     if best.speedup > 1.0:
         return
     needed, limit = pair.least_acceptance, pair.dearest_gain

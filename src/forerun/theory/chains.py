@@ -1,10 +1,10 @@
 """Chains of drafted tokens whose rows depend on the position and the drafted prefix.
 
-The rows are tables: entry i belongs to the token after i drafted ones and broadcasts to the shape
-[V] * (i + 1), its last axis being the token and the axes before it the drafted prefix. An array [n, V]
+The rows are tables. Entry i belongs to the token after i drafted tokens and broadcasts to the shape
+[V] * (i + 1): the last axis is the token, the axes before it are the drafted prefix. An array [n, V]
 is a chain of n tokens whose rows do not depend on the prefix. p is the target's, q the draft's.
 
-Everything here is exact: a sum over all V^n drafts, weighted by the draft's own probability.
+All results are exact: sums over all V^n drafts, weighted by the draft's probability.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST_TABLE = 1 << 24
 
 
 def token_rule_survival(p: Tables, q: Tables) -> Floats:
-    """The probability that the token rule accepts at least i + 1 drafted tokens, [n].
+    """Probability that the token rule accepts at least i + 1 drafted tokens, [n].
 
     E_q[prod_j min(1, p_j/q_j)] over the drafted prefix (Leviathan et al., arXiv 2211.17192).
 
@@ -39,15 +39,16 @@ def token_rule_survival(p: Tables, q: Tables) -> Floats:
 
 
 def block_rule_survival(p: Tables, q: Tables) -> Floats:
-    """The probability that block verification accepts at least i + 1 drafted tokens, [n].
+    """Probability that block verification accepts at least i + 1 drafted tokens, [n].
 
     E_q[w_i] with w_i = min(1, w_{i-1} p_i/q_i): the rule keeps a drafted prefix with probability
-    w_i, whatever was drafted after it (Sun et al., arXiv 2403.10444). Never less than the token rule.
+    w_i, whatever was drafted after it (Sun et al., arXiv 2403.10444). Never less than under the token
+    rule.
 
     Raises:
-        As `token_rule_survival`.
+        DistributionError, ConfigError: as `token_rule_survival`.
     """
-    # q(prefix) w(prefix) needs no p/q, which does not exist where q is zero.
+    # q(prefix) w(prefix) avoids p/q, which is undefined where q is zero.
     survival, weighted, drawn = [], np.ones(()), np.ones(())
     for target, draft in _tables(p, q):
         drawn = drawn[..., None] * draft
@@ -57,7 +58,7 @@ def block_rule_survival(p: Tables, q: Tables) -> Floats:
 
 
 def _tables(p: Tables, q: Tables) -> list[tuple[Floats, Floats]]:
-    """Both tables of each position, [V] * (i + 1)."""
+    """The tables of target and draft for each position, each of shape [V] * (i + 1)."""
     if len(p) != len(q):
         raise ConfigError(
             f"p has {len(p)} tables and q has {len(q)}; give one for each drafted token."

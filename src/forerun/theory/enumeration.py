@@ -1,7 +1,7 @@
-"""The exact distribution of a rule's outcomes, by following every branch of its tests.
+"""Computes the exact distribution of a rule's outcomes, by following every branch of its tests.
 
-A decision (see forerun.verification.decision) is passed as plain arrays, so that this module does
-not depend on the code that it checks.
+A decision (see forerun.verification.decision) is passed as plain arrays, so this module does not
+depend on the code that it checks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Floats = NDArray[np.floating]
 def end_probabilities(
     accept: Floats, on_accept: Sequence[int], on_reject: Sequence[int], start: int, num_nodes: int
 ) -> NDArray[np.float64]:
-    """The probability that the walk ends at each node; entry 0 is the last committed token, [n + 1]."""
+    """Probability that the walk ends at each node, [n + 1]; entry 0 is the last committed token."""
     ends = np.zeros(num_nodes + 1)
     open_tests = [(start, 1.0)]
     while open_tests:

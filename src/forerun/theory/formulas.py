@@ -1,23 +1,24 @@
-"""What speculation gains when every tested token is accepted with the same probability.
+"""Formulas for speculation in which every tested token is accepted with the same probability.
 
-Five quantities are called "acceptance" in the literature; here each has its own name:
+Five quantities are called "acceptance" in the literature. Each has its own name here:
 
 - *acceptance* (alpha): the probability that a drafted token is accepted *when it is tested*, that
   is, when all tokens before it were accepted. For two rows it is `rows.acceptance_rate(p, q)`.
-- *accepted drafted tokens a round*: `expected_accepted`. The recovered or bonus token is not in it.
-- *tokens a round*: `expected_tokens`, one more: each round ends in a recovered or bonus token.
+- *accepted drafted tokens a round*: `expected_accepted`, without the recovered or bonus token.
+- *tokens a round*: `expected_tokens`, which is one more, because each round ends in a recovered or
+  bonus token.
 - *accepted / drafted*: `accepted_per_drafted`, the acceptance rate of the serving engines. Drafted
   tokens after a rejection are never tested but count here, so it is at most alpha.
 - *tokens per drafted token*: `tokens_per_drafted`. Some texts call it average acceptance, but it
   counts the recovered and bonus tokens and can exceed 1.
 
-`length` is the number of tokens drafted a round (gamma), `cost_ratio` the cost of one draft forward
-(c) and `verification_cost` the cost of checking length + 1 tokens, both in plain target forwards.
-All functions broadcast and return a number for numbers.
+`length` is the number of tokens drafted a round (gamma). `cost_ratio` is the cost of one draft forward
+(c), and `verification_cost` the cost of checking length + 1 tokens, both in plain target forwards.
+All functions broadcast, and return a number for numbers.
 
-Sources: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", arXiv
-2211.17192 (called *Leviathan* below). For one alpha from two rows see `rows`, for rows that differ
-by position and block verification see `chains`, for trees see `trees`.
+Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192
+(called *Leviathan* below). See `rows` for alpha from two rows, `chains` for rows that differ by
+position and for block verification, and `trees` for trees.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ def expected_tokens(acceptance: ArrayLike, length: ArrayLike) -> Values:
 
 
 def accepted_per_drafted(acceptance: ArrayLike, length: ArrayLike) -> Values:
-    """Accepted / drafted tokens, the acceptance rate that engines report; length of at least 1."""
+    """Accepted / drafted tokens, the acceptance rate that engines report; for lengths of at least 1."""
     drafted = lengths("length", length, shortest=1)
     return plain(np.asarray(expected_accepted(acceptance, length) / drafted))
 
 
 def tokens_per_drafted(acceptance: ArrayLike, length: ArrayLike) -> Values:
-    """Tokens a round / drafted tokens a round; length of at least 1. Not an acceptance."""
+    """Tokens a round / drafted tokens a round, which is not an acceptance; for lengths of at least 1."""
     drafted = lengths("length", length, shortest=1)
     return plain(np.asarray(expected_tokens(acceptance, length) / drafted))
 
@@ -78,7 +79,7 @@ def speedup(
 ) -> Values:
     """Plain time / speculative time for the same tokens.
 
-    expected_tokens / (cost_ratio * length + verification_cost); with a verification cost of one,
+    expected_tokens / (cost_ratio * length + verification_cost). With a verification cost of 1, it is
     Leviathan, theorem 3.8.
 
     Raises:
@@ -90,7 +91,7 @@ def speedup(
 
 
 def round_speedup(tokens: ArrayLike, cost: ArrayLike) -> Values:
-    """Speed-up of rounds by their tokens and their cost in plain target forwards."""
+    """Speed-up of rounds, from their tokens and their cost in plain target forwards."""
     emitted, spent = together(costs("tokens", tokens), costs("cost", cost, above=True))
     return plain(emitted / spent)
 
@@ -104,11 +105,11 @@ def optimal_length(
 ) -> int:
     """The length up to `longest` with the highest speed-up, the shortest among equals.
 
-    0 when no length beats plain decoding: with a verification cost of 1, if and only if
+    It is 0 if no length beats plain decoding. With a verification cost of 1, that is so if and only if
     acceptance <= cost_ratio (Leviathan, corollary 3.9).
 
     Args:
-        verification_cost: one number, or [longest], entry i for a draft of i + 1 tokens.
+        verification_cost: one number, or an array [longest] with entry i for a draft of i + 1 tokens.
     """
     alpha = check("acceptance", acceptance, float, ge=0.0, le=1.0)
     longest = check("longest", longest, int, ge=0, le=1 << 16)
@@ -126,7 +127,7 @@ def optimal_length(
 
 
 def acceptance_ceiling(acceptance: ArrayLike) -> Values:
-    """The speed-up that free drafts of any length approach: 1 / (1 - alpha), inf at 1."""
+    """The limit of the speed-up with free drafts of growing length: 1 / (1 - alpha), inf at 1."""
     alpha = fractions("acceptance", acceptance)
     rejection = 1.0 - alpha
     sure = rejection == 0.0
@@ -138,8 +139,8 @@ def break_even_acceptance(
 ) -> Values:
     """The smallest alpha at which drafting `length` tokens does not lose.
 
-    0 where it never loses; NaN where it always does, because a round costs more than length + 1.
-    For a length of 1 and a verification cost of 1 it is the cost ratio itself.
+    It is 0 if drafting never loses, and NaN if it always loses, because a round costs more than
+    length + 1. For a length of 1 and a verification cost of 1, it is the cost ratio itself.
     """
     cost = _round_cost(length, cost_ratio, verification_cost)
     return plain(_smallest_acceptance(cost, lengths("length", length)))
@@ -155,7 +156,7 @@ def _round_cost(length: ArrayLike, cost_ratio: ArrayLike, verification_cost: Arr
 
 
 def _geometric_sum(alpha: Floats, terms: Lengths) -> Floats:
-    """1 + alpha + … with `terms` terms, by doubling: all are positive, so nothing cancels."""
+    """Sum 1 + alpha + … of `terms` terms, by doubling: all are positive, so nothing cancels."""
     alpha, terms = together(alpha, terms)
     total, power = np.zeros(alpha.shape), np.ones(alpha.shape)
     for bit in reversed(range(int(terms.max(initial=0)).bit_length())):
@@ -167,7 +168,7 @@ def _geometric_sum(alpha: Floats, terms: Lengths) -> Floats:
 
 
 def _smallest_acceptance(tokens: Floats, length: Lengths) -> Floats:
-    """The smallest alpha with at least `tokens` a round, by bisection; NaN if there is none."""
+    """The smallest alpha with at least `tokens` tokens a round, by bisection; NaN if there is none."""
     tokens, length = together(tokens, length)
     low, high = np.zeros(tokens.shape), np.ones(tokens.shape)
     for _ in range(60):

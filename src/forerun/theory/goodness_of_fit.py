@@ -1,14 +1,13 @@
-"""Tests of whether outcomes follow distributions that differ by outcome: scores, level and power.
+"""Goodness-of-fit tests for outcomes that each have their own distribution: scores, level and power.
 
-Every outcome has its own distribution: a token its row, the end of a walk its probabilities. A score
-maps an outcome to a few numbers whose mean under the distribution is zero and whose covariance is
-known; sums of scores are tested by chi-square. If the distributions are conditioned on everything
-before, the scores are martingale differences, so outcomes of one text may be pooled although they
-depend on each other.
+The distribution of a token is its row; that of the end of a walk is its probabilities. A score maps an
+outcome to a few numbers with mean zero and known covariance under the distribution. Sums of scores are
+tested by chi-square. If the distributions are conditioned on everything before, the scores are
+martingale differences, so outcomes of one text may be pooled although they depend on each other.
 
 Smooth scores: the randomized probability integral transform turns an outcome into a number that is
 uniform under its distribution (Rosenblatt, Ann. Math. Statist. 23, 1952; for discrete distributions
-Brockwell, Statist. Probab. Lett. 77, 2007). Neyman's smooth test checks that it is (Skand. Aktuar.
+Brockwell, Statist. Probab. Lett. 77, 2007). Neyman's smooth test checks the uniformity (Skand. Aktuar.
 20, 1937).
 """
 
@@ -28,18 +27,18 @@ Ints = NDArray[np.int64]
 
 # Polynomials of a smooth test: location, spread, skewness, tails.
 SMOOTH_DEGREES = 4
-# Directions in which a sum of scores has less variance are too discrete for chi-square. For smooth
-# scores the variance is the number of outcomes.
+# Directions in which a sum of scores has less variance than this are too discrete for chi-square. The
+# variance of smooth scores is the number of outcomes.
 LEAST_VARIANCE = 25.0
 
 
 def mass_before(rows: Floats, chosen: Ints, keys: Floats | None = None) -> tuple[Floats, Floats]:
-    """The probability of all outcomes before the chosen one, and its own, both [N].
+    """Total probability of the outcomes before the chosen one, and its own probability, both [N].
 
     Args:
         rows: distributions, [N, V].
         chosen: outcomes, [N].
-        keys: the order of outcomes, lowest first, ties by index, [N, V]; None orders by index.
+        keys: sort keys of the outcomes, lowest first, ties by index, [N, V]; None orders by index.
     """
     low, own = np.empty(len(rows)), rows[np.arange(len(rows)), chosen]
     for index, (row, token) in enumerate(zip(rows, chosen, strict=True)):
@@ -73,12 +72,12 @@ def mean_smooth_scores(
 ) -> Floats:
     """The mean smooth score [degrees] of outcomes that follow `others`, tested against `rows`.
 
-    The transform of an outcome is uniform over its interval of [0, 1], so the polynomials are
-    averaged over it.
+    The transform of an outcome is uniform over its interval of [0, 1], so the polynomials are averaged
+    over that interval.
 
     Args:
-        rows, others: distributions, [N, V]; where `rows` is zero, `others` is.
-        keys: the order of outcomes, [N, V].
+        rows, others: distributions, [N, V]; `others` is zero where `rows` is zero.
+        keys: sort keys of the outcomes, [N, V].
     """
     order = np.argsort(keys, axis=1, kind="stable")
     rows, others = np.take_along_axis(rows, order, 1), np.take_along_axis(others, order, 1)
@@ -94,13 +93,14 @@ def mean_smooth_scores(
 
 
 def group_scores(rows: Floats, chosen: Ints, groups: Ints) -> tuple[Floats, Floats]:
-    """Whether outcomes lie in each group, less the probability of that, [N, G], and the summed
-    covariance [G, G].
+    """Scores of outcomes by group, [N, G], and their summed covariance, [G, G].
+
+    The score for a group is 1 or 0, as the outcome lies in it or not, minus the group's probability.
 
     Args:
         rows: distributions, [N, V].
         chosen: outcomes, [N].
-        groups: the group of each token, [V], numbered from 0.
+        groups: group of each token, [V], numbered from 0.
     """
     member = np.eye(int(groups.max()) + 1)[groups]
     mass = rows @ member
@@ -109,10 +109,10 @@ def group_scores(rows: Floats, chosen: Ints, groups: Ints) -> tuple[Floats, Floa
 
 @dataclass
 class ScoreTest:
-    """A sum of scores, to be tested against zero.
+    """A chi-square test that a sum of scores is zero.
 
     Args:
-        name: of the test.
+        name: name of the test.
         degrees: numbers per score.
     """
 
@@ -127,13 +127,13 @@ class ScoreTest:
         self.covariance = np.zeros((self.degrees, self.degrees))
 
     def add(self, scores: Floats, covariance: Floats | None = None) -> None:
-        """Add scores [N, degrees] and their summed covariance; None is N times the identity."""
+        """Add scores [N, degrees] and their summed covariance; None means N times the identity."""
         self.count += len(scores)
         self.total += scores.sum(0)
         self.covariance += len(scores) * np.eye(self.degrees) if covariance is None else covariance
 
     def noncentrality(self, mean: Floats) -> float:
-        """The noncentrality per outcome where scores have this mean [degrees]."""
+        """Noncentrality per outcome if scores have the mean `mean`, [degrees]."""
         return _quadratic(mean * self.count, self.covariance)[0] / max(self.count, 1)
 
     @property
@@ -142,7 +142,7 @@ class ScoreTest:
 
     @property
     def rank(self) -> int:
-        """Degrees of freedom; 0 where the outcomes vary too little to test."""
+        """Degrees of freedom; 0 if the outcomes vary too little to test."""
         return _quadratic(self.total, self.covariance)[1]
 
     @property
@@ -152,7 +152,7 @@ class ScoreTest:
 
 
 def _quadratic(vector: Floats, covariance: Floats) -> tuple[float, int]:
-    """v' C^-1 v over the directions in which C is large enough, and their number."""
+    """Quadratic form v' C^-1 v over the directions in which C is large enough, and their number."""
     values, vectors = np.linalg.eigh(covariance)
     large = values >= LEAST_VARIANCE - 1e-9
     parts = (vectors.T @ vector)[large]
@@ -160,14 +160,16 @@ def _quadratic(vector: Floats, covariance: Floats) -> tuple[float, int]:
 
 
 def power(noncentrality: float, degrees: int, level: float) -> float:
-    """The probability that a chi-square test rejects."""
+    """Probability that a chi-square test rejects, for a noncentrality."""
     critical = special.chdtri(degrees, level)
     return 1.0 - float(special.chndtr(critical, degrees, noncentrality))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values: rejecting those below a level makes any false rejection with at most that
-    probability (Holm, Scand. J. Statist. 6, 1979)."""
+    """P-values adjusted by Holm's method (Scand. J. Statist. 6, 1979).
+
+    Rejecting those below a level makes any false rejection with at most that probability.
+    """
     adjusted = [1.0] * len(p_values)
     largest = 0.0
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])

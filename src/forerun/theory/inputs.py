@@ -1,4 +1,4 @@
-"""Arguments of formulas: numbers, lengths and rows of probability, checked, as arrays."""
+"""Checks the arguments of formulas (numbers, lengths, rows of probability) and makes them arrays."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from forerun.errors import ConfigError, DistributionError, shown
 Floats = NDArray[np.float64]
 Lengths = NDArray[np.int64]
 Values = float | Floats
-"""A number for numbers, an array for arrays, by NumPy's broadcasting."""
+"""Result of a formula: a number for numbers, an array for arrays, by NumPy's broadcasting."""
 
 SUM_TOLERANCE = 1e-6
-"""How far a row's sum may lie from 1, by rounding in single precision."""
+"""Largest distance of a row's sum from 1 that counts as rounding in single precision."""
 
 LONGEST = 1 << 31
 
 
 def fractions(name: str, value: ArrayLike) -> Floats:
-    """Numbers in [0, 1]."""
+    """The value as an array of numbers in [0, 1]; a ConfigError for others."""
     reals = _reals(value)
     if reals is None or not np.all((reals >= 0.0) & (reals <= 1.0)):
         raise ConfigError(f"{name} is {shown(value)}; it must be a number in [0, 1].")
@@ -29,7 +29,7 @@ def fractions(name: str, value: ArrayLike) -> Floats:
 
 
 def costs(name: str, value: ArrayLike, *, above: bool = False) -> Floats:
-    """Finite numbers of at least 0, or above 0."""
+    """The value as an array of finite numbers >= 0, or > 0 if `above`; a ConfigError for others."""
     reals = _reals(value)
     if reals is None or not np.all(np.isfinite(reals) & (reals > 0 if above else reals >= 0)):
         allowed = "above zero" if above else "of zero or more"
@@ -38,7 +38,7 @@ def costs(name: str, value: ArrayLike, *, above: bool = False) -> Floats:
 
 
 def lengths(name: str, value: ArrayLike, shortest: int = 0) -> Lengths:
-    """Integers of at least `shortest`."""
+    """The value as an array of integers of at least `shortest`; a ConfigError for others."""
     array = _array(value)
     whole = array is not None and array.dtype.kind in "iu"
     if array is None or not whole or not np.all((array >= shortest) & (array <= LONGEST)):
@@ -49,10 +49,10 @@ def lengths(name: str, value: ArrayLike, shortest: int = 0) -> Lengths:
 
 
 def as_rows(name: str, value: ArrayLike) -> Floats:
-    """Rows of probability, [..., V]; sums that single precision has rounded are scaled to 1.
+    """The value as rows of probability, [..., V], scaled to 1 where single precision rounded the sum.
 
     Raises:
-        DistributionError: for an empty vocabulary, negative or NaN entries, or other sums.
+        DistributionError: for an empty vocabulary, negative or NaN entries, or sums other than 1.
     """
     rows = _reals(value)
     if rows is None or rows.ndim == 0 or rows.shape[-1] == 0:
@@ -66,12 +66,12 @@ def as_rows(name: str, value: ArrayLike) -> Floats:
     if not np.all(off <= SUM_TOLERANCE):
         worst = total.flat[int(np.argmax(off))]
         raise DistributionError(f"{name} has a row that sums to {worst:.9g}; rows must sum to 1.")
-    # Rows that sum to 1 stay as they are, bit for bit.
+    # Rows that sum to 1 are returned unchanged, bit for bit.
     return rows if np.all(off <= 1e-9) else rows / total
 
 
 def as_row(name: str, value: ArrayLike) -> Floats:
-    """One row of probability, [V].
+    """The value as one row of probability, [V].
 
     Raises:
         DistributionError: as `as_rows`, and for more than one row.
@@ -83,7 +83,7 @@ def as_row(name: str, value: ArrayLike) -> Floats:
 
 
 def as_row_pair(p: ArrayLike, q: ArrayLike) -> tuple[Floats, Floats]:
-    """Target and draft rows over one vocabulary, broadcast against each other, [..., V] each."""
+    """Target and draft rows over one vocabulary, broadcast to a common shape [..., V]."""
     target, draft = as_rows("p (the target row)", p), as_rows("q (the draft row)", q)
     if target.shape[-1] != draft.shape[-1]:
         raise DistributionError(
@@ -95,7 +95,7 @@ def as_row_pair(p: ArrayLike, q: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def together(*arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """The arrays, broadcast to one shape.
+    """Broadcast arrays to one shape.
 
     Raises:
         ConfigError: for shapes that do not broadcast.
@@ -110,7 +110,7 @@ def together(*arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
 
 
 def softmax(logits: ArrayLike) -> Floats:
-    """Logits as probabilities, [..., V]; an entry of -inf has probability 0.
+    """Softmax of logits, [..., V]; an entry of -inf has probability 0.
 
     Raises:
         DistributionError: for NaN, +inf, a row of all -inf or an empty vocabulary.
@@ -130,7 +130,7 @@ def softmax(logits: ArrayLike) -> Floats:
 
 
 def plain(result: Floats) -> Values:
-    """An array of no dimensions as a number."""
+    """Return an array without dimensions as a number, and any other array unchanged."""
     return float(result) if result.ndim == 0 else result
 
 
@@ -140,7 +140,7 @@ def _reals(value: ArrayLike) -> Floats | None:
 
 
 def _array(value: ArrayLike) -> NDArray[Any] | None:
-    """None for values that are not an array, such as a ragged list."""
+    """The value as an array; None if it cannot be one, such as a ragged list."""
     try:
         return np.asarray(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Two rows of probability, p the target's and q the draft's: their overlap and their residual."""
+"""Overlap and residual of two rows of probability: p is the target's, q the draft's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from forerun.theory.inputs import Floats, Values, as_row_pair, plain
 
 
 def total_variation(p: ArrayLike, q: ArrayLike) -> Values:
-    """Half the L1 distance between rows [..., V] (Leviathan et al., arXiv 2211.17192, section 3.2).
+    """Total variation: half the L1 distance between rows [..., V].
+
+    See Leviathan et al., arXiv 2211.17192, section 3.2.
 
     Raises:
         DistributionError: for invalid rows, or rows of different vocabularies.
@@ -19,7 +21,7 @@ def total_variation(p: ArrayLike, q: ArrayLike) -> Values:
 
 
 def acceptance_rate(p: ArrayLike, q: ArrayLike) -> Values:
-    """The probability that a token drawn from q is accepted against p, rows [..., V].
+    """Probability that a token drawn from q is accepted against p, for rows [..., V].
 
     sum_x q(x) min(1, p(x)/q(x)) = sum_x min(p(x), q(x)) = 1 - total variation
     (Leviathan et al., theorem 3.5 and corollary 3.6). A point mass at x is accepted with p(x).
@@ -32,7 +34,7 @@ def acceptance_rate(p: ArrayLike, q: ArrayLike) -> Values:
 
 
 def coupled_acceptance_rate(p: ArrayLike, q: ArrayLike) -> Values:
-    """The probability that target and draft draw the same token from shared Gumbel noise.
+    """Probability that target and draft draw the same token from shared Gumbel noise.
 
     sum_x 1 / sum_y max(p(y)/p(x), q(y)/q(x)), at least (1 - TV)/(1 + TV) and at most 1 - TV
     (Daliri, Musco and Suresh, arXiv 2408.07978). Rows [..., V]; takes memory of [..., V, V].
@@ -49,10 +51,10 @@ def coupled_acceptance_rate(p: ArrayLike, q: ArrayLike) -> Values:
 
 
 def corrected_distribution(p: ArrayLike, q: ArrayLike) -> Floats:
-    """The distribution of recovered tokens: norm(max(p - q, 0)), rows [..., V].
+    """Distribution of recovered tokens, norm(max(p - q, 0)), for rows [..., V].
 
-    Where the residual is zero (p = q, where nothing is rejected) the row is p (Leviathan et al.,
-    section 2.3; Chen et al., arXiv 2302.01318).
+    If the residual is zero (p = q, so nothing is rejected), the row is p (Leviathan et al., section
+    2.3; Chen et al., arXiv 2302.01318).
     """
     p, q = as_row_pair(p, q)
     residual = np.maximum(p - q, 0.0)

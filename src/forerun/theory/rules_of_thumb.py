@@ -1,6 +1,6 @@
-"""What the literature promises from an acceptance, a cost ratio or a size ratio, as data.
+"""Rules of thumb of the literature for an acceptance, a cost ratio or a size ratio, as data.
 
-The figures are those of five public texts (docs/theory.md, section 12); `advice` holds them against the
+The figures are from five public texts (docs/theory.md, section 12). `advice` compares them with the
 formulas.
 """
 
@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 
 class Rule(NamedTuple):
-    """A range of a figure and what is said of it.
+    """A rule of thumb for one range of a figure.
 
     Args:
         low, high: the range, its lower end included.
         words: the promise.
-        least, most: the speed-ups that the words allow, both included. None where nothing is promised.
+        least, most: the range of speed-ups that the promise allows, both ends included. None if nothing
+            is promised.
     """
 
     low: float
@@ -26,7 +27,7 @@ class Rule(NamedTuple):
     most: float | None = None
 
     def allows(self, speedup: float) -> bool | None:
-        """Whether a speed-up keeps the promise; None where there is none."""
+        """True if a speed-up keeps the promise; None if nothing is promised."""
         if self.least is None or self.most is None:
             return None
         return self.least <= speedup <= self.most
@@ -41,7 +42,7 @@ ACCEPTANCE = (
     Rule(0.60, 0.75, "substantial", 1.5, _ANY),
     Rule(0.75, _ANY, "3 x and more", 3.0, _ANY),
 )
-"""Of the share of tested tokens that are accepted."""
+"""Rules for the share of tested tokens that are accepted."""
 
 COST_RATIO = (
     Rule(0.0, 0.05, "cheaper than the sweet spot of 0.05 to 0.15"),
@@ -49,16 +50,16 @@ COST_RATIO = (
     Rule(0.15, 0.30, "above the sweet spot of 0.05 to 0.15"),
     Rule(0.30, _ANY, "above 0.3, which rarely pays", 0.0, 1.0),
 )
-"""Of the time of a draft forward / that of a plain target forward."""
+"""Rules for the time of a draft forward / time of a plain target forward."""
 
 SIZE_RATIO = (
     Rule(0.0, 5.0, "below the range of 5 to 30: the draft is too large", 0.0, 1.0),
     Rule(5.0, 30.0, "in the range of 5 to 30", 1.0, _ANY),
     Rule(30.0, _ANY, "above the range of 5 to 30: the draft is too small to be accepted", 0.0, 1.0),
 )
-"""Of the parameters of the target / those of the draft model."""
+"""Rules for the parameters of the target / parameters of the draft model."""
 
 
 def rule_for(rules: tuple[Rule, ...], figure: float) -> Rule:
-    """The rule whose range holds the figure."""
+    """The rule whose range contains the figure."""
     return next(rule for rule in rules if figure < rule.high or rule.high == _ANY)

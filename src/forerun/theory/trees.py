@@ -1,6 +1,6 @@
-"""The acceptance of siblings in a tree of drafted tokens.
+"""Acceptance of siblings in a tree of drafted tokens.
 
-The k-th child of a node (its rank) is tested when those before it were rejected.
+The k-th child of a node (its rank) is tested if the children before it were rejected.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MOST_ORDERS = 1 << 17
 
 
 def sibling_acceptance(p: ArrayLike, q: ArrayLike, count: int) -> Floats:
-    """The probability that the k-th of `count` siblings is the one accepted, [..., count].
+    """Probability that the k-th of `count` siblings is the accepted one, [..., count].
 
-    The siblings are drawn from q *with replacement* and tested in order, each against the residual
-    of p after the ones before it (SpecInfer, arXiv 2305.09781, multi-step speculative sampling). The
-    sum over the last axis is the probability that one of them is accepted.
+    The siblings are drawn from q *with replacement* and tested in order, each against the residual of p
+    after the siblings before it (SpecInfer, arXiv 2305.09781, multi-step speculative sampling). The sum
+    over the last axis is the probability that any sibling is accepted.
 
     Raises:
         DistributionError: for invalid rows, or rows of different vocabularies.
@@ -39,17 +39,18 @@ def sibling_acceptance(p: ArrayLike, q: ArrayLike, count: int) -> Floats:
 
 
 def distinct_sibling_acceptance(p: ArrayLike, q: ArrayLike, count: int) -> Floats:
-    """The same for siblings drawn *without replacement*, [count], by enumeration of their orders.
+    """Probability that the k-th of `count` siblings drawn *without replacement* is accepted, [count].
 
-    The k-th sibling is drawn from q without the ones before it, and tested against that row (as
-    Sequoia draws and verifies, arXiv 2402.12374). Where q has fewer tokens than siblings, no more are
-    drawn.
+    All orders of siblings are enumerated. The k-th sibling is drawn from q without the siblings before
+    it, and tested against that row (as in Sequoia, arXiv 2402.12374). If q has fewer tokens than
+    `count`, fewer siblings are drawn.
 
     Args:
         p, q: one row each, [V]; V^(count - 1) orders are enumerated.
 
     Raises:
-        As `sibling_acceptance`; ConfigError for stacks of rows and for too many orders.
+        DistributionError, ConfigError: as `sibling_acceptance`; ConfigError also for stacks of rows and
+            for too many orders.
     """
     target, draft = as_row_pair(p, q)
     ranks = check("count", count, int, ge=1, le=MOST_SIBLINGS)
@@ -65,7 +66,7 @@ def distinct_sibling_acceptance(p: ArrayLike, q: ArrayLike, count: int) -> Float
 
 
 def _test_siblings(left: Floats, draft: Floats, reached: float, by_rank: Floats) -> None:
-    """Add the tests of the next sibling, and of those after it, to `by_rank` (its later entries)."""
+    """Add the tests of the next sibling and of the later ones to `by_rank`, whose first entry is next."""
     by_rank[0] += reached * np.minimum(left, draft).sum()
     if len(by_rank) == 1:
         return
