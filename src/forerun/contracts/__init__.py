@@ -1,4 +1,4 @@
-"""What a model, its cache, its parts, a drafter, a rule and a policy must be able to do."""
+"""Contracts of models, caches, modules, drafters, verification rules and policies."""
 
 from forerun.contracts.methods import (
     FILLER,

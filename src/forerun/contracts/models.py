@@ -1,4 +1,4 @@
-"""What a model and its cache must be able to do."""
+"""Contracts of models and their caches."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
 class Cache(Protocol):
     """Keys and values of a batch of rows, each with its own tokens.
 
-    It speaks in tokens, in the order in which they were run; where the keys and values of a token
-    lie (its slot) is its own affair. A forward pass appends tokens to rows; `keep` and `trim` take
-    back what was rejected.
+    Its methods count tokens, in the order in which they were run; the place of a token's keys and
+    values (its slot) is internal. A forward pass appends tokens to rows; `keep` and `trim` remove
+    rejected ones.
     """
 
     @property
     def rows(self) -> int:
-        """Rows of the batch."""
+        """Number of rows."""
 
     @property
     def capacity(self) -> int:
-        """Tokens a row."""
+        """Number of tokens that a row has room for."""
 
     def length(self, row: int, layer: int | None = None) -> int:
-        """Tokens of `row` in `layer`; in its shortest layer if None.
+        """Number of tokens of `row` in `layer`; in its shortest layer if None.
 
         Raises:
             CacheError: for a row that does not exist.
         """
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Of the tokens of `row` after the first `length`, keep those at `path`, in their order.
+        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in
+        order.
 
         A layer that does not hold all of them yet keeps those that it holds.
 
@@ -48,69 +49,75 @@ class Cache(Protocol):
         """
 
     def trim(self, row: int, length: int, layers: range | None = None) -> None:
-        """Forget the tokens of `row` after the first `length`, in `layers` alone unless None.
+        """Forget the tokens of `row` after the first `length`; in `layers` only, unless None.
 
         Raises:
-            CacheError: for a row or layers that do not exist, a negative length, and for layers
-                where all have one length.
+            CacheError: for a row or layers that do not exist, for a negative length, and for layers
+                if all layers have one length.
         """
 
 
 class Evicts(Cache, Protocol):
-    """A cache that gives up some of what it holds, so that what follows is approximate.
+    """A cache that evicts some of its tokens, so that later results are approximate.
 
-    It still speaks in tokens: evicted ones count as held. Both `commit` and `evict` are called where
-    nothing that a row holds will be taken back.
+    Its methods still count evicted tokens as held. `commit` and `evict` are called only when none
+    of a row's tokens will be taken back.
     """
 
     dropped: list[int]
-    """Tokens that each row has lost, the same in all layers."""
+    """Number of tokens that each row has lost, the same in all layers."""
 
     def commit(self, row: int) -> None:
-        """Take note of what a row holds, which may go on to be more of a prompt."""
+        """Note the tokens that a row holds now; more of the prompt may follow."""
 
     def evict(self, row: int) -> None:
-        """Give up what is due, before the newest token of a request is run: first after its prompt."""
+        """Evict the tokens that are due. Called before a request's newest token is run, first after
+        its prompt."""
 
     def copy(self) -> Self:
-        """Another cache that holds the same, to go on otherwise."""
+        """A second cache with the same content, which can be continued separately."""
 
     def until_eviction(self, row: int) -> int | None:
-        """Tokens that may be appended before the next are given up; None where none will be. What is run
-        beyond them must not be kept."""
+        """Number of tokens that may be appended before the next eviction; None if there will be none.
+
+        Tokens that are run beyond this number must not be kept.
+        """
 
 
 class SavesRows(Cache, Protocol):
-    """A cache whose rows can be copied out and, later or elsewhere, in again. A layer's part of a row is
-    one or more tensors, by name."""
+    """A cache whose rows can be copied out and later, or elsewhere, copied back in.
+
+    The part of a row in one layer is one or more tensors, by name.
+    """
 
     @property
     def row_format(self) -> Mapping[str, str | int]:
-        """What a row is made of: it can be copied into caches with the same alone."""
+        """Description of a row's content: a row can only be copied into caches with an equal
+        description."""
 
     def row_shapes(self, length: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Type and shape of the tensors of one layer, for a row of `length` tokens."""
 
     def read_row(self, row: int, layer: int, length: int) -> dict[str, Tensor]:
-        """The first `length` tokens of a row in one layer, on the CPU."""
+        """Copy the first `length` tokens of a row in one layer to the CPU."""
 
     def write_row(self, row: int, layer: int, length: int, tensors: Mapping[str, Tensor]) -> None:
-        """Have a row hold, in one layer, `length` tokens that `read_row` has read."""
+        """Make a row hold, in one layer, the `length` tokens that `read_row` returned."""
 
 
 class Ability(enum.StrEnum):
-    """What some models can do beyond the contract; ask for it in `CausalLM.abilities`."""
+    """An ability of some models beyond the contract; ask for it in `CausalLM.abilities`."""
 
     DRAFT_CHAINS = "draft_chains"
-    """Drafting whole chains in one call: see `DraftsChains`."""
+    """Draft whole chains in one call: see `DraftsChains`."""
     MODULES = "modules"
-    """Building parts of heads and adapters on what the model runs on: see `BuildsModules`."""
+    """Build parts of heads and adapters on the model's own backend: see `BuildsModules`."""
     VIEWS = "views"
-    """Reading a part of the text alone: see `Batch.view`."""
+    """Read only a part of the text: see `Batch.view`."""
     EVICTION = "eviction"
-    """Running on a cache that evicts: see `CompressesCache`."""
+    """Run on a cache that evicts: see `CompressesCache`."""
     SESSIONS = "sessions"
-    """Making caches whose rows can be saved: see `SavesRows`."""
+    """Make caches whose rows can be saved: see `SavesRows`."""
 
 
 class CausalLM(Protocol):
@@ -123,9 +130,9 @@ class CausalLM(Protocol):
     max_context: int
     device: torch.device
     dtype: torch.dtype
-    """Of logits and hidden states."""
+    """Type of logits and hidden states."""
     precision: str
-    """Of the weights: `fp32`, `bf16`, `int8` and so on."""
+    """Precision of the weights: `fp32`, `bf16`, `int8` and so on."""
     exactness: Exactness
     abilities: frozenset[Ability]
 
@@ -136,37 +143,38 @@ class CausalLM(Protocol):
         """Run new tokens and append their keys and values to the cache.
 
         Args:
-            batch: the tokens and what to return of them.
-            cache: of this model.
+            batch: the tokens, and the outputs wanted.
+            cache: a cache of this model.
 
         Raises:
             CacheError: for a batch that contradicts the cache, a full row, or a position beyond the
                 context.
             ConfigError: for layers that the model does not have or that are not run.
-            UnsupportedModelError: for layers or hidden states where the model has none to run or
-                to return, and for a view where it reads all that its rows hold.
+            UnsupportedModelError: if the batch asks for single layers, hidden states or a view and
+                the model does not support them.
         """
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """The embeddings [B, n, hidden_size] of token ids [B, n], without those of positions.
+        """Embeddings [B, n, hidden_size] of token ids [B, n], without those of positions.
 
         Raises:
-            ConfigError: where the model has no embedding that runs alone.
+            ConfigError: if the model has no embedding that runs alone.
         """
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """The norm before the output head, of hidden states [B, n, hidden_size] after any layer.
+        """Apply the norm before the output head to hidden states [B, n, hidden_size] after any layer.
 
         Raises:
-            ConfigError: where the model has no output head that runs alone.
+            ConfigError: if the model has no output head that runs alone.
         """
 
     def lm_head(self, hidden: Tensor) -> Tensor:
-        """Logits [B, n, V] of normed hidden states [B, n, hidden_size]; of those after the last
-        layer they are the logits of `forward`.
+        """Logits [B, n, V] of normed hidden states [B, n, hidden_size].
+
+        From the states after the last layer they are the logits of `forward`.
 
         Raises:
-            ConfigError: where the model has no output head that runs alone.
+            ConfigError: if the model has no output head that runs alone.
         """
 
 
@@ -174,18 +182,19 @@ class CompressesCache(CausalLM, Protocol):
     """A model with `Ability.EVICTION`."""
 
     def compressed_cache(self, rows: int, capacity: int, compression: Any) -> Evicts:
-        """An empty cache of `rows` rows of `capacity` tokens each, of which some are evicted.
+        """An empty cache of `rows` rows of `capacity` tokens each, some of which will be evicted.
 
         Args:
             compression: a `forerun.compression.Compression` that names a method.
 
         Raises:
-            UnsupportedModelError: for layers that forget by themselves, as those of sliding windows.
+            UnsupportedModelError: for layers that forget by themselves, such as those with sliding
+                windows.
         """
 
 
 def compresses_cache(model: CausalLM) -> TypeGuard[CompressesCache]:
-    """Whether a model runs on a cache that evicts."""
+    """True if a model runs on a cache that evicts."""
     return Ability.EVICTION in model.abilities
 
 
@@ -193,12 +202,16 @@ class ReadsViews(CausalLM, Protocol):
     """A model with `Ability.VIEWS`."""
 
     def bytes_read(self, context: int, layers: int, view: View | None = None) -> float:
-        """Of weights and of keys and values, about, by one token behind `context` of them, in so many layers,
-        with a view or in full."""
+        """Approximate bytes of weights, keys and values that one token reads in the first `layers`
+        layers.
+
+        The token follows a context of `context` tokens and reads it through `view`, or in full if
+        None.
+        """
 
 
 def reads_views(model: CausalLM) -> TypeGuard[ReadsViews]:
-    """Whether a model reads a part of the text alone where it is asked to."""
+    """True if a model can read only a part of the text."""
     return Ability.VIEWS in model.abilities
 
 
@@ -207,15 +220,17 @@ class ChainRequest:
     """One chain to draft.
 
     Args:
-        row: of the cache.
+        row: row of the cache.
         pending: tokens of the text that the row lacks, the newest at least.
-        limit: tokens to draft at most, at least 1.
-        drawing: how to pick them.
-        text: whose text it is; its parameters must not adjust logits.
-        draft_vocab_size: draft no tokens but the first so many, those of the text and `likely`; None: any.
-        likely: from chain to chain of a text the list only grows.
-        least: end the chain where its tokens are all accepted with less than this probability, by the shares
-            of the most probable tokens before any warping, which are known before a token is drawn.
+        limit: most tokens to draft, at least 1.
+        drawing: the way to pick them.
+        text: the request that is drafted for; its parameters must not adjust logits.
+        draft_vocab_size: draft only the first `draft_vocab_size` tokens of the vocabulary, those of
+            the text and `likely`; None: any.
+        likely: further tokens to draft; from chain to chain of a text the list only grows.
+        least: end the chain when the probability that all its tokens are accepted falls below this.
+            It is estimated from the probability of the most likely token before any warping, which
+            is known before a token is drawn.
     """
 
     row: int
@@ -244,21 +259,24 @@ class DraftsChains(CausalLM, Protocol):
         row of the cache.
 
         Args:
-            cache: of this model.
-            requests: of different rows.
+            cache: a cache of this model.
+            requests: the chains, in different rows.
             vocab_size: the target's; tokens that this model lacks have no probability.
-            view: what each token reads of its text, for a model with `Ability.VIEWS`; None: all of it.
+            view: the part of its text that each token reads, for a model with `Ability.VIEWS`;
+                None: all of it.
 
         Raises:
-            CacheError: when a row is full or a position lies beyond the context.
+            CacheError: if a row is full or a position lies beyond the context.
             DistributionError: for logits that are not numbers.
         """
 
     def bytes_spared(self, context: int, draft_vocab_size: int) -> float:
-        """Of the output head, about, by a chain behind `context` tokens that drafts no others than
-        `ChainRequest.draft_vocab_size` says."""
+        """Approximate bytes of the output head that a chain with `draft_vocab_size` does not read.
+
+        The chain follows a context of `context` tokens; see `ChainRequest.draft_vocab_size`.
+        """
 
 
 def drafts_chains(model: CausalLM) -> TypeGuard[DraftsChains]:
-    """Whether a model drafts whole chains in one call."""
+    """True if a model drafts whole chains in one call."""
     return Ability.DRAFT_CHAINS in model.abilities

@@ -1,4 +1,4 @@
-"""What parts of models do that heads and adapters are composed of."""
+"""Contracts of the model parts that heads and adapters are composed of."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ class Module(Protocol):
     """A part of a model, on hidden states [..., size]."""
 
     def __call__(self, hidden: Tensor, /) -> Tensor:
-        """The output of the part for each token."""
+        """Output of the part for each token."""
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """The shape of a self-attention; its weights go by name: `qkv` [rows, cols] for all query heads,
-    then keys, then values, `output` [hidden_size, num_heads * head_dim] and, where it has them,
-    `qkv_bias`, `output_bias`, `q_norm` and `k_norm` [head_dim].
+    """Shape of a self-attention.
+
+    Its weights are named: `qkv` [rows, cols] for all query heads, then keys, then values, `output`
+    [hidden_size, num_heads * head_dim] and optionally `qkv_bias`, `output_bias`, `q_norm` and
+    `k_norm` [head_dim].
 
     Args:
-        num_heads: query heads.
-        num_kv_heads: of keys and values, each shared by as many query heads.
+        num_heads: number of query heads.
+        num_kv_heads: number of key and value heads, each shared by equally many query heads.
         head_dim: size of a head.
-        window: a token at position i sees positions above i - window only; None: no limit.
-        norm_eps: of the norms of queries and keys.
-        inverse_frequencies: of the rotary embedding, head_dim / 2; empty: no such embedding.
-        rotary_scale: on its cosines and sines.
+        window: a token at position i sees only positions above i - window; None: no limit.
+        norm_eps: eps of the norms of queries and keys.
+        inverse_frequencies: of the rotary embedding, head_dim / 2; empty: no rotary embedding.
+        rotary_scale: factor on its cosines and sines.
     """
 
     num_heads: int
@@ -47,17 +49,17 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class LayerShape(AttentionShape):
-    """The shape of a decoder layer: attention, then a gated MLP, each added to what came in.
+    """Shape of a decoder layer: attention, then a gated MLP, each added to its input.
 
-    It reads several inputs side by side, each normed, and adds to the last of them. Beside the weights
-    of its attention are `mlp_norm` [hidden_size], `gate_up` [2 n, hidden_size], `down` [hidden_size, n]
-    and, where it has them, `gate_up_bias`, `down_bias` and the norms of the inputs, `input_norm.0` and
-    so on. All norms have the eps `norm_eps`.
+    The layer reads several inputs side by side, each normed, and adds to the last of them. Its
+    weights are those of its attention, `mlp_norm` [hidden_size], `gate_up` [2 n, hidden_size],
+    `down` [hidden_size, n] and optionally `gate_up_bias`, `down_bias` and the norms of the inputs,
+    `input_norm.0` and so on. All norms have the eps `norm_eps`.
 
     Args:
-        activation: of the MLP, see `Modules.activation`.
-        inputs: how many.
-        normed_residual: whether the last input is normed before it is added to as well.
+        activation: activation of the MLP, see `Modules.activation`.
+        inputs: number of inputs.
+        normed_residual: the residual starts from the normed last input.
     """
 
     activation: str = "silu"
@@ -66,7 +68,7 @@ class LayerShape(AttentionShape):
 
 
 class KeepsText(Protocol):
-    """A part with caches of one layer, apart from the target's."""
+    """A part with a cache of one layer, separate from the target's cache."""
 
     def new_cache(self, rows: int, capacity: int) -> Any:
         """An empty cache of `rows` rows of `capacity` tokens each."""
@@ -76,8 +78,10 @@ class Attention(KeepsText, Protocol):
     """A self-attention."""
 
     def __call__(self, hidden: Tensor, batch: Batch, cache: Any) -> Tensor:
-        """Run the tokens of a batch, hidden states [B, n, cols], and append their keys and values;
-        hidden states [B, n, hidden_size]. Of the batch only rows, positions and trees count.
+        """Run the tokens of a batch and append their keys and values.
+
+        `hidden` is [B, n, cols], the result [B, n, hidden_size]. Only rows, positions and trees of
+        the batch are used.
 
         Raises:
             CacheError: for a batch that contradicts the cache, or a full row.
@@ -85,49 +89,53 @@ class Attention(KeepsText, Protocol):
 
 
 class Layer(KeepsText, Protocol):
-    """A decoder layer, see `LayerShape`. Of a batch only rows, positions and trees count.
+    """A decoder layer, see `LayerShape`. Only rows, positions and trees of a batch are used.
 
-    Both raise CacheError for a batch that contradicts the cache, or a full row.
+    Both methods raise CacheError for a batch that contradicts the cache, or a full row.
     """
 
     def __call__(self, inputs: Sequence[Tensor], batch: Batch, cache: Any) -> Tensor:
-        """Run the tokens of a batch, inputs [B, n, size] each, and append their keys and values; hidden
-        states [B, n, hidden_size]."""
+        """Run the tokens of a batch and append their keys and values.
+
+        Each of `inputs` is [B, n, size], the result [B, n, hidden_size].
+        """
 
     def append(self, hidden: Tensor, batch: Batch, cache: Any) -> None:
-        """Append the keys and values of what the attention reads, [B, n, cols], and nothing else."""
+        """Append only the keys and values for the attention's input `hidden`, [B, n, cols]; run
+        nothing else."""
 
 
 class Linear(Module, Protocol):
     """A product with a matrix."""
 
     def add(self, hidden: Tensor, out: Tensor) -> None:
-        """Add what it makes of `hidden` [..., cols] to `out` [..., rows], in place."""
+        """Add the product with `hidden` [..., cols] to `out` [..., rows], in place."""
 
 
 @dataclass(frozen=True)
 class HeadParts:
-    """What a head is made of that drafts chains as EAGLE-3 does (arXiv 2503.01840): its layers read a state
-    of the target, or what they made of the token before, beside the embedding of the token after it.
+    """Parts of a head that drafts chains as EAGLE-3 does (arXiv 2503.01840).
 
-    All parts come from one `Modules`.
+    Its layers read the embedding of a token beside a state for the token before it: a state of the
+    target, or the layers' own output for that token. All parts come from one `Modules`.
 
     Args:
-        state_norms: of equal parts of the target's joined states, in order; empty: none.
-        fuse: of those states, to [..., hidden_size].
-        layers: of which the first reads an embedding and what is fused or carried.
-        norm: of what is carried; None where the output head norms it.
-        output: logits [..., Vd] of what is carried.
-        token_ids: the target's token of each logit, ascending; empty where that is its index.
+        state_norms: norms of equal parts of the target's joined states, in order; empty: none.
+        fuse: maps those states to [..., hidden_size].
+        layers: the layers; the first reads an embedding and a fused state or the last output.
+        norm: norm of that output; None if the output head norms it.
+        output: maps the output to logits [..., Vd].
+        token_ids: the target's token of each logit, ascending; empty if token and index are the
+            same.
         embedding: the head's own, [V, hidden_size]; None for the target's.
         vocab_size: the target's, V.
     """
 
-    state_norms: Sequence[Any]
-    fuse: Any
-    layers: Sequence[Any]
-    norm: Any
-    output: Any
+    state_norms: Sequence[Module]
+    fuse: Linear
+    layers: Sequence[Layer]
+    norm: Module | None
+    output: Linear
     token_ids: Sequence[int]
     embedding: Tensor | None
     vocab_size: int
@@ -141,17 +149,18 @@ class HeadChains(Protocol):
     ) -> list[Draft]:
         """Draft chains side by side.
 
-        A slot of a row belongs to a state and the token after it. The slots of `requests[i].pending` and
-        of all drafted tokens but the last are appended to the row. After an error the layers' caches may
-        differ in length.
+        Each slot of a row belongs to a state and the token after it. The slots of
+        `requests[i].pending` and of all drafted tokens but the last are appended to the row. After
+        an error the layers' caches may differ in length.
 
         Args:
-            caches: one a layer.
-            requests: of different rows; all that can be drafted may be.
-            states: of the target, joined, the one before each pending token, [pending, W].
+            caches: one cache per layer.
+            requests: chains in different rows; any token that the head can draft is allowed.
+            states: for each request the target's joined states before its pending tokens, [pending,
+                W].
 
         Raises:
-            CacheError: when a row is full.
+            CacheError: if a row is full.
             DistributionError: for logits that are not numbers.
         """
 
@@ -169,15 +178,19 @@ class Modules(Protocol):
         norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Linear:
-        """From [..., cols] to [..., rows] by `weight` [rows, cols] and `bias` [rows], of what the norm
-        of weights `norm` [cols] makes of it, if there is one."""
+        """A linear map from [..., cols] to [..., rows], with `weight` [rows, cols] and `bias` [rows].
+
+        With `norm` [cols], the weights of a norm, the input is normed first.
+        """
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
-        """A norm by the root mean square; with a bias a layer norm."""
+        """A root mean square norm; with a bias, a layer norm."""
 
     def activation(self, name: str, gated: bool = False) -> Module:
-        """The function between the products of an MLP, called as in a config of transformers. Gated,
-        it goes from [..., 2n] to [..., n]: the function of the first half, times the second."""
+        """The activation of an MLP by its name in a config of transformers.
+
+        Gated, it maps [..., 2n] to [..., n]: the function of the first half, times the second half.
+        """
 
     def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> Attention:
         """A self-attention; its weights are named in `AttentionShape`."""
@@ -186,17 +199,20 @@ class Modules(Protocol):
         """A decoder layer; its weights are named in `LayerShape`."""
 
     def head_chains(self, parts: HeadParts) -> HeadChains | None:
-        """What drafts whole chains with a head in one call; None where it is run step by step."""
+        """Drafting of whole chains with a head in one call; None if the head must be run step by step."""
 
 
 class BuildsModules(CausalLM, Protocol):
     """A model with `Ability.MODULES`."""
 
     def modules(self) -> Modules:
-        """What builds modules in the precision of this model; where that is int4 or that of a source of
-        quantized weights, layers in int4 and all else in int8."""
+        """Builder of modules in the precision of this model.
+
+        If that is int4 or the precision of a source of quantized weights, layers are in int4 and
+        all else in int8.
+        """
 
 
 def builds_modules(model: CausalLM) -> TypeGuard[BuildsModules]:
-    """Whether a model builds modules itself; others leave that to torch."""
+    """True if a model builds modules itself; for others torch builds them."""
     return Ability.MODULES in model.abilities

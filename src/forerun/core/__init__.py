@@ -1,4 +1,4 @@
-"""The words of the system: trees, drafts, plans, verdicts, requests, batches, statistics."""
+"""The core types: trees, drafts, plans, verdicts, requests, batches, statistics."""
 
 from forerun.core.batch import BLOCK_SIZE, Batch, ForwardOutput, HiddenStates, LogitsFor, View
 from forerun.core.costs import CostTable

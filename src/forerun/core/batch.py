@@ -1,4 +1,4 @@
-"""A forward pass as a value: what goes into a model, and what comes out of it."""
+"""A forward pass as a value: the input of a model and its output."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ LogitsFor = Literal["all", "last", "none"]
 
 
 class Lengths(Protocol):
-    """What a batch asks of a cache: how many tokens each row holds."""
+    """The part of a cache that a batch needs: the number of tokens in each row."""
 
     def length(self, row: int, layer: int | None = None) -> int:
         """Tokens of `row` in `layer`; in its shortest layer if None."""
 
 
 BLOCK_SIZE = 64
-"""Tokens of a block that a view chooses."""
+"""Tokens in a block, the unit in which a view selects text."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What new tokens read of a text: its first tokens (attention sinks, arXiv 2309.17453), the most
-    recent ones, and of what lies between the blocks that matter most (heavy hitters); exactly or nearly.
+    """The part of a text that new tokens attend to: its start, its end and selected blocks between.
+
+    The first tokens are attention sinks (arXiv 2309.17453); the selected blocks are those that
+    matter most (heavy hitters). The selection is exact or approximate.
 
     Args:
         sinks: positions below this are seen, 0 or more.
         window: a token at position i sees those above i - window, 1 or more.
-        coarse: whether of keys and values in int8 the upper nibbles alone are read (QuantSpec, arXiv
+        coarse: read only the upper nibbles of keys and values in int8 (QuantSpec, arXiv
             2502.10424).
-        blocks: of whole blocks of 64 tokens (positions 0 to 63, and so on) that end before the window,
-            each layer and key head reads this many more: those whose mean key has the largest product
-            with the sum of the token's queries; none whose product is not a number. Blocks that hold
-            nodes of a tree are not chosen; layers with a sliding window choose none.
+        blocks: number of blocks that each layer and key head reads besides, out of the whole blocks
+            of 64 tokens (positions 0 to 63, and so on) that end before the window. Selected are the
+            blocks whose mean key has the largest product with the sum of the token's queries; a
+            block whose product is not a number is never selected. Blocks that hold nodes of a tree
+            are not selected; layers with a sliding window select none.
     """
 
     sinks: int
@@ -59,7 +62,7 @@ class View:
             )
 
     def tokens(self, context: int) -> int:
-        """How many of a text's tokens the newest of them reads, at most."""
+        """Most tokens that the newest token of a text of `context` tokens reads."""
         return min(context, self.sinks + self.window + self.blocks * BLOCK_SIZE)
 
 
@@ -68,19 +71,21 @@ class Batch:
     """New tokens for some rows of a cache, to be run in one forward pass.
 
     Args:
-        rows: of the cache, each once.
+        rows: rows of the cache, each at most once.
         token_ids: the new tokens of each row, at least one; rows may differ in their number.
         positions: the position of each of them.
-        trees: for each row the tree of its newest nodes: those of the cache that are not committed
-            text, then the new tokens. None for a row whose tokens follow each other, and None in
-            place of the list where all do.
-        layers: to run; None for all. Only their caches grow, and only the last layer makes logits.
-        hidden_in: what enters below `layers` instead of the embedding, [B, width, hidden_size],
-            padded at the end of shorter rows.
-        hidden_layers: the layers whose hidden states to return; i is the output of the first i
-            layers, 0 the embedding.
+        trees: for each row the tree of its newest nodes: those in the cache that are not committed
+            text, then the new tokens. None for a row without branches; None instead of the list if
+            no row has branches.
+        layers: layers to run; None for all. Only their caches grow, and only the last layer of the
+            model yields logits.
+        hidden_in: input of the first of `layers` in place of the embedding, [B, width,
+            hidden_size], padded at the end of shorter rows.
+        hidden_layers: layers whose hidden states to return; i is the output of the first i layers,
+            0 the embedding.
         logits_for: the tokens that need logits: all, the last of each row, or none.
-        view: the part of the text that is read; None for all of it. For models with `Ability.VIEWS`.
+        view: the part of the text that is read; None for all of it. Only for models with
+            `Ability.VIEWS`.
 
     Raises:
         ConfigError: for a batch whose parts do not fit each other.
@@ -97,7 +102,7 @@ class Batch:
     view: View | None = None
 
     counts: tuple[int, ...] = field(init=False)
-    """New tokens of each row."""
+    """Number of new tokens of each row."""
 
     def __post_init__(self) -> None:
         rows, counts, places = self.rows, tuple(map(len, self.token_ids)), self.positions
@@ -135,10 +140,11 @@ class Batch:
         logits_for: LogitsFor = "all",
         view: View | None = None,
     ) -> Batch:
-        """A batch whose positions go on from what the rows hold in the layers to run.
+        """A batch whose positions continue the text that the rows hold in the layers to run.
 
         Raises:
-            CacheError: for a row that the cache does not have, or that holds less than its tree says.
+            CacheError: for a row that the cache does not have, or that holds fewer tokens than its
+                tree needs.
             ConfigError: for a batch whose parts do not fit each other.
         """
         layer = None if layers is None else layers.start
@@ -156,26 +162,29 @@ class Batch:
 
     @property
     def width(self) -> int:
-        """New tokens of the longest row."""
+        """Number of new tokens of the longest row."""
         return max(self.counts)
 
     @property
     def even(self) -> bool:
-        """Whether all rows have the same number of new tokens."""
+        """True if all rows have the same number of new tokens."""
         return min(self.counts) == max(self.counts)
 
     @cached_property
     def furthest(self) -> int:
-        """The largest position."""
+        """The largest position of a new token."""
         return max(map(max, self.positions))
 
     @cached_property
     def tree_mask(self) -> NDArray[np.bool_] | None:
-        """Which of the row's last m - width tokens and of its new ones each new token sees,
-        [B, width, m]; earlier ones are seen by all. None where every row's tokens follow each
-        other. Columns before a row's first token, and the rows of padding, mean nothing.
+        """Attention mask among the newest tokens, [B, width, m]: the tokens of its row that each
+        new token sees.
+
+        The columns are the last m - width tokens of the row and its new ones; all earlier tokens
+        are seen. None if no row has branches. Columns before a row's first token, and the rows of
+        padding, mean nothing.
         """
-        import numpy as np  # Here and below, because the words alone load no library of numbers.
+        import numpy as np  # Here and below, because importing the core types alone loads no NumPy.
 
         if self.trees is None:
             return None
@@ -195,7 +204,8 @@ class Batch:
         return mask
 
     def padded(self, values: Sequence[Sequence[int]], padding: int) -> NDArray[np.int64]:
-        """One array [B, width] of ragged lists, such as `token_ids`, with `padding` at the end."""
+        """One array [B, width] made from ragged lists such as `token_ids`, with `padding` at the
+        end of rows."""
         import numpy as np
 
         if self.even:
@@ -222,7 +232,7 @@ class HiddenStates(Mapping[int, "Tensor"]):
     """Hidden states by layer, side by side in memory.
 
     Args:
-        layers: their indices.
+        layers: indices of the layers.
         states: [B, n, len(layers) * hidden_size].
     """
 
@@ -244,7 +254,7 @@ class HiddenStates(Mapping[int, "Tensor"]):
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """What a forward pass returns.
+    """Output of a forward pass.
 
     Args:
         logits: [B, n, V] for `logits_for="all"`, [B, 1, V] for `"last"` (the last token of each row
@@ -257,7 +267,7 @@ class ForwardOutput:
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
 
     def side_by_side(self, layers: Sequence[int]) -> Tensor:
-        """The hidden states of some layers in their order, [B, n, len(layers) * hidden_size]."""
+        """Hidden states of the given layers in that order, joined, [B, n, len(layers) * hidden_size]."""
         import torch
 
         if isinstance(self.hidden, HiddenStates) and self.hidden.layers == tuple(layers):

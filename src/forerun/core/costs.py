@@ -1,4 +1,4 @@
-"""What forwards cost: seconds by new tokens, batch size and context."""
+"""Time of forwards: seconds by new tokens, batch size and context."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from dataclasses import dataclass
 from forerun.errors import ConfigError, shown
 
 Row = tuple[int, int, int, float]
-"""New tokens of each request, requests, tokens of each in the cache, seconds."""
+"""New tokens per request, number of requests, cached tokens per request, seconds."""
 
-# What a measurement belongs to, and its least values.
+# Axes of a measurement, with the least value of each.
 AXES = {"num_tokens": 1, "batch_size": 1, "context": 0}
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds of forwards, measured or modelled, on a full grid: linear in between, beyond it as
-    between the last two points, but never falling, and before it as at the first.
+    """Seconds of forwards, measured or modelled, on a full grid.
+
+    Between points they are interpolated linearly. Beyond the last point they continue the slope
+    between the last two points, but never fall; below the first point they equal the first.
 
     Args:
         num_tokens: new tokens of each request, rising.
-        batch_sizes: requests, rising.
+        batch_sizes: numbers of requests, rising.
         contexts: tokens of each request in the cache, rising.
         grid: seconds by context, batch size and number of tokens.
     """
@@ -35,10 +37,11 @@ class CostTable:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Row]) -> CostTable:
-        """Make one of measurements, one for each combination, in any order.
+        """Make a table from measurements, one for each combination, in any order.
 
         Raises:
-            ConfigError: for no rows, numbers out of range, or a combination that is missing or given twice.
+            ConfigError: for no rows, numbers out of range, or a combination that is missing or
+                given twice.
         """
         seconds: dict[tuple[int, int, int], float] = {}
         for row in rows:
@@ -74,7 +77,10 @@ class CostTable:
         ]
 
     def seconds(self, num_tokens: float, batch_size: float = 1, context: float = 0) -> float:
-        """Of a forward of so many new tokens in each of so many requests; means need not be whole."""
+        """Seconds of a forward of `num_tokens` new tokens in each of `batch_size` requests.
+
+        The numbers may be means, which need not be whole.
+        """
         by_context = [
             _along(
                 self.batch_sizes,
@@ -87,7 +93,7 @@ class CostTable:
 
 
 def _along(points: Sequence[int], values: Sequence[float], at: float) -> float:
-    """Linear between points; the first value before them, and never falling beyond them."""
+    """Linear interpolation between points; the first value before them, never falling beyond them."""
     if len(points) == 1 or at <= points[0]:
         return values[0]
     index = min(bisect_right(points, at), len(points) - 1) - 1

@@ -1,4 +1,4 @@
-"""Drafts, plans and verdicts: what is proposed in a round, and what stands of it."""
+"""Plans, drafts and verdicts: what a round intends, what it proposes and what it accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Origin(enum.StrEnum):
-    """Where an emitted token came from."""
+    """Origin of an emitted token."""
 
     ACCEPTED = "accepted"
     RECOVERED = "recovered"
@@ -23,7 +23,7 @@ class Origin(enum.StrEnum):
 
 
 class Exactness(enum.StrEnum):
-    """What a method or backend promises about its output, compared with plain decoding."""
+    """The promise of a method or backend about its output, compared with plain decoding."""
 
     BITWISE = "bitwise"
     DISTRIBUTIONAL = "distributional"
@@ -31,7 +31,7 @@ class Exactness(enum.StrEnum):
 
 
 class Drawing(enum.StrEnum):
-    """How a drafter picks its tokens; the verification rule decides which it needs."""
+    """The way a drafter picks its tokens; the verification rule decides which one it needs."""
 
     SAMPLED = "sampled"
     GREEDY = "greedy"
@@ -39,16 +39,16 @@ class Drawing(enum.StrEnum):
 
 
 class PlainReason(enum.StrEnum):
-    """Why a round drafted nothing for a request."""
+    """The reason why a round drafted nothing for a request."""
 
     ASKED = "asked"
     """Plain decoding was asked for."""
     SHORT = "short"
-    """One token is left to emit: a round emits that without a draft."""
+    """One token is left to emit; a round emits it without a draft."""
     NOTHING_FOUND = "nothing_found"
     """The drafter had nothing to propose."""
     TIMED = "timed"
-    """The policy timed a plain round, to compare drafting rounds with it."""
+    """The policy timed a plain round to compare drafting rounds with it."""
     PAUSED = "paused"
     """The policy expects that drafts are not worth their time."""
     CONTEXT = "context"
@@ -63,18 +63,18 @@ class PlainReason(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """How far to speculate for one request in one round.
+    """The amount of speculation for one request in one round.
 
     Args:
-        num_tokens: along any path at most; zero is a plain round.
-        drawing: how tokens are picked.
-        tree: the shape to draft. Sampled trees always have one: which nodes exist must not depend
-            on what was drawn.
-        num_nodes: the budget of a tree whose shape is left to the drafter, which takes the nodes
+        num_tokens: most tokens along any path; zero is a plain round.
+        drawing: the way tokens are picked.
+        tree: the shape to draft. Sampled trees always have one, because a node's existence must not
+            depend on a drawn token.
+        num_nodes: most nodes of a tree whose shape is left to the drafter, which takes the nodes
             that it finds most probable. Without a shape and a budget the draft is a chain.
-        reason: why there is no draft, where `num_tokens` is zero.
+        reason: why there is no draft, if `num_tokens` is zero.
         member: which of the drafter's `members` drafts; None leaves it to the drafter.
-        whole: whether to draft all tokens, however little is expected of them: to time it.
+        whole: draft all tokens, even unlikely ones, so that they can be timed.
     """
 
     num_tokens: int
@@ -90,7 +90,7 @@ class Plan:
         return self.tree is None and self.num_nodes is None
 
     def cut(self, depth: int) -> Plan:
-        """The same plan with paths of at most `depth` >= 1 tokens."""
+        """The plan with its paths limited to `depth` >= 1 tokens."""
         if self.num_tokens <= depth:
             return self
         tree = None if self.tree is None else self.tree.cut(depth)
@@ -108,7 +108,7 @@ class SparseProbs:
     values: Tensor
 
     def dense(self, vocab_size: int) -> Tensor:
-        """The same rows as one tensor [n, V]; ids listed twice add up."""
+        """The rows as one tensor [n, V]; values of an id that is listed twice are added."""
         rows = self.values.new_zeros(len(self.values), vocab_size)
         return rows.scatter_add_(1, self.token_ids, self.values)
 
@@ -118,14 +118,14 @@ class Draft:
     """A tree of proposed tokens.
 
     Args:
-        tree: its shape, n nodes.
-        token_ids: of the nodes.
-        probs: row i is the distribution that token i was really drawn from when it was drawn, [n, V]
-            (or sparse). None if the tree is a deterministic function of the committed tokens.
-        hidden: of a drafter that runs the target's first layers itself: their output for the newest
-            committed token and each node, [n + 1, hidden_size]. The keys and values of those layers
-            are in the target's cache then. None if nothing was run.
-        reason: why nothing is proposed, where nothing is.
+        tree: the shape, n nodes.
+        token_ids: the token of each node.
+        probs: row i is the distribution that token i was really drawn from when it was drawn, [n,
+            V] (or sparse). None if the tree is a deterministic function of the committed tokens.
+        hidden: set by a drafter that runs the target's first layers itself: their output for the
+            newest committed token and each node, [n + 1, hidden_size]. The keys and values of those
+            layers are then in the target's cache. None if nothing was run.
+        reason: why the draft is empty, if it is.
     """
 
     tree: Tree
@@ -150,7 +150,7 @@ class Draft:
         return [self.token_ids[step] for step in self.tree.path_to(node)]
 
     def dense_probs(self, vocab_size: int) -> Tensor | None:
-        """`probs` as one tensor [n, V], if there are any."""
+        """`probs` as one tensor [n, V]; None if there are none."""
         if isinstance(self.probs, SparseProbs):
             return self.probs.dense(vocab_size)
         return self.probs
@@ -162,15 +162,15 @@ CONTEXT_FULL = Draft(NO_TREE, (), reason=PlainReason.CONTEXT)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verification decided about a draft.
+    """Outcome of the verification of a draft.
 
     Args:
         path: the accepted nodes, from the root down.
         token_ids: the tokens to emit: those of `path`, then one recovered or bonus token, unless
             the verdict was truncated or failed before it.
-        origins: where each of `token_ids` came from.
-        error: what went wrong after these tokens, where plain decoding would fail as well: a mask
-            hook that raised, a row of logits that leaves no token possible.
+        origins: the origin of each of `token_ids`.
+        error: the error that plain decoding would meet after these tokens as well: a mask hook that
+            raised, a row of logits that leaves no token possible.
     """
 
     path: tuple[int, ...]
@@ -201,8 +201,9 @@ class Verdict:
         return self.origins.count(Origin.ACCEPTED)
 
     def truncate(self, count: int) -> Verdict:
-        """Emit only the first `count` >= 1 tokens: a request ended inside the path."""
+        """The verdict that emits only the first `count` >= 1 tokens, for a request that ends inside
+        the path."""
         if count >= len(self.token_ids):
             return self
-        # The newest token is never in the cache, so the path keeps one node less than is emitted.
+        # The newest token is never in the cache, so the path has one node less than there are tokens.
         return Verdict(self.path[: count - 1], self.token_ids[:count], self.origins[:count])

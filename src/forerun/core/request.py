@@ -1,4 +1,4 @@
-"""A request on its way through the engine."""
+"""A request during its life in the engine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Hints:
-    """What the caller tells the drafters of a request; none of it changes what is emitted.
+    """A caller's hints to the drafters of a request; they never change what is emitted.
 
     Args:
-        prediction: an output that is expected, parts of which may come so, as text or token ids; a
-            request has its ids. Empty for none.
-        namespace: whose earlier outputs may be drafted from, where a drafter keeps such a store;
-            requests of different namespaces never see each other's. Nothing is kept of requests that
-            do not speculate.
+        prediction: an expected output, parts of which may come true, as text or token ids; a
+            request holds its ids. Empty for none.
+        namespace: the store of earlier outputs to draft from, if the drafter keeps one; requests of
+            different namespaces never see each other's outputs. Outputs of requests that do not
+            speculate are not stored.
     """
 
     prediction: str | tuple[int, ...] = ()
@@ -37,18 +37,18 @@ NO_HINTS = Hints()
 
 @dataclass
 class Request:
-    """One request on its way: its tokens so far and what belongs to it.
+    """One request in the engine: its tokens so far, its parameters and its place in the caches.
 
     Args:
         request_id: unique in an engine.
         token_ids: prompt and emitted tokens.
-        num_prompt_tokens: how many of them are the prompt.
-        params: how its tokens are drawn.
-        seed: the key of its randomness: `params.seed`, or one drawn for it.
-        row: its row in the caches, set at admission.
-        speculative: whether to draft for it at all.
-        stop_token_ids: tokens that end it; nothing is drafted after them.
-        hints: what drafters may know about it.
+        num_prompt_tokens: number of prompt tokens among them.
+        params: the sampling parameters.
+        seed: key of the request's randomness: `params.seed`, or a seed drawn for the request.
+        row: row in the caches, set at admission.
+        speculative: draft for this request.
+        stop_token_ids: tokens that end the request; nothing is drafted after them.
+        hints: the caller's hints to drafters.
     """
 
     request_id: int

@@ -1,4 +1,4 @@
-"""What is counted: the names that the serving engines share, after truncation at stops and limits."""
+"""Counters under the names that the serving engines share, after truncation at stops and limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from forerun.core.draft import Draft, PlainReason, Verdict
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Seconds of one round by stage: drafting with all that belongs to it, the target's forward, and
-    the rest: verification, bookkeeping, learning."""
+    """Seconds of one round by stage.
+
+    `draft` is drafting with all that belongs to it, `target` the target's forward, and `verify` the
+    rest: verification, bookkeeping, learning.
+    """
 
     draft: float
     target: float
@@ -32,16 +35,16 @@ class Stats:
         num_drafts: rounds that drafted.
         num_draft_tokens: proposed tokens.
         num_accepted_tokens: proposed tokens that were emitted.
-        num_accepted_tokens_per_pos: the same by depth in the draft.
+        num_accepted_tokens_per_pos: accepted tokens by depth in the draft.
         num_plain_rounds: rounds without a draft.
-        num_plain_rounds_by_reason: the same by the value of `PlainReason`.
+        num_plain_rounds_by_reason: plain rounds by the value of `PlainReason`.
         num_emitted_tokens: tokens of the output.
-        num_emitted_in_drafts: those that came from rounds that drafted.
+        num_emitted_in_drafts: emitted tokens of rounds that drafted.
         prompt_tokens: tokens of the prompt.
-        num_cached_tokens: those of them that the cache still held from an earlier request.
-        prefill_seconds, draft_seconds, target_seconds, verify_seconds: time by stage; of a batch,
+        num_cached_tokens: prompt tokens that the cache still held from an earlier request.
+        prefill_seconds, draft_seconds, target_seconds, verify_seconds: time by stage; in a batch
             each request carries its share.
-        seconds: time of all rounds, prefill apart.
+        seconds: time of all rounds, without prefill.
     """
 
     num_drafts: int = 0
@@ -66,7 +69,9 @@ class Stats:
         """Add one round.
 
         Args:
-            reason: why the draft is empty, where it is.
+            draft: the draft of the round.
+            verdict: the outcome of its verification.
+            reason: why the draft is empty, if it is.
         """
         emitted, accepted = len(verdict.token_ids), verdict.num_accepted
         self.count_tokens(len(draft), accepted, emitted, draft.tree.depth, reason)
@@ -79,7 +84,7 @@ class Stats:
         depth: int,
         reason: PlainReason = PlainReason.NOTHING_FOUND,
     ) -> None:
-        """Add one round by its numbers of tokens; `depth` is that of the draft."""
+        """Add one round by its numbers of tokens; `depth` is the depth of the draft."""
         self.num_emitted_tokens += emitted
         if not drafted:
             self.count_plain(reason)
@@ -94,7 +99,7 @@ class Stats:
             self.num_accepted_tokens_per_pos[position] += 1
 
     def count_plain(self, reason: PlainReason) -> None:
-        """Add one round without a draft, but not what it emitted."""
+        """Add one round without a draft, but not the tokens that it emitted."""
         self.num_plain_rounds += 1
         counts = self.num_plain_rounds_by_reason
         counts[reason.value] = counts.get(reason.value, 0) + 1
@@ -105,27 +110,27 @@ class Stats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted / drafted tokens; None where nothing was drafted."""
+        """Accepted / drafted tokens; None if nothing was drafted."""
         return _ratio(self.num_accepted_tokens, self.num_draft_tokens)
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Tokens emitted a round that drafted, the recovered or bonus token included."""
+        """Emitted tokens per round that drafted, including the recovered or bonus token."""
         return _ratio(self.num_emitted_in_drafts, self.num_drafts)
 
     @property
     def tokens_per_target_forward(self) -> float | None:
-        """Tokens emitted a round, plain rounds included; 1 for plain decoding."""
+        """Emitted tokens per round, plain rounds included; 1 for plain decoding."""
         return _ratio(self.num_emitted_tokens, self.num_target_forwards)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Emitted tokens a second of rounds, prefill apart."""
+        """Emitted tokens per second of rounds, without prefill."""
         return _ratio(self.num_emitted_tokens, self.seconds)
 
     @classmethod
     def total(cls, parts: Iterable[Stats]) -> Stats:
-        """The sum over several requests."""
+        """Sum of the counters of several requests."""
         sum_of = cls()
         for part in parts:
             sum_of._add(part)

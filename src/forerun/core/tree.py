@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Every target's cache has room for so many nodes beyond the context.
+# Number of nodes that every target's cache has room for beyond the context.
 MOST_NODES = 128
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree of nodes, parents first; a chain is the tree without branches.
+    """A tree of nodes, parents first; a chain is a tree without branches.
 
-    Everything that follows from the parents is computed once, when it is first asked for.
+    Everything that follows from the parents is computed once, at its first use.
 
     Args:
-        parents: the parent of each node, an earlier node; -1 is the last committed token. Among the
-            children of a node the earlier ones are drawn, or more probable, first.
+        parents: parent of each node, an earlier node; -1 is the last committed token. Siblings are
+            in the order in which they are drawn, or of falling probability.
 
     Raises:
         ConfigError: for a parent that is not an earlier node.
@@ -53,7 +53,7 @@ class Tree:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """The number of drafted ancestors of each node; 0 for a child of the committed text."""
+        """Number of drafted ancestors of each node; 0 for a child of the committed text."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
@@ -61,12 +61,12 @@ class Tree:
 
     @cached_property
     def depth(self) -> int:
-        """Nodes on the longest path."""
+        """Number of nodes on the longest path."""
         return max(self.depths, default=-1) + 1
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """The place of each node among its siblings, from 0."""
+        """Index of each node among its siblings, from 0."""
         counts: dict[int, int] = {}
         ranks = []
         for parent in self.parents:
@@ -87,7 +87,7 @@ class Tree:
 
     @cached_property
     def next_sibling(self) -> dict[int, int]:
-        """The sibling after each node that has one."""
+        """The next sibling of each node that has one."""
         return dict(itertools.chain.from_iterable(map(itertools.pairwise, self._children.values())))
 
     @property
@@ -105,7 +105,7 @@ class Tree:
 
     @property
     def paths(self) -> list[tuple[int, ...]]:
-        """The ranks on the way to each node, as Medusa and vLLM write trees down."""
+        """The ranks on the path to each node, the form in which Medusa and vLLM write trees."""
         paths: list[tuple[int, ...]] = []
         for parent, rank in zip(self.parents, self.ranks, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), rank))
@@ -113,8 +113,8 @@ class Tree:
 
     @cached_property
     def mask(self) -> NDArray[np.bool_]:
-        """Which nodes each node sees, itself and its ancestors, [n, n]. Not to be written to."""
-        import numpy as np  # Here, because the words alone load no library of numbers.
+        """Attention mask [n, n]: each node sees itself and its ancestors. Not to be written to."""
+        import numpy as np  # Here, because importing the core types alone loads no NumPy.
 
         mask = np.eye(len(self), dtype=np.bool_)
         for node, parent in enumerate(self.parents):
@@ -124,21 +124,22 @@ class Tree:
 
     @cached_property
     def rooted(self) -> Tree:
-        """The same tree below a node 0 that stands for the newest committed token."""
+        """The tree below an added node 0 that stands for the newest committed token."""
         return Tree((-1, *(parent + 1 for parent in self.parents)))
 
     def cut(self, depth: int) -> Tree:
-        """The tree without what lies deeper than `depth` nodes."""
+        """The tree cut to paths of at most `depth` nodes."""
         return self if self.depth <= depth else _cut(self, depth)
 
     @staticmethod
     def chain(length: int) -> Tree:
-        """One node after the other."""
+        """A tree of `length` nodes, one below the other."""
         return _chain(length)
 
     @classmethod
     def branching(cls, widths: Sequence[int]) -> Tree:
-        """Each node of depth d has `widths[d]` children."""
+        """The tree in which the committed text has `widths[0]` children, each of these `widths[1]`,
+        and so on."""
         parents: list[int] = []
         level = [-1]
         for width in widths:
