@@ -29,12 +29,9 @@ NOT_YET = (
     "kv_cache",
     "models",
     "policies",
-    "sampling",
     "simulation",
     "training",
-    "trees",
     "tuning",
-    "verification",
 )
 
 _REFUSED = re.compile(

@@ -1,4 +1,4 @@
-"""From probabilities to tokens."""
+"""Drawing of tokens from probabilities."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from forerun.randomness import Purpose, Randomness
 
 
 def draw(probs: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """One token a row of `probs` [N, V]: the inverse of the cumulative distribution at `uniforms`."""
+    """Draw one token from each row of `probs` [N, V]: the inverse of the cumulative distribution at
+    `uniforms`."""
     if native.takes(probs):
         return native.draw(probs, uniforms)
     return draw_tensor(probs, uniforms).tolist()
 
 
 def draw_tensor(probs: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """The same in torch, left on the device of `probs`, int64 [N]."""
+    """Draw as `draw` does, in torch; int64 [N], left on the device of `probs`."""
     # MPS has no float64; everywhere else the sum of a long float32 row would round visibly.
     wide = probs if probs.device.type == "mps" else probs.double()
     cumulative = wide.cumsum(-1)
     total = cumulative[:, -1:].contiguous()
     points = torch.tensor(uniforms, dtype=wide.dtype, device=wide.device)[:, None] * total
     chosen = torch.searchsorted(cumulative, points, right=True)
-    # Where rounding carries a point up to the total, the last token with probability stands.
+    # If rounding carries a point up to the total, the last token with probability is taken.
     last = torch.searchsorted(cumulative, total)
     return torch.minimum(chosen, last).flatten()
 
 
 def couple(probs: Tensor, noise: Tensor) -> list[int]:
-    """One token a row: argmax(log prob + Gumbel noise), both [N, V]; distributed as `probs`."""
+    """Return argmax(log prob + Gumbel noise) of each row, both [N, V]; the tokens are distributed
+    as `probs`."""
     return native.couple(probs, noise) if native.takes(probs) else _coupled(probs, noise).tolist()
 
 
@@ -42,7 +44,7 @@ def _coupled(probs: Tensor, noise: Tensor) -> Tensor:
 
 
 def draw_plain(probs: Tensor, prefix: Prefix, randomness: Randomness) -> int:
-    """Plain decoding: a token from one row [1, V], coupled if the request has a seed."""
+    """Draw a token from one row [1, V] as plain decoding does, coupled if the request has a seed."""
     if prefix.params.seed is not None or prefix.params.greedy:
         return draw_coupled(probs, [prefix], randomness)[0]
     uniform = randomness.uniform(prefix.request.seed, prefix.position, Purpose.EMIT)
@@ -50,7 +52,7 @@ def draw_plain(probs: Tensor, prefix: Prefix, randomness: Randomness) -> int:
 
 
 def draw_coupled(probs: Tensor, prefixes: Sequence[Prefix], randomness: Randomness) -> list[int]:
-    """One token a row, with the noise that every other draw for the same position uses."""
+    """Draw one token from each row, with the noise that every other draw for the same position uses."""
     if not native.takes(probs):
         return coupled_tensor(probs, prefixes, randomness).tolist()
     if all(prefix.params.greedy for prefix in prefixes):
@@ -61,7 +63,7 @@ def draw_coupled(probs: Tensor, prefixes: Sequence[Prefix], randomness: Randomne
 
 
 def coupled_tensor(probs: Tensor, prefixes: Sequence[Prefix], randomness: Randomness) -> Tensor:
-    """The same in torch, left on the device of `probs`, int64 [N]."""
+    """Draw as `draw_coupled` does, in torch; int64 [N], left on the device of `probs`."""
     if all(prefix.params.greedy for prefix in prefixes):
         return probs.argmax(-1)
     return _coupled(probs, _noise(probs, prefixes, randomness))

@@ -1,4 +1,4 @@
-"""Tokens of drafts, picked by a drafter's own logits, with the rows that they were drawn from."""
+"""Draft tokens picked from a drafter's own logits, with the rows that they were drawn from."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from forerun.sampling.warping import warp_for_drafts
 
 @dataclass(frozen=True)
 class Children:
-    """Tokens after one prefix, the first to be tested first.
+    """Tokens after one prefix, in the order in which they are tested.
 
     Args:
         token_ids: as many as were asked for, or as the row has.
-        probs: of deterministic ones, how probable the drafter finds each, where that was asked for.
-        rows: of drawn ones, what each was drawn from, [n, V].
-        vocabulary: what the columns of the rows stand for, where not for all of the target's tokens.
+        probs: the drafter's probability of each deterministic token, if that was asked for.
+        rows: the row that each drawn token was drawn from, [n, V].
+        vocabulary: the tokens that the columns of the rows stand for, unless those are all of the
+            target's.
     """
 
     token_ids: list[int]
@@ -35,20 +36,20 @@ class Children:
 
 
 class DraftVocabulary:
-    """The tokens that a drafter proposes from, where they are some of the target's.
+    """The tokens that a drafter proposes from, if they are a subset of the target's.
 
     Args:
-        token_ids: the target's token of each draft token, int64 [Vd], each once.
-        size: of the target's vocabulary, V.
+        token_ids: the target's token of each draft token, int64 [Vd], each at most once.
+        size: size of the target's vocabulary, V.
     """
 
     def __init__(self, token_ids: Tensor, size: int) -> None:
         self._ids, self._size = token_ids, size
         self.token_ids: list[int] = token_ids.tolist()
-        """The same on the host."""
+        """The target's token of each draft token, on the host."""
 
     def widen(self, rows: Tensor, fill: float) -> Tensor:
-        """Rows [N, Vd] over the target's vocabulary, [N, V], the rest of it `fill`."""
+        """Rows [N, Vd] spread over the target's vocabulary, [N, V]; all other columns are `fill`."""
         wide = rows.new_full((len(rows), self._size), fill)
         return wide.index_copy_(1, self._ids, rows)
 
@@ -57,13 +58,15 @@ class DraftVocabulary:
         return [self.token_ids[column] for column in columns]
 
     def in_target(self, children: Children) -> Children:
-        """The same children as tokens of the target; their rows stay as they are."""
+        """The children as tokens of the target; their rows are not widened."""
         return replace(children, token_ids=self.tokens_of(children.token_ids), vocabulary=self)
 
 
 def most_probable(logits: Tensor, vocabulary: DraftVocabulary | None = None) -> list[int] | None:
-    """The most probable token after each row [N, V] of unadjusted logits; None where these have to be
-    made a distribution to know it, or to say what is wrong with them."""
+    """The most probable token after each row [N, V] of unadjusted logits.
+
+    None if it can only be found, or its row refused, by turning the logits into probabilities.
+    """
     if not native.takes(logits):
         return None
     tokens = native.top(logits)
@@ -73,8 +76,10 @@ def most_probable(logits: Tensor, vocabulary: DraftVocabulary | None = None) -> 
 
 
 def top_shares(logits: Tensor) -> list[float]:
-    """The probability of the most probable token after each row [N, V] of logits before any warping; 1 for
-    rows that hold no distribution, which are refused where they are drawn from."""
+    """Probability of the most probable token after each row [N, V] of logits, before any warping.
+
+    1 for rows that hold no distribution; those are refused when a token is drawn from them.
+    """
     if native.takes(logits):
         probs, dead, broken = native.warp(logits, 1.0, 0, 1.0, 0.0)
         flawed = {*dead, *broken}
@@ -95,27 +100,28 @@ def draw_siblings(
     vocabulary: DraftVocabulary | None = None,
     row_of: Sequence[int] | None = None,
 ) -> list[Children]:
-    """The children of several nodes: drawn in order, or the most probable.
+    """The children of several nodes: drawn in order, or the most probable tokens.
 
-    The most probable are point masses, without what the sampler excludes: the target would never
-    take it. For greedy requests their probabilities are those of a low temperature. A node that
-    nothing can follow, as where a mask allows nothing, has no children.
+    The most probable are point masses, without the tokens that the sampler excludes, which the
+    target would never take. Probabilities for greedy requests are those at a low temperature. A
+    node that no token can follow, such as one where a mask allows nothing, has no children.
 
     Args:
-        logits: after each node, [N, V].
-        prefixes: what stands before the children of each.
-        drawing: how to pick them; drawn ones are conditioned on the siblings before. Coupled ones
-            are the first by log probability plus the noise of their position.
-        nodes: for each, the nodes that its children become, which key their draws.
+        logits: the row after each node, [N, V].
+        prefixes: the prefix of the children of each node.
+        drawing: the way to pick tokens. Drawn tokens are conditioned on the siblings before them.
+            Coupled ones are the first by log probability plus the noise of their position.
+        nodes: for each node, the indices of its children, which key their draws.
         randomness: the engine's.
-        replacement: whether a drawn child may repeat its siblings' tokens. Others never do.
-        vocabulary: what the columns of the logits stand for, where not for all of the target's tokens.
-        row_of: the row of the logits after each node, where nodes of one request share rows; each row
-            has a node.
+        replacement: a drawn child may repeat a sibling's token. Other children never do.
+        vocabulary: the tokens that the columns of the logits stand for, unless those are all of the
+            target's.
+        row_of: index of the row of the logits after each node, if nodes of one request share rows;
+            each row has a node.
     """
     own_rows = drawing is Drawing.COUPLED or any(prefix.params.adjusts for prefix in prefixes)
     if vocabulary is not None:
-        # Adjustments name tokens of the target, and so does shared noise.
+        # Adjustments and shared noise are indexed by the target's tokens.
         if own_rows:
             logits = vocabulary.widen(logits, -torch.inf)
         else:
@@ -159,9 +165,10 @@ def _drawn(
 
 
 def _most_likely(probs: Tensor, row_of: Sequence[int], counts: Sequence[int]) -> list[Children]:
-    """The most probable tokens of each node's row, the most probable first, as many as are possible."""
+    """The most probable tokens of each node's row, the most probable first; fewer if no more are
+    possible."""
     most = min(max(counts, default=0), probs.shape[-1])
-    # The top of many is found far faster than the order of a few.
+    # A maximum is found far faster than a ranking.
     values, ids = probs.max(-1, keepdim=True) if most == 1 else probs.topk(most, dim=-1)
     tokens, shares = ids.tolist(), values.tolist()
     children = []
@@ -179,7 +186,7 @@ def _one_by_one(
     randomness: Randomness,
     replacement: bool,
 ) -> Children:
-    """The children of one node, each taken out of the row [1, V] before the next is drawn."""
+    """The children of one node: each token is removed from the row [1, V] before the next is drawn."""
     tokens: list[int] = []
     rows = []
     key = (prefix.request.seed, len(prefix.request), Purpose.DRAFT)

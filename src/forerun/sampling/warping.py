@@ -1,6 +1,6 @@
-"""From logits to probabilities: penalties, logit bias, masks, temperature, top-k, top-p, min-p.
+"""Warping of logits into probabilities: penalties, logit bias, masks, temperature, top-k, top-p, min-p.
 
-The plain loop, the target's rows and the drafters' rows all go through here, in this order.
+The plain loop, the target's rows and the drafters' rows all use it, in this order.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EMPTY = (
     "a row of logits is all -inf: its mask, bias or bans leave no token possible; "
     "let a mask always allow at least one."
 )
-# What a row of scores is: a distribution, one without a possible token, or not numbers.
+# State of a row of scores: a distribution, a row without a possible token, or not numbers.
 _FINE, _EMPTY, _BROKEN = 0, 1, 2
-# What ranks the tokens of greedy requests, whose own rows are one-hot. The target's most likely
-# token is the draft's more often than the draft gives it probability: among 0.4, 0.6 and 1.0 the
-# middle one made the best trees on held-out text.
+# Settings that rank the tokens of greedy requests, whose own rows are one-hot. A draft's first choice is
+# the target's more often than the draft's probability says: among 0.4, 0.6 and 1.0 the middle one made
+# the best trees on held-out text.
 _FOR_RANKING = Warp(temperature=0.5)
 
 
@@ -44,8 +44,11 @@ def warp(logits: Tensor, prefixes: Sequence[Prefix]) -> Tensor:
 
 
 def warp_unchecked(logits: Tensor, prefixes: Sequence[Prefix]) -> tuple[Tensor, Tensor]:
-    """The same without waiting for a device, and which rows are not distributions, bool [N]; those
-    are uniform, so that they can be computed with."""
+    """Warp as `warp` does, without waiting for a device, and flag the rows that are not
+    distributions, bool [N].
+
+    Flagged rows are returned as uniform, so that they can be computed with.
+    """
     probs, flags = _warp(logits, prefixes, lenient=False)
     if flags is None:
         return probs, torch.zeros(len(probs), dtype=torch.bool, device=probs.device)
@@ -57,7 +60,7 @@ def adjusted(logits: Tensor, prefixes: Sequence[Prefix], *, lenient: bool = Fals
     """Logits [N, V] after penalties, bias, bans and masks, in the dtype of the probabilities.
 
     Args:
-        lenient: a mask hook that fails allows nothing, rather than to raise.
+        lenient: a mask hook that fails allows nothing instead of raising.
     """
     scores = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
     some = prefixes[:1] if _are_alike(prefixes) else prefixes
@@ -71,7 +74,7 @@ def adjusted(logits: Tensor, prefixes: Sequence[Prefix], *, lenient: bool = Fals
 
 
 def log_probs(logits: Tensor, probs: Tensor, mode: str) -> Tensor:
-    """What is reported as log probabilities, [N, V]: of the `raw` or the `processed` rows."""
+    """Log probabilities to report, [N, V], of the `raw` or the `processed` rows."""
     if mode == "processed":
         return probs.log()
     return logits.to(probs.dtype).log_softmax(-1)
@@ -94,12 +97,14 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
 def warp_for_drafts(
     logits: Tensor, prefixes: Sequence[Prefix], *, ranking: bool
 ) -> tuple[Tensor, frozenset[int]]:
-    """As `warp`, with which rows leave no token possible instead of an error for them; those hold no
-    distribution. A drafter asks about prefixes that the target may never reach, so a mask hook that
-    fails counts as one that allows nothing there.
+    """Warp as `warp` does, and return the indices of rows that leave no token possible instead of
+    raising.
+
+    Those rows hold no distribution. A drafter asks about prefixes that the target may never reach,
+    so a mask hook that fails allows nothing there.
 
     Args:
-        ranking: give greedy requests softer rows in place of one-hot ones, which rank all tokens but
+        ranking: give greedy requests softer rows than one-hot ones, which would rank all tokens but
             the first alike.
     """
     probs, flags = _warp(logits, prefixes, lenient=True, ranking=ranking)
@@ -114,7 +119,7 @@ def warp_for_drafts(
 def _warp(
     logits: Tensor, prefixes: Sequence[Prefix], *, lenient: bool, ranking: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The probabilities, and a flag a row; None where all rows are known to be fine."""
+    """The probabilities and one flag per row; None instead of flags if all rows are known to be fine."""
     scores = adjusted(logits, prefixes, lenient=lenient)
     if _are_alike(prefixes):
         return _distributions(scores, _settings(prefixes[0].params, ranking))
@@ -131,7 +136,7 @@ def _warp(
 
 
 def _are_alike(prefixes: Sequence[Prefix]) -> bool:
-    """Whether all rows have the same parameters, as those of one request do."""
+    """True if all rows have the same parameters, as those of one request have."""
     first = prefixes[0].params
     return all(prefix.params is first for prefix in prefixes)
 
@@ -141,7 +146,7 @@ def _settings(params: SamplingParams, ranking: bool) -> Warp:
 
 
 def _distributions(scores: Tensor, settings: Warp) -> tuple[Tensor, Tensor | None]:
-    """The probabilities of scores [N, V] under the same settings, and a flag a row."""
+    """The probabilities of scores [N, V] under the same settings, and one flag per row."""
     if native.takes(scores):
         probs, empty_rows, broken_rows = native.warp(scores, *settings)
         if not empty_rows and not broken_rows:
@@ -152,13 +157,13 @@ def _distributions(scores: Tensor, settings: Warp) -> tuple[Tensor, Tensor | Non
     largest = scores.amax(dim=-1, keepdim=True)
     empty, fine = largest == -torch.inf, torch.isfinite(largest)
     flags = torch.where(fine, _FINE, torch.where(empty, _EMPTY, _BROKEN)).to(torch.int8)
-    # Rows that are not distributions become ones that can be computed with; their flag tells.
+    # Rows that are not distributions are replaced by rows that can be computed with, and flagged.
     scores = scores.masked_fill(~fine, 0.0) - largest.masked_fill(~fine, 0.0)
     return _shape(scores, settings), flags.flatten()
 
 
 def _shape(scores: Tensor, settings: Warp) -> Tensor:
-    """Temperature, top-k, top-p, min-p on scores [N, V] whose largest is 0 in every row."""
+    """Apply temperature, top-k, top-p and min-p to scores [N, V] whose largest is 0 in every row."""
     if settings.greedy:
         return torch.zeros_like(scores).scatter_(1, scores.argmax(-1, keepdim=True), 1.0)
     scores = scores / settings.temperature

@@ -1,10 +1,11 @@
-"""Growing trees with a model, level by level: of a fixed shape, or the most probable nodes.
+"""Growth of trees with a model, level by level: in a fixed shape, or with the most probable nodes.
 
-A growth is one tree in the making. The caller, who has the model, runs the nodes of its frontier and
-gives them their children, until the frontier is empty. What is drawn follows a fixed shape
-(SpecInfer, arXiv 2305.09781; Sequoia, arXiv 2402.12374): whether a node exists depends on nothing
-drawn after it. Trees of the most probable tokens expand the best nodes of each level and keep the
-best of all in the end (EAGLE-2, arXiv 2406.16858): they are point masses, among which may be chosen.
+A growth is one unfinished tree. The caller, who has the model, runs the nodes of its frontier and
+gives them their children, until the frontier is empty. Sampled trees have a fixed shape (SpecInfer,
+arXiv 2305.09781; Sequoia, arXiv 2402.12374): whether a node exists depends on nothing drawn after
+it. Trees of the most probable tokens expand the best nodes of each level and keep the best of all
+in the end (EAGLE-2, arXiv 2406.16858); they are point masses, so their nodes may be selected
+freely.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from forerun.core import MOST_NODES, NO_DRAFT, Draft, Drawing, Plan, Request, Tr
 from forerun.randomness import Randomness
 from forerun.sampling import Children, DraftVocabulary, Prefix, draw_siblings, most_probable
 
-# Nodes of a level that are run, and children of each, where nothing fixes a shape.
+# Nodes of a level that are run, and children of each, if no shape is fixed.
 MOST_EXPANDED = 8
 
 
 class Growth(ABC):
-    """One tree in the making.
+    """An unfinished tree.
 
     Args:
-        request: what it grows on.
-        drawing: how its tokens are picked.
+        request: the request that it is drafted for.
+        drawing: the way its tokens are picked.
     """
 
     takes_tops = False
-    """Whether each level is the one token with the largest logit."""
+    """True if each level is the one token with the largest logit."""
     ends_early = False
-    """Whether it is a chain that may end where little is expected of it."""
+    """True for a chain that may end where acceptance is unlikely."""
 
     def __init__(self, request: Request, drawing: Drawing) -> None:
         self.request, self.drawing = request, drawing
         self.kind = (drawing, request.params.adjusts)
-        """Trees of one kind get their next level together."""
+        """Key of the trees that get their next level together."""
         self.token_ids: list[int] = []
         self.parents: list[int] = []
         self.frontier: list[int] = [-1]
@@ -50,26 +51,29 @@ class Growth(ABC):
 
     @abstractmethod
     def wanted(self) -> list[Sequence[int]]:
-        """The random numbers of the children of each node of the frontier, one a child."""
+        """Keys of the random numbers for the children of each node of the frontier, one per child."""
 
     @abstractmethod
     def extend(self, children: Sequence[Children]) -> None:
-        """Give the nodes of the frontier their children and find the next frontier."""
+        """Give the nodes of the frontier their children and set the next frontier."""
 
     @abstractmethod
     def finish(self) -> Draft:
-        """The tree."""
+        """The finished tree as a draft."""
 
     def prefixes(self) -> list[Prefix]:
-        """What stands before the children of each node of the frontier."""
+        """The prefix of the children of each node of the frontier."""
         if self.kind in ((Drawing.GREEDY, False), (Drawing.SAMPLED, False)):
-            # Only penalties, biases, masks and shared noise look at what was drafted.
+            # Only penalties, biases, masks and shared noise depend on drafted tokens.
             return [Prefix(self.request)] * len(self.frontier)
         return [Prefix(self.request, tuple(self._tokens_to(node))) for node in self.frontier]
 
     def run_frontier(self) -> tuple[list[int], list[int]]:
-        """The tokens of the frontier, to be run now, and the index of the parent of each among the nodes
-        run before; -1 is the text."""
+        """The tokens of the frontier, to be run now, and the index of each one's parent among the
+        nodes already run.
+
+        Index -1 is the text.
+        """
         above = [self._order[self.parents[node]] for node in self.frontier]
         for node in self.frontier:
             self._order[node] = len(self._order) - 1
@@ -91,7 +95,7 @@ class Growth(ABC):
 class ShapeGrowth(Growth):
     """A tree of a fixed shape, without the nodes for which there are no tokens.
 
-    The random number of a node is that of its index in the shape.
+    A node's random number is keyed by its index in the shape.
     """
 
     def __init__(self, request: Request, drawing: Drawing, shape: Tree) -> None:
@@ -100,7 +104,7 @@ class ShapeGrowth(Growth):
         self.takes_tops = self.kind == (Drawing.GREEDY, False) and shape.is_chain
         if not shape:
             self.frontier = []
-        # The index in the shape of each node.
+        # Index of each node in the shape.
         self._index = {-1: -1}
         self._rows: list[Tensor] = []
         self._vocabulary: DraftVocabulary | None = None
@@ -115,7 +119,7 @@ class ShapeGrowth(Growth):
             for token, index in zip(below.token_ids, indices, strict=False):
                 node = self._add(parent, token)
                 self._index[node] = index
-                # Nothing comes after a stop token.
+                # Nothing follows a stop token.
                 if self._shape.children(index) and token not in self.request.stop_token_ids:
                     frontier.append(node)
             if below.token_ids and below.rows is not None:
@@ -130,17 +134,18 @@ class ShapeGrowth(Growth):
         if probs is not None and self._vocabulary is not None:
             probs = self._vocabulary.widen(probs, 0.0)
         parents = tuple(self.parents)
-        # The shape itself, where all of it has been drawn, knows its depths and mask already.
+        # A fully drawn tree is the shape itself, whose depths and mask are already computed.
         tree = self._shape if parents == self._shape.parents else Tree(parents)
         return Draft(tree, tuple(self.token_ids), probs)
 
 
 class BestFirstGrowth(Growth):
-    """The most probable nodes under a budget, by the products of probabilities along their paths.
+    """The most probable nodes under a budget, ranked by the product of probabilities along their paths.
 
     Args:
-        num_nodes: of the tree at most.
-        num_tokens: along any path at most.
+        request: the request that it is drafted for.
+        num_nodes: most nodes of the tree.
+        num_tokens: most tokens along any path.
     """
 
     def __init__(self, request: Request, num_nodes: int, num_tokens: int) -> None:
@@ -149,7 +154,8 @@ class BestFirstGrowth(Growth):
         self._width = min(num_nodes, MOST_EXPANDED)
         self._probs: list[float] = []
         self._best: list[float] = []
-        """The largest of them, as many as the tree may have nodes, the least first (a heap)."""
+        """The largest probabilities, at most as many as the tree may have nodes, in a heap with the
+        least first."""
 
     def wanted(self) -> list[Sequence[int]]:
         return [range(self._width)] * len(self.frontier)
@@ -159,7 +165,7 @@ class BestFirstGrowth(Growth):
         for parent, below in zip(self.frontier, children, strict=True):
             reached = self._probs[parent] if parent >= 0 else 1.0
             for token, share in zip(below.token_ids, below.probs or (), strict=True):
-                # The most probable come first: where one drops out, those after it do.
+                # The most probable come first: if one drops out, so do all after it.
                 if not self._is_among_the_best(reached * share):
                     break
                 self._add(parent, token)
@@ -176,16 +182,18 @@ class BestFirstGrowth(Growth):
         )
 
     def _is_among_the_best(self, prob: float) -> bool:
-        """Whether a node of this probability is among the best so far; of equals the earlier is."""
+        """True if a node of this probability is among the best so far; among equals the earlier one is."""
         if len(self._best) < self.num_nodes:
             heapq.heappush(self._best, prob)
             return True
         return heapq.heappushpop(self._best, prob) < prob
 
     def _to_expand(self, first: int) -> list[int]:
-        """The best of the level that begins with node `first`, without those that have dropped out since.
+        """The best nodes of the level that begins with node `first`, without those that have
+        dropped out since.
 
-        A child is at most as probable as its parent, so a node that has dropped out has none in the tree.
+        A child is at most as probable as its parent, so a node that has dropped out has no child in
+        the tree.
         """
         least = self._best[0] if len(self._best) == self.num_nodes else 0.0
         stops = self.request.stop_token_ids
@@ -199,12 +207,13 @@ class BestFirstGrowth(Growth):
         return self._largest(expandable, min(self._width, room))
 
     def _largest(self, nodes: Sequence[int], count: int) -> list[int]:
-        """The most probable, in their order; of equals the earlier, so that no parent is missing."""
+        """The most probable nodes in index order; among equals the earlier, so that no parent is
+        missing."""
         return sorted(heapq.nlargest(count, nodes, key=self._probs.__getitem__))
 
 
 def start(request: Request, plan: Plan) -> Growth:
-    """The growth that a plan asks for."""
+    """Start the growth that a plan asks for."""
     if plan.num_nodes is None:
         shape = plan.tree or Tree.chain(plan.num_tokens)
         growth = ShapeGrowth(request, plan.drawing, shape)
@@ -225,11 +234,11 @@ def grow(
     """Give every tree its next level.
 
     Args:
-        growths: with frontiers that are not empty.
-        logits: after each node of their frontiers, [N, V], tree after tree.
+        growths: growths whose frontiers are not empty.
+        logits: the rows after each node of their frontiers, [N, V], tree after tree.
         randomness: the engine's.
-        vocabulary: of the drafter, where it is not the target's.
-        shared: whether the logits are one row a tree, for all of its frontier.
+        vocabulary: the drafter's, if it differs from the target's.
+        shared: the logits are one row per tree, for all of its frontier.
     """
     if len({growth.kind for growth in growths}) == 1:
         _grow_alike(growths, logits, randomness, vocabulary, shared)

@@ -1,8 +1,9 @@
-"""Growing trees on the host, for drafters that look their tokens up and run no model.
+"""Growth of trees on the host, for drafters that look up their tokens and run no model.
 
-Such a drafter is a function from a state to what may come next; the trees are deterministic, so their
-nodes may be chosen by probability. Best first with a heap in which a node stands for its later siblings
-as well (DDTree): each node of the tree costs one function call and two entries.
+Such a drafter is a function from a state to the tokens that may come next; the trees are
+deterministic, so their nodes may be selected by probability. The search is best first, with a heap
+in which a node also stands for its later siblings (DDTree): each node of the tree costs one
+function call and two entries.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from forerun.core import NO_DRAFT, Draft, Plan, Request, Tree
 S = TypeVar("S")
 
 Child = tuple[int, float, S]
-"""A token, how probable it is after its parent, and the state that it leads to."""
+"""A token, its probability after its parent, and the state that it leads to."""
 Expand = Callable[[S], list[Child[S]]]
-"""The children of a state, the most probable first; any state that it returned may be passed to it."""
+"""Returns the children of a state, the most probable first; it accepts any state that it has returned."""
 
 
 def grow_on_host(request: Request, plan: Plan, root: S, expand: Expand[S]) -> Draft:
-    """The tree that a plan asks for, parents first; shorter or smaller where states have no children.
+    """The tree that a plan asks for, parents first; shorter or smaller if states have no children.
 
-    A chain takes the best child each time, a fixed shape takes children by their rank, and any
-    other tree the nodes of the largest products of probabilities along their paths; of equals the
-    first to be reached. Nothing follows a stop token. A state is expanded only when its children are
-    needed, and at most once.
+    A chain takes the best child each time, and a fixed shape takes children by their rank. Any
+    other tree takes the nodes with the largest products of probabilities along their paths; among
+    equals the first reached. Nothing follows a stop token. A state is expanded only when its
+    children are needed, and at most once.
 
     Args:
-        request: what is drafted for.
-        plan: how far, and which tree.
+        request: the request that it is drafted for.
+        plan: the length and the tree.
         root: the state of the committed text.
-        expand: the children of a state.
+        expand: returns the children of a state.
     """
     if plan.num_tokens < 1:
         return NO_DRAFT
@@ -62,13 +63,13 @@ def _chain(length: int, stops: frozenset[int], state: S, expand: Expand[S]) -> D
 def _of_shape(shape: Tree, stops: frozenset[int], root: S, expand: Expand[S]) -> Draft:
     tokens: list[int] = []
     parents: list[int] = []
-    # By index in the shape, that of the text (-1) last: the node in the tree, its state, its children.
+    # By index in the shape, with the text (-1) last: the node in the tree, its state, its children.
     nodes = [-1] * (len(shape) + 1)
     states: list[S] = [root] * (len(shape) + 1)
     children: list[list[Child[S]] | None] = [None] * (len(shape) + 1)
     for index, (above, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
         parent = nodes[above]
-        # Nothing is below a node without a token, or below a stop token.
+        # Nodes below a node without a token, or below a stop token, have none.
         if above >= 0 and (parent < 0 or tokens[parent] in stops):
             continue
         siblings = children[above]
@@ -116,29 +117,30 @@ def _best_first(
     return Draft(Tree(tuple(parents)), tuple(tokens))
 
 
-# How probable the next token is held to be where all positions agree; it sets how deep a tree goes
-# before it takes in what is less probable.
+# Assumed probability of the next token if all positions agree. It decides how deep a tree goes before it
+# takes in less probable tokens.
 AGREED = 0.9
 
 Positions = list[tuple[int, float]]
-"""Where a text may go on, with weights."""
+"""Positions at which a text may be continued, with weights."""
 State = tuple[int, Positions]
-"""How many tokens a path has taken, and the positions that it goes on from."""
+"""Number of tokens that a path has taken, and the positions that it continues from."""
 
 
 class Continuations:
-    """What follows some positions of a text, merged where they agree.
+    """Tokens that follow some positions of a text, merged if they agree.
 
     Args:
         token_ids: the text.
-        repeats: whether what runs into the end of the text goes on with its own beginning: a period.
+        repeats: a continuation that reaches the end of the text starts again at its beginning: a
+            period.
     """
 
     def __init__(self, token_ids: Sequence[int], repeats: bool) -> None:
         self._token_ids, self._repeats = token_ids, repeats
 
     def children(self, state: State) -> list[tuple[int, float, State]]:
-        """The next tokens by the weight of their positions; of equals the first."""
+        """The next tokens in the order of their positions' weight; among equals the first."""
         step, positions = state
         token_ids, length = self._token_ids, len(self._token_ids)
         if len(positions) == 1:

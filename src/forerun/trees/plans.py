@@ -1,4 +1,4 @@
-"""Which tree a plan gets: what the user asked for, as the rule and the rest of the request allow."""
+"""The tree of a plan: the user's choice, as far as the rule and the request allow it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Acceptance = tuple[tuple[float, ...], ...]
 
 
 def resolve_tree(tree: str | Tree | None) -> str | Tree | None:
-    """The tree in the file that a text names; `auto`, trees and None are what they are.
+    """The tree in the file that a text names; `auto`, trees and None are returned unchanged.
 
     Raises:
         ConfigError: for a file that cannot be read or does not hold a tree.
@@ -33,18 +33,19 @@ def plan_tree(
 
     Args:
         tree: a fixed shape, `auto`, or None for a chain.
-        num_nodes: of an automatic tree at most.
-        num_tokens: along any path; 0 is a plain round.
-        drawing: how tokens are picked. An automatic tree is the drafter's most probable nodes where
-            tokens are the drafter's first choices. Sampled ones need a shape, which is the best for
-            typical drafts, and so do coupled ones: which tokens come first is in a seed's noise, and
-            says nothing of how probable they are.
-        acceptance: of the drafter's tokens, see `Drafter.acceptance`; None: that of typical drafts.
+        num_nodes: most nodes of an automatic tree.
+        num_tokens: most tokens along any path; 0 is a plain round.
+        drawing: the way tokens are picked. For greedy drawing an automatic tree has the drafter's
+            most probable nodes. Sampled tokens need a shape, the best one for typical drafts. So do
+            coupled tokens: their order comes from a seed's noise and says nothing about their
+            probability.
+        acceptance: acceptance of the drafter's tokens, see `Drafter.acceptance`; None: that of
+            typical drafts.
     """
     if tree is None or num_tokens < 1:
         return Plan(num_tokens, drawing)
     if isinstance(tree, Tree):
-        # The length stays what it is: a drafter that needs no shape may go deeper.
+        # The length is not cut: a drafter that needs no shape may go deeper.
         return Plan(num_tokens, drawing, tree.cut(num_tokens))
     if drawing is Drawing.GREEDY:
         return Plan(num_tokens, drawing, num_nodes=num_nodes)
@@ -55,5 +56,5 @@ def plan_tree(
 
 @lru_cache(maxsize=256)
 def best_tree(acceptance: Acceptance | tuple[float, ...], num_nodes: int, depth: int) -> Tree:
-    """The shape that `best_shape` has for an acceptance by rank, or by depth and rank, searched once."""
+    """The shape that `best_shape` finds for an acceptance by rank, or by depth and rank; searched once."""
     return best_shape(acceptance, num_nodes, depth).shape

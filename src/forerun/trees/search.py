@@ -1,8 +1,8 @@
-"""The best shape for what was measured: Sequoia's dynamic program (Chen et al., arXiv 2402.12374).
+"""Search for the best tree shape, with Sequoia's dynamic program (Chen et al., arXiv 2402.12374).
 
-A table says how probable it is that, at a node of depth d that is reached, the child of rank r is the
-one accepted. The tokens that a tree gives are then a sum over its nodes of the products along their
-paths, and the best tree of n nodes is put together from the best subtrees.
+A table gives the probability that, at a reached node of depth d, the child of rank r is the
+accepted one. The expected number of tokens of a tree is the sum over its nodes of the products
+along their paths, and the best tree of n nodes is composed of the best subtrees.
 """
 
 from __future__ import annotations
@@ -18,45 +18,51 @@ from forerun.options import check
 
 Floats = NDArray[np.float64]
 
-# Acceptance by rank that is assumed where nothing was measured: roughly that of a draft model a
-# tenth of the target's size. What matters for a shape is how fast it falls.
+# Acceptance by rank that is assumed if nothing was measured: roughly that of a draft model a tenth of
+# the target's size. Only its decline from rank to rank matters for a shape.
 TYPICAL_ACCEPTANCE = (0.6, 0.12, 0.05, 0.03, 0.02, 0.012, 0.008, 0.006)
 
 
 @dataclass(frozen=True)
 class BestShape:
-    """A shape, and the tokens that it gives a round on average, the recovered or bonus token included."""
+    """A shape and its expected tokens per round, including the recovered or bonus token."""
 
     shape: Tree
     tokens: float
 
 
 def best_shape(acceptance: ArrayLike, num_nodes: int, depth: int) -> BestShape:
-    """The shape of `num_nodes` nodes at most, and of `depth` tokens at most, that gives most tokens.
+    """The shape with the most expected tokens, with at most `num_nodes` nodes and `depth` tokens
+    along any path.
 
     Args:
-        acceptance: by rank [R], or by depth and rank [D, R]; deeper nodes take the last depth's.
+        acceptance: by rank [R], or by depth and rank [D, R]; deeper nodes take the values of the
+            last depth.
+        num_nodes: most nodes, 1 to 128.
+        depth: most tokens along any path.
 
     Raises:
         ConfigError: for sizes below one, more than 128 nodes, or invalid acceptances.
     """
     size = check("num_nodes", num_nodes, int, ge=1, le=MOST_NODES)
     program = _Program(_table(acceptance, depth), size)
-    # Few ranks and levels may not have room for so many nodes.
+    # A few ranks and levels may not have room for that many nodes.
     while not np.isfinite(program.value[size + 1]):
         size -= 1
     return BestShape(Tree(program.parents(size)), float(program.value[size + 1]))
 
 
 class _Program:
-    """value[n + 1]: the most that a tree of n nodes gives, the committed token included.
+    """The dynamic program: value[n + 1] is the most that a tree of n nodes gives, the committed
+    token included.
 
-    Level by level from the deepest. Among the children of a node those of rank r and beyond share m
-    nodes: the r-th takes k >= 1 of them, the rest goes on to rank r + 1, or there is no further child.
+    It works level by level from the deepest. The children of a node with rank r and above share m
+    nodes: the r-th takes k >= 1 of them and the rest goes on to rank r + 1, or there is no further
+    child.
 
     Args:
-        table: acceptance by depth and rank; its rows are the levels that there may be.
-        most: nodes of a tree at most.
+        table: acceptance by depth and rank; its rows are the levels that a tree may have.
+        most: most nodes of a tree.
     """
 
     def __init__(self, table: Floats, most: int) -> None:
@@ -68,7 +74,7 @@ class _Program:
         self.value = np.full(most + 2, -np.inf)
         self.value[1] = 1.0
         for depth in reversed(range(depths)):
-            # Beyond the last rank no nodes can be shared. The last entry stands for impossible sizes.
+            # Beyond the last rank there is no node to share. The last entry stands for impossible sizes.
             shared = np.full(most + 2, -np.inf)
             shared[0] = 0.0
             for rank in reversed(range(ranks)):
@@ -76,7 +82,7 @@ class _Program:
             self.value = np.concatenate([[-np.inf], 1.0 + shared[:-1]])
 
     def _share(self, depth: int, rank: int, acceptance: float, beyond: Floats) -> Floats:
-        """The most that children of this rank and those beyond give, by the nodes that they share."""
+        """The most that children of this rank and above give, by the number of nodes that they share."""
         worth = self.value[:-1].copy()
         worth[np.isfinite(worth)] *= acceptance
         given = worth + beyond[self._rest]
@@ -86,9 +92,9 @@ class _Program:
         return shared
 
     def parents(self, size: int) -> tuple[int, ...]:
-        """The best tree of `size` nodes."""
+        """Parents of the best tree of `size` nodes."""
         parents: list[int] = []
-        # A node and how many nodes lie below it, level by level.
+        # A node and the number of nodes below it, level by level.
         level, depth = [(-1, size)], 0
         while level:
             below = []

@@ -11,12 +11,12 @@ from forerun.core import MOST_NODES, Tree
 from forerun.errors import ConfigError, shown
 from forerun.files import parse_json, printable, read_text
 
-# A tree of the most nodes takes a few hundred.
+# The largest tree takes a few hundred bytes.
 MOST_BYTES = 2**20
 
 
 def parse_tree(content: Any) -> Tree:
-    """A tree from what a user or a file gives.
+    """Read a tree from a value that a user or a file gives.
 
     Args:
         content: a `Tree`, `{"parents": [-1, -1, 0]}`, `{"paths": [[0], [1], [0, 0]]}`, or the bare
@@ -51,10 +51,10 @@ def _read(content: Any) -> Tree:
 
 
 def tree_from_paths(paths: Iterable[Sequence[int]]) -> Tree:
-    """A tree from the ranks on the way to each node, in any order: `[[0], [1], [0, 0]]`.
+    """Make a tree from the ranks on the path to each node, in any order: `[[0], [1], [0, 0]]`.
 
     Raises:
-        ConfigError: for a path whose beginning, or whose earlier sibling, is missing.
+        ConfigError: for a path whose prefix, or whose earlier sibling, is missing.
     """
     # Level by level, earlier siblings first.
     ordered = sorted(map(_as_path, paths), key=lambda path: (len(path), path))
@@ -73,7 +73,7 @@ def tree_from_paths(paths: Iterable[Sequence[int]]) -> Tree:
 
 
 def load_tree(path: str | Path) -> Tree:
-    """A tree from a JSON file, see `parse_tree`.
+    """Read a tree from a JSON file, see `parse_tree`.
 
     Raises:
         ConfigError: for a file that cannot be read or does not hold a tree.

@@ -1,4 +1,4 @@
-"""The rules that turn drafts and the target's rows into verdicts: exact, and enumerable."""
+"""Verification rules: they turn drafts and the target's rows into verdicts, exactly and enumerably."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RULES = Registry(
     },
 )
 FOR_DRAWN = ("block", "traversal")
-"""Rules that take nothing but drawn drafts."""
+"""Rules that accept only drawn drafts."""
 
 
 def rule_names() -> list[str]:
@@ -69,9 +69,12 @@ def verify_one(
 
 
 def resolve(name: str, request: Request, draft: Draft) -> str:
-    """The rule that `name` means for this draft: `auto` is coupled for requests with a seed, token
-    for point masses, block for drawn chains, traversal for drawn trees. A rule for drawn drafts
-    leaves point masses (greedy requests) to the token rule."""
+    """Name of the rule that verifies this draft if `name` was asked for.
+
+    `auto` is coupled for requests with a seed, token for point masses, block for drawn chains,
+    traversal for drawn trees. A rule for drawn drafts leaves point masses (greedy requests) to the
+    token rule.
+    """
     if name == AUTO:
         if request.params.seed is not None:
             return "coupled"
@@ -81,7 +84,7 @@ def resolve(name: str, request: Request, draft: Draft) -> str:
 
 
 def drawing_for(name: str, request: Request) -> Drawing:
-    """How drafts must be drawn for the rule `name`, where the drafter can choose."""
+    """The way to draw drafts for the rule `name`, if the drafter can choose."""
     if request.params.greedy:
         return Drawing.GREEDY
     coupled = name == "coupled" or (name == AUTO and request.params.seed is not None)

@@ -1,8 +1,8 @@
 """Block verification of drawn chains (Sun et al., arXiv 2403.10444, algorithm 2).
 
-The chain is verified as a whole: what early tokens have to spare makes up for later ones, so that it
-never accepts less than the token rule on average, and more wherever the two models differ. It is what
-traversal verification is on a chain (docs/theory.md has the proof).
+The chain is verified as a whole: the surplus acceptance of early tokens makes up for later ones. On
+average it never accepts fewer tokens than the token rule, and more wherever the two models differ.
+It equals traversal verification of a chain (docs/theory.md has the proof).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Coupled verification (Daliri, Musco, Suresh, arXiv 2408.07978).
 
-Target and draft take the argmax of log probability plus the same Gumbel noise. What is emitted is
-always the target's own draw, so the output is the one that plain decoding with that seed gives,
-whatever drafter, length, policy or batch. There is nothing to decide and nothing to enumerate.
+Target and draft take the argmax of log probability plus the same Gumbel noise. The emitted tokens
+are always the target's own draws, so the output is that of plain decoding with the same seed,
+whatever the drafter, length, policy or batch. There is nothing to decide and nothing to enumerate.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from forerun.verification.rule import Pending, Rule
 
 
 class CoupledRule(Rule, native="coupled"):
-    """Accept a token where it equals the target's own draw."""
+    """Accept a token if it equals the target's own draw."""
 
     name = "coupled"
 
     def prepare(self, rows: TargetRows, index: int, randomness: Randomness) -> Pending:
-        """On a device, draw after every node; on the CPU, and where a mask hook is asked, leave it
-        to the path that plain decoding takes."""
+        """Draw from the target's rows, as many as can be drawn without waiting for a device.
+
+        On a device a token is drawn after every node. On the CPU, and with a mask hook, tokens are
+        drawn only along the path that plain decoding takes.
+        """
         draft, request = rows.drafts[index], rows.requests[index]
         draws = torch.zeros(0)
         if not rows.on_host and request.params.mask is None:

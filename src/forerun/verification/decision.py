@@ -1,10 +1,10 @@
-"""What a rule decides, without any randomness, and the one walk that follows a decision.
+"""A rule's decision, without any randomness, and the one walk that follows it.
 
-A decision is a list of tests. Each test passes with a probability and names what comes next either
-way: another test, or the end of the walk at a node, where a token is emitted from a row. Rules
-that go down from the root (token) and rules that come up from the leaves (block) differ only in
-the tests that they list, so the same walk serves all of them, and the distribution of the outcome
-can be enumerated by following the same tests both ways.
+A decision is a list of tests. Each test passes with a probability and names the next step for both
+outcomes: another test, or the end of the walk at a node, where a token is emitted from a row. Rules
+that go down from the root (token) and rules that go up from the leaves (block) differ only in their
+tests, so the same walk serves all of them, and the distribution of the outcome can be enumerated by
+following the tests both ways.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from forerun.verification.rule import Pending, Rule
 
 
 def end_at(node: int) -> int:
-    """The code of "the path ends at `node`" (-1: at the committed text); negative, as no test is."""
+    """Code of "the path ends at `node`" (-1: at the committed text); negative, unlike the index of
+    a test."""
     return ~(node + 1)
 
 
@@ -34,11 +35,11 @@ class Decision:
     """The tests of a draft; test i is about node i.
 
     Args:
-        accept: the probability that each test passes, [n].
-        on_accept, on_reject: the test that comes next, or `end_at(node)`.
-        start: the first test, or `end_at(-1)` where there is none.
-        emit: row 0 is the distribution of the emitted token when the walk ends at the committed
-            text, row i + 1 when it ends at node i; [n + 1, V].
+        accept: probability that each test passes, [n].
+        on_accept, on_reject: the next test, or `end_at(node)`.
+        start: the first test, or `end_at(-1)` if there is none.
+        emit: row 0 is the distribution of the emitted token if the walk ends at the committed text,
+            row i + 1 if it ends at node i; [n + 1, V].
     """
 
     accept: Tensor
@@ -48,11 +49,11 @@ class Decision:
     emit: Tensor
 
     def end(self, accept: Sequence[float], uniform: Callable[[int], float]) -> int:
-        """Follow the tests; the node where the path ends, -1 for the committed text.
+        """Follow the tests and return the node at which the path ends, -1 for the committed text.
 
         Args:
-            accept: as the decision's own, on the host.
-            uniform: the random number of a test.
+            accept: the decision's `accept`, on the host.
+            uniform: returns the random number of a test.
         """
         at = self.start
         while at >= 0:
@@ -61,7 +62,7 @@ class Decision:
 
 
 def decide_natively(rule: str, draft: Draft, target_probs: Tensor) -> Decision | None:
-    """The decision of the kernels under a rule that they know, where they can work on the rows."""
+    """The kernels' decision for the draft; None if they do not know the rule or cannot read the rows."""
     if not (native.takes(target_probs) and takes(draft)):
         return None
     probs = native_probs(draft, target_probs.dtype)
@@ -73,7 +74,7 @@ def decide_natively(rule: str, draft: Draft, target_probs: Tensor) -> Decision |
 
 
 class DecisionRule(Rule):
-    """A rule that is nothing but its decision: it can be enumerated, and all are walked alike."""
+    """A rule that consists of its decision, so that one walk serves all and outcomes can be enumerated."""
 
     @abstractmethod
     def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
@@ -84,10 +85,10 @@ class DecisionRule(Rule):
         """
 
     def prepare(self, rows: TargetRows, index: int, randomness: Randomness) -> Pending:
-        """Decide, and leave the walk for when the numbers are on the host.
+        """Decide, and leave the walk until the numbers are on the host.
 
-        On a device a token is drawn from every row, so that nothing has to be asked of it once it
-        is known where the path ends; on the CPU only the row that is needed is drawn from.
+        On a device a token is drawn from every row, so that no second transfer is needed once the
+        end of the path is known; on the CPU only the row that is needed is drawn from.
         """
         draft, request = rows.drafts[index], rows.requests[index]
         probs, failed_rows = rows.unchecked(index)
@@ -110,7 +111,7 @@ class DecisionRule(Rule):
             uniform = randomness.uniform(*key, Purpose.EMIT)
             return Verdict.of(draft, end, draw(emit[end + 1 : end + 2], [uniform])[0])
 
-        # In one dtype: token ids are exact in float32.
+        # One dtype for all: token ids are exact in float32.
         return Pending(torch.cat([part.to(decision.accept.dtype) for part in numbers]), walk)
 
 
@@ -122,7 +123,7 @@ def normalized(rows: Tensor, fallback: Tensor) -> Tensor:
 
 
 def nodes_by(numbers: Sequence[int]) -> list[list[int]]:
-    """The nodes of each number, from 0."""
+    """The nodes grouped by their numbers; entry i lists the nodes with number i."""
     groups: list[list[int]] = [[] for _ in range(max(numbers, default=-1) + 1)]
     for node, number in enumerate(numbers):
         groups[number].append(node)
@@ -130,11 +131,12 @@ def nodes_by(numbers: Sequence[int]) -> list[list[int]]:
 
 
 def token_ids_and_rows(draft: Draft, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The token of each node and the row that verifies it, its parent's; both int64 [n]."""
+    """The token of each node and the index of its parent's row, which verifies it; both int64 [n]."""
     tokens = torch.tensor(draft.token_ids, dtype=torch.long, device=device)
     return tokens, torch.tensor(draft.tree.parents, dtype=torch.long, device=device) + 1
 
 
 def acceptance(p: Tensor, q: Tensor) -> Tensor:
-    """min(1, p/q); a token that its own row gives no probability is refused."""
+    """Acceptance probability min(1, p/q) of each token; 0 if the token has no probability in its
+    own row."""
     return (p / q).clamp(max=1.0).where(q > 0, torch.zeros_like(p))

@@ -1,8 +1,8 @@
-"""Why a rule decided as it did: for every drafted token its probabilities, the uniform, what was left.
+"""Explanations of a rule's verdict: the probabilities, uniform and residual of every drafted token.
 
-Nothing of it is recorded while a round runs. Random numbers are functions of their keys, so the tests that
-a rule went through are made again from its draft, its rows and its request: the same decision, walked with
-the same uniforms.
+Nothing is recorded while a round runs. Random numbers are functions of their keys, so a rule's
+tests can be repeated from its draft, its rows and its request: the decision and the uniforms are
+the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forerun.verification.coupled import CoupledRule
 from forerun.verification.decision import Decision, DecisionRule, acceptance
 from forerun.verification.rows import TargetRows
 
-# The most likely tokens of a row that an explanation names.
+# Number of tokens of a row that an explanation names, the most likely first.
 _TOP = 3
 
 Top = tuple[tuple[int, float], ...]
@@ -31,22 +31,23 @@ Top = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """What a rule made of one drafted token.
+    """A rule's test of one drafted token.
 
     Args:
         token_id: the token.
-        target_prob: its probability in the target's row; of a token that was tested, in what its earlier
-            siblings had left of that row.
+        target_prob: its probability in the target's row; for a tested token, in the residual that
+            its earlier siblings left of that row.
         draft_prob: its probability in the row that it was drawn from; 1 for a point mass.
-        ratio: min(1, target_prob / draft_prob), with which the token rule's test passes.
+        ratio: min(1, target_prob / draft_prob), the probability with which the token rule's test
+            passes.
         accept: the probability with which this rule's test passes; None for rules without tests.
-        uniform: the number that was drawn for the test, which passes below `accept`; None where the
-            test was not reached.
-        threshold: of the typical rule, which accepts what is more probable; else None.
-        drawn: the token that the target drew in its place; of the coupled rule, on the path alone.
-        passed: the outcome; None where it was not tested.
-        residual: the best tokens of what is left of the target's row when this one is rejected; empty
-            where it was not, and for rules that reject without a residual.
+        uniform: the number drawn for the test, which passes below `accept`; None if the test was
+            not reached.
+        threshold: probability above which the typical rule accepts; None for other rules.
+        drawn: the token that the target drew in its place; only for the coupled rule, on the path.
+        passed: the outcome; None if it was not tested.
+        residual: the best tokens of the target's residual after this one is rejected; empty if it
+            was not rejected, and for rules that reject without a residual.
     """
 
     token_id: int
@@ -63,16 +64,16 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One verdict, before it is cut at the end of the output.
+    """Explanation of one verdict, before it is cut at the end of the output.
 
     Args:
-        rule: its name.
-        nodes: one record a drafted token.
+        rule: name of the rule.
+        nodes: one record per drafted token.
         tests: the nodes that were tested, in that order.
-        end: the node where the path ends; -1 for the committed text.
+        end: the node at which the path ends; -1 for the committed text.
         emit: the best tokens of the row that the last token was drawn from.
-        uniform: that it was drawn at; None where it was drawn by noise or not at all.
-        token_id: the last token; None where the path ends with a stop token or a row that fails.
+        uniform: the uniform that it was drawn with; None if it was drawn by noise or not at all.
+        token_id: the last token; None if the path ends with a stop token or a row that fails.
     """
 
     rule: str
@@ -87,11 +88,12 @@ class Explanation:
 def explain(
     rule: Verifier, rows: TargetRows, index: int, randomness: Randomness
 ) -> Explanation | None:
-    """How a rule verifies the draft of one request; None for a rule that is not forerun's own.
+    """Explain a rule's verdict on the draft of one request; None for a rule that is not forerun's own.
 
     Args:
-        rows: of the round, with its drafts and requests.
-        index: of the request.
+        rule: the rule.
+        rows: rows of the round, with its drafts and requests.
+        index: index of the request.
         randomness: the engine's.
     """
     if isinstance(rule, CoupledRule):
@@ -164,7 +166,7 @@ def _coupled(
 
 
 class _Left:
-    """What is left of the target's rows, before and after each child of a node was rejected."""
+    """Residuals of the target's rows before and after the rejection of each child of a node."""
 
     def __init__(self, rule: DecisionRule, draft: Draft, probs: Tensor, decision: Decision) -> None:
         self._rule, self._draft, self._probs, self._decision = rule, draft, probs, decision
@@ -182,7 +184,8 @@ class _Left:
         return self.after(siblings[rank - 1]) if rank else self.whole(node)
 
     def after(self, node: int) -> Tensor:
-        """The row after a node was rejected, [V]: what its parent would emit, had it no more children."""
+        """The row after a node was rejected, [V]: its parent would emit from it if it had no more
+        children."""
         if node not in self._rows:
             parent = self._draft.tree.parents[node]
             if node not in self._draft.tree.next_sibling:
@@ -198,7 +201,7 @@ class _Left:
 
 
 def _without_later_siblings(tree: Tree, node: int) -> list[int]:
-    """The nodes on the path to `node`, each with its earlier siblings: what its test depends on."""
+    """The nodes that the test of `node` depends on: those on its path, each with its earlier siblings."""
     kept = []
     for step in tree.path_to(node):
         kept += list(tree.children(tree.parents[step]))[: tree.ranks[step] + 1]
@@ -206,7 +209,7 @@ def _without_later_siblings(tree: Tree, node: int) -> list[int]:
 
 
 def _part(draft: Draft, kept: list[int]) -> Draft:
-    """Some nodes of a draft, each with its parent."""
+    """The part of a draft with some of its nodes, each of which has its parent among them."""
     moved = {node: place for place, node in enumerate(kept)} | {-1: -1}
     tree = Tree(tuple(moved[draft.tree.parents[node]] for node in kept))
     probs = draft.probs
@@ -218,7 +221,7 @@ def _part(draft: Draft, kept: list[int]) -> Draft:
 
 
 def _records(draft: Draft, row_before: Callable[[int], Tensor]) -> list[NodeRecord]:
-    """A record for each node, untested."""
+    """A record of an untested token for each node."""
     records = []
     for node, token in enumerate(draft.token_ids):
         p = row_before(node)[token]

@@ -1,4 +1,4 @@
-"""The target's rows of a round: logits that become probabilities where a rule asks for them."""
+"""The target's rows of a round: logits that become probabilities when a rule asks for them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from forerun.sampling import Prefix, adjusted, warp, warp_unchecked
 
 
 class TargetRows:
-    """The rows that verify the drafts of a round: row 0 of a request follows its committed tokens,
-    row i + 1 follows node i.
+    """The rows that verify the drafts of a round.
+
+    Row 0 of a request follows its committed tokens, row i + 1 follows node i.
 
     Args:
-        logits: [B, n, V], n being the rows of the longest draft at least.
+        logits: [B, n, V]; n is at least the number of rows of the longest draft.
         drafts, requests: B each.
     """
 
@@ -31,7 +32,7 @@ class TargetRows:
         self._logits = logits.contiguous()
         self.drafts, self.requests = drafts, requests
         self._are_probs = False
-        # By request: its rows, and which of them failed; by request and node: how.
+        # By request: its rows, and flags of failed ones. By request and node: the error.
         self._probs: dict[int, tuple[Tensor, Tensor]] = {}
         self._errors: dict[tuple[int, int], Exception] = {}
 
@@ -39,7 +40,7 @@ class TargetRows:
     def of_probs(
         cls, probs: Sequence[Tensor], drafts: Sequence[Draft], requests: Sequence[Request]
     ) -> TargetRows:
-        """Rows that are probabilities already, [n + 1, V] for each request: for enumeration."""
+        """Rows that already are probabilities, [n + 1, V] for each request; for enumeration."""
         rows = cls(torch.zeros(len(probs), 0, 0), drafts, requests)
         rows._are_probs = True
         fine = [torch.zeros(len(row), dtype=torch.bool, device=row.device) for row in probs]
@@ -54,7 +55,8 @@ class TargetRows:
         return TargetRows(self._logits[indices], drafts, [self.requests[i] for i in indices])
 
     def adopt(self, part: TargetRows, indices: Sequence[int]) -> None:
-        """Take over the rows that `part`, of these requests, has made: hooks are asked once."""
+        """Take over the rows computed by `part`, which holds these requests, so that hooks are
+        asked once."""
         if part is not self:
             self._probs |= {indices[index]: rows for index, rows in part._probs.items()}
 
@@ -67,11 +69,11 @@ class TargetRows:
         return self._logits[index, : len(self.drafts[index]) + 1]
 
     def prefix(self, index: int, node: int) -> Prefix:
-        """What stands before the row after a node."""
+        """The tokens before the row after a node."""
         return Prefix(self.requests[index], tuple(self.drafts[index].tokens_to(node)))
 
     def probs(self, index: int) -> Tensor:
-        """The rows of a request as it draws from them, [n + 1, V].
+        """The rows that a request's tokens are drawn from, [n + 1, V].
 
         Raises:
             DistributionError: for a row that is NaN or infinite, or that leaves no token possible.
@@ -83,11 +85,11 @@ class TargetRows:
         return probs
 
     def unchecked(self, index: int) -> tuple[Tensor, Tensor]:
-        """The same without waiting for a device, and which rows failed, bool [n + 1]; those are
-        uniform.
+        """The rows of `probs` without waiting for a device, and flags of those that failed, bool [n
+        + 1].
 
-        A rule may go on as if the target had such rows: its output is exact for that target, and
-        nothing is emitted after a prefix whose row failed.
+        Failed rows are uniform. A rule may go on as if the target had such rows: its output is
+        exact for that target, and nothing is emitted after a prefix whose row failed.
         """
         if index not in self._probs:
             has_mask = self.requests[index].params.mask is not None
@@ -95,7 +97,7 @@ class TargetRows:
         return self._probs[index]
 
     def error(self, index: int, node: int) -> Exception:
-        """Why the row after a node failed."""
+        """The error of the row after a node, which failed."""
         if (index, node) not in self._errors:
             try:
                 self.row(index, node)
@@ -107,14 +109,14 @@ class TargetRows:
         """The row after one node, [1, V].
 
         Raises:
-            DistributionError, Exception: as `probs`.
+            DistributionError, Exception: as `probs` does.
         """
         if self._are_probs:
             return self._probs[index][0][node + 1 : node + 2]
         return warp(self.logits(index)[node + 1 : node + 2], [self.prefix(index, node)])
 
     def log_probs(self, index: int, node: int, mode: str) -> Tensor:
-        """What is reported as log probabilities after a node: of the `raw` or the `processed` row."""
+        """Log probabilities to report after a node, of the `raw` or the `processed` row."""
         if mode == "processed":
             made = self._probs.get(index)
             return (self.row(index, node) if made is None else made[0][node + 1 : node + 2]).log()
@@ -124,12 +126,12 @@ class TargetRows:
         return warp_unchecked(self.logits(index), self._prefixes(index))
 
     def _masked(self, index: int) -> tuple[Tensor, Tensor]:
-        """The rows of a request with a mask hook, row by row, and after which nodes it failed.
+        """The rows of a request with a mask hook, one by one, and flags of those at which it failed.
 
-        The hook is asked about prefixes alone that plain decoding could reach: not about one that
-        holds a token which the rows before exclude, and not about what follows a stop token or a
-        prefix that it failed at. Rows of other prefixes repeat their parent's: none is followed to
-        an emitted token.
+        The hook is asked only about prefixes that plain decoding could reach. Not asked about are a
+        prefix with a token that the rows before it exclude, and prefixes after a stop token or
+        after one that the hook failed at. Rows of such prefixes repeat their parent's: none is
+        followed to an emitted token.
         """
         draft, request = self.drafts[index], self.requests[index]
         rows: list[Tensor] = []
@@ -151,11 +153,13 @@ class TargetRows:
         return torch.cat(rows), torch.tensor(failed, device=self._logits.device)
 
     def verify_natively(self, rule: str, randomness: Randomness) -> dict[int, Verdict]:
-        """The verdicts of the kernels under a rule, by request, in one call: of all requests that
-        they can verify, and that do not fail.
+        """Verdicts of the kernels under a rule, computed in one call, by index of the request.
+
+        Requests that the kernels cannot verify, and those that fail, are left out.
 
         Args:
             rule: `token`, `traversal` or `coupled`.
+            randomness: the engine's.
         """
         if self._are_probs or not randomness.by_key_alone or not native.takes(self._logits):
             return {}
@@ -185,7 +189,7 @@ class TargetRows:
         }
 
     def _adjusted(self, indices: list[int]) -> Tensor:
-        """The logits of some requests, after penalties, bias and bans."""
+        """Logits of some requests after penalties, bias and bans."""
         logits = self._logits if len(indices) == self._logits.shape[0] else self._logits[indices]
         for place, index in enumerate(indices):
             if self.requests[index].params.adjusts:
@@ -196,20 +200,20 @@ class TargetRows:
         return logits
 
     def _prefixes(self, index: int) -> list[Prefix]:
-        """What stands before each row of a request."""
+        """The tokens before each row of a request."""
         draft, request = self.drafts[index], self.requests[index]
         if not request.params.adjusts:
-            # Only penalties, biases and masks look at it.
+            # Only penalties, biases and masks depend on the drafted tokens.
             return [Prefix(request)] * (len(draft) + 1)
         return [self.prefix(index, node) for node in range(-1, len(draft))]
 
 
 def takes(draft: Draft) -> bool:
-    """Whether the kernels can read the rows of a draft."""
+    """True if the kernels can read the rows of a draft."""
     return draft.probs is None or (isinstance(draft.probs, Tensor) and draft.probs.is_cpu)
 
 
 def native_probs(draft: Draft, dtype: torch.dtype) -> Tensor | None:
-    """The rows of a draft that `takes` has passed, as the kernels read them."""
+    """The rows of a draft for which `takes` is true, as the kernels read them."""
     probs = draft.probs
     return probs.to(dtype).contiguous() if isinstance(probs, Tensor) else None

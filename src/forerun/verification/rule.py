@@ -1,4 +1,5 @@
-"""What all rules share: a whole batch is verified in one call of the kernels, or with one transfer."""
+"""Base of all rules: a batch is verified in one call of the kernels, or with one transfer from the
+device."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from forerun.verification.rows import TargetRows
 
 @dataclass(frozen=True)
 class Pending:
-    """What a verdict waits for.
+    """A verdict that waits for numbers from the device.
 
     Args:
-        numbers: what the host needs to know, [k].
-        verdict: makes the verdict of them.
+        numbers: the numbers that the host needs, [k].
+        verdict: makes the verdict from them.
     """
 
     numbers: Tensor
@@ -32,8 +33,8 @@ class Pending:
 class Rule(ABC):
     """A rule that verifies draft by draft; implements `forerun.contracts.Verifier`.
 
-    A class whose rule the kernels know says so when it is made: `class TokenRule(DecisionRule,
-    native="token")`. What inherits from it may verify otherwise, so it has to say so again.
+    A class whose rule the kernels know declares it: `class TokenRule(DecisionRule,
+    native="token")`. A subclass may verify differently, so it must declare it again.
     """
 
     name: str
@@ -53,11 +54,11 @@ class Rule(ABC):
 
     @abstractmethod
     def prepare(self, rows: TargetRows, index: int, randomness: Randomness) -> Pending:
-        """Verify the draft of one request in torch, as far as that goes without the host.
+        """Verify the draft of one request in torch, as far as possible without the host.
 
         Args:
             rows: the target's, with the drafts and their requests.
-            index: of the request.
+            index: index of the request.
             randomness: the engine's.
         """
 
@@ -68,8 +69,11 @@ class Rule(ABC):
         requests: Sequence[Request],
         randomness: Randomness,
     ) -> list[Verdict]:
-        """Verify the drafts of a round, as `forerun.contracts.Verifier` says: in one call of the
-        kernels where they can, else in torch with one transfer from the device for all of them."""
+        """Verify the drafts of a round, as `forerun.contracts.Verifier` says.
+
+        The kernels do it in one call if they can; otherwise torch does it with one transfer from
+        the device for all drafts.
+        """
         for draft in drafts:
             self.check(draft)
         verdicts = rows.verify_natively(self.native, randomness) if self.native else {}

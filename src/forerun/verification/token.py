@@ -1,4 +1,4 @@
-"""Token-wise verification: of chains, of drawn trees, and of point masses.
+"""Token-wise verification of chains, drawn trees and point masses.
 
 Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318) for chains; siblings drawn
 one after the other as in SpecInfer (arXiv 2305.09781) and Sequoia (arXiv 2402.12374).
@@ -24,10 +24,10 @@ from forerun.verification.decision import (
 def decide(draft: Draft, target_probs: Tensor) -> Decision:
     """The tests of the token rule, from the root down.
 
-    A child is accepted with min(1, p/q), p being the target row less what the siblings before it
-    have taken and q its own recorded row; when all children of a node are rejected, what is left
-    of p is emitted. A point mass is the row q = 1 at its token: tested that way, siblings cut up
-    one draw from p.
+    A child is accepted with probability min(1, p/q), where p is the target row less what the
+    siblings before it have taken and q its own recorded row. If all children of a node are
+    rejected, a token is emitted from what is left of p. A point mass is the row q = 1 at its token;
+    siblings tested in this way divide up one draw from p.
 
     Args:
         draft: any tree.
@@ -41,7 +41,7 @@ def _decide_in_torch(draft: Draft, target_probs: Tensor) -> Decision:
     accept = target_probs.new_zeros(len(draft))
     rows = draft.dense_probs(target_probs.shape[-1])
     tokens, parent_rows = token_ids_and_rows(draft, left.device)
-    # All first children, then all second children, and so on: these can be tested at once.
+    # All first children are tested at once, then all second children, and so on.
     for nodes in nodes_by(draft.tree.ranks):
         at, token = parent_rows[nodes], tokens[nodes, None]
         p = left[at]
@@ -58,7 +58,7 @@ def _decide_in_torch(draft: Draft, target_probs: Tensor) -> Decision:
 
 
 def _from_the_root(tree: Tree) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """When the test of a node passes, its first child is next; when not, its next sibling."""
+    """The next step after each test: if it passes, the node's first child; if not, its next sibling."""
     first = [next(iter(tree.children(node)), end_at(node)) for node in range(-1, len(tree))]
     on_reject = (
         tree.next_sibling.get(node, end_at(parent)) for node, parent in enumerate(tree.parents)

@@ -1,8 +1,8 @@
 """Traversal verification of drawn trees (Weng et al., arXiv 2505.12398).
 
 The leaves are verified first, in depth-first order, each with the whole path that leads to it, so
-that what early tokens have to spare makes up for later ones, as in block verification of chains. On
-a chain it is block verification. docs/theory.md has the derivation.
+that the surplus acceptance of early tokens makes up for later ones, as in block verification of
+chains. On a chain it is block verification. docs/theory.md has the derivation.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def refuse_point_masses(draft: Draft) -> None:
 def decide(draft: Draft, target_probs: Tensor) -> Decision:
     """The tests of traversal verification, from the leaves back to the root.
 
-    Every node holds a weight w, 1 at the root: the share of the draft's arrivals that the target
-    wants to pass through it. A child x drawn from q gets min(1, w p(x)/q(x)). Once it has failed,
-    r = max(w p - q, 0) is left to emit at its parent, whose weight becomes sum(r) / (sum(r) + 1 - w)
-    and whose row r, scaled to one; its next child starts from there. The path ends at a node, when
-    all of its children have failed, with what its weight has become, and emits from what its row
-    has become.
+    Every node has a weight w, 1 at the root: the share of the draft's arrivals that the target
+    wants to pass through it. A child x drawn from q gets the weight min(1, w p(x)/q(x)). After it
+    has failed, r = max(w p - q, 0) is left to emit at its parent. The parent's weight becomes
+    sum(r) / (sum(r) + 1 - w) and its row becomes r scaled to sum to one; its next child starts from
+    these. After all children of a node have failed, the path ends there with probability equal to
+    the node's weight, and a token is emitted from its row.
 
     Args:
         draft: a drawn chain or tree; siblings in drawn order, deeper branches best first.
@@ -77,13 +77,15 @@ def _decide_in_torch(draft: Draft, target_probs: Tensor) -> Decision:
 def _weight_left(spare: Tensor, weight: Tensor) -> Tensor:
     """The weight of nodes after one of their children has failed, [k]."""
     missing = 1.0 - weight
-    # Nothing spare and nothing missing: the child cannot have failed, and 0/0 must not be either.
+    # With nothing spare and nothing missing the child cannot have failed; avoid 0/0.
     return torch.where(spare + missing > 0, spare / (spare + missing), torch.ones_like(spare))
 
 
 def _stages(tree: Tree) -> list[int]:
-    """The stage at which each node can be weighed: after its parent and its earlier siblings, whose
-    failing changes what it is weighed with. No two of a stage share a parent."""
+    """The stage in which each node can be weighed: after its parent and its earlier siblings.
+
+    The failure of earlier siblings changes a node's weight. No two nodes of a stage share a parent.
+    """
     stages: list[int] = []
     for parent, rank in zip(tree.parents, tree.ranks, strict=True):
         stages.append((stages[parent] if parent >= 0 else -1) + 1 + rank)
@@ -91,8 +93,10 @@ def _stages(tree: Tree) -> list[int]:
 
 
 def _leaves_first(tree: Tree) -> tuple[tuple[int, ...], int]:
-    """The test that follows when that of a node fails, and the first one: that of the first leaf.
-    After a node comes the first leaf below its next sibling, or its parent."""
+    """The test after each node's test has failed, and the first test, which is that of the first leaf.
+
+    After a node comes the first leaf below its next sibling, or its parent.
+    """
 
     def first_leaf(node: int) -> int:
         while tree.children(node):

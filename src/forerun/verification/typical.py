@@ -1,9 +1,9 @@
 """Typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1): approximate.
 
-A drafted token stands if the target finds it likely enough, more readily where the target itself is
-undecided. Whatever the draft's probabilities are, they play no part, so what comes out leans to the
-draft and is not the target's distribution. Greedy requests are exempt: a row with one possible token
-takes that and no other.
+A drafted token is accepted if the target finds it likely enough, more readily if the target itself
+is undecided. The draft's probabilities play no part, so the output leans to the draft and does not
+have the target's distribution. Greedy requests are exempt: a row with one possible token accepts no
+other.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def decide(
 ) -> Decision:
     """The decision of typical acceptance, which leaves nothing to test.
 
-    A token passes if p(token) > min(epsilon, delta exp(-H(p))), p being the row after its parent,
-    temperature and filters applied, and H its entropy in nats. The path ends at the deepest node
-    whose whole path passes, the first of them on ties; the next token is drawn from the target's
-    row there. Medusa takes the first token of a path greedily, so that a round emits
-    at least one; here the token that ends the round serves for that.
+    A token passes if p(token) > min(epsilon, delta exp(-H(p))), where p is the row after its
+    parent, temperature and filters applied, and H its entropy in nats. The path ends at the deepest
+    node whose whole path passes, the first of them on ties; the next token is drawn from the
+    target's row there. Medusa takes the first token of a path greedily, so that a round emits at
+    least one; here the token that ends the round serves for that.
 
     Args:
         draft: a point mass, chain or tree, or a drawn chain.
         target_probs: [n + 1, V].
         epsilon: a probability that is always enough.
-        delta: of the typical probability exp(-H), the part that is enough.
+        delta: share of the typical probability exp(-H) that is enough.
 
     Raises:
         ConfigError: for a drawn tree.
@@ -46,7 +46,7 @@ def decide(
     for node, parent in enumerate(draft.tree.parents):
         if passes[node] and parent in depths:
             depths[node] = depths[parent] + 1
-    # Of equally deep nodes the first.
+    # Among equally deep nodes, the first.
     best = max(depths, key=depths.__getitem__)
     nowhere = (end_at(-1),) * len(draft)
     return Decision(
@@ -80,7 +80,7 @@ def _refuse_drawn_trees(draft: Draft) -> None:
 
 
 class TypicalRule(DecisionRule):
-    """Accept what the target finds likely enough; changes the distribution."""
+    """Accept tokens that the target finds likely enough; changes the distribution."""
 
     name = "typical"
     exactness = Exactness.APPROXIMATE
