@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.contracts import CausalLM
+from forerun.contracts import CausalLM, ChainRequest
 from forerun.core import Draft, ForwardOutput, Plan, Request, Verdict
+from forerun.drafters.base import HeadDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -38,20 +39,28 @@ def head_of(folder: Path, made: Made, on: CausalLM) -> Eagle3Head:
     return Eagle3Head(Eagle3Weights.read(HeadFiles.open(write(folder, made, "vllm"))), on)
 
 
+class Stepping(Eagle3Drafter):
+    """Drafts node by node."""
+
+    draft = HeadDrafter.draft
+
+
 class Twins(Eagle3Drafter):
     """Drafts in one call, compared with a drafter of the same head that steps, bit for bit."""
 
     def __init__(self, head: Eagle3Head, on: CausalLM, least: float = 0.0) -> None:
         rest = (on.vocab_size, 3, on.max_context)
         super().__init__(head, *rest, least_confidence=least)
-        self.stepping = Eagle3Drafter(head, *rest, least_confidence=least)
-        self.stepping.drafts_chains = False
+        self.stepping = Stepping(head, *rest, least_confidence=least)
         self.compared: list[int] = []
         self.calls: list[int] = []
+        draft_chains = head.draft_chains
 
-    def chains(self, requests: list[Request], plans: list[Plan], missing: Any) -> list[Draft]:
-        self.calls.append(len(requests))
-        return super().chains(requests, plans, missing)
+        def counted(requests: Sequence[ChainRequest], *rest: Any) -> list[Draft]:
+            self.calls.append(len(requests))
+            return draft_chains(requests, *rest)
+
+        vars(head)["draft_chains"] = counted
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
@@ -164,13 +173,15 @@ def test_a_draft_that_was_interrupted_leaves_nothing_behind(tmp_path: Path) -> N
     class Interrupted(Twins):
         interrupted = 0
 
-        def chains(self, requests: list[Request], plans: list[Plan], missing: Any) -> list[Draft]:
+        def draft(
+            self, requests: list[Request], plans: list[Plan], missing: Any, randomness: Randomness
+        ) -> list[Draft]:
             self.features.ran, ran = lambda *_: self.stop(), self.features.ran  # type: ignore[method-assign]
             with pytest.raises(KeyboardInterrupt):
-                super().chains(requests, plans, missing)
+                super().draft(requests, plans, missing, randomness)
             self.features.ran = ran  # type: ignore[method-assign]
-            found = [self.features.missing(request) for request in requests]
-            return super().chains(requests, plans, found)
+            found: Any = [self.features.missing(request) for request in requests]
+            return super().draft(requests, plans, found, randomness)
 
         def stop(self) -> None:
             self.interrupted += 1

@@ -166,8 +166,6 @@ class HeadDrafter(BaseDrafter):
     drawings = frozenset(Drawing)
     takes_trees = True
     features: Features
-    drafts_chains = False
-    """Whether it drafts whole chains in one call."""
 
     def __init__(
         self,
@@ -197,17 +195,23 @@ class HeadDrafter(BaseDrafter):
     ) -> None:
         """Grow trees from the states that the head has not read, `num_tokens` deep at most."""
 
-    def chains(
-        self, requests: list[Request], plans: list[Plan], missing: list[Missing]
+    def draft(
+        self,
+        requests: list[Request],
+        plans: list[Plan],
+        missing: list[Missing],
+        randomness: Randomness,
     ) -> list[Draft]:
-        """Draft chains in one call, where the head `drafts_chains`."""
-        raise NotImplementedError
+        """Draft for requests with a plan, from the states that the head has not read."""
+        from forerun.trees.growth import start
+
+        growths = [start(*pair) for pair in zip(requests, plans, strict=True)]
+        self.grow(growths, missing, max(plan.num_tokens for plan in plans), randomness)
+        return [growth.finish() for growth in growths]
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        from forerun.trees.growth import start
-
         drafting: dict[int, Plan] = {}
         missing: list[Missing] = []
         for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
@@ -220,13 +224,7 @@ class HeadDrafter(BaseDrafter):
         if not drafting:
             return drafts
         chosen, fitting = [requests[index] for index in drafting], list(drafting.values())
-        if self.drafts_chains and fits_one_call(chosen, fitting, randomness):
-            proposed = self.chains(chosen, fitting, missing)
-        else:
-            growths = [start(*pair) for pair in zip(chosen, fitting, strict=True)]
-            deepest = max(plan.num_tokens for plan in fitting)
-            self.grow(growths, missing, deepest, randomness)
-            proposed = [growth.finish() for growth in growths]
+        proposed = self.draft(chosen, fitting, missing, randomness)
         for index, draft in zip(drafting, proposed, strict=True):
             drafts[index] = draft
         return drafts

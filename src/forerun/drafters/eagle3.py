@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from forerun.contracts import ChainRequest, DrafterSetup
 from forerun.core import MOST_NODES, Draft, Plan, Request, Tree
-from forerun.drafters.base import HeadDrafter, HeadOptions
+from forerun.drafters.base import HeadDrafter, HeadOptions, fits_one_call
 
 # What needs torch is imported where it is used: options and help are read without it.
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ class Eagle3Drafter(HeadDrafter):
     ) -> None:
         self.module, self.capacity, self._least = head, capacity, least_confidence
         self.cache = head.new_cache(rows, capacity + tree_slots)
-        self.drafts_chains = head.drafts_chains
         super().__init__(head.hidden_layers, rows, vocab_size, acceptance, self.cache)
 
     @classmethod
@@ -101,9 +100,16 @@ class Eagle3Drafter(HeadDrafter):
     def longest(self, request: Request) -> int:
         return self.capacity - len(request)
 
-    def chains(
-        self, requests: list[Request], plans: list[Plan], missing: list[Missing]
+    def draft(
+        self,
+        requests: list[Request],
+        plans: list[Plan],
+        missing: list[Missing],
+        randomness: Randomness,
     ) -> list[Draft]:
+        """Draft chains in one call where that can be, else node by node."""
+        if not self.module.drafts_chains or not fits_one_call(requests, plans, randomness):
+            return super().draft(requests, plans, missing, randomness)
         states = [self._run_most(*pair) for pair in zip(requests, missing, strict=True)]
         chains = [
             ChainRequest(

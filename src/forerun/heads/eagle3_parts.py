@@ -64,9 +64,9 @@ class Eagle3Head:
         """What chains are drafted with; None for a head that is not made of these parts."""
         if self.config.regression or self._head.linear is None:
             return None
-        joined = () if self._joined_norm is None else (self._joined_norm,)
+        norms = self._each_norm if self._joined_norm is None else [self._joined_norm]
         return HeadParts(
-            joined or self._each_norm,
+            [norm for norm in norms if norm is not None],
             self._fc,
             self._layers,
             self._norm,

@@ -112,11 +112,11 @@ class CpuModules:
         table = _array(parts.embedding)
         try:
             native = _native.kernels.HeadChains(
-                [norm.native for norm in parts.state_norms],
-                parts.fuse.native,
-                [layer.native for layer in parts.layers],
-                None if parts.norm is None else parts.norm.native,
-                parts.output.native,
+                [_native_part(norm) for norm in parts.state_norms],
+                _native_part(parts.fuse),
+                [_native_part(layer) for layer in parts.layers],
+                None if parts.norm is None else _native_part(parts.norm),
+                _native_part(parts.output),
                 parts.token_ids,
                 self.decoder if table is None else table,
                 parts.vocab_size,
@@ -266,3 +266,8 @@ def _built(make: Callable[..., Any], *arguments: Any, level: str) -> Any:
         return make(*arguments, level=level)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"weights that the CPU kernels cannot run: {error}.") from None
+
+
+def _native_part(part: Any) -> Any:
+    """The part that the kernels run, of a module that this builder has made."""
+    return part.native
