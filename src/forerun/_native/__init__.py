@@ -1,4 +1,7 @@
-"""The compiled kernels' Python face: what is there, and why not. Imports nothing of forerun."""
+"""Python interface of the compiled kernels: their availability, and the reason if there are none.
+
+Imports nothing of forerun.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the compiled kernels do with rows of logits and of probabilities, given as tensors.
+"""Operations of the compiled kernels on rows of logits and probabilities, given as tensors.
 
-Rows lie on the CPU, contiguous, in float32 or float64; `takes` says whether some do.
+Rows are on the CPU, contiguous, in float32 or float64; `takes` says whether given rows are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _threads: ThreadPool | None = None
 
 
 def takes(rows: Tensor) -> bool:
-    """Whether there are kernels and they can work on these rows."""
+    """True if there are kernels and they can work on these rows."""
     return (
         _native.AVAILABLE
         and rows.is_cpu
@@ -51,7 +51,8 @@ def noise(seed: int, position: int, size: int) -> Tensor:
 def warp(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[Tensor, list[int], list[int]]:
-    """The probabilities [N, V], which rows are all -inf, and which hold NaN or +inf."""
+    """The probabilities [N, V], the indices of rows that are all -inf, and of rows that hold NaN or
+    +inf."""
     probs = torch.empty_like(logits)
     dead, broken = _native.kernels.warp_rows(
         to_dlpack(logits), to_dlpack(probs), temperature, top_k, top_p, min_p
@@ -60,13 +61,15 @@ def warp(
 
 
 def draw(probs: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """A token a row: the inverse of the cumulative distribution."""
+    """Draw one token from each row: the inverse of the cumulative distribution."""
     return _native.kernels.draw_rows(to_dlpack(probs), uniforms)
 
 
 def top(rows: Tensor) -> list[int]:
-    """The token of each row's largest value, the lowest id on ties; -1 where that is infinite, or some
-    value is not a number."""
+    """The token of each row's largest value, the lowest id on ties; -1 for an invalid row.
+
+    A row is invalid if its largest value is infinite or one of its values is not a number.
+    """
     return _native.kernels.top_rows(to_dlpack(rows))
 
 
@@ -76,16 +79,18 @@ def draw_siblings(
     nodes: Sequence[Sequence[int]],
     replacement: bool = False,
 ) -> tuple[list[list[int]], Tensor]:
-    """The children of many nodes: for each row of `probs` [N, V] its tokens, in drawn order, and the
-    rows that they were drawn from, one after the other, [total, V].
+    """Draw the children of many nodes from the rows of `probs` [N, V].
 
-    Without replacement a row lacks the siblings before and is scaled to one again. A row with fewer
-    tokens than nodes has fewer children, one without probability none.
+    Returns the tokens for each row in drawn order, and the rows that they were drawn from, one
+    after the other, [total, V]. Without replacement the siblings before are removed from a row,
+    which is scaled to sum to one again. A row with fewer tokens than nodes has fewer children, one
+    without probability none.
 
     Args:
-        keys: the seed and the committed length of each row.
-        nodes: the nodes that its children become, which key their draws.
-        replacement: whether a child may repeat its siblings' tokens.
+        probs: one row per node, [N, V].
+        keys: seed and committed length of each row.
+        nodes: indices of the children of each row's node, which key their draws.
+        replacement: a child may repeat its siblings' tokens.
     """
     rows = probs.new_empty(sum(map(len, nodes)), probs.shape[-1])
     masked = [(seed & _MASK, committed) for seed, committed in keys]
@@ -96,12 +101,13 @@ def draw_siblings(
 
 
 def couple(probs: Tensor, noise: Tensor) -> list[int]:
-    """A token a row: the argmax of log probability plus noise, float64 [N, V]."""
+    """Return the argmax of log probability plus noise, float64 [N, V], in each row."""
     return _native.kernels.couple_rows(to_dlpack(probs), to_dlpack(noise))
 
 
 def couple_keys(probs: Tensor, keys: Sequence[tuple[int, int]]) -> list[int]:
-    """The same with the noise of a seed and a position for each row."""
+    """Return the argmax of log probability plus noise in each row; the noise is keyed by seed and
+    position."""
     masked = [(seed & _MASK, position) for seed, position in keys]
     return _native.kernels.couple_keys(to_dlpack(probs), masked)
 
@@ -113,7 +119,7 @@ def decide(
     target_probs: Tensor,
     draft_probs: Tensor | None,
 ) -> tuple[list[float], list[int], list[int], int, Tensor]:
-    """The parts of a decision of `token` or `traversal` (on a chain: block)."""
+    """The parts of the decision of `token` or `traversal` (on a chain: block)."""
     emit = torch.empty_like(target_probs)
     accept, on_accept, on_reject, start = _native.kernels.decide(
         rule,
@@ -134,15 +140,19 @@ def draft_to_verify(
     warp: Warp,
     key: tuple[int, int],
 ) -> DraftToVerify:
-    """The draft of one request and how `verify_batch` verifies it.
+    """The draft of one request in the form that `verify_batch` takes, with its rule and warping.
 
     Args:
         rule: `token`, `traversal` (on a chain: block) or `coupled`.
+        token_ids: token of each node.
+        parents: parent of each node.
         draft_probs: [n, V] of the logits' dtype, contiguous; None for point masses.
-        key: the seed and the committed length.
+        warp: settings of the request.
+        key: seed and committed length.
 
     Raises:
-        ValueError: for a rule without a compiled form, or parents or rows that do not fit the tokens.
+        ValueError: for a rule without a compiled form, or parents or rows that do not fit the
+            tokens.
     """
     rows = None if draft_probs is None else to_dlpack(draft_probs)
     seed, committed = key
@@ -154,12 +164,12 @@ def draft_to_verify(
 def verify_batch(
     drafts: Sequence[DraftToVerify], logits: Tensor
 ) -> list[tuple[int, int] | Exception]:
-    """Warp logits [B, n, V] and verify the draft of each request; only visited rows are warped, and
-    of a request with m nodes only the first m + 1 rows count.
+    """Warp logits [B, n, V] and verify the draft of each request; only visited rows are warped.
 
-    The result for each request is the node where its path ends (-1: nothing accepted) and the token
-    after it, or the error of that request alone: RowError for a row that holds NaN or inf or leaves
-    no token possible, ValueError for an invalid draft.
+    For a request with m nodes only the first m + 1 rows count. The result for each request is the
+    node where its path ends (-1: nothing accepted) and the token after it, or the error of that
+    request alone: RowError for a row that holds NaN or inf or leaves no token possible, ValueError
+    for an invalid draft.
 
     Raises:
         ValueError: for logits that do not fit the drafts.
@@ -168,6 +178,6 @@ def verify_batch(
 
 
 def use_threads(pool: ThreadPool | None) -> None:
-    """Verify the requests of a batch on these threads from now on; results stay the same."""
+    """Verify the requests of a batch on these threads from now on; results do not change."""
     global _threads
     _threads = pool

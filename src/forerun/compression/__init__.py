@@ -1,4 +1,4 @@
-"""Compression of a target's keys and values, by which tokens stay: approximate, one file a method.
+"""Compression of a target's cache by evicting tokens: approximate, one file per method.
 
 Importing it loads no torch: the command line derives flags and help from it.
 """
@@ -37,7 +37,7 @@ METHODS = Registry(
 
 @options
 class Compression:
-    """How the target's cache is compressed, if at all; what is evicted is gone, so the output changes."""
+    """Settings of the eviction from the target's cache, if any; eviction changes the output."""
 
     kv_method: Annotated[str | None, known("kv_method", METHODS.names)] = Field(
         default=None,
@@ -90,11 +90,11 @@ class Compression:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is ever evicted."""
+        """True if anything is ever evicted."""
         return self.kv_method is not None
 
     def kept(self, held: int, after_prompt: bool) -> int:
-        """How many of the tokens that a row holds stay when some are evicted."""
+        """Number of the `held` tokens of a row that stay in an eviction."""
         stays = held
         if after_prompt:
             most = math.ceil(held * (1.0 - self.kv_compression_ratio))
@@ -102,7 +102,7 @@ class Compression:
         return stays if self.kv_budget is None else min(stays, self.kv_budget)
 
     def make(self) -> Method:
-        """The method that is named."""
+        """Make the method that is named."""
         method: Method = METHODS.find(str(self.kv_method))(self.kv_recent)
         return method
 

@@ -1,7 +1,8 @@
-"""What all methods of compression share: a method scores the tokens, and what stays follows from that.
+"""Base of all eviction methods: a method scores tokens, and the cache keeps those with the highest
+scores.
 
-Which tokens always stay, how many, and when the others go is the cache's affair
-(`forerun.kv_cache.evicting`): a method sees committed tokens alone, of one layer of one row.
+The cache (`forerun.kv_cache.evicting`) decides which tokens always stay, how many, and when the
+others go. A method sees only committed tokens, of one layer of one row.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Rotate = Callable[["Tensor", "Tensor"], "Tensor"]
-"""Vectors [heads, n, head_dim] rotated as at positions [n, k] or [1, k], by the mean rotation of each row."""
+"""Rotates vectors [heads, n, head_dim] to positions [n, k] or [1, k], by the mean rotation of each row."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Queries:
     Args:
         vectors: [heads, n, head_dim].
         positions: int64 [n].
-        slots: where the tokens lie in their row, int64 [n].
+        slots: slots of the tokens in their row, int64 [n].
     """
 
     vectors: Tensor
@@ -37,7 +38,7 @@ class Queries:
         return len(self.positions)
 
     def split(self, size: int) -> list[Queries]:
-        """In pieces of so many tokens, the last of the rest."""
+        """Split the queries into pieces of `size` tokens; the last piece has the rest."""
         parts = [slice(first, first + size) for first in range(0, len(self), size)]
         return [
             Queries(self.vectors[:, part], self.positions[part], self.slots[part]) for part in parts
@@ -46,13 +47,13 @@ class Queries:
 
 @dataclass(frozen=True)
 class Held:
-    """What one layer holds of one row; keys and values are read when they are asked for.
+    """One row's content in one layer; keys and values are read when they are first used.
 
     Args:
         shape: kv_heads, m, head_dim.
-        read: reads values, or else keys.
-        queries: of the newest tokens, as many as the method asks for.
-        length: tokens of the text, evicted ones too.
+        read: reads values if True, keys if False.
+        queries: queries of the newest tokens, as many as the method asks for.
+        length: tokens of the text, including evicted ones.
         rotate: see `Rotate`.
     """
 
@@ -64,28 +65,33 @@ class Held:
 
     @cached_property
     def keys(self) -> Tensor:
-        """[kv_heads, m, head_dim], rotated as at their positions."""
+        """Keys [kv_heads, m, head_dim], rotated to their positions."""
         return self.read(False)
 
     @cached_property
     def values(self) -> Tensor:
-        """[kv_heads, m, head_dim]."""
+        """Values [kv_heads, m, head_dim]."""
         return self.read(True)
 
     def attention(self, queries: Queries) -> Tensor:
-        """The attention of some queries over what is held, mean over the heads that share keys:
-        [kv_heads, n, m] in float32 at least."""
+        """Attention of some queries to the held tokens, averaged over the heads that share keys.
+
+        [kv_heads, n, m] in float32 at least.
+        """
         return self.weights(queries).mean(1)
 
     def weights(self, queries: Queries) -> Tensor:
-        """The same by head that shares keys, [kv_heads, group, n, m]."""
+        """Attention of some queries to the held tokens, head by head, [kv_heads, group, n, m].
+
+        The query heads of a group share keys.
+        """
         import torch
 
         heads, held, size = self.shape
         rotated = self.rotate(queries.vectors, queries.positions[:, None])
         scores = precise(rotated.reshape(heads, -1, size) * size**-0.5 @ self.keys.mT)
         scores = scores.view(heads, -1, len(queries), held)
-        # What comes after all queries, or before, is not looked at one by one.
+        # Only slots between the first and the last query need to be masked query by query.
         slots = queries.slots[:, None]
         first = int(slots[0]) + 1
         later = torch.arange(first, held, device=scores.device) > slots
@@ -94,14 +100,14 @@ class Held:
 
 
 def precise(values: Tensor) -> Tensor:
-    """In float32 at least."""
+    """The values in float32 or a wider type."""
     import torch
 
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Method(ABC):
-    """Scores the tokens of a row, in one layer; a subclass is its `score`.
+    """Scores the tokens of a row in one layer; a subclass defines `score`.
 
     Args:
         recent: newest tokens that always stay.
@@ -109,25 +115,26 @@ class Method(ABC):
 
     name: str
     observed = 0
-    """Newest queries that `score` needs."""
+    """Number of newest queries that `score` needs."""
     counts = False
-    """Whether `count` must see every committed query, once."""
+    """True if `count` must see every committed query, once."""
 
     def __init__(self, recent: int) -> None:
         self.recent = recent
 
     @abstractmethod
     def score(self, held: Held, state: Tensor | None) -> Tensor:
-        """The worth of each token by head, [kv_heads, m]: those with the largest stay.
+        """The worth of each token by head, [kv_heads, m]; the tokens with the largest worth stay.
 
         Args:
-            state: what `count` has made.
+            held: the tokens.
+            state: the state that `count` returned.
         """
 
     def count(self, held: Held, queries: Queries, state: Tensor | None) -> Tensor | None:
-        """Take in further committed queries; the new state."""
+        """Take in further committed queries and return the new state."""
         return state
 
     def keep(self, state: Tensor | None, slots: Tensor) -> Tensor | None:
-        """The state of the tokens that stay, at `slots` int64 [kv_heads, k], rising."""
+        """The part of the state for the tokens that stay, at `slots` int64 [kv_heads, k], rising."""
         return state

@@ -1,4 +1,5 @@
-"""What queries to come are expected to attend to (Expected Attention: Devoto et al., arXiv 2510.00636)."""
+"""Eviction by the expected attention of future queries (Expected Attention: Devoto et al., arXiv
+2510.00636)."""
 
 from __future__ import annotations
 
@@ -9,19 +10,23 @@ from forerun.compression.base import Held, Method, Queries, precise
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Positions to come whose rotations are averaged.
+# Number of future positions whose rotations are averaged.
 AHEAD = 512
 
 
 class ExpectedAttention(Method):
-    """The tokens stay that a normal distribution of queries, fitted to those so far and rotated as those to
-    come on average, attends to most, weighed by the norms of their values."""
+    """Keeps the tokens that future queries are expected to attend to most.
+
+    The expectation is over a normal distribution fitted to the queries so far, with the average
+    rotation of future positions. It is weighted by the norms of the tokens' values.
+    """
 
     name = "expected_attention"
     counts = True
 
     def count(self, held: Held, queries: Queries, state: Tensor | None) -> Tensor:
-        """Sums by head of ones, queries and their products, [heads, size + 1, size + 1]: the moments."""
+        """Add the moments of queries by head, [heads, size + 1, size + 1]: sums of ones, queries
+        and their products."""
         from torch.nn import functional
 
         vectors = functional.pad(precise(queries.vectors), (0, 1), value=1.0)

@@ -1,4 +1,4 @@
-"""Heavy hitters (H2O: Zhang et al., arXiv 2306.14048)."""
+"""Eviction of all but heavy hitters (H2O: Zhang et al., arXiv 2306.14048)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# Queries whose attention is computed at once: it stays in the processor's caches.
+# Queries whose attention is computed at once, so that it stays in the processor's caches.
 PIECE = 64
 
 
 class H2O(Method):
-    """The tokens stay that have had most attention so far, summed over all queries."""
+    """Keeps the tokens that have received most attention so far, summed over all queries."""
 
     name = "h2o"
     counts = True

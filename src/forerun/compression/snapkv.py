@@ -1,4 +1,4 @@
-"""What the newest tokens attend to (SnapKV: Li et al., arXiv 2404.14469)."""
+"""Eviction by the attention of the newest tokens (SnapKV: Li et al., arXiv 2404.14469)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from forerun.compression.base import Held, Method
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Neighbours over which attention is averaged, so that pieces of text stay whole.
+# Number of neighbours over which attention is averaged, so that pieces of text stay whole.
 KERNEL = 5
 
 
 class SnapKV(Method):
-    """The tokens stay that the recent ones attend to most, with their neighbours."""
+    """Keeps the tokens that the recent ones attend to most, with their neighbours."""
 
     name = "snapkv"
 

@@ -1,4 +1,4 @@
-"""Sinks and a sliding window (StreamingLLM: Xiao et al., arXiv 2309.17453)."""
+"""Eviction of all but sinks and a sliding window (StreamingLLM: Xiao et al., arXiv 2309.17453)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class StreamingLLM(Method):
-    """The newest tokens stay, beside the sinks."""
+    """Keeps the newest tokens, beside the sinks."""
 
     name = "streaming_llm"
 

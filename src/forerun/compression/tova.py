@@ -1,4 +1,4 @@
-"""What the newest token attends to (TOVA: Oren et al., arXiv 2401.06104)."""
+"""Eviction by the attention of the newest token (TOVA: Oren et al., arXiv 2401.06104)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TOVA(Method):
-    """The tokens stay that the newest one attends to most, on average over all heads."""
+    """Keeps the tokens that the newest one attends to most, on average over all heads."""
 
     name = "tova"
     observed = 1

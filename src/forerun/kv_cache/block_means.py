@@ -1,4 +1,4 @@
-"""Mean keys of whole blocks of a cache, by which views choose among them."""
+"""Mean keys of whole blocks of a cache, by which views select blocks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from forerun.core import BLOCK_SIZE
 
 
 class BlockMeans:
-    """Mean keys of one layer, each computed once, and again when its row has changed.
+    """Mean keys of one layer; each is computed once, and again after its row has changed.
 
     Args:
-        shape: rows, key heads, tokens a row, size of a head.
+        shape: rows, key heads, tokens per row, size of a head.
         dtype, device: of the means.
     """
 
@@ -30,7 +30,7 @@ class BlockMeans:
         """Compute the means of the whole blocks of a row's first `length` tokens.
 
         Args:
-            read: keys [kv_heads, slots, head_dim] of some slots of a row.
+            read: returns the keys [kv_heads, slots, head_dim] in a range of slots of a row.
         """
         computed, blocks = self._computed[row], length // BLOCK_SIZE
         if computed < blocks:
@@ -40,5 +40,5 @@ class BlockMeans:
             self._computed[row] = blocks
 
     def forget(self, row: int, length: int) -> None:
-        """The tokens of a row after the first `length` change."""
+        """Discard means that depend on tokens of a row after the first `length`, because those change."""
         self._computed[row] = min(self._computed[row], length // BLOCK_SIZE)

@@ -1,9 +1,10 @@
-"""Keys or values as codes: whole numbers of a scale that a group of dimensions has in each token.
+"""Keys or values stored as codes: integer multiples of one scale per token and group of dimensions.
 
-What is stored of a token depends on that token alone, so that it is the same whatever was drafted, kept or
-read again. The numbers are those of the compiled kernels (csrc/src/coded_head.h): codes of int4 are -8 to 7,
-those of int8 -128 to 119, 16 times an upper nibble plus a lower one, each -8 to 7, so that the upper nibbles
-alone are nearly what int4 would hold. Scales are bfloat16, negative where the larger side is positive.
+The codes of a token depend on that token alone, so they are the same whatever was drafted, kept or
+read again. They equal those of the compiled kernels (csrc/src/coded_head.h). Codes of int4 are -8
+to 7. Codes of int8 are -128 to 119: 16 times an upper nibble plus a lower one, each -8 to 7, so
+that the upper nibbles alone are nearly the codes of int4. Scales are bfloat16, negative if the
+largest value is positive.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ from forerun.core import BLOCK_SIZE, View
 
 GROUPS = (64, 32, 16)
 CODED = ("int8", "int4")
-# Codes are stored plus this: a nibble's, and both of a byte.
+# Offsets that are added to codes when they are stored: to one nibble, and to both nibbles of a byte.
 _NIBBLE = 8
 _BYTE = 8 * 16 + 8
 
 
 def group_of(head_dim: int) -> int | None:
-    """Dimensions that share a scale; None for heads that no group divides."""
+    """Number of dimensions that share a scale; None for heads that no group size divides."""
     return next((group for group in GROUPS if head_dim % group == 0), None)
 
 
 def bytes_per_value(kv_dtype: str, head_dim: int, auto: int, *, coarse: bool = False) -> float:
-    """Of a cache, with a number's share of a scale.
+    """Bytes of one number in a cache, including its share of a scale.
 
     Args:
-        kv_dtype: as it is stored.
-        auto: bytes of a number where that is `auto`.
-        coarse: those that a coarse view reads.
+        kv_dtype: precision of the cache.
+        head_dim: size of a head.
+        auto: bytes of a number if the precision is `auto`.
+        coarse: count only the bytes that a coarse view reads.
     """
     if kv_dtype not in CODED:
         return float({"fp32": 4, "bf16": 2}.get(kv_dtype, auto))
@@ -44,33 +46,34 @@ def bytes_per_value(kv_dtype: str, head_dim: int, auto: int, *, coarse: bool = F
 def bytes_of_text(
     context: int, heads: tuple[int, int], kv_dtype: str, auto: int, view: View | None = None
 ) -> float:
-    """What one token reads of a text in a layer, about.
+    """Approximate bytes of a text's keys and values that one token reads in a layer.
 
     Args:
         context: tokens of the text.
-        heads: how many there are of keys, and the size of one.
-        kv_dtype, auto: as `bytes_per_value` takes them.
-        view: what is read of the text; None for all.
+        heads: number of key heads and size of one.
+        kv_dtype, auto: as in `bytes_per_value`.
+        view: the part of the text that is read; None for all.
     """
     number = bytes_per_value(kv_dtype, heads[1], auto, coarse=view is not None and view.coarse)
     read = context if view is None else view.tokens(context)
     means = 0.0
     if view is not None and view.blocks:
-        # In fp32, of blocks that are not read; those of the few that are weigh nothing beside their keys.
+        # Means in fp32 of the blocks that are not read; for the few that are read, their keys dominate.
         means = (context - read) / BLOCK_SIZE * 4
     return heads[0] * heads[1] * (2 * read * number + means)
 
 
 class Codes:
-    """A tensor [rows, kv_heads, capacity, head_dim] of codes, written and read by slices of its first three
-    dimensions as numbers.
+    """A tensor [rows, kv_heads, capacity, head_dim] stored as codes, but written and read as numbers.
+
+    It is indexed by slices of its first three dimensions.
 
     Args:
-        shape: of it.
+        shape: shape of the tensor.
         kv_dtype: `int8` or `int4`.
-        dtype: of what is read.
-        device: where it lies.
-        turned: whether they are stored turned, as keys are: see `turn`.
+        dtype: type of the numbers read.
+        device: device of the codes.
+        turned: store the numbers turned, as keys are: see `turn`.
     """
 
     def __init__(
@@ -108,8 +111,9 @@ class Codes:
         """Numbers at a slice of rows, heads and slots.
 
         Args:
-            coarse: of int8, by the upper nibbles alone.
-            as_stored: turned, where they are: for products with what `turn` has made of queries.
+            coarse: read only the upper nibbles of int8.
+            as_stored: leave turned numbers turned, for products with queries that `turn` has
+                turned.
         """
         codes, scales = self.codes[index], self.scales[index].float()
         if not self.wide:
@@ -132,9 +136,9 @@ class Codes:
             torch.maximum(above, below) / -least, torch.minimum(above, below) / most
         )
         finite = groups.isfinite().all(-1)
-        # Below this they count as zero: the reciprocal need not exist.
+        # Smaller scales count as zero: their reciprocal may not exist.
         scales = torch.where(finite & (scales >= 2.0**-100), scales, 0.0)
-        # Away from zero, so that no code leaves its range.
+        # Rounded away from zero, so that no code leaves its range.
         bits = (scales.view(torch.int32) + 0xFFFF) >> 16 << 16
         scales = bits.view(torch.float32)
         inverse = torch.where(scales > 0, sign / scales, 0.0)
@@ -148,14 +152,16 @@ class Codes:
 
 
 def _split(values: Tensor, *sizes: int) -> Tensor:
-    """The last dimension in parts of these sizes."""
+    """The last dimension split into dimensions of the given sizes."""
     return values.reshape(*values.shape[:-1], -1, *sizes)
 
 
 def turn(values: Tensor, group: int) -> Tensor:
-    """Groups of the last dimension turned by a Hadamard matrix: outliers of a few dimensions spread over all
-    (QuaRot, arXiv 2404.00456). It makes products of two vectors `group` times larger, and twice it gives back
-    `group` times what was there."""
+    """Multiply groups of the last dimension by a Hadamard matrix.
+
+    It spreads outliers of a few dimensions over all (QuaRot, arXiv 2404.00456). It makes products
+    of two vectors `group` times larger; applied twice, it returns the vector times `group`.
+    """
     shape, half = values.shape, 1
     while half < group:
         first, second = _split(values, 2, half).unbind(-2)
@@ -169,5 +175,5 @@ Store = Tensor | Codes
 
 
 def parts(store: Store) -> tuple[Tensor, ...]:
-    """The tensors [rows, kv_heads, capacity, …] that it is made of: a token has its slot in each."""
+    """The tensors [rows, kv_heads, capacity, …] of a store; a token has its slot in each of them."""
     return (store.codes, store.scales) if isinstance(store, Codes) else (store,)

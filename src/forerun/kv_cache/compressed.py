@@ -1,4 +1,4 @@
-"""The preallocated cache that evicts."""
+"""The preallocated cache with eviction."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from forerun.kv_cache.fit import held_before
 from forerun.kv_cache.query_log import QueryLog
 from forerun.kv_cache.static import Appending, StaticCache
 
-# Slots by which its tensors grow.
+# Number of slots by which the tensors grow.
 STEP = 256
 
 
 class CompressedCache(Evicting, StaticCache):
-    """Keys and values of `rows` rows, of which some are evicted.
+    """Keys and values of `rows` rows, with eviction.
 
-    Its tensors grow as rows do and shrink when tokens are evicted.
+    Its tensors grow with the rows and shrink when tokens are evicted.
 
     Args:
         num_layers: layers of the model.
-        shape: rows, heads that keys and values have, tokens a row, size of one head.
+        shape: rows, key and value heads, tokens per row, size of one head.
         dtype, device: of keys and values.
-        compression: which tokens stay.
+        compression: decides which tokens stay.
         rotate: the model's rotary embedding.
-        heads: that queries have.
+        heads: number of query heads.
         kv_dtype: as of a `StaticCache`.
     """
 
@@ -59,10 +59,11 @@ class CompressedCache(Evicting, StaticCache):
         Evicting.__init__(self, rows, own, compression, rotate, new_log)
 
     def append(self, batch: Batch, positions: Tensor, layers: range) -> Appending:
-        """As of a `StaticCache`.
+        """Make room for new tokens, as in a `StaticCache`.
 
         Raises:
-            CacheError: besides, for a batch that reads a part of the text: its slots differ by head.
+            CacheError: also for a batch that reads only a part of the text, because slots differ by
+                head.
         """
         self.check_view(batch.view)
         starts = held_before(batch, self, layers)
@@ -75,7 +76,7 @@ class CompressedCache(Evicting, StaticCache):
         return appending
 
     def num_slots(self, row: int, layer: int | None = None) -> int:
-        """Tokens that a row holds in a layer; in its shortest layer if None."""
+        """Number of tokens that a row holds in a layer; in its shortest layer if None."""
         return StaticCache.length(self, row, layer)
 
     def _keep_slots(self, row: int, start: int, path: Sequence[int]) -> None:
@@ -97,7 +98,7 @@ class CompressedCache(Evicting, StaticCache):
         return store[row, :, :count].to(self.dtype)
 
     def _fit(self, slots: int) -> None:
-        """Have room for so many slots a row and for what the rows hold, and not much more."""
+        """Resize the tensors to the given slots per row and the tokens held, and not much more."""
         size, held = self.positions.shape[1], max(max(lengths) for lengths in self.lengths)
         slots = max(slots, held)
         wanted = -(-(slots + MOST_NODES) // STEP) * STEP
@@ -121,7 +122,7 @@ class CompressedCache(Evicting, StaticCache):
 
 
 class _Logging(Appending):
-    """Where new tokens lie in a cache that reads their queries."""
+    """Slots of new tokens in a cache that reads their queries."""
 
     _cache: CompressedCache
 

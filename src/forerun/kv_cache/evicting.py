@@ -1,9 +1,10 @@
-"""What caches that evict have in common: they speak in tokens as every other, and hold fewer in slots.
+"""Base of caches that evict: their methods count all tokens of the text, but fewer have slots.
 
-All layers and heads of a row hold as many tokens, but not the same ones. Their keys keep the rotations of the
-positions that they had. Tokens are evicted where a request goes on from committed text alone: after its
-prompt, then every so many tokens (`until_eviction`), wherever rounds begin and whatever was drafted in them.
-So a rejected token is neither counted nor in anyone's place, and drafts change nothing.
+All layers and heads of a row hold equally many tokens, but not the same ones. Keys keep the
+rotations of their original positions. Tokens are evicted when a request continues from committed
+text alone: after its prompt, then at fixed intervals (`until_eviction`), wherever rounds begin and
+whatever was drafted in them. So a rejected token is never counted and never takes another token's
+place, and drafts change nothing.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ from forerun.interrupts import held_back
 from forerun.kv_cache.fit import check_row
 from forerun.kv_cache.query_log import QueryLog
 
-# Queries that are counted at once. Where counting begins and ends depends on the text alone, or sums would
-# be rounded otherwise with drafts.
+# Queries that are counted at once. The limits of a piece depend on the text alone; otherwise drafts would
+# change the rounding of sums.
 PIECE = 256
 
 
 class Evicting(ABC):
-    """A cache that gives up some of what it holds; see `forerun.contracts.Evicts`. Where the keys and values
-    lie, its slots, is the subclass's affair.
+    """A cache that evicts some of its tokens; see `forerun.contracts.Evicts`.
+
+    The subclass decides in which slots keys and values are stored.
 
     Args:
-        rows: of the cache.
-        shape: layers, heads that keys and values have, size of one head.
-        compression: which tokens stay.
+        rows: rows of the cache.
+        shape: layers, key and value heads, size of one head.
+        compression: decides which tokens stay.
         rotate: the model's rotary embedding.
-        new_log: an empty log of the queries of a row.
+        new_log: makes an empty log of a row's queries.
     """
 
     def __init__(
@@ -54,22 +56,22 @@ class Evicting(ABC):
         self._rotate, self._new_log = rotate, new_log
         num_layers, self._kv_heads, self._head_dim = shape
         self.dropped = [0] * rows
-        """Tokens that each row has lost, the same in all layers."""
+        """Number of tokens that each row has lost, the same in all layers."""
         self._due: list[int | None] = [None] * rows
-        """Tokens at which each row evicts next; None until its prompt has been read."""
+        """Number of tokens at which each row evicts next; None until its prompt has been read."""
         self._logs = [new_log() for _ in range(rows)]
         self._counted = [0] * rows
-        """Tokens of each row that the method has counted."""
+        """Number of tokens of each row that the method has counted."""
         self._states: list[list[Tensor | None]] = [[None] * num_layers for _ in range(rows)]
-        """What it has made of them, by row and layer."""
+        """The method's state for them, by row and layer."""
 
     @abstractmethod
     def num_slots(self, row: int, layer: int | None = None) -> int:
-        """Tokens that a row holds in a layer; in its shortest layer if None."""
+        """Number of tokens that a row holds in a layer; in its shortest layer if None."""
 
     @abstractmethod
     def _keep_slots(self, row: int, start: int, path: Sequence[int]) -> None:
-        """Of the slots from `start` on, keep those at `path`."""
+        """Keep the slots before `start` and, of those from `start` on, the ones at `path`."""
 
     @abstractmethod
     def _trim_slots(self, row: int, length: int, layers: range | None) -> None:
@@ -77,32 +79,33 @@ class Evicting(ABC):
 
     @abstractmethod
     def _evict_slots(self, row: int, stay: Tensor) -> None:
-        """Of all slots, have each layer and head keep its own, int64 [layers, kv_heads, k], rising."""
+        """Keep only the given slots in each layer and head, int64 [layers, kv_heads, k], rising."""
 
     @abstractmethod
     def _numbers(self, layer: int, row: int, count: int, values: bool) -> Tensor:
-        """Keys, or values, of the first `count` slots, [kv_heads, count, head_dim]."""
+        """Keys or values of the first `count` slots, [kv_heads, count, head_dim]."""
 
     def copy(self) -> Self:
-        """See `forerun.contracts.Evicts`."""
-        # Not of the model, to which the rotation may belong.
+        """A copy of the cache; see `forerun.contracts.Evicts`."""
+        # The rotation is shared and not copied, because it may belong to the model.
         return copy.deepcopy(self, {id(self._rotate): self._rotate})
 
     def length(self, row: int, layer: int | None = None) -> int:
-        """As `forerun.contracts.Cache` says."""
+        """Number of tokens of a row, as `forerun.contracts.Cache` says."""
         return self.num_slots(row, layer) + self.dropped[row]
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """As `forerun.contracts.Cache` says."""
+        """Keep some tokens of a row, as `forerun.contracts.Cache` says."""
         check_row(row, len(self.dropped))
         self._keep_slots(row, length - self.dropped[row], path)
         self._logs[row].keep(length, path)
 
     def trim(self, row: int, length: int, layers: range | None = None) -> None:
-        """As `forerun.contracts.Cache` says.
+        """Forget the last tokens of a row, as `forerun.contracts.Cache` says.
 
         Raises:
-            CacheError: besides, for some of the committed tokens, by which others are evicted: all or none.
+            CacheError: also for a part of the committed tokens by which others were evicted: trim
+                all or none.
         """
         check_row(row, len(self.dropped))
         if length == 0 and layers is None:
@@ -114,12 +117,12 @@ class Evicting(ABC):
                 f"row {row} has committed {committed} tokens, by which others are evicted, and cannot be "
                 f"trimmed to {length}; trim it to 0 and run the text again."
             )
-        # The slots first: queries of tokens that are not held do no harm.
+        # Slots first: queries of tokens that are no longer held do no harm.
         self._trim_slots(row, length - self.dropped[row] if length > 0 else length, layers)
         self._logs[row].cut(length, layers)
 
     def _committed(self, row: int) -> int:
-        """Tokens that cannot be taken back one by one."""
+        """Number of tokens that cannot be taken back one by one."""
         due, log = self._due[row], self._logs[row]
         evicted_at = 0 if due is None else due - self.compression.kv_interval
         return max(evicted_at, self._counted[row], log.first if self.logs(row) else 0)
@@ -133,7 +136,7 @@ class Evicting(ABC):
             self.dropped[row], self._due[row] = 0, None
 
     def check_view(self, view: View | None) -> None:
-        """Refuse to read a part of the text alone.
+        """Refuse a view, which would read only a part of the text.
 
         Raises:
             CacheError: for a view.
@@ -141,32 +144,33 @@ class Evicting(ABC):
         if view is not None:
             raise CacheError(
                 "a cache that evicts holds other tokens in each head, so that no part of the text can be "
-                "read alone; leave kv_method out, or use another method than self_sparse and self_quantized."
+                "read alone; leave kv_method out, or use another method than self_sparse."
             )
 
     def logs(self, row: int) -> bool:
-        """Whether the method will read queries of further tokens of a row."""
+        """True if the method will read queries of further tokens of a row."""
         over = self._due[row] is not None and self.compression.kv_budget is None
         return not over and (self.method.counts or self.method.observed > 0)
 
     def log(self, row: int, layers: range, start: int, queries: Tensor) -> None:
-        """Note queries [layers, heads, n, head_dim], before their rotation, of the tokens from `start` on."""
+        """Log queries [layers, heads, n, head_dim], before their rotation, of the tokens from
+        `start` on."""
         self._logs[row].write(layers, start, queries)
 
     def until_eviction(self, row: int) -> int | None:
-        """See `forerun.contracts.Evicts`."""
+        """Number of tokens before the next eviction; see `forerun.contracts.Evicts`."""
         due = self._due[row]
         return None if due is None or self.compression.kv_budget is None else due - self.length(row)
 
     def commit(self, row: int) -> None:
-        """See `forerun.contracts.Evicts`."""
+        """Note the tokens that a row holds now; see `forerun.contracts.Evicts`."""
         length = self.length(row)
         while self.method.counts and self._counted[row] + PIECE <= length:
             self._count(row, self._counted[row] + PIECE)
         self._forget_queries(row, length)
 
     def evict(self, row: int) -> None:
-        """See `forerun.contracts.Evicts`."""
+        """Evict the tokens that are due; see `forerun.contracts.Evicts`."""
         length, due = self.length(row), self._due[row]
         if due is not None and length != due:
             if length - self._logs[row].first >= self.method.observed + 2 * PIECE:
@@ -189,7 +193,7 @@ class Evicting(ABC):
         self._forget_queries(row, length)
 
     def _count(self, row: int, end: int) -> None:
-        """Have the method count the queries of committed tokens up to `end`."""
+        """Let the method count the queries of committed tokens up to `end`."""
         start, states = self._counted[row], self._states[row]
         made = [
             self.method.count(
@@ -203,7 +207,7 @@ class Evicting(ABC):
             self._states[row], self._counted[row] = made, end
 
     def _forget_queries(self, row: int, length: int) -> None:
-        """Forget the queries of committed tokens for which the method has no more use."""
+        """Forget the queries of committed tokens that the method no longer needs."""
         log = self._logs[row]
         before = length
         if self.logs(row):
@@ -212,7 +216,7 @@ class Evicting(ABC):
         log.forget(before)
 
     def _held(self, row: int, layer: int, length: int) -> Held:
-        """What a layer holds of the first `length` tokens."""
+        """The first `length` tokens as one layer holds them."""
         dropped, log = self.dropped[row], self._logs[row]
         count = length - dropped
         first = max(length - self.method.observed, log.first)
@@ -225,7 +229,7 @@ class Evicting(ABC):
         )
 
     def _chosen(self, row: int, length: int, count: int) -> Tensor:
-        """The slots whose tokens stay, int64 [layers, kv_heads, count], rising."""
+        """Slots of the tokens that stay, int64 [layers, kv_heads, count], rising."""
         while self.method.counts and self._counted[row] < length:
             self._count(row, min(self._counted[row] + PIECE, length))
         scores = torch.stack(
@@ -236,6 +240,6 @@ class Evicting(ABC):
         )
         scores[..., : self.compression.kv_sinks] = torch.inf
         scores[..., scores.shape[-1] - self.compression.kv_recent :] = torch.inf
-        # Stable, so that of equals the newest stay.
+        # Stable, so that among equals the newest stay.
         order = scores.argsort(dim=-1, stable=True)
         return order[..., order.shape[-1] - count :].sort(dim=-1).values

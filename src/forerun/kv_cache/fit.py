@@ -1,4 +1,4 @@
-"""Whether a batch fits the cache that it is to be run on."""
+"""Checks that a batch fits the cache that it is to be run on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forerun.errors import CacheError
 
 
 def held_before(batch: Batch, cache: Cache, layers: range) -> tuple[int, ...]:
-    """How many tokens each row of a batch holds before it is run in `layers`.
+    """Number of tokens that each row of a batch holds before it is run in `layers`.
 
     Raises:
         CacheError: for a row that the cache does not have, that would overflow, whose layers hold
@@ -41,7 +41,7 @@ def held_before(batch: Batch, cache: Cache, layers: range) -> tuple[int, ...]:
 
 
 def check_row(row: int, rows: int) -> None:
-    """Raise for a row that a cache of so many rows does not have.
+    """Check that a cache of `rows` rows has this row.
 
     Raises:
         CacheError: naming the rows that it has.
@@ -51,10 +51,10 @@ def check_row(row: int, rows: int) -> None:
 
 
 def check_view(view: View | None, kv_dtype: str) -> None:
-    """Raise for a view that reads codes coarsely where there are none.
+    """Check that a coarse view reads a cache of int8, whose codes have upper nibbles.
 
     Raises:
-        CacheError: for a cache of another precision than int8.
+        CacheError: for a cache of another precision.
     """
     if view is not None and view.coarse and kv_dtype != "int8":
         raise CacheError(
@@ -64,7 +64,7 @@ def check_view(view: View | None, kv_dtype: str) -> None:
 
 
 def check_path(row: int, length: int, path: Sequence[int], held: int) -> None:
-    """Raise unless a row that holds `held` tokens has those at `path` after the first `length`.
+    """Check that a row of `held` tokens has those at `path` after the first `length`.
 
     Raises:
         CacheError: for a path that does not ascend or reaches beyond them.
@@ -78,17 +78,17 @@ def check_path(row: int, length: int, path: Sequence[int], held: int) -> None:
 
 
 def check_length(row: int, length: int) -> None:
-    """Raise for a length that no row can be trimmed to.
+    """Check that a row can be trimmed to `length` tokens.
 
     Raises:
-        CacheError: for a negative one.
+        CacheError: for a negative length.
     """
     if length < 0:
         raise CacheError(f"cannot trim row {row} to {length} tokens; 0 empties it.")
 
 
 def layers_to_trim(layers: range | None, num_layers: int) -> range:
-    """Some layers of a cache; all of them for None.
+    """The given layers of a cache; all of them for None.
 
     Raises:
         CacheError: for layers that the cache does not have.

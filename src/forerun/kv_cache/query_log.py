@@ -1,4 +1,4 @@
-"""The queries of a row's newest tokens, for methods that weigh what is attended to."""
+"""Queries of a row's newest tokens, for methods that score tokens by attention."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from forerun.compression.base import Queries
 from forerun.interrupts import held_back
 
-# Tokens by which its memory grows.
+# Number of tokens by which its memory grows.
 STEP = 256
 
 
 class QueryLog:
-    """Queries of the newest tokens of a row, before their rotation. It speaks in tokens of the text.
+    """Queries of the newest tokens of a row, before their rotation; indexed by tokens of the text.
 
     Args:
-        shape: layers, heads that queries have, size of one head.
+        shape: layers, query heads, size of one head.
         dtype, device: of queries.
 
     Attributes:
-        first: tokens before the first that is noted.
-        ends: tokens up to and with the last that is noted, by layer.
+        first: number of tokens before the first logged one.
+        ends: number of tokens up to and including the last logged one, by layer.
     """
 
     def __init__(
@@ -35,8 +35,10 @@ class QueryLog:
         self._vectors = torch.empty(layers, heads, 0, size, dtype=dtype, device=device)
 
     def write(self, layers: range, start: int, queries: Tensor) -> None:
-        """Note queries [layers, heads, n, head_dim] of the tokens from `start` on, in place of what was noted
-        of these and later ones."""
+        """Log queries [layers, heads, n, head_dim] of the tokens from `start` on.
+
+        They replace logged queries of these and later tokens.
+        """
         assert start <= min(self.ends[layers.start : layers.stop]), "a gap"
         end = start + queries.shape[2]
         self._make_room(end)
@@ -46,12 +48,13 @@ class QueryLog:
             self.ends[layer] = end
 
     def cut(self, end: int, layers: range | None = None) -> None:
-        """Forget those after the first `end` tokens."""
+        """Forget the queries after the first `end` tokens."""
         for layer in range(len(self.ends)) if layers is None else layers:
             self.ends[layer] = min(self.ends[layer], end)
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Of the tokens after the first `length`, keep those at `path`, which ascends."""
+        """Keep the queries of the first `length` tokens and, after them, those at `path`, which
+        ascends."""
         staying = [token for token in path if length + token < max(self.ends)]
         if staying != list(range(len(staying))):
             start = length - self.first
@@ -62,7 +65,7 @@ class QueryLog:
                 self.ends[layer] = length + sum(length + token < end for token in staying)
 
     def forget(self, before: int) -> None:
-        """Forget those of the first `before` tokens."""
+        """Forget the queries of the first `before` tokens."""
         drop = before - self.first
         if drop > 0:
             left = max(max(self.ends) - before, 0)
@@ -71,7 +74,7 @@ class QueryLog:
                 self._vectors, self.first = vectors, before
 
     def between(self, layer: int, start: int, end: int, dropped: int) -> Queries:
-        """Those of the tokens from `start` to `end`, of a row that has lost so many."""
+        """Queries of the tokens from `start` to `end`, in a row that has lost `dropped` tokens."""
         positions = torch.arange(start, end, device=self._vectors.device)
         part = slice(start - self.first, end - self.first)
         return Queries(self._vectors[layer, :, part], positions, positions - dropped)

@@ -1,4 +1,4 @@
-"""The preallocated cache: ragged rows, a length for each layer and row, rollback without a copy."""
+"""The preallocated cache: ragged rows, one length per layer and row, rollback without a copy."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ class StaticCache:
 
     Args:
         num_layers: layers of the model.
-        shape: rows, heads that keys and values have, tokens a row, size of one head.
-        dtype: of keys and values as they are read.
-        device: where they lie.
-        kv_dtype: as they are stored: `fp32`, `bf16`, `int8`, `int4`, or `auto` for `dtype`.
+        shape: rows, key and value heads, tokens per row, size of one head.
+        dtype: type of keys and values as they are read.
+        device: device of the tensors.
+        kv_dtype: precision in which they are stored: `fp32`, `bf16`, `int8`, `int4`, or `auto` for
+            `dtype`.
 
     Attributes:
-        keys, values: one tensor [rows, kv_heads, capacity, head_dim] a layer, or its `Codes`; a row's i-th
-            token lies in slot i.
-        positions: the position of each slot's token, int64 [rows, capacity]; a sliding window over
-            the nodes of a tree needs it, as slots and positions differ there.
-        lengths: tokens held, `lengths[layer][row]`.
-        block_means: mean keys of blocks, by layer, where a view chose among them.
-        rows, capacity: rows, and tokens a row.
+        keys, values: one tensor [rows, kv_heads, capacity, head_dim] per layer, or its `Codes`; a
+            row's i-th token is in slot i.
+        positions: position of each slot's token, int64 [rows, capacity]; needed by a sliding window
+            over the nodes of a tree, whose slots and positions differ.
+        lengths: number of tokens held, `lengths[layer][row]`.
+        block_means: mean keys of blocks, for the layers in which a view selected blocks.
+        rows, capacity: number of rows, and of tokens per row.
+        kv_dtype: as given.
+        dtype: as given.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class StaticCache:
         def store(turned: bool) -> Store:
             if kv_dtype in CODED:
                 return Codes(shape, kv_dtype, dtype, device, turned)
-            # Zeros, not empty memory: a masked slot has weight 0, but 0 times NaN is NaN.
+            # Zeros and not empty memory: a masked slot has weight 0, but 0 times NaN is NaN.
             return torch.zeros(shape, dtype=_STORED.get(kv_dtype, dtype), device=device)
 
         self.keys = [store(turned=True) for _ in range(num_layers)]
@@ -71,12 +74,12 @@ class StaticCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys, values and positions, and of the means of blocks."""
+        """Bytes of all keys, values, positions and means of blocks."""
         means = [layer.means for layer in self.block_means.values()]
         return sum(t.nbytes for t in (*self.keys, *self.values, self.positions, *means))
 
     def length(self, row: int, layer: int | None = None) -> int:
-        """Tokens of `row` in `layer`; in its shortest layer if None.
+        """Number of tokens of `row` in `layer`; in its shortest layer if None.
 
         Raises:
             CacheError: for a row that does not exist.
@@ -87,16 +90,17 @@ class StaticCache:
         return min(lengths[row] for lengths in self.lengths)
 
     def append(self, batch: Batch, positions: Tensor, layers: range) -> Appending:
-        """Make room for new tokens in `layers`, which then write keys and values one after another.
+        """Make room for new tokens in `layers`, whose keys and values are written layer by layer.
 
         Args:
             batch: the tokens.
-            positions: those of the batch on the cache's device, [B, n], -1 for padding.
+            positions: positions of the batch on the cache's device, [B, n], -1 for padding.
             layers: the layers that will be written.
 
         Raises:
             CacheError: for a row that does not exist, is full, whose layers hold different numbers
-                of tokens, or whose positions leave some out, and for a coarse view where there is none.
+                of tokens, or whose positions leave some out, and for a coarse view of a cache
+                without int8.
         """
         check_view(batch.view, self.kv_dtype)
         appending = Appending(self, batch, held_before(batch, self, layers), positions)
@@ -104,7 +108,8 @@ class StaticCache:
         return appending
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Of the tokens of `row` after the first `length`, keep those at `path`, in their order.
+        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in
+        order.
 
         A layer that does not hold all of them yet keeps those that it holds.
 
@@ -137,7 +142,7 @@ class StaticCache:
         slots.narrow(dim, start, len(source)).copy_(slots.index_select(dim, source))
 
     def trim(self, row: int, length: int, layers: range | None = None) -> None:
-        """Forget the tokens of `row` after the first `length`, in `layers` alone unless None.
+        """Forget the tokens of `row` after the first `length`; in `layers` only, unless None.
 
         Raises:
             CacheError: for a row or layers that do not exist, or a negative length.
@@ -154,7 +159,7 @@ class StaticCache:
 
     @property
     def row_format(self) -> dict[str, str | int]:
-        """See `forerun.contracts.SavesRows`."""
+        """Description of a row's content; see `forerun.contracts.SavesRows`."""
         keys = self.keys[0]
         _, heads, _, size = keys.shape
         numbers = {"layers": len(self.keys), "kv_heads": heads, "head_dim": size}
@@ -163,18 +168,18 @@ class StaticCache:
         return {"layout": "token by token", "dtype": dtype, **numbers}
 
     def row_shapes(self, length: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """See `forerun.contracts.SavesRows`."""
+        """Types and shapes of the tensors of one layer; see `forerun.contracts.SavesRows`."""
         return {
             name: (part.dtype, (part.shape[1], length, part.shape[3]))
             for name, part in self._parts(0).items()
         }
 
     def read_row(self, row: int, layer: int, length: int) -> dict[str, Tensor]:
-        """See `forerun.contracts.SavesRows`."""
+        """Copy tokens of a row out; see `forerun.contracts.SavesRows`."""
         return {name: part[row, :, :length].cpu() for name, part in self._parts(layer).items()}
 
     def write_row(self, row: int, layer: int, length: int, tensors: Mapping[str, Tensor]) -> None:
-        """See `forerun.contracts.SavesRows`."""
+        """Copy tokens into a row; see `forerun.contracts.SavesRows`."""
         for name, part in self._parts(layer).items():
             part[row, :, :length] = tensors[name]
         self.positions[row, :length] = torch.arange(length, device=self.positions.device)
@@ -192,17 +197,17 @@ class StaticCache:
 
 
 class Appending:
-    """Where the new tokens of one forward pass lie in the cache.
+    """Slots of the new tokens of one forward pass in the cache.
 
     Args:
-        cache: that they are appended to.
+        cache: the cache that they are appended to.
         batch: the tokens.
         starts: tokens held before, by row of the batch.
-        positions: of the new tokens on the device, [B, n], -1 for padding.
+        positions: positions of the new tokens on the device, [B, n], -1 for padding.
 
     Attributes:
-        even: whether all rows start at the same slot and have the same number of tokens.
-        total: slots that the longest row fills afterwards.
+        even: True if all rows start at the same slot and have the same number of tokens.
+        total: number of slots that the longest row fills afterwards.
     """
 
     def __init__(
@@ -214,14 +219,14 @@ class Appending:
         self.total = max(s + count for s, count in zip(starts, batch.counts, strict=True))
         rows = tuple(batch.rows)
         adjacent = rows == tuple(range(rows[0], rows[0] + len(rows)))
-        # A range of rows is read and written in place; other rows are gathered.
+        # Adjacent rows are read and written in place; other rows are gathered.
         self._index: slice | Tensor = slice(rows[0], rows[0] + len(rows))
         if not adjacent:
             self._index = torch.tensor(rows, device=positions.device)
         self._scatter = None if adjacent and self.even else self._targets()
 
     def _targets(self) -> tuple[Tensor, ...]:
-        """For each token that is not padding: its flat index in the batch, its row and its slot."""
+        """Flat index in the batch, row and slot of each token that is not padding."""
         batch = self.batch
         starts = zip(batch.rows, self.starts, batch.counts, strict=True)
         targets = [
@@ -232,7 +237,7 @@ class Appending:
         return torch.tensor(targets, device=self.positions.device).unbind(1)
 
     def write_positions(self) -> None:
-        """Note the positions of the new slots."""
+        """Write the positions of the new slots."""
         if self._scatter is None:
             start = self.starts[0]
             self._cache.positions[self._index, start : start + self.batch.width] = self.positions
@@ -241,8 +246,11 @@ class Appending:
             self._cache.positions[rows, slots] = self.positions.flatten()[flat]
 
     def observe(self, layer: int, queries: Tensor) -> None:
-        """See the queries [B, heads, n, head_dim] of the new tokens in a layer, before their rotation, for
-        caches that weigh what is attended to."""
+        """Receive the queries [B, heads, n, head_dim] of the new tokens in a layer, before their
+        rotation.
+
+        Only caches that score tokens by attention use them.
+        """
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store the new keys and values [B, kv_heads, n, head_dim] of one layer."""
@@ -253,21 +261,23 @@ class Appending:
             else:
                 flat, rows, slots = self._scatter
                 picked = new.transpose(1, 2).flatten(0, 1)[flat]
-                # Into scattered slots torch writes no other precision by itself.
+                # Unlike elsewhere, torch does not convert the precision for scattered slots.
                 store[rows, :, slots] = picked.to(store.dtype)
         for row, start, count in zip(self.batch.rows, self.starts, self.batch.counts, strict=True):
             self._cache.lengths[layer][row] = start + count
 
     def turned(self, queries: Tensor) -> Tensor:
-        """Queries [B, heads, n, head_dim] as keys are when they are read."""
+        """Queries [B, heads, n, head_dim], turned if the cache's keys are read turned."""
         keys = self._cache.keys[0]
         if not isinstance(keys, Codes):
             return queries
         return turn(queries, keys.group) / keys.group
 
     def read(self, layer: int, first: int = 0, end: int | None = None) -> tuple[Tensor, Tensor]:
-        """Keys, for queries that are `turned`, and values [B, kv_heads, end - first, head_dim] of the slots
-        from `first` on, to `end` or the last one in use."""
+        """Keys and values [B, kv_heads, end - first, head_dim] of the slots from `first` to `end`.
+
+        `end` is the last slot in use if None. The keys are for queries that are `turned`.
+        """
         window = slice(first, self.total if end is None else end)
         index = (self._index, slice(None), window)
         return self._numbers(self._cache.keys[layer], index), self._numbers(
@@ -275,7 +285,8 @@ class Appending:
         )
 
     def read_at(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The same [B, kv_heads, s, head_dim] of some slots, int64 [B, kv_heads, s], of each head."""
+        """Keys and values [B, kv_heads, s, head_dim] of some slots of each head, int64 [B,
+        kv_heads, s]."""
         rows = torch.tensor(self.batch.rows, device=slots.device)[:, None, None]
         index = (rows, torch.arange(slots.shape[1], device=slots.device)[:, None], slots)
         return self._numbers(self._cache.keys[layer], index), self._numbers(
@@ -283,8 +294,11 @@ class Appending:
         )
 
     def block_means(self, layer: int) -> Tensor:
-        """Mean keys [B, kv_heads, blocks, head_dim] of the blocks in use, as they are stored, also where they
-        are read coarsely; in fp32 at least. Those of blocks that a row has not filled are undefined."""
+        """Mean keys [B, kv_heads, blocks, head_dim] of the blocks in use, in fp32 at least.
+
+        They are means of the full stored keys, even for a coarse view. Means of blocks that a row
+        has not filled are undefined.
+        """
         cache = self._cache
         store = cache.keys[layer]
         if layer not in cache.block_means:
@@ -301,7 +315,8 @@ class Appending:
         return means.means[self._index, :, : self.total // BLOCK_SIZE]
 
     def _numbers(self, store: Store, index: tuple[Any, ...], coarse: bool | None = None) -> Tensor:
-        """What is stored, as the model reads it: as coarsely as the view says, unless it is said."""
+        """Stored numbers as the model reads them, as coarsely as the view says unless `coarse` is
+        given."""
         if isinstance(store, Codes):
             if coarse is None:
                 coarse = self.batch.view is not None and self.batch.view.coarse
