@@ -1,6 +1,6 @@
-"""Models that can be run speculatively, and loading them.
+"""Models that can be run speculatively, and their loading.
 
-Importing this package does not import transformers; loading does.
+Importing this package does not import transformers; loading a model does.
 """
 
 from forerun.models.checkpoint import Checkpoint, load_model, model_from_tensors

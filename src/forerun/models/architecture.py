@@ -1,4 +1,4 @@
-"""A decoder's shape, read from the config of any family that forerun's own decoder runs."""
+"""Architecture of a decoder, read from the config of any family that forerun's own decoder runs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose frequencies do not depend on the text's length."""
+"""Rotary embeddings whose frequencies do not depend on the length of the text."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a decoder.
+    """Architecture of a decoder: its sizes, windows, norms and biases.
 
     Attributes:
         family: `gpt2` or one of `LLAMA_LIKE`.
-        windows: by layer, how many tokens back it sees, its own included; None for all.
-        query_key_norm: whether queries and keys are normalized head by head (Qwen3).
-        attention_bias: of the query, key and value projections.
-        output_bias: of the attention's output projection.
-        frequency_factors: what the frequencies of the rotary embedding are divided by, one by one.
+        windows: number of tokens that each layer sees, the token itself and those before it; None
+            for all.
+        query_key_norm: True if queries and keys are normed head by head (Qwen3).
+        attention_bias: True if the query, key and value projections have a bias.
+        output_bias: True if the attention's output projection has a bias.
+        frequency_factors: divisors of the rotary embedding's frequencies, one for each.
         config: the config of transformers that it was read from.
     """
 
@@ -62,7 +63,7 @@ class Architecture:
 
 
 def native(config: Any) -> bool:
-    """Whether a config of transformers describes a model that runs on our own decoders."""
+    """True if a config of transformers describes a model that runs on forerun's own decoder."""
     if config.model_type == "gpt2":
         exotic = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
         plain = not (exotic or config.add_cross_attention or config.reorder_and_upcast_attn)
@@ -75,7 +76,7 @@ def native(config: Any) -> bool:
 
 
 def read_architecture(config: Any) -> Architecture:
-    """The shape that a config of transformers describes; `native(config)` must hold.
+    """Read the architecture from a config of transformers; `native(config)` must hold.
 
     Raises:
         CheckpointError: for numbers that contradict each other.
@@ -116,10 +117,10 @@ def read_architecture(config: Any) -> Architecture:
 
 
 def sliding_window(config: Any) -> int | None:
-    """How many tokens back the sliding layers of a config of transformers see; None where it has none.
+    """Number of tokens that the sliding layers of a config of transformers see; None if it has none.
 
     Raises:
-        CheckpointError: for a window outside [1, 2**30]: libraries disagree on what 0 means.
+        CheckpointError: for a window outside [1, 2**30]: libraries disagree on the meaning of 0.
     """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -154,7 +155,7 @@ def _read_llama_like(config: Any) -> dict[str, Any]:
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:
-    """Windows by layer, for families that say which layers have one."""
+    """Windows by layer, for families whose config names the layers that have one."""
     window = sliding_window(config)
     return tuple(window if kind == "sliding_attention" else None for kind in config.layer_types)
 
@@ -174,4 +175,4 @@ LLAMA_LIKE: dict[str, Callable[[Any], dict[str, Any]]] = {
         "windows": _windows(config),
     },
 }
-"""Families that publish Llama's tensors, and how each differs from the plainest decoder."""
+"""Families that publish Llama's tensors, with their differences from the plainest decoder."""

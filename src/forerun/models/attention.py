@@ -1,4 +1,4 @@
-"""What every decoder shares: which token sees which, attention over the cache, and norms."""
+"""Attention over the cache, its masks, and norms, for all decoders."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ Parts = Mapping[str, tuple[Tensor, Tensor | None]]
 
 @dataclass(frozen=True)
 class Visibility:
-    """Which slots the new tokens of a forward pass see.
+    """The slots that the new tokens of a forward pass see.
 
     Attributes:
-        first: slots before this one are not read, but for sinks.
-        mask: additive, [B, 1, n, m], of the slots from `first` on; None where every token sees all of
-            them, or `causal`.
-        causal: whether the tokens are the whole text, so that attention can mask by itself.
-        sinks: so many slots before `first` are read too, by all tokens.
-        choice: of which blocks each head reads some besides; None for none.
+        first: slots before this one are not read, except for sinks.
+        mask: additive, [B, 1, n, m], for the slots from `first` on; None if every token sees all of
+            them, or with `causal`.
+        causal: True if the tokens are the whole text, so that the attention's own causal mask
+            suffices.
+        sinks: number of slots at the start that all tokens read besides.
+        choice: blocks from which each head reads some besides; None for none.
     """
 
     first: int
@@ -40,13 +41,14 @@ class Visibility:
 
 
 def visibility(appending: Appending, window: int | None, dtype: torch.dtype) -> Visibility:
-    """Which slots the tokens of a batch see.
+    """The slots that the tokens of a batch see.
 
     Args:
-        appending: where the new tokens lie in the cache.
-        window: that of the layer: a token at position i sees positions above i - window only; None: no
-            limit. A view narrows it; what a layer's own window hides is no sink.
-        dtype: of the additive mask.
+        appending: slots of the new tokens in the cache.
+        window: the layer's window: a token at position i sees only positions above i - window;
+            None: no limit. A view narrows it; tokens that the layer's own window hides are not read
+            as sinks.
+        dtype: type of the additive mask.
     """
     batch, view, sinks, blocks = appending.batch, appending.batch.view, 0, 0
     if view is not None:
@@ -57,7 +59,7 @@ def visibility(appending: Appending, window: int | None, dtype: torch.dtype) -> 
     choice = None
     if blocks and window is not None:
         choice = BlockChoice.of(appending, sinks, window, blocks)
-    # Where the two touch in some row all is read, and the mask hides what that row does not see.
+    # If sinks and window touch in some row, all slots are read, and the mask hides those not seen.
     apart = sinks if sinks < first else 0
     first = first if apart or not sinks else 0
     if batch.tree_mask is None:
@@ -72,7 +74,7 @@ def visibility(appending: Appending, window: int | None, dtype: torch.dtype) -> 
         near = slots > (appending.positions - window)[:, :, None]
         visible &= near | (slots < sinks)
     if not batch.even:
-        # Padding is thrown away later, but a row that sees nothing would make NaN of it.
+        # Padding is discarded later, but without any visible slot it would become NaN.
         visible[:, :, 0] |= appending.positions < 0
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     mask = mask.masked_fill_(~visible, -torch.inf)[:, None]
@@ -80,7 +82,7 @@ def visibility(appending: Appending, window: int | None, dtype: torch.dtype) -> 
 
 
 def _visible(appending: Appending, first: int) -> Tensor:
-    """Bool [B, n, total - first]: which slots each new token sees, windows aside."""
+    """Visibility of slots for each new token, bool [B, n, total - first], without windows."""
     batch, device = appending.batch, appending.positions.device
     slots = torch.arange(first, appending.total, device=device)
     starts, counts = torch.tensor([appending.starts, batch.counts], device=device)[:, :, None]
@@ -106,14 +108,14 @@ def attend_apart(
     scale: float,
     chosen: Chosen | None = None,
 ) -> Tensor:
-    """Attention of query [B, heads, n, d] over several parts of the cache, read where they lie.
+    """Attention of query [B, heads, n, d] over several separate parts of the cache, read in place.
 
     Args:
-        query: as `attend` takes it.
-        parts: keys and values [B, kv_heads, m, d] of each.
-        mask: additive, of the last part; all tokens see the others.
-        scale: on the scores.
-        chosen: what each token reads besides.
+        query: as in `attend`.
+        parts: keys and values [B, kv_heads, m, d] of each part.
+        mask: additive, for the last part; all tokens see the others.
+        scale: factor on the scores.
+        chosen: slots that each token reads besides.
 
     Returns:
         [B, n, heads * d].
@@ -147,7 +149,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Visibility, scale:
             query, keys, values, is_causal=True, scale=scale, enable_gqa=groups > 1
         )
     else:
-        # The heads that share keys go in as more queries: far faster than repeating the keys.
+        # Heads that share keys become additional queries: far faster than repeating the keys.
         mask = seen.mask if seen.mask is None or groups == 1 else seen.mask.repeat(1, 1, groups, 1)
         folded = query.reshape(batch, heads // groups, groups * width, size)
         out = functional.scaled_dot_product_attention(
@@ -159,11 +161,11 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Visibility, scale:
 
 @dataclass(frozen=True)
 class Step:
-    """What all layers of one forward pass share.
+    """The state that all layers of one forward pass share.
 
     Attributes:
-        appending: where the new tokens lie in the cache.
-        visible: which slots they see, by sliding window.
+        appending: slots of the new tokens in the cache.
+        visible: the slots that they see, by sliding window.
         rotation: cosines and sines [B, 1, n, head_dim] of the rotary embedding, or None.
     """
 
@@ -179,8 +181,10 @@ class Step:
         shape: Architecture | AttentionShape,
         hidden: Tensor,
     ) -> Tensor:
-        """Self-attention of one layer on normed hidden states [B, n, hidden_size], from the parts
-        `qkv`, `output` and, if there are any, `q_norm` and `k_norm`."""
+        """Self-attention of one layer on normed hidden states [B, n, hidden_size].
+
+        Its parts are `qkv`, `output` and, if present, `q_norm` and `k_norm`.
+        """
         fused = functional.linear(hidden, *parts["qkv"])
         heads = fused.view(*fused.shape[:2], -1, shape.head_dim)
         sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
@@ -209,8 +213,8 @@ class Step:
 
 
 def norm(hidden: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Layer norm with a bias; without one divide by the root mean square (arXiv 1910.07467), computed
-    in float32 at least."""
+    """Layer norm with a bias; without one a root mean square norm (arXiv 1910.07467), in float32 at
+    least."""
     if bias is not None:
         return functional.layer_norm(hidden, weight.shape, weight, bias, eps)
     if hidden.dtype in (torch.float32, torch.float64):
@@ -220,6 +224,6 @@ def norm(hidden: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Ten
 
 
 def apply_gate(function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-    """The function of the first half of [..., 2n], times the second."""
+    """The function of the first half of [..., 2n], times the second half."""
     gate, up = hidden.chunk(2, dim=-1)
     return function(gate) * up

@@ -1,4 +1,4 @@
-"""Blocks of the text that a view reads besides its window: those that matter most to a token."""
+"""Selection of text blocks that a view reads besides its window: those that matter most to a token."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _TOKENS_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """Which blocks each key head may choose for each new token. Means of keys stand for their blocks, as in
-    MoBA (arXiv 2502.13189).
+    """The blocks that each key head may select for each new token, by their mean keys.
+
+    Means of keys represent their blocks as in MoBA (arXiv 2502.13189).
 
     Attributes:
-        hidden: whole blocks of committed text that end before a token's window, bool [B, n, blocks].
+        hidden: whole blocks of committed text that end before a token's window, bool [B, n,
+            blocks].
         sinks: slots before this one are read anyway.
-        count: how many blocks are read at most.
+        count: most blocks that are read.
     """
 
     hidden: Tensor
@@ -31,10 +33,10 @@ class BlockChoice:
 
     @classmethod
     def of(cls, appending: Appending, sinks: int, window: int, count: int) -> BlockChoice | None:
-        """What the tokens of a batch may choose; None where there is nothing.
+        """The blocks that the tokens of a batch may select; None if there are none.
 
         Args:
-            appending: where the tokens lie in the cache.
+            appending: slots of the tokens in the cache.
             sinks, window, count: see `forerun.core.View`.
         """
         batch, positions = appending.batch, appending.positions
@@ -45,19 +47,19 @@ class BlockChoice:
         hidden = (ends <= (positions + 1 - window)[:, :, None]) & (ends > sinks)
         tree_mask = batch.tree_mask
         if tree_mask is not None:
-            # The columns of the mask begin where a row's text ends, or before.
+            # The columns of the mask begin at the end of a row's text, or before it.
             text = torch.tensor(appending.starts, device=ends.device)
             text -= tree_mask.shape[-1] - batch.width
             hidden &= ends <= text[:, None, None]
         return cls(hidden, sinks, min(count, len(ends)))
 
     def read(self, appending: Appending, layer: int, query: Tensor) -> Chosen:
-        """Read the blocks whose mean key has the largest product with the sum of a token's queries.
+        """Select the blocks whose mean key has the largest product with the sum of a token's queries.
 
         Args:
-            appending: where the tokens lie in the cache.
-            layer: of the model; its keys are there.
-            query: [B, heads, n, head_dim], as the keys are read.
+            appending: slots of the tokens in the cache.
+            layer: layer of the model whose keys are used.
+            query: [B, heads, n, head_dim], turned as the keys are read.
         """
         means = appending.block_means(layer)
         batch, _, width, size = query.shape
@@ -75,11 +77,12 @@ class BlockChoice:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What each token reads of the cache alone. Some tokens at a time: what they read is copied.
+    """Slots of the cache that only some tokens read; read a few tokens at a time, because they are
+    copied.
 
     Attributes:
-        appending: where the tokens lie in the cache.
-        layer: of the model.
+        appending: slots of the tokens in the cache.
+        layer: layer of the model.
         slots: [B, kv_heads, n, s].
         mask: additive, of the same shape.
     """
@@ -97,15 +100,18 @@ class Chosen:
         return self._folded(torch.cat(pieces, 2) + self.mask[:, :, :, None])
 
     def mix(self, weights: Tensor) -> Tensor:
-        """Values [B, kv_heads, groups * n, head_dim] by weights as the scores are."""
+        """Values [B, kv_heads, groups * n, head_dim], mixed by weights of the shape of the scores."""
         pieces = [
             shares @ values for shares, (_, values) in zip(*self._pieces(weights), strict=True)
         ]
         return self._folded(torch.cat(pieces, 2))
 
     def _pieces(self, folded: Tensor) -> tuple[Sequence[Tensor], Iterator[tuple[Tensor, Tensor]]]:
-        """Of some tokens after the other: rows [B, kv_heads, n, groups, x] of [B, kv_heads, groups * n, x],
-        and keys and values [B, kv_heads, n, s, head_dim]."""
+        """Pieces of a few tokens each, of rows and of the keys and values that they read.
+
+        The rows are [B, kv_heads, groups * n, x] and become [B, kv_heads, n, groups, x]; keys and
+        values are [B, kv_heads, n, s, head_dim].
+        """
         batch, heads, width, _ = self.slots.shape
         by_token = folded.reshape(batch, heads, -1, width, folded.shape[-1]).transpose(2, 3)
         slots, masks = (torch.split(x, _TOKENS_AT_ONCE, 2) for x in (self.slots, self.mask))
@@ -114,7 +120,7 @@ class Chosen:
     def _read(self, slots: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.appending.read_at(self.layer, slots.flatten(2))
         shape = (*slots.shape, keys.shape[-1])
-        # Copies, in which what is masked may be no number: 0 times NaN would be NaN.
+        # Masked entries may be NaN, and 0 times NaN is NaN; these are copies, so zeroing them is safe.
         nothing = mask.isneginf()[..., None]
         return keys.view(shape).masked_fill_(nothing, 0.0), values.view(shape).masked_fill_(
             nothing, 0.0

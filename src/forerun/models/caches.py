@@ -1,4 +1,4 @@
-"""The processor's caches, as the system describes them."""
+"""Data caches of the processor, as the system describes them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-# Of a processor that is not described.
+# Assumed for a processor that the system does not describe.
 _USUAL = 16 * 2**20
 
 
 class Cache(NamedTuple):
-    """A cache of the first processor.
+    """A data cache of the first processor.
 
     Attributes:
         level: 1 for the nearest.
-        nbytes: of it.
-        sharers: processors that have it together.
+        nbytes: size in bytes.
+        sharers: number of processors that share it.
     """
 
     level: int
@@ -25,12 +25,12 @@ class Cache(NamedTuple):
     sharers: int
 
     def of_threads(self, threads: int) -> int:
-        """Bytes that so many threads, each on a processor of its own, have at this level."""
+        """Bytes at this level that `threads` threads have together, each on a processor of its own."""
         return self.nbytes * max(1, threads // self.sharers)
 
 
 def data_caches() -> list[Cache]:
-    """All that hold data, the nearest first; empty where the system does not say."""
+    """All caches that hold data, the nearest first; empty if the system does not describe them."""
     found = []
     for folder in FOLDER.glob("index*"):
         size, kind = _read(folder, "size"), _read(folder, "type")
@@ -43,7 +43,7 @@ def data_caches() -> list[Cache]:
 
 
 def last_level_cache() -> int:
-    """Bytes of the processor's largest cache; 16 MiB where the system does not say."""
+    """Bytes of the processor's largest cache; 16 MiB if the system does not describe it."""
     return max((cache.nbytes for cache in data_caches()), default=_USUAL)
 
 
@@ -55,7 +55,7 @@ def _read(folder: Path, name: str) -> str:
 
 
 def _count(processors: str) -> int:
-    """How many a list such as `0-3,8` names; 1 where it cannot be read."""
+    """Number of processors that a list such as `0-3,8` names; 1 if it cannot be read."""
     ends = [part.split("-") for part in processors.split(",")]
     if not all(end.isdecimal() for pair in ends for end in pair):
         return 1

@@ -1,5 +1,4 @@
-"""A checkpoint, resolved once: everything that forerun knows about a model before it is loaded, and
-loading it."""
+"""Checkpoints: all facts about a model that are known before it is loaded, and its loading."""
 
 from __future__ import annotations
 
@@ -42,13 +41,13 @@ from forerun.models.transformer import Transformer
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model by name, with its parts, each read on first use.
+    """A model by name, with its parts, each read at its first use.
 
     Attributes:
-        name: as the user named it; messages and reports call the model so.
-        location: where its files lie.
-        stored: how its files are read.
-        config: of transformers, checked.
+        name: the name that the user gave; messages and reports use it.
+        location: place of its files.
+        stored: reads its files.
+        config: the checked config of transformers.
     """
 
     name: str
@@ -59,7 +58,7 @@ class Checkpoint:
     @classmethod
     @never_lost()
     def open(cls, name: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
-        """Find a checkpoint and read its config; nothing of its weights.
+        """Find a checkpoint and read its config, but none of its weights.
 
         Args:
             name: `zoo`, `zoo-draft` or `smollm2`, a directory, a GGUF file, a hub id such as
@@ -77,17 +76,17 @@ class Checkpoint:
 
     @property
     def directory(self) -> Path:
-        """Where its files lie."""
+        """The directory of its files."""
         return self.location.directory
 
     @property
     def native(self) -> bool:
-        """Whether forerun's own decoder runs it; otherwise transformers does."""
+        """True if forerun's own decoder runs it, False if transformers does."""
         return native(self.config)
 
     @cached_property
     def architecture(self) -> Architecture:
-        """Its shape, untied where the weights, if they are downloaded, hold a separate output head.
+        """Architecture of the model; untied if downloaded weights hold a separate output head.
 
         Raises:
             UnsupportedModelError: for a model that transformers runs.
@@ -101,11 +100,11 @@ class Checkpoint:
 
     @cached_property
     def summary(self) -> ModelSummary:
-        """Its sizes.
+        """Sizes of the model.
 
         Raises:
             UnsupportedModelError: for an architecture that cannot be run speculatively.
-            CheckpointError: for a config of which no model can be made.
+            CheckpointError: for a config from which no model can be made.
         """
         summary = describe(self.config, self.name, self.architecture if self.native else None)
         if self.stored.quantized:
@@ -119,13 +118,13 @@ class Checkpoint:
         """The tokens that end a text.
 
         Raises:
-            CheckpointError: when they are not tokens.
+            CheckpointError: if they are not tokens of the vocabulary.
         """
         return self.stored.end_tokens(self.config)
 
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
-        """The sampling parameters that it recommends, by the names of `SamplingParams`.
+        """The sampling parameters that the model recommends, by the names of `SamplingParams`.
 
         Raises:
             CheckpointError: for values that are not allowed.
@@ -135,16 +134,16 @@ class Checkpoint:
     @cached_property
     @never_lost()
     def tokenizer(self) -> Any:
-        """Its tokenizer, of transformers.
+        """The model's tokenizer, of transformers.
 
         Raises:
-            CheckpointError: when its files are missing or broken.
+            CheckpointError: if its files are missing or broken.
         """
         return self.stored.tokenizer(self.config)
 
     @cached_property
     def held(self) -> list[Held]:
-        """What becomes of its weights on the kernels where they are quantized; else empty.
+        """The form in which the kernels hold each quantized weight; empty if weights are not quantized.
 
         Raises:
             CheckpointError: for weights that cannot be read.
@@ -158,7 +157,7 @@ class Checkpoint:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about how its files are read, a sentence each."""
+        """Notes for the user on how the files are read, one sentence each."""
         if self.native and self.config.tie_word_embeddings and not self.architecture.tied:
             return (
                 "config.json ties the output head to the embedding, but the weights hold another "
@@ -168,15 +167,15 @@ class Checkpoint:
         return self.stored.notes
 
     def source(self) -> Source:
-        """Its weights, of which nothing is read yet.
+        """The model's weights, none of which is read yet.
 
         Raises:
-            CheckpointError: when they are missing or broken.
+            CheckpointError: if they are missing or broken.
         """
         return self.stored.source(self.config)
 
     def run_config(self, placement: Placement) -> RunConfig:
-        """How it will run.
+        """The settings that the model will run with.
 
         Raises:
             ConfigError: for a precision that the device or backend lacks.
@@ -187,8 +186,10 @@ class Checkpoint:
         )
 
     def draft_run_config(self, placement: Placement, target: RunConfig) -> RunConfig:
-        """How it will run as the draft model of a target: on the same device, in `auto` also on the
-        same backend, and on the kernels quantized, if its files are not so already.
+        """The settings that the model will run with as the draft model of a target.
+
+        It runs on the target's device and, with `auto`, on the same backend; on the kernels it is
+        quantized, unless its files already are.
 
         Raises:
             ConfigError: for a precision that the device or backend lacks.
@@ -197,7 +198,7 @@ class Checkpoint:
         if placement.dtype != "auto" or not self.native:
             return self.run_config(placement)
         run = self.run_config(replace(placement, backend=target.backend))
-        # Weights in fp16 are stored, too, but not in the few bytes that a draft should read.
+        # A GGUF file of fp16 weights also runs as stored, but a draft should read fewer bytes.
         compact = run.precision == STORED and self.stored.dtype(self.config) is None
         if run.backend != "kernels" or compact:
             return run
@@ -211,9 +212,9 @@ class Checkpoint:
         Raises:
             CheckpointError: for missing, corrupt or inconsistent weights.
             UnsupportedModelError: for an architecture that cannot be run speculatively.
-            MemoryLimitError: when the weights do not fit into memory.
+            MemoryLimitError: if the weights do not fit into memory.
         """
-        # Models whose keys and values alone differ have the same weights.
+        # Models that differ only in the precision of keys and values share their weights.
         plain = replace(run, kv_dtype="auto")
         model = once((self.location, plain), lambda: self._load(plain))
         return with_kv_dtype(model, run.kv_dtype)
@@ -230,11 +231,12 @@ class Checkpoint:
         return build(complete.architecture, complete.source(), run, self.name)
 
     def with_weights(self) -> Checkpoint:
-        """The same checkpoint with its weights, which are downloaded where they are not here yet: what
-        they say about the model is not known before.
+        """The checkpoint with its weights, which are downloaded if they are missing.
+
+        Some facts about a model are only known from its weights.
 
         Raises:
-            CheckpointError: when the download fails.
+            CheckpointError: if the download fails.
         """
         location = self.location.with_weights()
         if location == self.location:
@@ -242,7 +244,7 @@ class Checkpoint:
         return replace(self, location=location, stored=stored_at(location))
 
     def is_same(self, other: Checkpoint) -> bool:
-        """Whether the other is the same checkpoint, by whatever name."""
+        """True if the other is the same checkpoint, under any name."""
         ours, theirs = self.location, other.location
         return (ours.file or ours.directory).resolve() == (
             theirs.file or theirs.directory
@@ -266,16 +268,20 @@ def load_model(
     device: str = "auto",
     backend: str = "auto",
 ) -> CausalLM:
-    """Load a language model: Llama, Mistral, Qwen2, Qwen3 and GPT-2 on forerun's own decoder, on a CPU with
-    compiled kernels; any other that transformers knows and whose cache can be cropped on the adapter.
+    """Load a language model for plain or speculative decoding.
+
+    Llama, Mistral, Qwen2, Qwen3 and GPT-2 run on forerun's own decoder, on a CPU with compiled
+    kernels. Any other model that transformers knows and whose cache can be cropped runs on an
+    adapter.
 
     Args:
         model: `zoo`, a checkpoint's directory, a GGUF file, or an id such as `Qwen/Qwen3-0.6B`.
         revision: branch, tag or commit on the hub.
         dtype: `fp32`, `bf16`, `fp16`, `fp64`, `int8` and `int4` (on the kernels), or `auto`: the
-            checkpoint's (for float16 on a CPU: float32; of a GGUF file on the kernels its own blocks).
+            checkpoint's (for float16 on a CPU: float32; for a GGUF file on the kernels its own
+            blocks).
         device: `cpu`, `cuda`, `mps`, or `auto`: the fastest available.
-        backend: `kernels`, `torch`, or `auto`: the kernels where they can run the model.
+        backend: `kernels`, `torch`, or `auto`: the kernels if they can run the model.
 
     Raises:
         CheckpointError: for missing, corrupt or inconsistent files.
@@ -299,10 +305,10 @@ def model_from_tensors(
     """A model on forerun's own decoder from published tensors in memory, such as a `state_dict`.
 
     Args:
-        config: of transformers.
-        tensors: by published key.
-        dtype, device, backend: as `load_model` takes them.
-        name: how messages call the model.
+        config: config of transformers.
+        tensors: the tensors by published key.
+        dtype, device, backend: as in `load_model`.
+        name: name of the model in messages.
 
     Raises:
         CheckpointError: for missing, unexpected or misshapen tensors.
@@ -321,7 +327,7 @@ def model_from_tensors(
 
 
 def build(shape: Architecture, source: Source, run: RunConfig, name: str) -> CausalLM:
-    """A model on forerun's own decoder from its weights."""
+    """Make a model on forerun's own decoder from its weights."""
     if run.backend == "kernels":
         return CpuModel(shape, source, run.precision, name)
     with _memory_for(run, name):

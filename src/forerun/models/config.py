@@ -1,5 +1,4 @@
-"""Reading the configuration files of a checkpoint: everything in them is checked here, before
-anything is allocated."""
+"""The configuration files of a checkpoint, all checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ GENERATION_CONFIG = "generation_config.json"
 MOST_BYTES = 16 * 2**20
 # transformers copies what it reads, level by level.
 DEEPEST = 32
-# transformers makes lists and modules as long as the model is deep, before it looks at the weights.
+# transformers makes one list entry and module per layer before it looks at the weights.
 MOST_LAYERS = 1024
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
@@ -35,7 +34,7 @@ _SIZES = (
     *("num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "n_inner", "max_position_embeddings", "n_positions", "n_ctx"),
 )
-# What every decoder has, by the names that transformers gives it in any family.
+# Entries of every decoder's config, under the names that transformers uses for all families.
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 # Names, the type of their values, and bounds.
 _NUMBERS: tuple[tuple[tuple[str, ...], type, dict[str, Any]], ...] = (
@@ -53,13 +52,13 @@ _ROPE_NUMBERS = (
 
 
 def read_config(place: Path) -> Any:
-    """The config of a checkpoint, as transformers reads it, with values that a model can have.
+    """Read the config of a checkpoint through transformers and check its values.
 
     Args:
-        place: its directory, or the file.
+        place: the checkpoint's directory, or the file.
 
     Raises:
-        CheckpointError: when it is missing, not JSON, or wrong.
+        CheckpointError: if it is missing, not JSON, or wrong.
         UnsupportedModelError: for a model type, an activation or a rotary embedding that
             transformers does not know.
     """
@@ -77,7 +76,7 @@ def read_config(place: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
-        # Configs of transformers check themselves and raise whatever their checks raise.
+        # Configs of transformers check themselves and may raise any exception.
         if "does not recognize this architecture" in str(error):
             raise UnsupportedModelError(
                 f"transformers does not know the model type {kind!r} of {place}; "
@@ -92,7 +91,8 @@ def check_config(config: Any, path: Path | str) -> None:
     """Refuse a config of transformers with values that no model has.
 
     Args:
-        path: of the file that it was read from, for messages.
+        config: the config.
+        path: file that it was read from, for messages.
 
     Raises:
         CheckpointError, UnsupportedModelError: naming the file, the value and what is allowed.
@@ -124,7 +124,7 @@ def check_config(config: Any, path: Path | str) -> None:
 
 @contextmanager
 def _in_file(path: Path | str) -> Iterator[None]:
-    """Errors about values, as errors about the file that holds them."""
+    """Turn errors about values into errors about the file that holds them."""
     try:
         yield
     except UnknownNameError as error:
@@ -134,15 +134,15 @@ def _in_file(path: Path | str) -> Iterator[None]:
 
 
 def layer_configs(text: Any) -> list[Any]:
-    """One config per layer where layers differ in size, else just the model's."""
+    """One config per layer if layers differ in size, otherwise only the model's."""
     return list(text.per_layer_config) if text.is_heterogeneous else [text]
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a checkpoint.
+    """Read the object in a JSON file of a checkpoint.
 
     Raises:
-        CheckpointError: when it is missing, not a regular file, or holds no JSON object.
+        CheckpointError: if it is missing, not a regular file, or holds no JSON object.
     """
     # Opening a pipe would wait for its writer.
     if not is_regular(path):
@@ -174,10 +174,10 @@ def _inside(entry: Any) -> Iterable[Any]:
 
 
 def read_end_tokens(directory: Path, config: Any) -> frozenset[int]:
-    """The tokens that end a text: those of generation_config.json, else those of config.json.
+    """The tokens that end a text, from generation_config.json or else from config.json.
 
     Raises:
-        CheckpointError: when the file is not JSON, or an id lies outside the vocabulary.
+        CheckpointError: if the file is not JSON, or an id lies outside the vocabulary.
     """
     text = config.get_text_config()
     path = directory / GENERATION_CONFIG
@@ -188,10 +188,10 @@ def read_end_tokens(directory: Path, config: Any) -> frozenset[int]:
 
 
 def check_end_tokens(value: Any, where: str, vocab_size: int) -> frozenset[int]:
-    """The tokens that end a text, as `where` says: one, a list or None.
+    """The tokens that end a text as a set, from one token, a list or None; `where` names the source.
 
     Raises:
-        CheckpointError: for what are no tokens.
+        CheckpointError: for values that are not tokens of the vocabulary.
     """
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for token in ids:
@@ -222,7 +222,7 @@ def _check_numbers(get: Callable[[str, None], Any]) -> None:
 
 
 def _check_rope(parameters: Any) -> None:
-    """Check the parameters of the rotary embedding: of the model, or by kind of layer."""
+    """Check the parameters of the rotary embedding, which are the model's or given by kind of layer."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if not isinstance(parameters, dict):

@@ -1,4 +1,4 @@
-"""Errors in words for a device that runs out of memory."""
+"""A readable error for a device that runs out of memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forerun.errors import MemoryLimitError
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Raises what torch raises for a device without memory, inside a `with`, as an error of our own.
+    """Context manager that turns torch's out-of-memory error into an error of our own.
 
-    A class, as these blocks are entered for every forward: a generator takes several times as long.
+    It is a class because it is entered for every forward: a generator takes several times as long.
 
     Args:
-        device: that may run out of memory.
-        what: there is not enough memory for.
-        advice: what to do.
+        device: the device that may run out of memory.
+        what: the thing that does not fit, for the message.
+        advice: remedy, for the message.
     """
 
     device: torch.device

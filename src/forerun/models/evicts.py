@@ -1,4 +1,4 @@
-"""Whether a model's cache can evict."""
+"""Check that a model's cache can evict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forerun.models.architecture import Architecture
 
 
 def check_evicts(shape: Architecture, name: str, compression: Compression) -> None:
-    """Refuse models whose layers forget by themselves.
+    """Refuse models whose layers already forget tokens.
 
     Raises:
         UnsupportedModelError: for sliding windows shorter than the context.

@@ -1,4 +1,4 @@
-"""How a model's authors would have its tokens drawn, from generation_config.json."""
+"""The sampling settings that a model's authors recommend, from generation_config.json."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def read_sampling_defaults(directory: Path) -> dict[str, Any]:
-    """The sampling parameters that a checkpoint recommends, by name; {} where it says nothing.
+    """The sampling parameters that a checkpoint recommends, by name; {} if it recommends none.
 
     `do_sample: false` is temperature 0, whatever the others say.
 
     Raises:
-        CheckpointError: when the file is not JSON, or for a value that is not allowed.
+        CheckpointError: if the file is not JSON, or for a value that is not allowed.
     """
     path = directory / GENERATION_CONFIG
     if not path.exists():
@@ -28,7 +28,11 @@ def read_sampling_defaults(directory: Path) -> dict[str, Any]:
 
 
 def sampling_defaults(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """The same of settings by transformers' names, which messages say are from `where`.
+    """The recommended sampling parameters in settings that use transformers' names.
+
+    Args:
+        values: the settings.
+        where: source of the settings, for messages.
 
     Raises:
         CheckpointError: for a value that is not allowed.

@@ -1,4 +1,4 @@
-"""The adapter for any other causal language model of transformers whose cache can be cropped."""
+"""Adapter for other causal language models of transformers, if their cache can be cropped."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _OPEN_MASKS = frozenset({"full_attention", "sliding_attention"})
 class HFModel:
     """A model of transformers; implements `forerun.contracts.CausalLM` row by row.
 
-    Trees run under an explicit attention mask. Partial layers are not available from
-    transformers and are refused.
+    Trees run under an explicit attention mask. Partial layers are not available from transformers
+    and are refused.
 
     Args:
-        model: of transformers, ready on its device.
-        name: how messages and reports call the model.
+        model: model of transformers, ready on its device.
+        name: name of the model in messages and reports.
 
     Raises:
-        UnsupportedModelError: when its cache cannot be rolled back or it ignores tree masks.
+        UnsupportedModelError: if its cache cannot be rolled back or it ignores tree masks.
     """
 
     exactness = Exactness.DISTRIBUTIONAL
@@ -65,7 +65,7 @@ class HFModel:
         return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
 
     def new_cache(self, rows: int, capacity: int) -> HFCache:
-        """An empty cache of `rows` rows of `capacity` tokens each; memory is taken as it fills."""
+        """An empty cache of `rows` rows of `capacity` tokens each; memory is allocated as it fills."""
         return HFCache(rows, capacity)
 
     @torch.no_grad()
@@ -76,8 +76,9 @@ class HFModel:
             CacheError: for a batch that contradicts the cache, a full row, or a position beyond the
                 context.
             UnsupportedModelError: for `layers`, `hidden_in`, or hidden states that do not exist.
-            ConfigError: for those of the last layer, when the final norm cannot be run separately.
-            MemoryLimitError: where the device has no memory left.
+            ConfigError: for hidden states of the last layer if the final norm cannot be run
+                separately.
+            MemoryLimitError: if the device has no memory left.
         """
         with self._memory:
             return self._forward(batch, cache)
@@ -103,7 +104,7 @@ class HFModel:
 
     @contextmanager
     def _last_states(self, wanted: bool) -> Iterator[list[Tensor]]:
-        """What enters the final norm meanwhile: transformers itself shows only what it makes of it."""
+        """Collect the inputs of the final norm inside the block; transformers only returns its outputs."""
         seen: list[Tensor] = []
         if not wanted:
             yield seen
@@ -120,10 +121,10 @@ class HFModel:
 
     @torch.no_grad()
     def embed(self, token_ids: Tensor) -> Tensor:
-        """The embeddings [B, n, hidden_size] of token ids [B, n], without those of positions.
+        """Embeddings [B, n, hidden_size] of token ids [B, n], without those of positions.
 
         Raises:
-            ConfigError: when the model embeds in another width than its layers have.
+            ConfigError: if the width of the embedding differs from that of the layers.
         """
         table = self.model.get_input_embeddings()
         if getattr(table, "embedding_dim", self.hidden_size) != self.hidden_size:
@@ -136,19 +137,19 @@ class HFModel:
 
     @torch.no_grad()
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """The norm before the output head, on [B, n, hidden_size].
+        """Apply the norm before the output head to [B, n, hidden_size].
 
         Raises:
-            ConfigError: when the model's final norm and head cannot be run separately.
+            ConfigError: if the model's final norm and head cannot be run separately.
         """
         return self._head[0](hidden)
 
     @torch.no_grad()
     def lm_head(self, hidden: Tensor) -> Tensor:
-        """Logits [B, n, V] of hidden states [B, n, hidden_size] behind the final norm.
+        """Logits [B, n, V] of hidden states [B, n, hidden_size] after the final norm.
 
         Raises:
-            ConfigError: when the model's final norm and head cannot be run separately.
+            ConfigError: if the model's final norm and head cannot be run separately.
         """
         return self._head[1](hidden)
 
@@ -157,7 +158,7 @@ class HFModel:
         return find_head(self.model, self.name)
 
     def _run(self, batch: Batch, index: int, cache: HFCache) -> Any:
-        """One row, without padding, through the model of transformers."""
+        """Run one row, without padding, through the model of transformers."""
         row, positions = batch.rows[index], batch.positions[index]
         tree = None if batch.trees is None else batch.trees[index]
         cache.positions[row].extend(positions)
@@ -255,7 +256,7 @@ def load_adapter(
 
 
 def refuse_unsupported(config: Any, name: str) -> None:
-    """Raise for an architecture that cannot be rolled back, before anything is loaded.
+    """Refuse an architecture that cannot be rolled back, before anything is loaded.
 
     Raises:
         UnsupportedModelError: naming the model and the reason.
@@ -292,17 +293,18 @@ def _obstacle(config: Any) -> str | None:
     try:
         layers = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
     except Exception as error:
-        # transformers raises whatever it meets in a config that none of its plain caches fits.
+        # transformers may raise any exception for a config that none of its plain caches fits.
         return f"has a cache of its own kind ({one_line(error)}), which cannot be rolled back"
     odd = sorted((layers - {"DynamicLayer", "DynamicSlidingWindowLayer"}) | (kinds - _OPEN_MASKS))
     return f"has layers whose cache cannot be rolled back: {odd}" if odd else None
 
 
 def max_context(config: Any, name: str) -> int:
-    """Tokens of context, cut where longer texts would change the rotation of earlier tokens.
+    """Tokens of context, limited to the length beyond which the rotation of earlier tokens would
+    change.
 
     Raises:
-        UnsupportedModelError: when the config does not say.
+        UnsupportedModelError: if the config does not say.
     """
     length = getattr(config, "max_position_embeddings", None)
     if length is None:
@@ -323,8 +325,10 @@ def _windows(config: Any) -> dict[str, int | None]:
 
 
 def _square_tables(model: Any) -> dict[str, Tensor]:
-    """The masks [1, 1, max_context, max_context] that a model keeps as buffers, as GPT-Neo does, and
-    indexes by the slots of queries and keys."""
+    """The masks [1, 1, max_context, max_context] that a model keeps as buffers, as GPT-Neo does.
+
+    Such a model indexes them by the slots of queries and keys.
+    """
     return {
         name: table
         for name, table in model.named_buffers()
@@ -333,7 +337,7 @@ def _square_tables(model: Any) -> dict[str, Tensor]:
 
 
 def _by_position(tables: dict[str, Tensor], positions: Tensor, count: int) -> dict[str, Tensor]:
-    """The tables with the last `count` rows, and all columns, looked up by position instead of slot."""
+    """The tables indexed by position instead of slot: all columns, and the last `count` rows."""
     total, placed = len(positions), {}
     for name, table in tables.items():
         # The rows of earlier slots are not read.

@@ -1,4 +1,4 @@
-"""A cache for models of transformers: each row has a cache of transformers, cropped separately."""
+"""Cache for models of transformers: each row has its own cache of transformers, cropped separately."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from forerun.kv_cache import check_length, check_path, check_row
 class HFCache:
     """Rows of `DynamicCache`; implements `forerun.contracts.Cache`.
 
-    Every layer keeps all its keys and values, those of sliding windows too: a window that has
-    dropped a slot cannot be rolled back.
+    Every layer keeps all its keys and values, even with a sliding window: a window that has dropped
+    a slot cannot be rolled back.
 
     Args:
-        rows: rows of the batch.
-        capacity: tokens a row.
+        rows: number of rows.
+        capacity: tokens per row.
     """
 
     def __init__(self, rows: int, capacity: int) -> None:
@@ -39,7 +39,7 @@ class HFCache:
         return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in layers)
 
     def length(self, row: int, layer: int | None = None) -> int:
-        """Tokens of `row`; all layers hold the same.
+        """Number of tokens of `row`; all layers hold the same tokens.
 
         Raises:
             CacheError: for a row that does not exist.
@@ -48,10 +48,12 @@ class HFCache:
         return len(self.positions[row])
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Of the tokens of `row` after the first `length`, keep those at `path`, in their order.
+        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in
+        order.
 
         Raises:
-            CacheError: for a row that does not exist, and unless `path` ascends and the row holds it.
+            CacheError: for a row that does not exist, and unless `path` ascends and the row holds
+                it.
         """
         check_path(row, length, path, self.length(row))
         self._select(row, [*range(length), *(length + token for token in path)])
@@ -60,8 +62,8 @@ class HFCache:
         """Forget the tokens of `row` after the first `length`.
 
         Raises:
-            CacheError: for a row that does not exist, a negative length, or for layers: all of them
-                hold the same tokens.
+            CacheError: for a row that does not exist, a negative length, or if `layers` are given:
+                all layers hold the same tokens.
         """
         if layers is not None:
             raise CacheError(

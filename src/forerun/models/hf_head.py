@@ -1,4 +1,4 @@
-"""The final norm and the output head of a model of transformers, where they are all that there is."""
+"""Final norm and output head of a model of transformers, if nothing else makes its logits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 
 @torch.no_grad()
 def find_head(model: Any, name: str) -> tuple[Part, Part]:
-    """The final norm and the output head, if applied in turn they give the logits of a forward pass
-    exactly.
+    """The final norm and the output head, if they alone turn the last layer's output into the exact
+    logits.
 
-    Some models scale or cap their logits, or put something between the two; those show here.
+    Some models scale or cap their logits, or put something between the two; this is detected here.
 
     Raises:
         ConfigError: naming the model.

@@ -1,4 +1,4 @@
-"""Whether a loaded model of transformers follows positions and tree masks: tried before it is used."""
+"""Probe of a loaded model of transformers: it must follow positions and tree masks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ if TYPE_CHECKING:
 
 # The largest value written to the cache: it must fit 16 bits.
 _LARGEST = 1e4
-# A longer window is taken from the config as it is: a text of its length would cost too much memory.
+# A longer window is not probed: a text of its length would take too much memory.
 _LONGEST_WINDOW = 4096
 
 
 def probe(model: HFModel, config: Any) -> None:
-    """Run two siblings after a text that is longer than the model's windows, and compare the logits of
-    the second one and of their parent with those of the same tokens in a chain.
+    """Check that a model gives two siblings the logits that they have in a chain.
 
-    For a model whose code does not use the window of its config, masks have no window either.
+    The text before them is longer than the model's windows; compared are the logits of the second
+    sibling and of the parent. For a model whose code does not use the window of its config, masks
+    get no window either.
 
     Args:
-        config: of the text model.
+        model: the model.
+        config: config of the text model.
 
     Raises:
         UnsupportedModelError: naming the model and what is wrong.
-        MemoryLimitError: when there is not enough memory for it.
+        MemoryLimitError: if there is not enough memory for the probe.
     """
     kind = f"{model.name} ({model.model.config.model_type})"
     try:
@@ -41,7 +43,7 @@ def probe(model: HFModel, config: Any) -> None:
             f"there is not enough memory to run {kind}; use a smaller dtype or model."
         ) from error
     except Exception as error:
-        # A model of transformers raises whatever its first failing line raises.
+        # A model of transformers may raise any exception.
         raise UnsupportedModelError(
             f"{kind} fails in transformers with a tree's inputs ({one_line(error)}); "
             "it cannot be run speculatively."
@@ -51,7 +53,7 @@ def probe(model: HFModel, config: Any) -> None:
 
 
 def _run_probe(model: HFModel, config: Any) -> str | None:
-    """What is wrong with the model; None when it passes."""
+    """The defect of the model in words; None if it passes."""
     sizes = {value for key, value in config.to_dict().items() if "window" in key}
     longest = min(_LONGEST_WINDOW, model.max_context - 3)
     windows = [size for size in sizes if type(size) is int and 1 < size <= longest]
@@ -76,8 +78,11 @@ def _run_probe(model: HFModel, config: Any) -> str | None:
 
 
 def _lengthen(cache: HFCache, length: int, marked: list[int]) -> None:
-    """Extend a row of two tokens to `length` copies of the first. At the `marked` slots, the last ones
-    that a window hides, values are as large as all others together, so that a wrong window shows."""
+    """Extend a row of two tokens to `length` copies of the first.
+
+    At the `marked` slots, the last ones that a window hides, values are as large as all others
+    together, so that a wrong window shows.
+    """
     for layer in cache.caches[0].layers:
         layer.keys = layer.keys[..., :1, :].repeat_interleave(length, -2)
         values = layer.values[..., :1, :].repeat_interleave(length, -2)

@@ -1,4 +1,4 @@
-"""Finding a checkpoint: from a name, a path or a hub id to a directory or a GGUF file."""
+"""Search for a checkpoint: from a name, a path or a hub id to a directory or a GGUF file."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _COPIES = ("*/*", "consolidated*")
 
 @dataclass(frozen=True)
 class Location:
-    """Where a checkpoint lies.
+    """Location of a checkpoint.
 
     Attributes:
-        directory: with its files.
-        hub_id: of a model on the hub; None for a directory of the user's own.
-        revision: on the hub: the commit that was downloaded, where it is known.
-        file: the GGUF file that holds all of it; None where the directory does.
+        directory: directory of its files.
+        hub_id: id of a model on the hub; None for a directory of the user's own.
+        revision: revision on the hub: the downloaded commit, if it is known.
+        file: GGUF file that holds all of it; None if the directory does.
     """
 
     directory: Path
@@ -39,13 +39,13 @@ class Location:
     file: Path | None = None
 
     def with_weights(self, patterns: tuple[str, ...] = _WEIGHTS) -> Location:
-        """The same checkpoint with its weights, which are downloaded where they are not here yet.
+        """The location of the checkpoint with its weights, which are downloaded if they are missing.
 
         Args:
-            patterns: of the names of their files.
+            patterns: patterns of the names of weight files.
 
         Raises:
-            CheckpointError: when the download fails.
+            CheckpointError: if the download fails.
         """
         if self.hub_id is None or self.file is not None:
             return self
@@ -62,7 +62,7 @@ def locate(name: str | os.PathLike[str], revision: str | None = None) -> Locatio
         revision: branch, tag or commit on the hub.
 
     Raises:
-        CheckpointError: when there is no such directory or file, or the download fails.
+        CheckpointError: if there is no such directory or file, or the download fails.
         ConfigError: for the revision of a directory or a file.
     """
     named = packaged_path(str(name)) if is_packaged(name) else check("model", name, Text)
@@ -96,7 +96,7 @@ def locate(name: str | os.PathLike[str], revision: str | None = None) -> Locatio
 
 
 def _locate_file(name: str, revision: str | None) -> Location:
-    """A GGUF file on the hub, downloaded, with all its parts where it is split."""
+    """Download a GGUF file from the hub, with all its parts if it is split."""
     owner, _, rest = name.partition("/")
     model, _, file = rest.partition("/")
     if not file or not _HUB_ID.fullmatch(f"{owner}/{model}") or name.startswith("."):
@@ -131,7 +131,7 @@ def _download(
 
 
 def _advice(name: str, revision: str | None, error: Exception) -> str:
-    """One line that says what to do about an error of the hub."""
+    """One line of advice about an error of the hub."""
     from huggingface_hub import errors
 
     first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -143,7 +143,7 @@ def _advice(name: str, revision: str | None, error: Exception) -> str:
         "is not (completely) in the local hub cache and the hub cannot be reached; go online, unset "
         "HF_HUB_OFFLINE, or give a directory"
     )
-    # A kind before those that it belongs to.
+    # Subclasses before their base classes.
     advice = {
         errors.GatedRepoError: "is gated: accept its licence on huggingface.co, then set HF_TOKEN",
         errors.RevisionNotFoundError: f"has no revision {revision!r}; leave it out for the newest",

@@ -1,4 +1,4 @@
-"""A model of transformers that is in memory already, as a checkpoint."""
+"""A model of transformers that is already in memory, as a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from forerun.models.sources import TensorSource, with_own_head
 
 
 def is_model(value: Any) -> bool:
-    """Whether a value is a model of transformers."""
+    """True if a value is a model of transformers."""
     return isinstance(value, torch.nn.Module) and hasattr(value, "config")
 
 
 class StoredInMemory:
-    """Implements `forerun.models.stored.StoredModel`.
+    """A model in memory in the role of a stored one; implements `forerun.models.stored.StoredModel`.
 
     Args:
-        model: of transformers.
-        tokenizer: of transformers; None for token ids alone.
-        name: how messages call the model.
+        model: model of transformers.
+        tokenizer: tokenizer of transformers; None for token ids alone.
+        name: name of the model in messages.
     """
 
     notes: tuple[str, ...] = ()
@@ -77,9 +77,9 @@ class LoadedModel(Checkpoint):
     """A checkpoint whose model is in memory.
 
     Attributes:
-        model: of transformers. Forerun's own decoder copies its weights or shares them; what that does
-            not run, runs as it is.
-        loaded: what `load` has made of it.
+        model: model of transformers. Forerun's own decoder copies or shares its weights; a model
+            that it does not run is run as it is.
+        loaded: models that `load` has made, by their settings.
     """
 
     model: Any = None
@@ -87,7 +87,7 @@ class LoadedModel(Checkpoint):
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> LoadedModel:
-        """A checkpoint of a model.
+        """Make a checkpoint from a model in memory.
 
         Raises:
             UnsupportedModelError: for a model that cannot be run speculatively.
@@ -105,7 +105,7 @@ class LoadedModel(Checkpoint):
 
     @cached_property
     def native(self) -> bool:
-        """Whether forerun's own decoder runs it: a plain model of a family that it knows."""
+        """True if forerun's own decoder runs it: a plain model of a family that it knows."""
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KNOWN
 
         changed = (
@@ -117,11 +117,11 @@ class LoadedModel(Checkpoint):
         return plain and not changed and native(self.config)
 
     def run_config(self, placement: Placement) -> RunConfig:
-        """How it will run: where it is and as it is, unless asked otherwise.
+        """The settings that the model will run with: by default its own device and precision.
 
         Raises:
-            ConfigError: for a precision that the device or backend lacks, and for a change to a model
-                that transformers runs.
+            ConfigError: for a precision that the device or backend lacks, and for a change to a
+                model that transformers runs.
         """
         device = str(self.model.device)
         here = replace(placement, device=device) if placement.device == "auto" else placement
@@ -155,5 +155,5 @@ class LoadedModel(Checkpoint):
         return HFModel(self.model, self.name)
 
     def is_same(self, other: Checkpoint) -> bool:
-        """Whether the other is of the same model."""
+        """True if the other is a checkpoint of the same model."""
         return isinstance(other, LoadedModel) and other.model is self.model

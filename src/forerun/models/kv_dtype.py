@@ -1,4 +1,4 @@
-"""The precision of a model's keys and values."""
+"""Precision of a model's keys and values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class HasKvDtype(Protocol):
-    """A model on forerun's own decoder.
+    """A model on forerun's own decoder, which can store keys and values in several precisions.
 
     Attributes:
-        kv_dtype: of the caches that it makes, one of `forerun.models.placement.KV_DTYPES`.
+        kv_dtype: precision of the caches that it makes, one of
+            `forerun.models.placement.KV_DTYPES`.
     """
 
     kv_dtype: str
@@ -28,7 +29,7 @@ Model = TypeVar("Model", bound="CausalLM")
 
 
 def with_kv_dtype(model: Model, kv_dtype: str) -> Model:
-    """The same model, with the same weights, whose caches are of another precision.
+    """The model with the same weights, but caches of another precision.
 
     Args:
         kv_dtype: one of `forerun.models.placement.KV_DTYPES`.

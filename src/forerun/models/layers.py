@@ -1,4 +1,4 @@
-"""Which layers of a model a forward pass runs."""
+"""The layers of a model that a forward pass runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forerun.errors import ConfigError, UnsupportedModelError
 
 
 def check_view(model: CausalLM, batch: Batch) -> None:
-    """Refuse a batch that reads a part of the text where the model always reads all of it.
+    """Refuse a batch with a view if the model always reads its whole text.
 
     Raises:
         UnsupportedModelError: naming the model.
@@ -23,11 +23,11 @@ def check_view(model: CausalLM, batch: Batch) -> None:
 
 
 def layers_to_run(model: Any, batch: Batch) -> range:
-    """The layers that a batch runs, all where it names none.
+    """The layers that a batch runs; all if it names none.
 
     Raises:
         ConfigError: for layers that the model does not have, hidden states of layers that are not
-            run, or hidden states to enter with that are missing or of another shape.
+            run, or input hidden states that are missing or of another shape.
         UnsupportedModelError: for a view that the model cannot take.
     """
     check_view(model, batch)

@@ -1,4 +1,4 @@
-"""Which published tensors make up each of the decoder's, by family."""
+"""Layouts of published checkpoints: the tensors that make up each of the decoder's, by family."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Published:
 
     @property
     def rows(self) -> int:
-        """Rows that it takes in the stacked tensor."""
+        """Number of its rows in the stacked tensor."""
         return self.shape[-1] if self.transposed else self.shape[0]
 
 
@@ -48,9 +48,9 @@ class Layout:
     """All tensors of a model.
 
     Attributes:
-        tensors: of the decoder, each with the published ones that it is made of.
-        prefix: what the keys of a checkpoint of the bare model, without a head, lack.
-        ignored: keys that carry nothing that we need: buffers, and the head of tied embeddings.
+        tensors: the decoder's tensors, each with the published ones that it is made of.
+        prefix: part that is missing from the keys of a checkpoint without an output head.
+        ignored: keys of tensors that are not needed: buffers, and the head of tied embeddings.
     """
 
     tensors: tuple[Fused, ...]
@@ -77,7 +77,7 @@ class Layout:
 
 
 def layout_of(shape: Architecture) -> Layout:
-    """The layout of a family, with a head of its own unless that is the embedding."""
+    """The layout of a family, with an output head of its own unless it is tied to the embedding."""
     gpt2 = shape.family == "gpt2"
     tensors = list(_gpt2(shape) if gpt2 else _llama_like(shape))
     prefix = "transformer." if gpt2 else "model."
@@ -140,7 +140,7 @@ def _gpt2(shape: Architecture) -> Iterator[Fused]:
 
 
 def _whole(name: str, key: str, *shape: int) -> Fused:
-    """A tensor that is published as it is."""
+    """A tensor that is published under one key, unchanged."""
     return Fused(name, (Published(key, shape),))
 
 

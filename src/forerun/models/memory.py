@@ -22,15 +22,15 @@ from forerun.models.placement import DTYPES, QUANTIZED, RunConfig
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """What a config says about a model.
+    """Sizes of a model according to its config.
 
     Attributes:
         family: the model type.
-        native: whether forerun's own decoder runs it, else transformers.
-        parameters: shared ones counted once.
-        weight_bytes: by name of the dtype.
+        native: True if forerun's own decoder runs it, False if transformers does.
+        parameters: number of parameters, shared ones counted once.
+        weight_bytes: bytes of the weights by name of the dtype.
         cache_values_per_token: values in the cache per token of a row.
-        head_dim: values of a head's key; 0 where layers differ.
+        head_dim: values of a head's key; 0 if layers differ.
         max_context: in tokens.
     """
 
@@ -61,7 +61,7 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """Bytes of both."""
+        """Bytes of weights and cache together."""
         return self.weight_bytes + self.cache_bytes
 
 
@@ -71,12 +71,14 @@ def describe(
     """Sizes of the model that a config of transformers describes, without loading it.
 
     Args:
-        name: how messages call the model.
-        shape: where forerun's own decoder runs it and the weights say more than the config.
+        config: the config.
+        name: name of the model in messages.
+        shape: architecture of a model on forerun's own decoder, if the weights say more than the
+            config.
 
     Raises:
         UnsupportedModelError: for an architecture that cannot be run speculatively.
-        CheckpointError: for a config of which transformers cannot make a model.
+        CheckpointError: for a config from which transformers cannot make a model.
     """
     text, is_native = config.get_text_config(), native(config)
     if is_native:
@@ -122,7 +124,7 @@ def kernel_bytes(layout: Layout, precision: str, *, read: bool = False) -> float
     Args:
         layout: its tensors.
         precision: `int8` or `int4`.
-        read: only those that every token reads: not tables that are looked into.
+        read: count only the weights that every token reads, without lookup tables.
     """
     names = {tensor.name for tensor in layout.tensors}
     head = "head.weight" if "head.weight" in names else "embedding.weight"
@@ -140,7 +142,7 @@ def kernel_bytes(layout: Layout, precision: str, *, read: bool = False) -> float
     return total
 
 
-# Bytes of a weight and its share of a group's numbers, in groups of 32.
+# Bytes of a weight, including its share of the scale and offset of a group of 32.
 _STORED = {
     "fp32": 4.0,
     "bf16": 2.0,
@@ -152,10 +154,10 @@ _STORED = {
 
 
 def stored_bytes(layout: Layout, formats: Mapping[str, str]) -> float:
-    """Bytes of quantized weights on the kernels as they are stored.
+    """Bytes of quantized weights on the kernels in their stored form.
 
     Args:
-        layout: of the decoder's tensors.
+        layout: the decoder's tensors.
         formats: precisions of its matrices, by name.
     """
     return sum(
@@ -171,7 +173,7 @@ def _count_on_meta(config: Any, name: str) -> int:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except Exception as error:
-        # A model of transformers raises whatever the first layer that it cannot make raises.
+        # Making a model of transformers may raise any exception.
         raise CheckpointError(
             f"transformers cannot make {name} of its config.json ({one_line(error)}); "
             "download it again."
@@ -182,7 +184,7 @@ def _count_on_meta(config: Any, name: str) -> int:
 def memory_need(
     name: str, summary: ModelSummary, run: RunConfig, *, rows: int, capacity: int
 ) -> MemoryNeed:
-    """Bytes that a model and its cache, rows times capacity slots, will take."""
+    """Bytes that a model and its cache of rows times capacity slots will take."""
     return MemoryNeed(
         name,
         summary.weight_bytes[run.precision],
@@ -191,7 +193,7 @@ def memory_need(
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that can be taken on a device now, in bytes."""
+    """Free memory of a device now, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
@@ -201,7 +203,7 @@ def check_memory(needs: Sequence[MemoryNeed], device: torch.device) -> None:
     """Check that models and their caches fit on a device together.
 
     Raises:
-        MemoryLimitError: with the numbers, and what to change.
+        MemoryLimitError: with the numbers, and advice on what to change.
     """
     total, available = sum(need.total for need in needs), available_bytes(device)
     if total <= available:

@@ -1,4 +1,4 @@
-"""Parts of a model that heads and adapters are composed of, built in one way for every target."""
+"""Model parts that heads and adapters are composed of, built in the same way for every target."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from forerun.models.rope import RotaryTable
 
 
 def modules_for(target: CausalLM) -> Modules:
-    """What builds modules that run where the target runs: the target's own, or torch's in the dtype
-    of its hidden states."""
+    """Builder of modules that run on the target's backend: the target's own, or torch's.
+
+    torch's modules have the dtype of the target's hidden states.
+    """
     if builds_modules(target):
         return target.modules()
     return TorchModules(target.device, target.dtype)
@@ -40,7 +42,7 @@ class TorchModules:
     """Modules on torch.
 
     Args:
-        device, dtype: of weights and hidden states.
+        device, dtype: device and type of weights and hidden states.
     """
 
     device: torch.device
@@ -53,26 +55,30 @@ class TorchModules:
         norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> TorchLinear:
-        """`weight` [rows, cols] and `bias` [rows], applied to [..., cols], normed by `norm` [cols]."""
+        """A linear map by `weight` [rows, cols] and `bias` [rows] of [..., cols], normed by `norm`
+        [cols]."""
         before = None if norm is None else self.norm(norm, eps=eps)
         return TorchLinear(self._take(weight), None if bias is None else self._take(bias), before)
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> Module:
-        """By the root mean square; with a bias a layer norm."""
+        """A root mean square norm; with a bias, a layer norm."""
         weight, bias = self._take(weight), None if bias is None else self._take(bias)
         return lambda hidden: norm(hidden, weight, bias, eps)
 
     def activation(self, name: str, gated: bool = False) -> Module:
-        """The function between the two products of an MLP, from [..., n] to the same; gated, from
-        [..., 2n]: of the first half, times the second."""
+        """The activation of an MLP, from [..., n] to the same shape.
+
+        Gated, it maps [..., 2n] to [..., n]: the function of the first half, times the second half.
+        """
         function = ACTIVATIONS[name]
         return partial(apply_gate, function) if gated else function
 
     def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> TorchAttention:
-        """Self-attention with caches of its own.
+        """A self-attention with its own caches.
 
         Args:
-            weights: by name, as in `AttentionShape`.
+            shape: shape of the attention.
+            weights: weights by name, as in `AttentionShape`.
         """
         own = ("qkv", "output", "q_norm", "k_norm")
         names = [name for part in own for name in (part, f"{part}_bias") if name in weights]
@@ -88,12 +94,13 @@ class TorchModules:
         """A decoder layer, composed of the other parts.
 
         Args:
-            weights: by name, as in `LayerShape`.
+            shape: shape of the layer.
+            weights: weights by name, as in `LayerShape`.
         """
         return ComposedLayer(self, shape, weights)
 
     def head_chains(self, parts: HeadParts) -> None:
-        """Heads are run step by step on torch."""
+        """None: on torch heads are run step by step."""
 
     def _take(self, weight: Tensor) -> Tensor:
         return weight.to(self.device, self.dtype)
@@ -101,7 +108,7 @@ class TorchModules:
 
 @dataclass(frozen=True)
 class TorchLinear:
-    """A product on torch; implements `forerun.contracts.Linear`."""
+    """A linear map on torch; implements `forerun.contracts.Linear`."""
 
     weight: Tensor
     bias: Tensor | None
@@ -116,12 +123,12 @@ class TorchLinear:
 
 
 class ComposedLayer:
-    """A decoder layer of parts that are called one by one; implements `forerun.contracts.Layer`.
+    """A decoder layer made of parts that are called one by one; implements `forerun.contracts.Layer`.
 
     Args:
-        modules: what its parts are made by.
-        shape: of the layer.
-        weights: by name, as in `LayerShape`.
+        modules: builds its parts.
+        shape: shape of the layer.
+        weights: weights by name, as in `LayerShape`.
     """
 
     def __init__(self, modules: Modules, shape: LayerShape, weights: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Loading a model once where several engines run it."""
+"""Shared loading: several engines that run the same model load it once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _loaded: ContextVar[dict[Hashable, CausalLM] | None] = ContextVar("loaded", defa
 
 @contextmanager
 def loading_once() -> Iterator[None]:
-    """Within the block a checkpoint that is loaded again to run in the same way is the same model.
+    """Within the block, load each checkpoint once for the same settings.
 
     A model keeps nothing between forwards: every engine has a cache of its own.
     """
@@ -25,7 +25,7 @@ def loading_once() -> Iterator[None]:
 
 
 def once(key: Hashable, load: Callable[[], CausalLM]) -> CausalLM:
-    """What `load` makes, or within `loading_once` what it has made for the key before."""
+    """The result of `load`, or within `loading_once` its earlier result for the same key."""
     loaded = _loaded.get()
     if loaded is None:
         return load()

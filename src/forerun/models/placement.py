@@ -1,4 +1,4 @@
-"""Names of precisions, devices and backends, and what `auto` means."""
+"""Names of precisions, devices and backends, and the meaning of `auto`."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _LONG_NAMES = {
     "float": "fp32",
     "double": "fp64",
 }
-# Bytes of a weight and its share of a group's scale.
+# Bytes of a weight, including its share of a group's scale.
 QUANTIZED = {"int8": 1 + 2 / 64, "int4": 0.5 + 2 / 32}
 PRECISIONS = (*DTYPES, *QUANTIZED)
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BACKENDS = ("auto", "kernels", "torch")
-# Quantized weights on the kernels as their file has them, matrix by matrix.
+# Precision of quantized weights that the kernels hold as in their file, matrix by matrix.
 STORED = "stored"
 KERNEL_PRECISIONS = ("fp32", "bf16", "int8", "int4")
 KV_DTYPES = ("auto", "fp32", "bf16", "int8", "int4")
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """The device of a name: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`, the fastest available.
+    """The device called `name`: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`, the fastest available.
 
     Raises:
         UnknownNameError: for a name that does not exist.
@@ -68,7 +68,7 @@ def _there(name: str) -> str:
 
 
 def _short_dtype(value: Any) -> Any:
-    """Our name for torch's dtypes and their names."""
+    """The short name of a dtype of torch, given as a dtype or by its long name."""
     full = str(value) if isinstance(value, torch.dtype) else value
     return _LONG_NAMES.get(full.removeprefix("torch."), full) if isinstance(full, str) else full
 
@@ -79,7 +79,7 @@ def _device_name(value: Any) -> Any:
 
 @options
 class Placement:
-    """How a model should run."""
+    """The user's choice of precision, device and backend for a model."""
 
     dtype: Annotated[
         str, known("dtype", lambda: ("auto", *PRECISIONS)), BeforeValidator(_short_dtype)
@@ -105,13 +105,13 @@ class Placement:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How a model runs.
+    """Settings that a model runs with.
 
     Args:
-        precision: of its weights, one of PRECISIONS or STORED.
+        precision: precision of its weights, one of PRECISIONS or STORED.
         backend: `kernels` or `torch`.
-        device: where.
-        kv_dtype: of keys and values, one of KV_DTYPES.
+        device: device of weights and caches.
+        kv_dtype: precision of keys and values, one of KV_DTYPES.
     """
 
     precision: str
@@ -121,7 +121,7 @@ class RunConfig:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights on torch, and of keys and values, those of quantized weights too."""
+        """Type of weights on torch, and of keys and values, also for quantized weights."""
         return DTYPES.get(self.precision, torch.bfloat16)
 
 
@@ -132,14 +132,14 @@ def resolve(
     native: bool = True,
     quantized: bool = False,
 ) -> RunConfig:
-    """How a model will run for a placement.
+    """The settings that a model runs with for a placement.
 
     Args:
-        stored: the checkpoint's dtype, which `auto` keeps; None counts as float32, or bfloat16 of
-            quantized weights. On the CPU `auto`
-            makes float32 of float16, which is slow there.
-        native: whether forerun's own decoder runs the model.
-        quantized: whether the kernels keep the weights, under `auto`, as their file has them.
+        placement: the user's choice.
+        stored: the checkpoint's dtype, which `auto` keeps; None counts as float32, or bfloat16 for
+            quantized weights. On the CPU `auto` turns float16, which is slow there, into float32.
+        native: True if forerun's own decoder runs the model.
+        quantized: True if, under `auto`, the kernels keep the weights as in their file.
 
     Raises:
         ConfigError: for a precision that the device or backend lacks.
@@ -182,12 +182,12 @@ def _stored_precision(stored: torch.dtype | None, device: torch.device) -> str:
 
 
 def _native_is_fast() -> bool:
-    """Whether the kernels have more to offer than plain loops, which torch outruns."""
+    """True if the kernels are more than portable loops, which torch outruns."""
     return _native.AVAILABLE and _native.kernels.level() != "portable"
 
 
 def _kernel_obstacle(precision: str, device: torch.device, native: bool) -> str | None:
-    """Why the compiled kernels cannot run a model; None if they can."""
+    """The reason why the compiled kernels cannot run a model; None if they can."""
     if device.type != "cpu":
         return f"they run on the CPU, not on {device.type!r}"
     if not native:
@@ -200,7 +200,9 @@ def _kernel_obstacle(precision: str, device: torch.device, native: bool) -> str 
 
 
 def draft_precision(int8_bytes: float) -> str:
-    """What `auto` means for a draft on the kernels: int8 where the bytes that it reads for a token in
-    int8 stay in half of the last-level cache, which the target's weights stream through; else int4,
-    the least to read."""
+    """Precision that `auto` means for a draft on the kernels.
+
+    int8 if the bytes that a token reads in int8 fit into half of the last-level cache, through
+    which the target's weights stream as well; otherwise int4, which reads least.
+    """
     return "int8" if int8_bytes <= last_level_cache() / 2 else "int4"

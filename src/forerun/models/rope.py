@@ -19,8 +19,8 @@ class RotaryTable:
 
     Args:
         inverse_frequencies: [head_dim / 2], in float32.
-        scale: a factor on cosines and sines.
-        dtype, device: of the table.
+        scale: factor on cosines and sines.
+        dtype, device: type and device of the table.
     """
 
     def __init__(
@@ -34,11 +34,12 @@ class RotaryTable:
         self._dtype, self._device = dtype, device
         shape = (0, 2 * len(inverse_frequencies))
         empty = torch.empty(shape, dtype=dtype, device=device)
-        # One value, so that an interruption finds both grown or none.
+        # Both in one value, so that an interruption cannot separate them.
         self._table = (empty, empty)
 
     def at(self, positions: Tensor, furthest: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [B, 1, n, head_dim] of positions [B, n], none beyond `furthest`."""
+        """Cosines and sines [B, 1, n, head_dim] of positions [B, n], none of which is beyond
+        `furthest`."""
         rows = len(self._table[0])
         if furthest >= rows:
             self._grow(max(furthest + 1, 2 * rows, _FIRST_ROWS))
@@ -59,14 +60,14 @@ class RotaryTable:
 def rotary_table(
     shape: Architecture, dtype: torch.dtype, device: torch.device
 ) -> RotaryTable | None:
-    """The table of a model; None for learned positions."""
+    """The rotary table of a model; None for learned positions."""
     if shape.family == "gpt2":
         return None
     return RotaryTable(*frequencies(shape), dtype, device)
 
 
 def mean_rotated(table: RotaryTable | None, vectors: Tensor, positions: Tensor) -> Tensor:
-    """Vectors as `forerun.compression.base.Rotate` says; without a table they have no rotation."""
+    """Rotate vectors as `forerun.compression.base.Rotate` says; without a table, return them unchanged."""
     if table is None:
         return vectors
     cos, sin = table.at(positions, int(positions.max()))

@@ -1,4 +1,5 @@
-"""Prefill: what a row shares with a prompt, and running the rest in chunks; for targets and draft models."""
+"""Prefill of targets and draft models: the prefix that a row shares with a prompt, and the rest in
+chunks."""
 
 from __future__ import annotations
 
@@ -17,17 +18,17 @@ def prefill_chunks(
     token_ids: Sequence[Sequence[int]],
     hidden_layers: tuple[int, ...] = (),
 ) -> Iterator[tuple[Batch, ForwardOutput]]:
-    """Append committed tokens to rows side by side, one chunk of each at a time, without logits.
+    """Append committed tokens to rows side by side, one chunk of each row at a time, without logits.
 
     Args:
-        model: whose cache it is.
-        cache: that the tokens are appended to.
-        rows: of the cache.
-        token_ids: for each row; none is fine.
+        model: the model to run.
+        cache: its cache, to which the tokens are appended.
+        rows: rows of the cache.
+        token_ids: tokens for each row; may be empty.
         hidden_layers: layers whose hidden states to return.
 
     Yields:
-        Each chunk once it has run, and its hidden states.
+        Each chunk after it has run, and its hidden states.
     """
     for start in range(0, max(map(len, token_ids), default=0), PREFILL_CHUNK):
         chunks = [tokens[start : start + PREFILL_CHUNK] for tokens in token_ids]
@@ -43,7 +44,7 @@ def prefill_chunks(
 
 
 def common_prefix(held: list[int], token_ids: list[int]) -> int:
-    """How many tokens two texts have in common from their beginning on."""
+    """Number of tokens in the longest common prefix of two texts."""
     limit = min(len(held), len(token_ids))
     if held[:limit] == token_ids[:limit]:
         return limit

@@ -1,4 +1,4 @@
-"""Published tensors, in files or in memory, checked against a layout before any is read."""
+"""Sources of published tensors, in files or in memory, checked against a layout before any is read."""
 
 from __future__ import annotations
 
@@ -21,35 +21,37 @@ from forerun.models.layouts import HEAD, Fused, Layout, layout_of
 from forerun.progress import report
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Rows of two tables that are compared at a time.
+# Number of rows of two tables that are compared at a time.
 _ROWS = 4096
 
 
 class Source(Protocol):
-    """Where published tensors come from."""
+    """A source of published tensors."""
 
     name: str
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes by key, of all tensors that are there."""
+        """Shapes of all its tensors by key."""
 
     def read(self, key: str) -> Tensor:
-        """The tensor, on the CPU if it comes from a file."""
+        """Read a tensor; onto the CPU if it comes from a file."""
 
     def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
-        """A part of it along one of its first two dimensions."""
+        """Read a part of a tensor along one of its first two dimensions."""
 
 
 class CodedSource(Source, Protocol):
-    """A source of weights that are quantized already, in groups of 32 columns."""
+    """A source of weights that are already quantized, in groups of 32 columns."""
 
     def formats(self, layout: Layout) -> Mapping[str, str]:
-        """By name of a decoder's matrix, the least precision on the kernels that holds it."""
+        """The lowest precision on the kernels that holds each of the decoder's matrices, by name."""
 
     def codes(self, key: str, start: int, stop: int, precision: str) -> Any:
-        """Rows [start, stop) of a tensor in a quantized precision: uint8 `codes` [rows, cols], fp16
-        `scales` and, where it has them, `offsets` [rows, cols / 32]."""
+        """Rows [start, stop) of a tensor in a quantized precision.
+
+        They are uint8 `codes` [rows, cols], fp16 `scales` and optional `offsets` [rows, cols / 32].
+        """
 
 
 class TensorSource:
@@ -60,11 +62,11 @@ class TensorSource:
         self.shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
 
     def read(self, key: str) -> Tensor:
-        """The tensor itself."""
+        """Return a tensor, without a copy."""
         return self._tensors[key].detach()
 
     def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
-        """A part of it, on the CPU."""
+        """Return a part of a tensor, on the CPU."""
         return self.read(key).narrow(dim, start, stop - start).cpu()
 
 
@@ -72,10 +74,10 @@ class SafetensorsSource:
     """The safetensors files of a directory: one, or several with an index.
 
     Args:
-        directory: of the checkpoint.
+        directory: directory of the checkpoint.
 
     Raises:
-        CheckpointError: when files are missing or broken, or only pickled weights are there.
+        CheckpointError: if files are missing or broken, or only pickled weights are there.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -101,13 +103,13 @@ class SafetensorsSource:
                 self.shapes[key] = shapes[key]
 
     def read(self, key: str) -> Tensor:
-        """The tensor, on the CPU; only its own bytes are read."""
+        """Read a tensor onto the CPU; no other bytes are read."""
         with _opened(self._files[key]) as tensors:
             tensor: Tensor = tensors.get_tensor(key)
         return tensor
 
     def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
-        """A part of it."""
+        """Read a part of a tensor."""
         with _opened(self._files[key]) as tensors:
             whole = tensors.get_slice(key)
             part: Tensor = whole[start:stop] if dim == 0 else whole[:, start:stop]
@@ -116,7 +118,7 @@ class SafetensorsSource:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """A file, opened for one use: while it is open, all pages read count as memory of the process."""
+    """Open a file for one use: while it is open, all pages read count as memory of the process."""
     try:
         with safe_open(str(file), framework="pt", device="cpu") as tensors:
             yield tensors
@@ -131,7 +133,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def has_weights(directory: Path) -> bool:
-    """Whether all safetensors files of a checkpoint are there, unopened.
+    """True if all safetensors files of a checkpoint exist; they are not opened.
 
     Raises:
         CheckpointError: for an index that is broken.
@@ -156,8 +158,9 @@ def _is_file_name(name: Any) -> bool:
 
 
 def with_own_head(shape: Architecture, source: Source) -> Architecture:
-    """The shape, untied where the config ties the output head to the embedding but the weights hold
-    another head: what is stored counts, as in transformers.
+    """The architecture, untied if the weights hold an output head that differs from the embedding.
+
+    As in transformers, the stored weights decide, even if the config ties the two.
 
     Raises:
         CheckpointError: for files that cannot be read.
@@ -196,14 +199,14 @@ def _no_weights(directory: Path) -> str:
 def read_weights(
     source: Source, layout: Layout, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """The decoder's tensors by name, from published ones that are all checked before any is read.
+    """Read the decoder's tensors by name; all published ones are checked before any is read.
 
     Raises:
         CheckpointError: for missing, unexpected or misshapen tensors, naming the first.
     """
     keys, weights = match_keys(source, layout), {}
     for tensor in loading(layout.tensors, Path(source.name).name):
-        # Filled part by part, so that no tensor exists twice for long.
+        # Filled part by part, so that no tensor is in memory twice for long.
         ours = torch.empty(tensor.shape, dtype=dtype, device=device)
         rows = [part.rows for part in tensor.parts]
         for part, target in zip(tensor.parts, torch.split(ours, rows), strict=True):
@@ -214,10 +217,11 @@ def read_weights(
 
 
 def loading(tensors: Sequence[Fused], name: str) -> Iterator[Fused]:
-    """The tensors of a model one by one, each reported as loaded when the next is asked for.
+    """The tensors of a model one by one; each is reported as loaded when the next is requested.
 
     Args:
-        name: how reports call the model.
+        tensors: the tensors.
+        name: name of the model in reports.
     """
     sizes = [math.prod(tensor.shape) for tensor in tensors]
     done = 0
@@ -228,7 +232,7 @@ def loading(tensors: Sequence[Fused], name: str) -> Iterator[Fused]:
 
 
 def match_keys(source: Source, layout: Layout) -> dict[str, str]:
-    """The source's keys by published key, after all of them and their shapes have been checked.
+    """The source's keys by published key, after all keys and shapes have been checked.
 
     Raises:
         CheckpointError: for missing, unexpected or misshapen tensors, naming the first.

@@ -1,4 +1,4 @@
-"""How a model is stored: as a directory of safetensors, or as one GGUF file."""
+"""Forms in which a model is stored: a directory of safetensors, or one GGUF file."""
 
 from __future__ import annotations
 
@@ -17,43 +17,45 @@ from forerun.models.tokenizer import read_tokenizer
 
 
 class StoredModel(Protocol):
-    """What is read of a model before it is loaded; each raises `CheckpointError` for broken files."""
+    """The parts of a model that are read before it is loaded; all raise `CheckpointError` for
+    broken files."""
 
     def config(self) -> Any:
-        """Of transformers, checked."""
+        """The checked config of transformers."""
 
     def end_tokens(self, config: Any) -> frozenset[int]:
         """The tokens that end a text."""
 
     def sampling_defaults(self) -> dict[str, Any]:
-        """The sampling parameters that it recommends, by name."""
+        """The sampling parameters that the model recommends, by name."""
 
     def tokenizer(self, config: Any) -> Any:
-        """Of transformers."""
+        """The model's tokenizer, of transformers."""
 
     def architecture(self, config: Any) -> Architecture:
-        """The shape of a model that forerun's own decoder runs, with what only the weights say."""
+        """Architecture of a model that forerun's own decoder runs, including facts known from the
+        weights only."""
 
     def source(self, config: Any) -> Source:
-        """Its weights, of which nothing is read yet."""
+        """The model's weights, none of which is read yet."""
 
     def dtype(self, config: Any) -> torch.dtype | None:
-        """Of the weights; None where that is not known."""
+        """Type of the weights; None if it is unknown."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about how its files are read, a sentence each."""
+        """Notes for the user on how the files are read, one sentence each."""
 
     @property
     def quantized(self) -> bool:
-        """Whether the kernels can hold its weights as they are; then `source` is a `CodedSource`."""
+        """True if the kernels can hold the weights as stored; then `source` is a `CodedSource`."""
 
 
 class StoredDirectory:
-    """A directory as transformers saves a model.
+    """A directory in the form in which transformers saves a model.
 
     Args:
-        directory: with its files; the weights may still be missing.
+        directory: directory of the files; the weights may still be missing.
     """
 
     notes: tuple[str, ...] = ()
@@ -91,7 +93,7 @@ class StoredDirectory:
 
 
 def stored_at(location: Location) -> StoredModel:
-    """What lies at a location.
+    """The stored model at a location.
 
     Raises:
         CheckpointError, UnsupportedModelError: for a GGUF file that cannot be read.

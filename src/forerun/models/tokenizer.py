@@ -1,4 +1,4 @@
-"""Reading the tokenizer of a checkpoint."""
+"""The tokenizer of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from forerun.errors import CheckpointError
 from forerun.files import is_regular, size_text
 from forerun.models.config import one_line
 
-# What tokenizers are made of: fast ones, BPE and WordPiece, SentencePiece, tiktoken.
+# Files of tokenizers: fast ones, BPE and WordPiece, SentencePiece, tiktoken.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
-# What else they read.
+# Other files that tokenizers read.
 _MORE_FILES = ("*.json", "*.txt", "*.jinja")
 MOST_BYTES = 2**28
 
 
 def read_tokenizer(directory: Path, config: Any) -> Any:
-    """The tokenizer of a checkpoint, as transformers makes it.
+    """Read the tokenizer of a checkpoint through transformers.
 
     Raises:
-        CheckpointError: when its files are missing or broken.
+        CheckpointError: if its files are missing or broken.
     """
     from transformers import AutoTokenizer
 
@@ -45,7 +45,8 @@ def read_tokenizer(directory: Path, config: Any) -> Any:
 
 
 def tokenizer_id(tokenizer: Any) -> str | None:
-    """A digest of all that a tokenizer of transformers does to text; None for another kind."""
+    """Digest of everything a tokenizer of transformers does to text; None for a tokenizer of
+    another kind."""
     from transformers import PreTrainedTokenizerFast
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -54,7 +55,7 @@ def tokenizer_id(tokenizer: Any) -> str | None:
 
 
 def _check_file(path: Path) -> None:
-    """The libraries read a file to its end, which a pipe or a device may not have."""
+    """Refuse a file that has no end, such as a pipe or a device, because the libraries read to the end."""
     if not is_regular(path):
         raise CheckpointError(f"{path} is not a regular file; download it again.")
     if path.stat().st_size > MOST_BYTES:

