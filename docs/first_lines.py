@@ -24,7 +24,6 @@ NOT_YET = (
     "engine",
     "export",
     "heads",
-    "models",
     "policies",
     "simulation",
     "training",

@@ -1,4 +1,5 @@
-"""Models on the compiled CPU kernels: bit for bit the same result however a token is computed."""
+"""Models on the compiled CPU kernels: a token's result is the same, bit for bit, however it is
+computed."""
 
 from forerun.models.cpu.cache import CpuCache
 from forerun.models.cpu.model import CpuModel, KernelChoice

@@ -1,4 +1,4 @@
-"""The cache of the kernels: its own layout, the same contract as every other."""
+"""The cache of the kernels: a layout of its own behind the contract of all caches."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _ERRORS = TypedErrors("the cache")
 
 @dataclass
 class DraftHead:
-    """The output head for what may be drafted in a row.
+    """The part of the output head for the tokens that may be drafted in a row.
 
     Args:
-        key: the request whose text it is, and how many of the vocabulary's first tokens it knows.
-        native: of the kernels.
-        seen, likely: how many tokens of the text, and of `ChainRequest.likely`, it knows.
+        key: the request that is drafted for, and the number of the vocabulary's first tokens that
+            it holds.
+        native: the kernels' object.
+        seen, likely: number of tokens of the text, and of `ChainRequest.likely`, that it holds.
     """
 
     key: tuple[int, int]
@@ -37,7 +38,7 @@ class CpuCache:
     """Keys and values of a batch of rows, in the order in which the kernels read them.
 
     Args:
-        native: of the kernels.
+        native: the kernels' object.
     """
 
     def __init__(self, native: Any) -> None:
@@ -48,11 +49,11 @@ class CpuCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values; memory is taken as they fill."""
+        """Bytes of all keys and values; memory is allocated as they fill."""
         return int(self.native.nbytes)
 
     def length(self, row: int, layer: int | None = None) -> int:
-        """Tokens of `row` in `layer`; in its shortest layer if None.
+        """Number of tokens of `row` in `layer`; in its shortest layer if None.
 
         Raises:
             CacheError: for a row or a layer that does not exist.
@@ -62,7 +63,8 @@ class CpuCache:
             return int(native.length(row) if layer is None else native.layer_length(layer, row))
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Of the tokens of `row` after the first `length`, keep those at `path`, in their order.
+        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in
+        order.
 
         A layer that does not hold all of them yet keeps those that it holds.
 
@@ -74,7 +76,7 @@ class CpuCache:
             self.native.keep(row, length, path)
 
     def trim(self, row: int, length: int, layers: range | None = None) -> None:
-        """Forget the tokens of `row` after the first `length`, in `layers` alone unless None.
+        """Forget the tokens of `row` after the first `length`; in `layers` only, unless None.
 
         Raises:
             CacheError: for a row or layers that do not exist, or a negative length.
@@ -83,46 +85,47 @@ class CpuCache:
             self.native.trim(row, length, None if layers is None else (layers.start, layers.stop))
 
     def check_view(self, view: View | None) -> None:
-        """Refuse to read what the cache does not have.
+        """Refuse a view that the cache cannot be read through.
 
         Raises:
-            CacheError: for a coarse view of other codes than int8's.
+            CacheError: for a coarse view of a cache without int8 codes.
         """
         check_view(view, self.kv_dtype)
 
     def room_for_queries(self, batch: Batch, layers: range) -> Tensor | None:
-        """Memory [layers, tokens, heads * head_dim] for the queries of a forward; None if none are read."""
+        """Memory [layers, tokens, heads * head_dim] for the queries of a forward; None if they are
+        not needed."""
         return None
 
     def note_queries(self, batch: Batch, layers: range, queries: Tensor) -> None:
-        """Take note of the queries of a forward that has run."""
+        """Receive the queries of a forward that has run."""
 
     @property
     def row_format(self) -> dict[str, str | int]:
-        """See `forerun.contracts.SavesRows`."""
+        """Description of a row's content; see `forerun.contracts.SavesRows`."""
         native = self.native
         numbers = ("layers", "kv_heads", "head_dim", "tile_bytes")
         return {
-            # Where nibbles of a tile lie has changed once.
+            # The number counts versions: the order of the nibbles in a tile has changed once.
             "layout": "tiles of the kernels, 2",
             "dtype": self.kv_dtype,
             **{name: int(getattr(native, name)) for name in numbers},
         }
 
     def row_shapes(self, length: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """See `forerun.contracts.SavesRows`."""
+        """Types and shapes of the tensors of one layer; see `forerun.contracts.SavesRows`."""
         with _ERRORS:
             return {"tiles": (torch.uint8, (int(self.native.row_bytes(0, 0, length)),))}
 
     def read_row(self, row: int, layer: int, length: int) -> dict[str, Tensor]:
-        """See `forerun.contracts.SavesRows`."""
+        """Copy tokens of a row out; see `forerun.contracts.SavesRows`."""
         tiles = torch.empty(self.row_shapes(length)["tiles"][1], dtype=torch.uint8)
         with _ERRORS:
             self.native.read_row(layer, row, length, tiles.numpy())
         return {"tiles": tiles}
 
     def write_row(self, row: int, layer: int, length: int, tensors: Mapping[str, Tensor]) -> None:
-        """See `forerun.contracts.SavesRows`."""
+        """Copy tokens into a row; see `forerun.contracts.SavesRows`."""
         with _ERRORS:
             self.native.write_row(layer, row, length, tensors["tiles"].numpy())
 
@@ -138,19 +141,19 @@ def new_native_cache(
 
     Args:
         native: the kernels' model or module that it is for.
-        name: how messages call it.
-        kv_dtype: of keys and values; empty for the model's own.
+        name: name of the model or module in messages.
+        kv_dtype: precision of keys and values; empty for the model's own.
 
     Raises:
         CacheError: for fewer than one row or token.
-        MemoryLimitError: when it does not fit into memory.
+        MemoryLimitError: if it does not fit into memory.
     """
     if rows < 1 or capacity < 1:
         raise CacheError.no_room(rows, capacity)
     try:
         size = (rows, capacity, kv_dtype) if kv_dtype else (rows, capacity)
         return native.new_cache(*size)
-    except (MemoryError, ValueError, TypeError):  # The latter for numbers that no memory has.
+    except (MemoryError, ValueError, TypeError):  # The last two for sizes beyond any memory.
         raise MemoryLimitError(
             f"there is not enough memory for {rows} x {capacity} tokens in the cache of {name}; "
             "use a smaller context or batch."

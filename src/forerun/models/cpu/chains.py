@@ -1,4 +1,4 @@
-"""Whole chains of drafts in one call of the kernels, by a draft model or a trained head."""
+"""Drafting of whole chains in one call of the kernels, by a draft model or a trained head."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ERRORS = TypedErrors("a head")
 
 
 def native_chain(chain: ChainRequest, head: Any = None) -> Any:
-    """A chain as the kernels take it, with an output head of its own if there is one."""
+    """A chain in the form that the kernels take, with an output head of its own if there is one."""
     text, params = chain.text, chain.text.params
     return _native.kernels.DraftChain(
         chain.row,
@@ -37,7 +37,8 @@ def native_chain(chain: ChainRequest, head: Any = None) -> Any:
 
 
 def rows_to_fill(chains: Sequence[ChainRequest], vocab_size: int) -> list[Tensor]:
-    """Room for the rows that each chain's tokens are drawn from, [limit, V]; none where they are not."""
+    """Memory for the rows that each chain's tokens are drawn from, [limit, V]; empty if none are
+    sampled."""
     return [
         torch.empty(chain.limit if chain.drawing is Drawing.SAMPLED else 0, vocab_size)
         for chain in chains
@@ -45,7 +46,7 @@ def rows_to_fill(chains: Sequence[ChainRequest], vocab_size: int) -> list[Tensor
 
 
 def drafts_of(drafted: Sequence[Sequence[int]], probs: Sequence[Tensor]) -> list[Draft]:
-    """The drafts of some chains, with what of their rows was filled."""
+    """The drafts of some chains, with the part of their rows that was filled."""
     return [
         Draft.chain(tokens, rows[: len(tokens)] if len(rows) and tokens else None)
         for tokens, rows in zip(drafted, probs, strict=True)
@@ -57,7 +58,7 @@ class CpuHeadChains:
 
     Args:
         pool: the threads to run on.
-        native: of the kernels.
+        native: the kernels' object.
         vocab_size: the target's.
     """
 

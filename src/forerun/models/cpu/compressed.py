@@ -1,4 +1,4 @@
-"""The cache of the kernels that evicts."""
+"""The cache of the kernels with eviction."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _ERRORS = TypedErrors("the cache")
 
 
 class CompressedCpuCache(Evicting, CpuCache):
-    """Keys and values of a batch of rows on the kernels, of which some are evicted.
+    """Keys and values of a batch of rows on the kernels, with eviction.
 
-    Memory behind what is left of a row is given back to the system.
+    Memory behind the tokens that are left of a row is given back to the system.
 
     Args:
-        native: of the kernels.
-        pool: the threads that move what stays.
-        compression: which tokens stay.
+        native: the kernels' object.
+        pool: the threads that move the tokens that stay.
+        compression: decides which tokens stay.
         rotate: the model's rotary embedding.
-        heads: that queries have.
+        heads: number of query heads.
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class CompressedCpuCache(Evicting, CpuCache):
         Evicting.__init__(self, self.rows, own, compression, rotate, new_log)
 
     def copy(self) -> Self:
-        """See `forerun.contracts.Evicts`."""
+        """A copy of the cache; see `forerun.contracts.Evicts`."""
         memo = {id(part): part for part in (self._rotate, self._pool)}
         memo |= {id(self.native): self.native.copy(), id(self.draft_heads): {}}
         return copy.deepcopy(self, memo)
 
     def room_for_queries(self, batch: Batch, layers: range) -> Tensor | None:
-        """See `CpuCache`."""
+        """Memory for the queries of a forward; see `CpuCache`."""
         if not any(self.logs(row) for row in batch.rows):
             return None
         return torch.empty(len(layers), sum(batch.counts), self._heads * self._head_dim)
 
     def note_queries(self, batch: Batch, layers: range, queries: Tensor) -> None:
-        """See `CpuCache`."""
+        """Log the queries of a forward that has run; see `CpuCache`."""
         by_head = queries.view(len(layers), -1, self._heads, self._head_dim).transpose(1, 2)
         first = 0
         for row, count in zip(batch.rows, batch.counts, strict=True):
@@ -71,7 +71,7 @@ class CompressedCpuCache(Evicting, CpuCache):
             first += count
 
     def num_slots(self, row: int, layer: int | None = None) -> int:
-        """Tokens that a row holds in a layer; in its shortest layer if None."""
+        """Number of tokens that a row holds in a layer; in its shortest layer if None."""
         return CpuCache.length(self, row, layer)
 
     def _keep_slots(self, row: int, start: int, path: Sequence[int]) -> None:

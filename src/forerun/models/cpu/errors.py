@@ -1,4 +1,4 @@
-"""What errors of the compiled kernels mean."""
+"""Translation of the compiled kernels' errors into forerun's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from forerun.errors import CacheError, ConfigError, DistributionError, MemoryLim
 
 @dataclass(frozen=True)
 class TypedErrors:
-    """Raises what the kernels raise inside a `with` as errors of our own.
+    """Context manager that turns errors of the kernels into errors of our own.
 
-    A class, as these blocks are entered for each part of a model: a generator takes several times as long.
+    It is a class because it is entered for each part of a model: a generator takes several times as
+    long.
 
     Args:
-        name: of the model, module or cache that is used.
+        name: name of the model, module or cache that is used, for messages.
     """
 
     name: str

@@ -45,18 +45,19 @@ if TYPE_CHECKING:
 
 LEVELS = ("portable", "avx2", "avx512", "amx")
 GROUPS = (32, 64, 128)
-# Columns that share a scale in weights that are quantized already.
+# Columns that share a scale in weights that their file holds quantized.
 STORED_GROUP = 32
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """Which kernels run a model; the defaults are the best available.
+    """The kernels that run a model; the defaults are the best available.
 
     Args:
-        level: the instruction set, `portable`, `avx2`, `avx512` or `amx`; empty for the best available.
+        level: the instruction set, `portable`, `avx2`, `avx512` or `amx`; empty for the best
+            available.
         group: columns that share a scale in int8 and int4: 32, 64 or 128; 0 for 64 and 32.
-        threads: how many to run on; None for the process's own number.
+        threads: number of threads; None for the process's own number.
 
     Raises:
         ConfigError: for an unknown level or group.
@@ -76,24 +77,24 @@ class KernelChoice:
 class CpuModel:
     """A decoder on the compiled kernels; implements `forerun.contracts.CausalLM`.
 
-    Logits and hidden states are float32, whatever the weights are. They do not depend on how many
-    tokens, which tree, which row of a batch, which chunk of a prompt or how many threads they were
-    computed with.
+    Logits and hidden states are float32, whatever the weights are. They do not depend on the number
+    of tokens, the tree, the row of a batch, the chunk of a prompt or the number of threads that
+    they were computed with.
 
     Args:
-        shape: of the model.
+        shape: architecture of the model.
         source: published weights, read chunk by chunk.
-        precision: of the weights: `fp32`, `bf16`, `int8` or `int4`, or `stored`: that of a source of
-            quantized weights, matrix by matrix. Keys and values are kept in fp32 for fp32, else in
-            bf16; the head of an int4 model is int8.
-        name: how messages and reports call the model.
-        choice: of the kernels.
+        precision: precision of the weights: `fp32`, `bf16`, `int8` or `int4`, or `stored`: that of
+            a source of quantized weights, matrix by matrix. Keys and values are kept in fp32 for
+            fp32, else in bf16; the output head of an int4 model is int8.
+        name: name of the model in messages and reports.
+        choice: choice of the kernels.
 
     Raises:
         CheckpointError: for missing, unexpected, misshapen or non-finite weights, or a shape that
             the kernels cannot run.
         ConfigError: for an unknown precision, or more threads than cores.
-        MemoryLimitError: when they do not fit into memory.
+        MemoryLimitError: if they do not fit into memory.
     """
 
     exactness = Exactness.BITWISE
@@ -151,7 +152,7 @@ class CpuModel:
         return f"{type(self).__name__}({self.name!r}, precision={self.precision!r})"
 
     def bytes_read(self, context: int, layers: int, view: View | None = None) -> float:
-        """Of weights and of keys and values by one token, as `forerun.contracts.ReadsViews` says."""
+        """Bytes of weights, keys and values that one token reads; see `forerun.contracts.ReadsViews`."""
         shape, decoder = self.shape, self._decoder
         own = 4 if self.precision == "fp32" else 2
         heads = (shape.num_kv_heads, shape.head_dim)
@@ -159,7 +160,7 @@ class CpuModel:
         return float(decoder.head_bytes + layers * (decoder.layer_bytes / self.num_layers + cached))
 
     def bytes_spared(self, context: int, draft_vocab_size: int) -> float:
-        """Of the output head, as `forerun.contracts.DraftsChains` says."""
+        """Bytes of the output head that a chain does not read; see `forerun.contracts.DraftsChains`."""
         # A text of 7,600 tokens has 2,000 different ones.
         drafted = draft_vocab_size + context / 3
         return float(self._decoder.head_bytes * max(0.0, 1 - drafted / self.vocab_size))
@@ -169,17 +170,17 @@ class CpuModel:
 
         Raises:
             CacheError: for fewer than one row or token.
-            MemoryLimitError: when it does not fit into memory.
+            MemoryLimitError: if it does not fit into memory.
         """
         return CpuCache(self._native_cache(rows, capacity))
 
     def compressed_cache(
         self, rows: int, capacity: int, compression: Compression
     ) -> CompressedCpuCache:
-        """An empty cache of `rows` rows of `capacity` tokens each, of which some are evicted.
+        """An empty cache of `rows` rows of `capacity` tokens each, some of which will be evicted.
 
         Raises:
-            CacheError, MemoryLimitError: as `new_cache`.
+            CacheError, MemoryLimitError: as in `new_cache`.
             UnsupportedModelError: for a model with sliding windows shorter than its context.
         """
         shape = self.shape
@@ -208,7 +209,7 @@ class CpuModel:
             )
         cache.check_view(batch.view)
         last = batch.logits_for == "last"
-        # Padding is not written to, but it should be numbers.
+        # Padding is not written to, but it must hold numbers.
         make = torch.empty if batch.even else torch.zeros
         logits = None
         if batch.logits_for != "none" and layers.stop == self.num_layers:
@@ -239,7 +240,7 @@ class CpuModel:
         return ForwardOutput(logits, HiddenStates(wanted, states))
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """The embeddings [B, n, hidden_size] of token ids [B, n], without those of positions.
+        """Embeddings [B, n, hidden_size] of token ids [B, n], without those of positions.
 
         Raises:
             ConfigError: for ids outside the vocabulary.
@@ -251,7 +252,7 @@ class CpuModel:
         return out.view(*token_ids.shape, -1)
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """The norm before the output head, of hidden states [B, n, hidden_size].
+        """Apply the norm before the output head to hidden states [B, n, hidden_size].
 
         Raises:
             ConfigError: for hidden states of another size.
@@ -259,8 +260,9 @@ class CpuModel:
         return self._part(self._decoder.final_norm, hidden, self.hidden_size)
 
     def lm_head(self, hidden: Tensor) -> Tensor:
-        """Logits [B, n, V] of normed hidden states [B, n, hidden_size]; of those after the last
-        layer they are the logits of a forward, bit for bit.
+        """Logits [B, n, V] of normed hidden states [B, n, hidden_size].
+
+        From the states after the last layer they are the logits of a forward, bit for bit.
 
         Raises:
             ConfigError: for hidden states of another size.
@@ -268,7 +270,7 @@ class CpuModel:
         return self._part(self._decoder.lm_head, hidden, self.vocab_size)
 
     def _part(self, part: Callable[..., None], hidden: Tensor, width: int) -> Tensor:
-        """Run a part of the decoder on [..., hidden_size]; [..., width]."""
+        """Run a part of the decoder on [..., hidden_size]; the result is [..., width]."""
         out = torch.empty(*hidden.shape[:-1], width)
         states = _floats(hidden).reshape(-1, hidden.shape[-1])
         with self._errors:
@@ -276,12 +278,12 @@ class CpuModel:
         return out
 
     def modules(self) -> CpuModules:
-        """What builds modules on the kernels, as `forerun.contracts.BuildsModules` says."""
+        """Builder of modules on the kernels, as `forerun.contracts.BuildsModules` says."""
         build = partial(CpuModules, self._pool, level=self._level, decoder=self._decoder)
         if self.precision not in ("int4", STORED):
             return build(precision=self.precision)
-        # int4 costs a trained head's layers a hundredth of its acceptance, its output rows and what fuses
-        # its inputs four of them: more than the time that it saves there.
+        # int4 in a trained head's layers costs a hundredth of its acceptance. In its output rows and in the
+        # fusing of its inputs it costs four hundredths, more than the time that it saves there.
         return build(precision="int8", layers="int4")
 
     def draft_chains(
@@ -294,7 +296,7 @@ class CpuModel:
         """Draft chains side by side, as `forerun.contracts.DraftsChains` says.
 
         Raises:
-            CacheError: when a row is full or a position lies beyond the context.
+            CacheError: if a row is full or a position lies beyond the context.
             DistributionError: for logits that are not numbers.
         """
         cache.check_view(view)
@@ -312,13 +314,14 @@ class CpuModel:
         return drafts_of(drafted, probs)
 
     def _draft_head(self, cache: CpuCache, chain: ChainRequest) -> Any:
-        """The output head for what the chain may draft, kept with its row; None for the whole."""
+        """The output head for the tokens that the chain may draft, kept with its row; None for the
+        whole head."""
         size = chain.draft_vocab_size
         if size is None or size >= self.vocab_size:
             return None
         text = chain.text
         key, head = (text.request_id, size), cache.draft_heads.get(chain.row)
-        # A text that is shorter than before was undone.
+        # A text that is shorter than before was rolled back.
         if head is None or head.key != key or head.seen > len(text):
             head = DraftHead(key, _native.kernels.DraftHead(self._decoder, size))
             head.native.add(list(text.stop_token_ids))
@@ -362,6 +365,6 @@ def _native_view(view: View | None) -> tuple[int, int, bool, int] | None:
 
 
 def _floats(hidden: Tensor) -> NDArray[np.float32]:
-    """Hidden states as the kernels take them."""
+    """Hidden states in the form that the kernels take."""
     floats: NDArray[np.float32] = hidden.detach().float().contiguous().numpy()
     return floats

@@ -1,4 +1,4 @@
-"""Parts of a model on the compiled kernels, for heads and adapters to be composed of."""
+"""Model parts on the compiled kernels, from which heads and adapters are composed."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _ERRORS = TypedErrors("a module")
 class CpuModules:
     """Builds modules on the kernels; implements `forerun.contracts.Modules`.
 
-    Hidden states are float32. What a token becomes depends on that token alone, and in attention on
-    its path, bit for bit: not on the width, the batch or the number of threads.
+    Hidden states are float32. The result for a token depends only on that token and, in attention,
+    on its path, bit for bit: not on the width, the batch or the number of threads.
 
     Args:
         pool: the threads to run on.
-        precision: of the matrices: `fp32`, `bf16`, `int8` or `int4`.
-        level: the instruction set; empty takes the best there is.
-        layers: the precision of decoder layers; empty for the same.
-        decoder: whose embedding a head reads that has none of its own.
+        precision: precision of the matrices: `fp32`, `bf16`, `int8` or `int4`.
+        level: the instruction set; empty for the best available.
+        layers: precision of decoder layers; empty for `precision`.
+        decoder: model whose embedding is read by a head without one of its own.
     """
 
     pool: ThreadPool
@@ -56,7 +56,8 @@ class CpuModules:
         norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> CpuLinear:
-        """`weight` [rows, cols] and `bias` [rows], applied to [..., cols], normed by `norm` [cols].
+        """A linear map by `weight` [rows, cols] and `bias` [rows] of [..., cols], normed by `norm`
+        [cols].
 
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
@@ -66,7 +67,7 @@ class CpuModules:
         return CpuLinear(self.pool, native, len(weight))
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> CpuNorm:
-        """By the root mean square; with a bias a layer norm.
+        """A root mean square norm; with a bias, a layer norm.
 
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
@@ -75,15 +76,18 @@ class CpuModules:
         return CpuNorm(self.pool, native)
 
     def activation(self, name: str, gated: bool = False) -> CpuActivation:
-        """The function between the two products of an MLP, from [..., n] to the same; gated, from
-        [..., 2n]: of the first half, times the second."""
+        """The activation of an MLP, from [..., n] to the same shape.
+
+        Gated, it maps [..., 2n] to [..., n]: the function of the first half, times the second half.
+        """
         return CpuActivation(self.pool, ACTIVATIONS[name], gated, self.level)
 
     def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> CpuAttention:
-        """Self-attention with caches of its own, in fp32 for fp32, else in bf16.
+        """A self-attention with its own caches, in fp32 for fp32, otherwise in bf16.
 
         Args:
-            weights: by name, see `AttentionShape`.
+            shape: shape of the attention.
+            weights: weights by name, see `AttentionShape`.
 
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
@@ -91,11 +95,13 @@ class CpuModules:
         return CpuAttention(self.pool, self._layer(shape, weights), len(weights["output"]))
 
     def layer(self, shape: LayerShape, weights: Mapping[str, Tensor]) -> CpuLayer:
-        """A decoder layer in one call, with caches as of `attention`; it gives what its parts give
-        one by one, bit for bit.
+        """A decoder layer that runs in one call, with caches as in `attention`.
+
+        Its result equals that of its parts one by one, bit for bit.
 
         Args:
-            weights: by name, see `LayerShape`.
+            shape: shape of the layer.
+            weights: weights by name, see `LayerShape`.
 
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
@@ -104,7 +110,7 @@ class CpuModules:
         return CpuLayer(self.pool, native, len(weights["output"]))
 
     def head_chains(self, parts: HeadParts) -> CpuHeadChains:
-        """What drafts whole chains with a head made of modules of this kind, in one call.
+        """Drafting of whole chains, in one call, with a head made of modules of this kind.
 
         Raises:
             CheckpointError: for parts that do not fit each other.
@@ -128,7 +134,7 @@ class CpuModules:
     def _layer(
         self, shape: AttentionShape, weights: Mapping[str, Tensor], activation: str = ""
     ) -> Any:
-        """With the MLP of an activation, or the attention alone."""
+        """The kernels' layer; with the MLP of an activation, or the attention alone if it is empty."""
         values = {**vars(shape), "window": shape.window or 0}
         arrays = {name: _array(weight) for name, weight in weights.items()}
         made = _native.kernels.Layer
@@ -139,21 +145,21 @@ class CpuModules:
 
 @dataclass(frozen=True)
 class CpuLinear:
-    """A product on the kernels; implements `forerun.contracts.Linear`."""
+    """A linear map on the kernels; implements `forerun.contracts.Linear`."""
 
     pool: ThreadPool
     native: Any
     rows: int
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """From [..., cols] to [..., rows]."""
+        """Map [..., cols] to [..., rows]."""
         out = torch.empty(*hidden.shape[:-1], self.rows)
         with _ERRORS:
             self.native.run(self.pool, _capsule(hidden), to_dlpack(out))
         return out
 
     def add(self, hidden: Tensor, out: Tensor) -> None:
-        """Add what it makes of `hidden` [..., cols] to contiguous `out` [..., rows], in place."""
+        """Add the product with `hidden` [..., cols] to contiguous `out` [..., rows], in place."""
         with _ERRORS:
             self.native.run(self.pool, _capsule(hidden), to_dlpack(out), accumulate=True)
 
@@ -166,7 +172,7 @@ class CpuNorm:
     native: Any
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """From [..., size] to the same."""
+        """Norm [..., size]."""
         out = torch.empty(hidden.shape)
         with _ERRORS:
             self.native.run(self.pool, _capsule(hidden), to_dlpack(out))
@@ -183,7 +189,7 @@ class CpuActivation:
     level: str
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """From [..., n] to the same; gated, from [..., 2n]."""
+        """Map [..., n] to the same shape; gated, [..., 2n] to [..., n]."""
         width = hidden.shape[-1] // 2 if self.gated else hidden.shape[-1]
         out = torch.empty(*hidden.shape[:-1], width)
         states = _capsule(hidden)
@@ -194,10 +200,10 @@ class CpuActivation:
 
 @dataclass(frozen=True)
 class _KeepsText:
-    """What runs on the kernels with caches of one layer.
+    """A module on the kernels with a cache of one layer.
 
     Raises:
-        CacheError: where it is called, for a batch that contradicts the cache, or a full row.
+        CacheError: when it is called, for a batch that contradicts the cache, or a full row.
         ConfigError: for hidden states of another shape.
     """
 
@@ -210,7 +216,7 @@ class _KeepsText:
 
         Raises:
             CacheError: for fewer than one row or token.
-            MemoryLimitError: when it does not fit into memory.
+            MemoryLimitError: if it does not fit into memory.
         """
         return CpuCache(new_native_cache(self.native, rows, capacity, "a module"))
 
@@ -241,7 +247,8 @@ class CpuLayer(_KeepsText):
         return self._run(inputs, batch, cache)
 
     def append(self, hidden: Tensor, batch: Batch, cache: CpuCache) -> None:
-        """Append the keys and values of what the attention reads, [B, n, cols], and nothing else."""
+        """Append only the keys and values for the attention's input `hidden`, [B, n, cols]; run
+        nothing else."""
         read = _capsule(hidden)
         with _ERRORS:
             self.native.append(self.pool, cache.native, batch.rows, batch.positions, read)
@@ -255,7 +262,7 @@ def _array(weight: Tensor | None) -> NDArray[np.float32] | None:
 
 
 def _capsule(hidden: Tensor) -> Any:
-    """Hidden states as the kernels read them."""
+    """Hidden states in the form that the kernels read."""
     if hidden.dtype is not torch.float32 or hidden.requires_grad:
         hidden = hidden.detach().float()
     return to_dlpack(hidden.contiguous())
@@ -269,5 +276,5 @@ def _built(make: Callable[..., Any], *arguments: Any, level: str) -> Any:
 
 
 def _native_part(part: Any) -> Any:
-    """The part that the kernels run, of a module that this builder has made."""
+    """The kernels' object of a module that this builder has made."""
     return part.native

@@ -1,4 +1,4 @@
-"""The threads that all models on the kernels share."""
+"""Threads that all models on the kernels share."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from forerun._native.kernels import ThreadPool
 
 THREADS_VARIABLE = "FORERUN_THREADS"
-# The numbers given to `set_num_threads`, the latest last.
+# Numbers given to `set_num_threads`, the latest last.
 _asked: list[int] = []
 
 
 def cores() -> int:
-    """Processors that this process may run on."""
+    """Number of processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def set_num_threads(threads: int) -> None:
-    """Threads of the models that are loaded on the kernels from now on."""
+    """Set the number of threads for models that are loaded on the kernels from now on."""
     _asked.append(threads)
 
 
 def num_threads() -> int:
-    """The number set, or that in FORERUN_THREADS, or torch's own, at most the number of cores.
+    """Number of threads: the one set, or that in FORERUN_THREADS, or torch's, at most the number of
+    cores.
 
     Raises:
         ConfigError: for a variable that does not hold a number.
@@ -43,19 +44,21 @@ def num_threads() -> int:
         asked = os.environ.get(THREADS_VARIABLE)
         if asked is not None and not asked.isdecimal():
             raise ConfigError(f"{THREADS_VARIABLE} is {asked!r}; it must be a number of threads.")
-        # A program may have set torch's number to anything.
+        # A program may have set torch's number above that of the cores.
         set_num_threads(int(asked) if asked else min(torch.get_num_threads(), cores()))
     return _asked[-1]
 
 
 def threads_in_use() -> int:
-    """The number for the kernels, or torch's where no model has been loaded on them."""
+    """Number of threads of the kernels, or torch's if no model has been loaded on them."""
     return _asked[-1] if _asked else torch.get_num_threads()
 
 
 def shared_pool() -> ThreadPool:
-    """The threads that all models on the kernels share. Torch is held to one from then on: two sets
-    of threads on the same cores slow each other down many times over.
+    """The threads that all models on the kernels share.
+
+    From then on torch is limited to one thread: two sets of threads on the same cores slow each
+    other down many times over.
 
     Raises:
         ConfigError: for a number of threads below 1 or above that of the cores.
@@ -74,7 +77,7 @@ def thread_pool(threads: int) -> ThreadPool:
         ConfigError: for a number below 1 or above that of the cores.
     """
     if not 1 <= threads <= cores():
-        # Threads that wait for a core would hold up the others.
+        # A thread that waits for a core would delay all others.
         raise ConfigError(
             f"{threads} threads were asked for on the CPU kernels; give 1 to {cores()}, the cores "
             "that this process may use."
@@ -84,7 +87,9 @@ def thread_pool(threads: int) -> ThreadPool:
 
 @atexit.register
 def _release_threads() -> None:
-    """End the threads of models that are gone before the interpreter's own end, where a module that
-    anything in it still refers to is never cleared."""
+    """End the threads of models that are gone before the interpreter exits.
+
+    At exit the interpreter never clears a module to which one of its own objects still refers.
+    """
     thread_pool.cache_clear()
     rows.use_threads(None)

@@ -1,4 +1,4 @@
-"""From a checkpoint to the kernels: the shape by their names, the weights chunk by chunk."""
+"""Transfer of a checkpoint to the kernels: the architecture by their names, the weights chunk by chunk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.models.layouts import Fused, Published
 from forerun.models.rope import frequencies
 from forerun.models.sources import CodedSource, Source
 
-# Of published weights, read at a time: they are packed and forgotten.
+# Bytes of published weights that are read at a time; they are packed and then dropped.
 CHUNK_BYTES = 8 * 2**20
 
 ACTIVATIONS = {
@@ -31,12 +31,13 @@ ACTIVATIONS = {
 def describe_shape(
     shape: Architecture, precision: str, group: int, precisions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The shape as the kernels take it.
+    """The architecture in the form that the kernels take.
 
     Args:
-        precision: of the weights.
+        shape: the architecture.
+        precision: precision of the weights.
         group: columns that share a scale; 0 for the precision's own number.
-        precisions: of matrices that differ, by name.
+        precisions: precisions of matrices that differ, by name.
     """
     gpt2 = shape.family == "gpt2"
     inverse, scale = (torch.empty(0), 1.0) if gpt2 else frequencies(shape)
@@ -59,7 +60,9 @@ def chunks(tensor: Fused, source: Source, keys: dict[str, str]) -> Iterator[tupl
     """Rows of a tensor with the index of the first, read chunk by chunk from its published parts.
 
     Args:
-        keys: of the source, by published key.
+        tensor: the tensor.
+        source: source of the published parts.
+        keys: the source's keys by published key.
     """
     for part, first, start, stop in _ranges(tensor):
         chunk = source.slice(keys[part.key], int(part.transposed), start, stop)
@@ -71,13 +74,13 @@ def chunks(tensor: Fused, source: Source, keys: dict[str, str]) -> Iterator[tupl
 def coded_chunks(
     tensor: Fused, source: CodedSource, keys: dict[str, str], precision: str
 ) -> Iterator[tuple[int, Any]]:
-    """The same in a quantized precision, as `CodedSource.codes` hands it out."""
+    """Rows of a tensor in a quantized precision with the index of the first; see `CodedSource.codes`."""
     for part, first, start, stop in _ranges(tensor):
         yield first, source.codes(keys[part.key], start, stop, precision)
 
 
 def _ranges(tensor: Fused) -> Iterator[tuple[Published, int, int, int]]:
-    """Parts of a tensor, the first row of each range in the tensor, and its rows in the part."""
+    """Ranges of rows of a tensor: the part, the first row in the tensor, and the rows in the part."""
     before = 0
     for part in tensor.parts:
         columns = math.prod(part.shape) // max(part.rows, 1)

@@ -1,8 +1,8 @@
-"""Blocks of llama.cpp's formats as the kernels hold them: codes of a byte, a scale and perhaps an offset
-for each group of 32.
+"""Blocks of llama.cpp's formats as the kernels hold them: byte codes with a scale for each group of 32.
 
-Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1 keep their very numbers. The scales of Q4_K and Q5_K are products of two
-numbers, rounded to fp16 here. All other blocks are quantized again, to 8 bits.
+Some formats also have an offset for each group. Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1 are held exactly.
+The scales of Q4_K and Q5_K are products of two numbers, rounded to fp16 here. All other blocks are
+quantized again, to 8 bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Groups:
         precision: `int4` or `int8`, with a zero of 8 or 128, or `int4_offset` or `int8_offset`.
         codes: uint8 [rows, cols].
         scales: fp16 [rows, cols / 32].
-        offsets: the same; None where there is none.
+        offsets: fp16 [rows, cols / 32]; None in formats without offsets.
     """
 
     precision: str
@@ -42,14 +42,14 @@ class Groups:
 
     @np.errstate(over="ignore", invalid="ignore")
     def held_in(self, precision: str) -> Groups:
-        """The same numbers in a format that holds more of them."""
+        """The rows converted, without loss, to a format that includes their own."""
         if precision == self.precision:
             return self
         codes, offsets = self.codes, self.offsets
         if offsets is None and precision == "int8":
             return replace(self, precision=precision, codes=codes + np.uint8(128 - 8))
         if offsets is None:
-            # The scale times a power of two: exact.
+            # Exact, because it is the scale times a power of two.
             offsets = self.scales * np.float16(-_ZEROS[self.precision])
         return Groups(precision, codes, self.scales, offsets)
 
@@ -66,10 +66,10 @@ class Groups:
         return weights.reshape(self.codes.shape)
 
 
-# Scales that are not finite are found when they are loaded.
+# Scales that are not finite are refused later, when they are loaded.
 @np.errstate(over="ignore", invalid="ignore")
 def groups_of(rows: _Bytes, kind: Kind) -> Groups:
-    """Stored rows, [rows, bytes of a row], in groups.
+    """Stored rows, [rows, bytes of a row], converted to groups.
 
     Raises:
         UnsupportedModelError: for a type that the package gguf cannot read.
@@ -79,12 +79,12 @@ def groups_of(rows: _Bytes, kind: Kind) -> Groups:
 
 
 def precision_of(kind: Kind) -> str:
-    """The least precision on the kernels that holds weights of a type."""
+    """The lowest precision on the kernels that holds weights of a type."""
     return _PRECISIONS.get(kind, "int8")
 
 
 def is_exact(kind: Kind) -> bool:
-    """Whether the kernels hold the very numbers."""
+    """True if the kernels hold weights of a type without rounding."""
     return kind in (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
 
 
@@ -95,12 +95,13 @@ def _fields(rows: _Bytes, *sizes: int) -> list[_Bytes]:
 
 
 def _halves(field: _Bytes) -> NDArray[np.float16]:
-    """A field of one fp16 number, [rows, blocks]."""
+    """A field with one fp16 number per block, [rows, blocks]."""
     return np.ascontiguousarray(field).view(np.float16)[..., 0]
 
 
 def _nibbles(field: _Bytes) -> _Bytes:
-    """[rows, blocks, 16] as codes [rows, 32 * blocks]: the low halves of all bytes, then the high ones."""
+    """Split [rows, blocks, 16] into codes [rows, 32 * blocks]: the low halves of all bytes, then
+    the high ones."""
     codes = np.empty((*field.shape[:2], 2, field.shape[2]), np.uint8)
     np.bitwise_and(field, 15, out=codes[:, :, 0])
     np.right_shift(field, 4, out=codes[:, :, 1])
@@ -108,7 +109,7 @@ def _nibbles(field: _Bytes) -> _Bytes:
 
 
 def _fifth_bits(field: _Bytes) -> _Bytes:
-    """[rows, blocks, 4] as the fifth bit of each code, in its place, [rows, 32 * blocks]."""
+    """Spread [rows, blocks, 4] into the fifth bit of each code, in its place, [rows, 32 * blocks]."""
     bits = np.unpackbits(np.ascontiguousarray(field), axis=-1, bitorder="little")
     return (bits * np.uint8(16)).reshape(len(field), -1)
 
@@ -150,7 +151,7 @@ def _k_scales(scale: _Bytes, least: _Bytes, packed: _Bytes) -> list[NDArray[np.f
 
 
 def _pairs(field: _Bytes) -> _Bytes:
-    """[rows, blocks, 128] as codes: of each 32 bytes the low halves, then the high ones."""
+    """Split [rows, blocks, 128] into codes: of each 32 bytes the low halves, then the high ones."""
     return _nibbles(field.reshape(len(field), -1, 32))
 
 
@@ -168,7 +169,7 @@ def _q5_k(rows: _Bytes) -> Groups:
 
 
 def _quantized(values: NDArray[np.float32]) -> Groups:
-    """Any weights, to 8 bits."""
+    """Weights of any kind, quantized to 8 bits."""
     grouped = values.reshape(len(values), -1, GROUP)
     scales = (np.abs(grouped).max(axis=-1) / 127).astype(np.float16)
     steps = scales.astype(np.float32)[..., None]

@@ -1,4 +1,4 @@
-"""From the metadata of a GGUF file to a config of transformers, by transformers' own table of keys."""
+"""Conversion of a GGUF file's metadata to a config of transformers, by transformers' own table of keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REQUIRED = (
     *("attention.head_count", "attention.layer_norm_rms_epsilon"),
 )
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# Tokens that end a text or a turn by what they are called, whatever else a file names: as in llama.cpp.
+# Tokens that, as in llama.cpp, end a text or a turn because of their names, whatever the file says.
 _ENDS_BY_TEXT = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
     *("<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>"),
@@ -33,7 +33,7 @@ _ROPE_KEYS = ("type", "factor", "original_context_length", "finetuned", *_YARN.v
 
 
 def read_gguf_config(header: GgufHeader) -> Any:
-    """The config of the model in a GGUF file, with values that a model can have.
+    """Read the config of the model in a GGUF file and check its values.
 
     Raises:
         CheckpointError: for metadata that is missing or wrong.
@@ -60,7 +60,7 @@ def read_gguf_config(header: GgufHeader) -> Any:
     try:
         config = AutoConfig.for_model(family, **values)
     except Exception as error:
-        # Configs of transformers check themselves and raise whatever their checks raise.
+        # Configs of transformers check themselves and may raise any exception.
         raise CheckpointError(
             f"{path} describes no model ({one_line(error)}); download it again."
         ) from error
@@ -88,7 +88,7 @@ def read_gguf_end_tokens(header: GgufHeader, config: Any) -> frozenset[int]:
     """The tokens that end a text or a turn.
 
     Raises:
-        CheckpointError: when one is not a token.
+        CheckpointError: if one is not a token of the vocabulary.
     """
     ids = [header.metadata.get(f"tokenizer.ggml.{name}") for name in _END_TOKENS]
     given = [token for token in ids if token is not None]
@@ -114,10 +114,10 @@ def _check_rotated(path: Path, rotated: Any, head_dim: int) -> None:
 
 
 def _family(path: Path, metadata: Mapping[str, Any]) -> str:
-    """The architecture, by llama.cpp's name.
+    """The architecture by llama.cpp's name.
 
     Raises:
-        UnsupportedModelError: for one that is not read.
+        UnsupportedModelError: for an architecture that is not read.
     """
     family = metadata.get("general.architecture")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -143,7 +143,7 @@ def _vocabulary(header: GgufHeader) -> int:
 
 
 def _rope(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Kind and numbers of the rotary embedding, theta apart, with llama.cpp's defaults.
+    """Kind and numbers of the rotary embedding, without theta, with llama.cpp's defaults.
 
     Raises:
         UnsupportedModelError: for a kind or a number that is not read.

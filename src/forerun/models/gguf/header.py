@@ -1,6 +1,7 @@
-"""The header of a GGUF file: metadata, and where its tensors lie; nothing of the tensors is read.
+"""The header of a GGUF file: metadata, and the places of its tensors, which are not read.
 
-`gguf.GGUFReader` takes seconds for a vocabulary, string by string, and believes every length in the file.
+`gguf.GGUFReader` takes seconds for a vocabulary, string by string, and trusts every length in the
+file.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies, and how it is stored.
+    """Place and format of a stored tensor.
 
     Args:
-        shape: rows first, as torch has it.
-        kind: the type of its values or blocks.
-        file: that holds it.
-        start: of its first byte in the file.
+        shape: rows first, as in torch.
+        kind: type of its values or blocks.
+        file: the file that holds it.
+        start: offset of its first byte in the file.
     """
 
     shape: tuple[int, ...]
@@ -72,10 +73,10 @@ class StoredTensor:
         return self.rows * self.row_bytes
 
     def bytes(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
-        """Rows [start, stop) as they are stored, [rows, row_bytes]; read when they are looked at.
+        """Rows [start, stop) as they are stored, [rows, row_bytes]; they are read when they are used.
 
         Raises:
-            CheckpointError: when the file has become shorter or unreadable.
+            CheckpointError: if the file has become shorter or unreadable.
         """
         rows = (self.rows if stop is None else stop) - start
         try:
@@ -92,12 +93,12 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file says, all its parts together where it is split.
+    """Metadata and tensors of a GGUF file; of a split file, of all parts together.
 
     Args:
-        path: of the file, or of the first part.
-        metadata: by key.
-        tensors: by name.
+        path: path of the file, or of its first part.
+        metadata: values by key.
+        tensors: tensors by name.
     """
 
     path: Path
@@ -109,7 +110,8 @@ class GgufHeader:
         """Read the header of a file, and of the other parts of a split one.
 
         Raises:
-            CheckpointError: for a file that is no GGUF, cut off or inconsistent, and a missing part.
+            CheckpointError: for a file that is not GGUF, is cut off or inconsistent, and for a
+                missing part.
             UnsupportedModelError: for a version or a type of tensor that is not known.
         """
         metadata, tensors = _read(path)
@@ -135,13 +137,13 @@ class GgufHeader:
 
 
 class _Bytes:
-    """The bytes of a file from its beginning on, and how far they have been read."""
+    """The bytes of a file and the position up to which they have been read."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path, self.content, self.at = path, content, 0
 
     def numbers(self, letters: str, count: int = 1) -> tuple[Any, ...]:
-        """As many numbers of a format of `struct`."""
+        """Read `count` numbers of a format of `struct`."""
         size = struct.calcsize(f"<{letters}")
         self._check(count * size)
         values = struct.unpack_from(f"<{count}{letters}", self.content, self.at)
@@ -164,7 +166,7 @@ class _Bytes:
             ) from None
 
     def value(self, kind: int) -> Any:
-        """A value of the metadata, by the number of its type."""
+        """Read a value of the metadata of the numbered type."""
         if kind in _FORMATS:
             return self.numbers(_FORMATS[kind])[0]
         if kind == _STRING:
@@ -189,7 +191,7 @@ class _Bytes:
 
 
 def cut_off(path: Path) -> CheckpointError:
-    """For a file that ends before what its header announces."""
+    """The error for a file that is shorter than its header announces."""
     return CheckpointError(f"{path} is cut off or corrupt; download it again.")
 
 
@@ -208,7 +210,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 
 def _together(parts: list[Path]) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Metadata of the first part of a split file, and the tensors of all."""
+    """Metadata of the first part of a split file, and the tensors of all parts."""
     metadata: dict[str, Any] = {}
     tensors: dict[str, StoredTensor] = {}
     for number, part in enumerate(parts):

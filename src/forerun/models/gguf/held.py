@@ -1,4 +1,4 @@
-"""What becomes of the tensors of a GGUF file on the kernels, and how far that is from the file."""
+"""Precision of a GGUF file's tensors on the kernels, and the error that it causes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from forerun.models.gguf.source import GgufSource
 from forerun.models.gguf.values import values_of
 from forerun.models.layouts import Layout
 
-# Rows of a tensor whose error stands for that of all.
+# Number of rows of a tensor from which its error is estimated.
 _ROWS = 32
 
 
 @dataclass(frozen=True)
 class Held:
-    """Tensors of one type, and the precision that they run in.
+    """Tensors of one stored type and the precision that they run in.
 
     Args:
         stored, precision: names of both.
-        tensors, parameters: how many.
-        error: root mean square of what the precision loses, as a share of that of the weights: about
-            the share by which the products are off. 0 where the very numbers are kept.
+        tensors, parameters: number of each.
+        error: root mean square of the rounding error relative to that of the weights, about the
+            relative error of products; 0 if the weights are exact.
     """
 
     stored: str
@@ -37,7 +37,7 @@ class Held:
 
 
 def held_tensors(source: GgufSource, layout: Layout) -> list[Held]:
-    """All tensors of a model by type and precision, most parameters first."""
+    """All tensors of a model grouped by type and precision, most parameters first."""
     formats, keys = source.formats(layout), dict[tuple[str, str], list[str]]()
     for tensor in layout.tensors:
         for part in tensor.parts:

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file by the names under which they are published elsewhere."""
+"""Tensors of a GGUF file under the names under which they are published elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forerun.models.gguf.header import GgufHeader, StoredTensor
 from forerun.models.gguf.values import refuse_unread, values_of
 from forerun.models.layouts import Layout
 
-# Factors on the frequencies of the rotary embedding, which are read with the shape.
+# Factors on the frequencies of the rotary embedding, which are part of the architecture.
 FREQUENCIES = "rope_freqs.weight"
 
 _ENDINGS = (".weight", ".bias")
@@ -28,13 +28,14 @@ _ENDINGS = (".weight", ".bias")
 class GgufSource:
     """Weights of a GGUF file; implements `forerun.models.sources.Source`.
 
-    llama.cpp turns neighbouring pairs of a query or a key of its `llama` models, all others halves, as
-    the published weights do: the rows of those projections are put back into their order.
+    In its `llama` models llama.cpp rotates neighbouring pairs of a query or a key, in all others
+    halves, as the published weights do. The rows of those projections are put back into their
+    published order.
 
     Args:
-        header: of the file.
-        layout: of the model that it describes.
-        shape: of the same.
+        header: header of the file.
+        layout: layout of the model in it.
+        shape: architecture of the model.
     """
 
     def __init__(self, header: GgufHeader, layout: Layout, shape: Architecture) -> None:
@@ -52,12 +53,12 @@ class GgufSource:
         self._orders = dict(_orders(header, shape))
 
     def read(self, key: str) -> Tensor:
-        """The tensor, dequantized, in float32 unless it is stored in 16 bits."""
+        """Read a tensor, dequantized, in float32 unless it is stored in 16 bits."""
         tensor = self.tensors[key]
         return self.slice(key, 0, 0, tensor.shape[0])
 
     def slice(self, key: str, dim: int, start: int, stop: int) -> Tensor:
-        """A part of it along its first dimension."""
+        """Read a part of a tensor along its first dimension."""
         tensor = self.tensors[key]
         assert dim == 0, "no family that is read from GGUF stores transposed weights"
         if len(tensor.shape) == 1:
@@ -75,8 +76,10 @@ class GgufSource:
         return tensor.bytes()[order[start:stop]]
 
     def formats(self, layout: Layout) -> dict[str, str]:
-        """The least precision on the kernels that holds each matrix of a decoder as it is stored;
-        nothing of a matrix of which a part is missing."""
+        """The lowest precision on the kernels that holds each stored matrix of a decoder.
+
+        A matrix of which a part is missing is left out.
+        """
         return {
             tensor.name: _together(
                 precision_of(self.tensors[part.key].kind) for part in tensor.parts
@@ -95,7 +98,7 @@ class GgufSource:
         return slice(start, stop) if order is None else torch.from_numpy(order[start:stop].copy())
 
 
-# From the narrowest on, each with the others that it holds too.
+# Precisions from the narrowest on, each with the others that it includes.
 _HELD = {
     "int4": (),
     "int4_offset": ("int4",),
@@ -107,13 +110,13 @@ _HELD = {
 
 
 def _together(precisions: Iterable[str]) -> str:
-    """The narrowest precision that holds parts in several."""
+    """The narrowest precision that holds parts of several precisions."""
     wanted = set(precisions)
     return next(name for name, others in _HELD.items() if wanted <= {name, *others})
 
 
 def frequency_factors(header: GgufHeader, head_dim: int) -> tuple[float, ...]:
-    """What the frequencies of the rotary embedding are divided by, one by one; empty for nothing.
+    """Divisors of the rotary embedding's frequencies, one for each; empty if there are none.
 
     Raises:
         CheckpointError: unless they are as many positive numbers as there are frequencies.
@@ -140,7 +143,7 @@ def _gguf_names(header: GgufHeader, layout: Layout, shape: Architecture) -> dict
 
 
 def _orders(header: GgufHeader, shape: Architecture) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """By key, which stored row stands at each published place."""
+    """Index of the stored row for each published row, by key."""
     if header.metadata["general.architecture"] != "llama":
         return
     for projection, heads in (("q_proj", shape.num_heads), ("k_proj", shape.num_kv_heads)):

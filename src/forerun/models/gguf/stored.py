@@ -1,4 +1,4 @@
-"""A model that is stored as a GGUF file."""
+"""A model stored as a GGUF file."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _SAMPLING = {
 
 
 class StoredGguf:
-    """Implements `forerun.models.stored.StoredModel`.
+    """A GGUF file; implements `forerun.models.stored.StoredModel`.
 
     Args:
-        path: of the file, or of any part of a split one.
+        path: path of the file, or of any part of a split one.
 
     Raises:
         CheckpointError, UnsupportedModelError: for a file that cannot be read.
@@ -56,7 +56,7 @@ class StoredGguf:
             name: self.header.metadata.get(f"general.sampling.{key}")
             for name, key in _SAMPLING.items()
         }
-        # Stored in 32 bits: 0.8, not 0.800000012.
+        # Rounded, because they are stored in 32 bits: 0.8, not 0.800000012.
         short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
         return sampling_defaults(short, str(self.header.path))
 
@@ -84,7 +84,7 @@ class StoredGguf:
 
     @cached_property
     def kinds(self) -> frozenset[GGMLQuantizationType]:
-        """The types of its matrices."""
+        """Types of the matrices."""
         tensors = self.header.tensors.values()
         return frozenset(tensor.kind for tensor in tensors if len(tensor.shape) > 1)
 

@@ -8,19 +8,20 @@ from forerun.errors import CheckpointError
 from forerun.models.config import one_line
 from forerun.models.gguf.header import GgufHeader
 
-# How a text is split into words, by llama.cpp's names. These split off every digit first, then split as
-# GPT-2 does, and transformers (5.23) leaves out the former: `  2` would be other tokens than in training.
+# Ways of splitting a text into words, by llama.cpp's names. These split off every digit first and then
+# split as GPT-2 does. transformers (5.23) leaves out the first step, so `  2` would become other tokens
+# than in training.
 _DIGITS_FIRST = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-# These take a word that is a token as it is, whatever its merges, and begin with BOS if nothing is said.
+# These keep a word that is a token, whatever its merges, and begin with BOS by default.
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "tekken")
 _AS_GPT2 = ("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion")
 
 
 def read_gguf_tokenizer(header: GgufHeader) -> Any:
-    """The tokenizer of a file, as transformers makes it, splitting words as the model learnt them.
+    """The tokenizer of a file, made by transformers, with the model's own way of splitting words.
 
     Raises:
-        CheckpointError: where the file has none that transformers can make.
+        CheckpointError: if the file has none that transformers can make.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -39,7 +40,7 @@ def read_gguf_tokenizer(header: GgufHeader) -> Any:
 
 
 def _check_ids(header: GgufHeader) -> None:
-    """Refuse ids of special tokens that are beyond the vocabulary, such as 4294967295 for none at all.
+    """Refuse ids of special tokens beyond the vocabulary, such as 4294967295, which means none.
 
     Raises:
         CheckpointError: naming the key.
@@ -55,10 +56,10 @@ def _check_ids(header: GgufHeader) -> None:
 
 
 def _complete(tokenizer: Any, header: GgufHeader) -> None:
-    """Add what llama.cpp knows of a tokenizer and transformers leaves out."""
+    """Add the parts of a tokenizer that llama.cpp knows and transformers leaves out."""
     from tokenizers import decoders, pre_tokenizers
 
-    # llama.cpp opens conversations as texts; templates in such files write no BOS.
+    # llama.cpp adds a BOS to conversations as to any text; templates in such files write none.
     tokenizer.opens_conversations = True
     backend, splitting = tokenizer.backend_tokenizer, _splitting(header)
     if splitting in _DIGITS_FIRST:
@@ -81,7 +82,7 @@ def _complete(tokenizer: Any, header: GgufHeader) -> None:
 
 
 def tokenizer_notes(header: GgufHeader) -> tuple[str, ...]:
-    """What a user should know about how a text is split, a sentence each."""
+    """Notes for the user on how a text is split, one sentence each."""
     from transformers.integrations import gguf
 
     name = _splitting(header)
@@ -97,7 +98,7 @@ def tokenizer_notes(header: GgufHeader) -> tuple[str, ...]:
 
 
 def _splitting(header: GgufHeader) -> Any:
-    """The name of the way in which words are split; None for tokenizers that do not split first."""
+    """Name of the way in which words are split; None for tokenizers that do not split first."""
     if header.metadata.get("tokenizer.ggml.model") != "gpt2":
         return None
     return header.metadata.get("tokenizer.ggml.pre", "default")

@@ -1,4 +1,4 @@
-"""What stored rows of a GGUF file stand for."""
+"""Values of the stored rows of a GGUF file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forerun.errors import UnsupportedModelError
 _OTHER = "take another quantization of the model, such as Q8_0"
 
 
-# What is not finite is found when it is loaded.
+# Values that are not finite are refused later, when they are loaded.
 @np.errstate(over="ignore", invalid="ignore")
 def values_of(rows: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
     """The values of rows [rows, bytes of a row], in float32 unless they are stored in 16 bits.
@@ -40,8 +40,9 @@ def refuse_unread(name: str, key: str, kind: GGMLQuantizationType) -> None:
     """Refuse a tensor of a type that the package gguf cannot read, before anything is loaded.
 
     Args:
-        name: of the file.
-        key: of the tensor.
+        name: name of the file.
+        key: key of the tensor.
+        kind: type of its values.
 
     Raises:
         UnsupportedModelError: naming both.
