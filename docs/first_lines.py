@@ -26,7 +26,6 @@ NOT_YET = (
     "heads",
     "policies",
     "simulation",
-    "training",
     "tuning",
 )
 

@@ -1,1 +1,1 @@
-"""What drafters and the zoo are trained with: a model's own answers, objectives, a loop with a budget."""
+"""Training of drafters and of the zoo: data from a model's own answers, objectives, and a loop."""

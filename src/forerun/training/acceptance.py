@@ -1,4 +1,4 @@
-"""How many tokens a round would emit, computed exactly from the target's and the draft's rows."""
+"""Expected tokens per round, computed exactly from the target's and the draft's rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-# Contexts are told apart up to these tokens, and beyond the last.
+# Upper edges, in tokens, of the groups of contexts; one more group lies beyond the last.
 CONTEXTS = (256, 512, 1024)
 
 
@@ -17,8 +17,8 @@ def expected_length(accepted: Tensor) -> Tensor:
     """Expected tokens of a round with a chain, the bonus token included, [...].
 
     Args:
-        accepted: the probability that token k of the chain is accepted once those before it are,
-            [..., K]: Σ min(p, q), or whether p and q agree on the most probable token.
+        accepted: probability that token k of the chain is accepted if the tokens before it are,
+            [..., K]: Σ min(p, q), or 1 where p and q have the same most probable token.
     """
     return 1 + accepted.cumprod(-1).sum(-1)
 
@@ -28,9 +28,9 @@ class Chains:
     """Chains of one conversation.
 
     Args:
-        accepted: [n, K].
-        contexts: tokens before each, [n].
-        confidence: the logits of what the head expected, [n, K]; None for a head without opinion.
+        accepted: acceptance probability of each token, [n, K].
+        contexts: number of tokens before each chain, [n].
+        confidence: logits of the head's confidence, [n, K]; None for a head without confidence.
     """
 
     accepted: Tensor
@@ -40,7 +40,7 @@ class Chains:
 
 @dataclass
 class AcceptanceTable:
-    """Acceptance by category and temperature; means are taken once all text has been seen."""
+    """Acceptance by category and temperature; means are taken over all chains added."""
 
     chains: dict[str, list[Chains]] = field(default_factory=lambda: defaultdict(list))
     _ranks: Tensor | None = None
@@ -53,20 +53,20 @@ class AcceptanceTable:
         contexts: Tensor | None = None,
         confidence: Tensor | None = None,
     ) -> None:
-        """Chains of a category, as `Chains` has them."""
+        """Add chains of a category; see `Chains` for the arguments."""
         if len(accepted):
             where = contexts if contexts is not None else torch.zeros(len(accepted)).long()
             own = None if confidence is None else confidence.float().cpu()
             self.chains[category].append(Chains(accepted.float().cpu(), where.cpu(), own))
 
     def add_ranks(self, size: int, depths: Tensor, shares: Tensor, weights: Tensor) -> None:
-        """The acceptance of siblings.
+        """Add the acceptance of siblings.
 
         Args:
             size: tokens of a draft.
-            depths: of the siblings, from 0, [N].
-            shares: of each rank, [N, R].
-            weights: how probable it is that a draft gets there, [N].
+            depths: depths of the siblings, from 0, [N].
+            shares: probability that the sibling of each rank is accepted, [N, R].
+            weights: probability that a draft reaches the siblings, [N].
         """
         if self._ranks is None or self._weights is None:
             self._ranks, self._weights = torch.zeros(size, shares.shape[1]), torch.zeros(size)
@@ -76,9 +76,11 @@ class AcceptanceTable:
 
     @property
     def by_rank(self) -> list[list[float]]:
-        """How probable it is that the sibling of each rank is the one accepted, by depth and rank, where it
-        was measured: `Drafter.acceptance`. Empty where it was not; depths that no draft comes to are
-        left out."""
+        """Probability that the sibling of each rank is the accepted one, by depth and rank.
+
+        This is `Drafter.acceptance`. It is empty if it was not measured, and it leaves out depths that
+        no draft reaches.
+        """
         if self._ranks is None or self._weights is None:
             return []
         seen = int((self._weights > 0).int().cumprod(0).sum())
@@ -119,7 +121,7 @@ class AcceptanceTable:
 
     @property
     def mean_length(self) -> float:
-        """Over the categories, each counting alike; 1.0 without any."""
+        """Mean acceptance length over the categories, with equal weights; 1.0 without categories."""
         lengths = self.lengths.values()
         return sum(lengths) / len(lengths) if lengths else 1.0
 
@@ -128,19 +130,20 @@ class AcceptanceTable:
 
 
 def sibling_shares(target: Tensor, draft: Tensor, ranks: int, generator: torch.Generator) -> Tensor:
-    """How probable it is that each of several siblings is the one accepted, [n, ranks].
+    """Probability that each of several siblings is the accepted one, for one random draw, [n, ranks].
 
-    They are drawn without replacement and tested in order, each against what the ones before it have left
-    (as Sequoia draws and verifies, arXiv 2402.12374). Of one draw; its mean over draws is
+    The siblings are drawn without replacement and tested in order, each against the residual after the
+    siblings before it (as in Sequoia, arXiv 2402.12374). The mean over draws is
     `forerun.theory.trees.distinct_sibling_acceptance`.
 
     Args:
-        target: rows over the draft's vocabulary, [n, Vd]; what lies outside it is missing from their sums.
+        target: rows over the draft's vocabulary, [n, Vd]; probability outside the vocabulary is missing
+            from their sums.
         draft: rows that sum to one, [n, Vd].
     """
     left, row, outside = target, draft, (1 - target.sum(-1)).clamp(min=0)
     noise = torch.rand(draft.shape, generator=generator).clamp(min=1e-20).to(draft.device)
-    # Exponential races: the order of the arrivals is that of draws without replacement.
+    # Exponential races: the order of arrival is distributed like draws without replacement.
     order = (-noise.log() / draft.clamp(min=1e-30)).topk(min(ranks, draft.shape[-1]), largest=False)
     shares, reached = draft.new_zeros(len(target), ranks), draft.new_ones(len(target))
     for rank, tokens in enumerate(order.indices.T):

@@ -1,8 +1,8 @@
-"""A model that answers many questions, its own or others', with all rows of its engine busy.
+"""Answers many questions with a model, given ones or its own, with all rows of its engine busy.
 
-What comes out depends on the questions and the settings alone: conversations are numbered, each request
-has a seed of its own, whether a prompt repeats an earlier one is decided in the order of the numbers, and
-conversations are handed out in that order.
+The output depends on the questions and the settings alone. Conversations are numbered, each request has
+its own seed, repeated prompts are recognized in the order of the numbers, and conversations are returned
+in that order.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from forerun.training.questions import Question
 from forerun.training.records import Record
 from forerun.training.settings import DataSettings
 
-# A seed is that of the settings, the number of the conversation and what is drawn in it.
+# A request's seed is made of the settings' seed, the conversation's number and the part drawn.
 _ITEM_BITS, _PART_BITS = 32, 8
-# Tokens of a text by a base model at least before it is gone on with.
+# Minimum tokens that a base model writes of a text before its "answer" begins.
 _SHORTEST_TEXT = 8
 
 
 @dataclass
 class Conversation:
-    """A question on its way to its answers.
+    """A question and its answers so far.
 
     Args:
-        item: its number.
-        question: None until the model has written it.
-        written: what the model wrote.
-        prompt_ids: of the turn that is to be answered.
-        messages: up to there.
-        records: one for each answer.
-        skipped: why it is left out, if it is.
-        done: whether nothing more will come.
+        item: number of the conversation.
+        question: the question; None until the model has written it.
+        written: completion in which the model wrote the question.
+        prompt_ids: prompt of the turn to answer, as token ids.
+        messages: messages up to that turn.
+        records: one record for each answer.
+        skipped: reason for which the conversation is left out; empty if it is not.
+        done: True if no further answer will come.
     """
 
     item: int
@@ -56,15 +56,15 @@ class Conversation:
 
 
 class Answering:
-    """Has an engine answer questions.
+    """Runs an engine that answers questions.
 
     Args:
-        engine: without a drafter; it draws with the seeds that it is given here from now on.
-        settings: how to draw, and how much.
-        questions: to answer; None has the model write them.
-        system, variables: of the chat template.
-        kept_out: what is not to be asked.
-        seen: prompts that have come before.
+        engine: an engine without a drafter; from now on it draws with seeds set here.
+        settings: sampling settings and limits.
+        questions: questions to answer; None lets the model write them.
+        system, variables: system message and variables of the chat template.
+        kept_out: questions that must not be asked.
+        seen: prompts that have occurred before.
 
     Raises:
         ForerunError: for a system message or variables that the template does not take.
@@ -87,7 +87,7 @@ class Answering:
         self._template = ChatTemplate.of(self._tokenizer)
         self._opening = self._find_opening()
         self._jobs: dict[int, Conversation] = {}
-        # In the order of their numbers: all that are not handed out, and those being written.
+        # Both in the order of their numbers: not yet returned, and not yet written by the model.
         self._open: deque[Conversation] = deque()
         self._undecided: deque[Conversation] = deque()
         self._ready: deque[Conversation] = deque()
@@ -96,11 +96,12 @@ class Answering:
         engine.use_seeds(lambda: self._next_seed)
 
     def conversations(self, first: int, wanted: int) -> Iterator[Conversation]:
-        """Conversations from number `first` on, in order, skipped ones too, until `wanted` were answered
-        or there are no more questions.
+        """Yield conversations in order, starting with number `first`, skipped ones included.
+
+        Ends after `wanted` answered conversations, or after the last question.
 
         Raises:
-            ForerunError: what a request failed with.
+            ForerunError: the error that a request failed with.
         """
         self._next, self._wanted = first, wanted
         try:
@@ -126,12 +127,12 @@ class Answering:
             return text_opening(self._tokenizer, self._engine.eos_token_ids)
         if self._questions is None:
             return chat_opening(self._tokenizer, self._template, self._system, self._variables)
-        # A template that refuses all questions is refused before any.
+        # Raise now for a template that would refuse every question.
         self._template.encode(asking("Hello", self._system), self._variables)
         return Opening(())
 
     def _fill(self) -> bool:
-        """Start what there is to do in all free rows; whether anything runs."""
+        """Start requests in all free rows; True if any request runs."""
         while len(self._jobs) < self._engine.max_batch_size:
             conversation = self._ready.popleft() if self._ready else self._begin()
             if conversation is None:
@@ -140,8 +141,8 @@ class Answering:
         return bool(self._jobs)
 
     def _begin(self) -> Conversation | None:
-        """The next conversation, with a question that is to be answered or none yet."""
-        # Of a prompt that the model writes, it is not known yet whether it will be of use.
+        """The next conversation to start a request for; None if there is none now."""
+        # The model never writes more prompts at once than answers are still wanted.
         while self._wanted > len(self._undecided):
             questions, item = self._questions, self._next
             if questions is not None and item >= len(questions):
@@ -166,13 +167,13 @@ class Answering:
         self._jobs[self._engine.add(prompt, params)] = conversation
 
     def _seed(self, item: int, part: int) -> int:
-        """Of a request: part 0 of a conversation is the question that the model writes."""
+        """Seed of a request; part 0 of a conversation is the question that the model writes."""
         return (((self._settings.seed << _ITEM_BITS) + item) << _PART_BITS) + part
 
     def _writing(self, item: int) -> SamplingParams:
         most = self._settings.prompt_tokens
         if self._template is None:
-            # Texts of a base model end anywhere, and are gone on with from places of all kinds.
+            # The texts of a base model are cut at varying lengths, so answers begin at places of all kinds.
             shortest = min(_SHORTEST_TEXT, most)
             most = shortest + item * 37 % (most - shortest + 1)
         return SamplingParams(
@@ -192,7 +193,7 @@ class Answering:
         )
 
     def _end(self, conversation: Conversation, completion: Completion) -> None:
-        """Take in what a request has brought."""
+        """Process the completion of a conversation's request."""
         if completion.error is not None:
             raise completion.error
         if conversation.question is not None:
@@ -204,7 +205,7 @@ class Answering:
             self._read_written(conversation, conversation.written)
 
     def _read_written(self, conversation: Conversation, written: Completion | None) -> None:
-        """Take what the model wrote as the question."""
+        """Make the text that the model wrote the question."""
         assert written is not None
         stopped = written.finish_reason is FinishReason.STOP
         if self._template is None:
@@ -217,7 +218,7 @@ class Answering:
         self._decide(conversation)
 
     def _decide(self, conversation: Conversation) -> None:
-        """Whether a question is to be answered, and with which prompt."""
+        """Queue a conversation for its answer, or mark it as skipped."""
         conversation.skipped = conversation.skipped or self._objection(conversation)
         conversation.done = bool(conversation.skipped)
         if not conversation.done:
@@ -251,7 +252,7 @@ class Answering:
         return bool(conversation.prompt_ids) and room >= self._settings.max_tokens
 
     def _answered(self, conversation: Conversation, completion: Completion) -> None:
-        """Write an answer down, and go on with the next turn where there is one."""
+        """Record an answer, and continue with the next turn if there is one."""
         question, turn = conversation.question, len(conversation.records)
         assert question is not None
         conversation.records.append(
@@ -269,17 +270,17 @@ class Answering:
                 turn=turn,
             )
         )
-        # A base model has no turns, and an answer that was cut is no part of a conversation.
+        # A base model has no turns, and a conversation does not continue after an answer that was cut.
         cut = completion.finish_reason is not FinishReason.STOP or self._template is None
         if cut or turn + 1 == len(question.turns) or not self._next_turn(conversation, completion):
             conversation.done = True
             return
         conversation.records[-1] = replace(conversation.records[-1], more=True)
-        # Its row still holds the turns before.
+        # It goes first, because its row still holds the earlier turns.
         self._ready.appendleft(conversation)
 
     def _next_turn(self, conversation: Conversation, completion: Completion) -> bool:
-        """Whether the next turn can be asked: its prompt, if so."""
+        """Set the prompt of the next turn; False if that turn cannot be asked."""
         assert conversation.question is not None
         asked = conversation.question.turns[len(conversation.records)]
         conversation.messages = [
@@ -294,6 +295,6 @@ class Answering:
         return self._fits(conversation)
 
     def _finished(self) -> Iterator[Conversation]:
-        """The next conversations in order that nothing more will come of."""
+        """Yield the next conversations in order, as far as they are done."""
         while self._open and self._open[0].done:
             yield self._open.popleft()

@@ -1,4 +1,4 @@
-"""Calibration of a confidence head: a correction of its logits by position, fitted on held-out text."""
+"""Calibration of a confidence head: corrects its logits by position, fitted on held-out text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from forerun.training.acceptance import Chains
 
-# Expectations are compared with what happened in as many groups of equal width.
+# Number of bins of equal width in the expected calibration error.
 BINS = 10
-# Keeps a correction finite where all tokens, or none, were accepted.
+# Regularization that keeps a correction finite if all tokens, or none, were accepted.
 _RIDGE = 1e-4
 
 
@@ -22,9 +22,10 @@ class Calibration:
     """A correction of the logits of each position: `scale * logit + bias`.
 
     Args:
-        lines: scale, not negative, and bias of each position.
-        before, after: the expected calibration error of each position, of being reached and accepted, on
-            conversations that the correction was not fitted to.
+        lines: scale (not negative) and bias of each position.
+        before, after: expected calibration error of each position before and after the correction, on
+            conversations that it was not fitted to. The predicted event is that the position is reached
+            and its token accepted.
     """
 
     lines: tuple[tuple[float, float], ...]
@@ -33,21 +34,21 @@ class Calibration:
 
     @property
     def helps(self) -> bool:
-        """Whether the errors fall in all."""
+        """True if the correction lowers the sum of the errors."""
         return sum(self.after) < sum(self.before)
 
 
 def calibrate(chains: Mapping[str, Sequence[Chains]]) -> Calibration | None:
-    """A correction, fitted to every other conversation of each category and judged by the others.
+    """Fit a correction to every other conversation of each category, and measure it on the others.
 
-    Each position is fitted to the chains that come to it (Platt's scaling, by how often they do), so that
-    the product over a chain matches the probability of being reached and accepted.
+    Each position is fitted by Platt's scaling to the chains that reach it, weighted by how often they
+    do. The product over a chain then matches the probability of being reached and accepted.
 
     Args:
-        chains: of conversations, by category.
+        chains: chains of conversations, by category.
 
     Returns:
-        None where there are fewer than two conversations, or the head does not say what it expects.
+        The correction; None for fewer than two conversations, or for a head without confidence.
     """
     ordered = [part for own in chains.values() for part in own if part.confidence is not None]
     fitted, judged = (_joined(ordered[begin::2]) for begin in (0, 1))
@@ -65,12 +66,11 @@ def calibrate(chains: Mapping[str, Sequence[Chains]]) -> Calibration | None:
 
 
 def errors(logits: Tensor, accepted: Tensor) -> tuple[float, ...]:
-    """The expected calibration error of each position: how far what is expected of tokens, to be reached and
-    accepted, lies from what happened, over groups of tokens of which about the same is expected.
+    """Expected calibration error of each position, for being reached and accepted.
 
     Args:
-        logits: of the acceptance of each token once those before it are accepted, [n, K].
-        accepted: how probable that was, [n, K].
+        logits: logits of the confidence that each token is accepted if those before it are, [n, K].
+        accepted: probability of that acceptance, [n, K].
     """
     expected, happened = logits.sigmoid().cumprod(-1), accepted.cumprod(-1)
     bins = (expected * BINS).long().clamp(max=BINS - 1)
@@ -92,7 +92,7 @@ def _joined(parts: Sequence[Chains]) -> tuple[Tensor, Tensor] | None:
 
 
 def _fit(logits: Tensor, accepted: Tensor, weights: Tensor) -> tuple[float, float]:
-    """The scale and the bias that make the probabilities of a position the most likely."""
+    """Scale and bias of a position by maximum likelihood."""
     free = torch.zeros(2, requires_grad=True)
     optimizer = torch.optim.LBFGS([free], max_iter=100, line_search_fn="strong_wolfe")
 

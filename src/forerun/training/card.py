@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PICTURE = "curve.svg"
-"""The file beside it with the acceptance length over the training."""
+"""File beside the card with the plot of acceptance length over the training."""
 
 
 CERTIFICATE = "certificate.md"
-"""The file beside it with all that was proven."""
+"""File beside the card with the certificates of the proofs."""
 
 
 def card_of(kind: str, own: Mapping[str, Any]) -> str:
     """The text of README.md.
 
     Args:
-        kind: of the drafter, the name of the method that drafts with it.
-        own: the content of forerun.json.
+        kind: kind of the drafter, which is the name of the method that drafts with it.
+        own: content of forerun.json.
     """
     report, target = own["report"], own["target"]
     rows = [
@@ -72,7 +72,7 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
 
 
 def _contexts(contexts: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The table of lengths by context; nothing where they were not measured."""
+    """Lines of the table of lengths by context; empty if they were not measured."""
     if not contexts:
         return []
     labels = list(dict.fromkeys(label for lengths in contexts.values() for label in lengths))
@@ -91,7 +91,7 @@ def _contexts(contexts: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def _confidence(errors: Mapping[str, Sequence[float]] | None) -> list[str]:
-    """How far the head's expectations are from what happens; nothing for a head without any."""
+    """Lines on the calibration of the head's confidence; empty for a head without confidence."""
     if errors is None:
         return []
     before, after = (sum(errors[name]) / len(errors[name]) for name in ("before", "after"))
@@ -104,7 +104,7 @@ def _confidence(errors: Mapping[str, Sequence[float]] | None) -> list[str]:
 
 
 def _real_run(report: Mapping[str, Any], lengths: Mapping[str, float]) -> list[str]:
-    """What the engine measured, beside what was expected; nothing where it did not run."""
+    """Lines that compare the engine's measurements with expectations; empty without a run."""
     if not report:
         return []
     rows = []
@@ -133,7 +133,7 @@ def _real_run(report: Mapping[str, Any], lengths: Mapping[str, float]) -> list[s
 
 
 def _proofs(proofs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What `forerun prove` found; nothing where it was not asked."""
+    """Lines on the results of `forerun prove`; empty if it did not run."""
     if not proofs:
         return []
     settings = proofs[0]["settings"]
@@ -159,7 +159,7 @@ def _proofs(proofs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _equality(run: Mapping[str, Any]) -> str:
-    """How many answers were those of plain decoding, and why the others were not."""
+    """Number of answers equal to plain decoding's, and the reasons for the other ones."""
     if run["identical"] is None:
         return "drawn"
     others = "".join(f", {count} {why}" for why, count in sorted(run["differences"].items()))

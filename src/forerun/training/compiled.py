@@ -1,4 +1,4 @@
-"""Faster arithmetic: functions compiled into one pass where this machine has a compiler, products in bf16."""
+"""Faster arithmetic: functions compiled by torch where a compiler is available, and products in bf16."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ R = TypeVar("R")
 
 
 _compiling, _casting = RLock(), RLock()
-# Columns from which on compiling for some seconds pays.
+# Minimum number of columns for which compiling, which takes some seconds, pays.
 LEAST_COLUMNS = 1024
 
 
 def compiled(function: Callable[P, R], columns: int) -> Callable[P, R]:
-    """A function for tensors of one fixed shape, compiled by torch when it is first called; as it is for
-    few columns, and where compiling fails, as without a C++ compiler. Over rows of a vocabulary a
-    compiled one is ten times as fast."""
+    """A function for tensors of one fixed shape, compiled by torch at its first call.
+
+    With few columns, and where compiling fails (as without a C++ compiler), the function is used
+    uncompiled. Over rows of a vocabulary, a compiled function is ten times as fast.
+    """
     return function if columns < LEAST_COLUMNS else _compiled(function)
 
 
@@ -36,7 +38,7 @@ def _compiled(function: Callable[P, R]) -> Callable[P, R]:
     ready: list[bool] = []
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Of several threads one compiles.
+        # Only one of several threads compiles.
         with nullcontext() if ready else _compiling:
             made = attempt(*args, **kwargs)
         ready[:] = [True]
@@ -57,14 +59,17 @@ def _compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def in_bf16(device: torch.device) -> Iterator[None]:
-    """A block whose products are in bf16, for one thread at a time: threads share the weights in bf16, which
-    torch keeps until some thread's block ends, and gradients would be rounded by chance."""
+    """Context in which products are in bf16, for one thread at a time.
+
+    Threads share torch's cache of weights in bf16, which is dropped when any thread's context ends.
+    With several threads at once, the rounding of gradients would depend on chance.
+    """
     with _casting, torch.autocast(device.type, torch.bfloat16):
         yield
 
 
 def filled(size: int, *tensors: Tensor) -> list[Tensor]:
-    """Tensors of `size` rows each, the last of which is repeated: what is compiled sees one shape."""
+    """Tensors padded to `size` rows by repeating the last row, so that compiled code sees one shape."""
     count, device = len(tensors[0]), tensors[0].device
     if count == size:
         return list(tensors)

@@ -1,4 +1,4 @@
-"""Conversations to train heads on: token ids, which of them the target wrote, and batches of them."""
+"""Conversations to train heads on: token ids, masks of the target's answers, and batches."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch import Tensor
 from forerun.errors import TrainingError, shown
 from forerun.files import printable
 
-# Conversations whose lengths are sorted together, so that little of a batch is padding.
+# Number of conversations sorted by length together, so that batches have little padding.
 POOL = 512
-# An answer shorter than this, or than this share of its prompt, costs more than it teaches.
+# Minimum length of an answer in tokens, and as a share of its prompt; shorter ones are not worth the cost.
 LEAST_ANSWER = 8
 LEAST_SHARE = 0.2
-# As many are held out of small data as this share of them, up to this number.
+# Small data has this share of its conversations held out, up to this number.
 FLOOR, FLOOR_SHARE = 100, 0.1
 
 
@@ -32,10 +32,10 @@ class Conversation:
     """A prompt and the target's own answer to it.
 
     Args:
-        prompt_ids, answer_ids: token ids, the template's among them; the answer ends with its stop
-            token where it came to one.
-        category: of the prompt.
-        temperature: that the answer was drawn at.
+        prompt_ids, answer_ids: token ids, including the template's; the answer ends with its stop token
+            if it reached one.
+        category: category of the prompt.
+        temperature: temperature that the answer was drawn at.
     """
 
     prompt_ids: tuple[int, ...]
@@ -52,9 +52,9 @@ class ConversationBatch:
     """Conversations side by side, padded at the end.
 
     Args:
-        conversations: in the order of the rows.
-        token_ids: [B, S].
-        answers: bool [B, S]: which tokens the target wrote.
+        conversations: conversations in the order of the rows.
+        token_ids: token ids, [B, S].
+        answers: True for tokens that the target wrote, bool [B, S].
     """
 
     conversations: tuple[Conversation, ...]
@@ -78,13 +78,13 @@ class ConversationBatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are not padding."""
+        """Number of tokens that are not padding."""
         return sum(map(len, self.conversations))
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What reading has kept and left out, in conversations."""
+    """Conversations kept by reading, and the numbers of those left out."""
 
     conversations: list[Conversation]
     too_long: int = 0
@@ -92,15 +92,15 @@ class Kept:
 
 
 def read_conversations(paths: Sequence[str | Path], vocab_size: int, max_tokens: int) -> Kept:
-    """Read what `forerun train data` wrote.
+    """Read conversations that `forerun train data` wrote.
 
     Args:
-        paths: JSON lines, also gzipped.
-        vocab_size: of the target; ids lie below it.
-        max_tokens: of prompt and answer; longer conversations are left out and counted.
+        paths: files of JSON lines, also gzipped.
+        vocab_size: the target's vocabulary size; ids lie below it.
+        max_tokens: most tokens of prompt and answer; longer conversations are left out and counted.
 
     Raises:
-        TrainingError: for a file that cannot be read or holds something else, and where nothing is
+        TrainingError: for a file that cannot be read or has other content, and if no conversation is
             left to train on.
     """
     kept: list[Conversation] = []
@@ -160,14 +160,16 @@ def _conversation(record: Mapping[str, Any], where: str, vocab_size: int) -> Con
 def held_out(
     conversations: Sequence[Conversation], seed: int, share: float = 0.02, most: int = 240
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """Conversations to train on, and others to validate with: of every category and temperature in
-    proportion, at least one of each as far as that leaves half to train on.
+    """Split conversations into those to train on and those held out for validation.
+
+    Every category and temperature is held out in proportion, with at least one conversation each as far
+    as half of all remains to train on.
 
     Args:
-        conversations: two or more.
-        seed: of the choice.
-        share: of the conversations that is held out; of few it is a tenth, up to 100.
-        most: conversations to hold out.
+        conversations: two or more conversations.
+        seed: seed of the random choice.
+        share: share of the conversations to hold out; for small data a tenth, up to 100 conversations.
+        most: most conversations to hold out.
 
     Raises:
         TrainingError: for fewer than two conversations.
@@ -181,7 +183,7 @@ def held_out(
     groups: dict[tuple[str, float], list[int]] = defaultdict(list)
     for index in order:
         groups[conversations[index].category, conversations[index].temperature].append(index)
-    # The first of each group, large groups before small ones, then the rest in proportion.
+    # The first of each group, large groups before small ones, and then the rest in proportion.
     places = {
         index: (place / len(group), -len(group))
         for group in groups.values()
@@ -197,15 +199,14 @@ def held_out(
 
 
 class BatchStream:
-    """Micro-batches of similar lengths in a random order that is a function of (seed, epoch) alone.
+    """Micro-batches of similar lengths, in a random order that depends on (seed, epoch) alone.
 
-    A run that resumes at the same count of micro-batches sees the same ones as a run that never
-    stopped.
+    A run that resumes at some number of micro-batches sees the same ones as a run that never stopped.
 
     Args:
-        conversations: to draw from.
-        tokens: of a micro-batch at most, padding among them.
-        seed: of the order.
+        conversations: conversations to batch.
+        tokens: most tokens of a micro-batch, padding included.
+        seed: seed of the order.
     """
 
     def __init__(self, conversations: Sequence[Conversation], tokens: int, seed: int) -> None:
@@ -233,7 +234,7 @@ class BatchStream:
         return batches
 
     def _cut(self, pool: Sequence[int]) -> Iterator[list[int]]:
-        """Indices by rising length, in micro-batches; one that is longer than all goes alone."""
+        """Cut indices sorted by length into micro-batches; a conversation that is too long goes alone."""
         batch: list[int] = []
         for index in pool:
             if batch and len(self.conversations[index]) * (len(batch) + 1) > self.tokens:

@@ -1,4 +1,4 @@
-"""The acceptance length over a training, by category, as one picture that needs nothing else."""
+"""Plot of the acceptance length over a training, by category, as one self-contained SVG."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from math import ceil
 from pathlib import Path
 
 Curve = Sequence[tuple[int, Mapping[str, float]]]
-"""Tokens that were trained on, and the acceptance length by category then."""
+"""Points of a curve: tokens trained on, and the acceptance length by category at that point."""
 
 WIDTH, HEIGHT = 720, 360
 LEFT, RIGHT, TOP, BOTTOM = 48, 190, 44, 44
-# Labels of lines that end at about the same height are moved apart.
+# Least vertical distance of labels; labels closer than this are moved apart.
 LEAST_APART = 15
 COLORS = ("#1971c2", "#d9480f", "#2f9e44", "#9c36b5", "#e8590c", "#0c8599", "#c2255c", "#5f3dc4")
 STYLE = """text { font: 12px system-ui, sans-serif; fill: #495057 }
@@ -28,16 +28,16 @@ MEAN = "mean"
 
 
 def read_curve(log: Path, untrained: Mapping[str, float]) -> list[tuple[int, dict[str, float]]]:
-    """The validations that the log of a training has noted, from the untrained drafter on.
+    """Read the validations of a training from its log, starting with the untrained drafter.
 
     Args:
-        log: of the training, as `Trainer.log` writes it; one that is missing holds none.
-        untrained: lengths before the first step.
+        log: file written by `Trainer.log`; a missing file counts as empty.
+        untrained: acceptance lengths before the first step.
     """
     points = [(0, dict(untrained))] if untrained else []
     lines = log.read_text("utf-8").splitlines() if log.exists() else []
     for line in lines:
-        # A line that was cut off holds no validation.
+        # Ignore a line that was cut off.
         with suppress(ValueError):
             row = json.loads(line)
             if "lengths" in row:
@@ -47,11 +47,11 @@ def read_curve(log: Path, untrained: Mapping[str, float]) -> list[tuple[int, dic
 
 @dataclass(frozen=True)
 class _Axes:
-    """Where tokens and lengths lie in the picture.
+    """Mapping from tokens and lengths to places in the plot.
 
     Args:
-        most_tokens: at the right end.
-        highest: length, a multiple of a half, at the top.
+        most_tokens: number of tokens at the right end.
+        highest: length at the top, a multiple of a half.
     """
 
     most_tokens: int
@@ -59,7 +59,7 @@ class _Axes:
 
     @classmethod
     def over(cls, lines: Mapping[str, Sequence[tuple[int, float]]]) -> _Axes:
-        """With room for all lines."""
+        """Axes with room for all lines."""
         points = [point for own in lines.values() for point in own]
         highest = max((length for _, length in points), default=1.0)
         tokens = max((tokens for tokens, _ in points), default=0)
@@ -72,7 +72,7 @@ class _Axes:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (length - 1) / (self.highest - 1)
 
     def parts(self) -> list[str]:
-        """Lines of the same length, and the numbers beside and below them."""
+        """SVG elements of the horizontal grid lines and the numbers on both axes."""
         made = []
         for half in range(2, round(2 * self.highest) + 1):
             at = self.y(half / 2)
@@ -88,7 +88,7 @@ class _Axes:
 
 
 def draw(curve: Curve, title: str) -> str:
-    """A line for each category and a thick one for their mean, as SVG."""
+    """Draw a line for each category, and a thick line for their mean, as SVG."""
     lines = _lines(curve)
     axes = _Axes.over(lines)
     parts = [
@@ -111,7 +111,7 @@ def draw(curve: Curve, title: str) -> str:
 
 
 def _lines(curve: Curve) -> dict[str, list[tuple[int, float]]]:
-    """The points of each category, and of their mean."""
+    """Points of each category, and of their mean."""
     lines: dict[str, list[tuple[int, float]]] = {}
     for tokens, lengths in curve:
         mean = sum(lengths.values()) / len(lengths) if lengths else 1.0
@@ -121,7 +121,7 @@ def _lines(curve: Curve) -> dict[str, list[tuple[int, float]]]:
 
 
 def _short(tokens: float) -> str:
-    """A number of tokens in few signs."""
+    """A number of tokens in short form, such as 1.5 M."""
     for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if tokens >= unit:
             return f"{tokens / unit:.3g}{name}"
@@ -129,7 +129,7 @@ def _short(tokens: float) -> str:
 
 
 def _apart(heights: dict[str, float]) -> dict[str, float]:
-    """The same heights, moved down where two are too close, and up again where they leave the picture."""
+    """Heights of labels moved down where two are too close, and up again where they leave the plot."""
     names = sorted(heights, key=heights.__getitem__)
     for upper, lower in pairwise(names):
         heights[lower] = max(heights[lower], heights[upper] + LEAST_APART)

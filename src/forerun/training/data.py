@@ -1,7 +1,7 @@
-"""Data to train drafters on: a target's own answers, written to a file that a later run goes on with.
+"""Data to train drafters on: writes a target's own answers to a file that a later run can continue.
 
-A drafter learns what its target says, so the answers of a data set are of no use; and a model that was
-trained on conversations can write their first halves too (Magpie, arXiv 2406.08464).
+A drafter must learn what its target says, so the answers of a data set are of no use. A model that was
+trained on conversations can write the questions too (Magpie, arXiv 2406.08464).
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from forerun.training.questions import Question
 from forerun.training.records import Record, RecordFile
 from forerun.training.settings import DataSettings
 
-# Conversations where the model asks and nothing else is said.
+# Default number of conversations if the model writes the questions and no limit is given.
 USUAL_CONVERSATIONS = 1000
 _NO_LIMIT = 2**62
-# A model whose own prompts are skipped so many times in a row writes none that can be used.
+# After this many skipped prompts in a row, the model's own prompts count as unusable.
 _MOST_SKIPPED = 500
-# Settings that say when to stop, not what is written: a later run may have others.
+# Settings that say when to stop but not what is written; a later run may change them.
 _BUDGETS = ("num_conversations", "num_tokens")
 
 
 @dataclass
 class Summary:
-    """What a file holds, and how fast the last run was.
+    """Summary of a file's content and of the speed of the last run.
 
     Args:
-        conversations, answers: written, by this run and those before.
-        prompt_tokens, answer_tokens: of them.
-        categories, finishes: answers by category and by how they ended.
-        greedy: answers that are greedy.
-        skipped: conversations that were left out, by reason.
-        new_conversations: of this run.
-        new_tokens: that this run drew, of prompts that the model wrote too.
-        seconds: of this run.
+        conversations, answers: number written, by this run and earlier ones.
+        prompt_tokens, answer_tokens: tokens of their prompts and answers.
+        categories, finishes: number of answers by category and by finish reason.
+        greedy: number of greedy answers.
+        skipped: number of conversations left out, by reason.
+        new_conversations: conversations of this run.
+        new_tokens: tokens that this run drew, including prompts that the model wrote.
+        seconds: time of this run.
     """
 
     conversations: int = 0
@@ -67,12 +67,12 @@ class Summary:
         return self.new_tokens / self.seconds if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The summary, ready for JSON."""
         counted = {name: dict(v) if isinstance(v, Counter) else v for name, v in vars(self).items()}
         return {**counted, "tokens_per_second": self.tokens_per_second}
 
     def count(self, record: Record) -> None:
-        """Add a record of the file."""
+        """Count a record of the file."""
         self.conversations += not record.more
         self.answers += 1
         self.prompt_tokens += len(record.prompt_ids)
@@ -84,26 +84,26 @@ class Summary:
 
 
 class DataRun:
-    """Has a target write conversations to a file, from where the file ends.
+    """A run in which a target writes conversations to a file, continuing where the file ends.
 
     Args:
-        engine: of the target, without a drafter.
-        path: of the file.
-        settings: how to draw, and when to stop.
-        model: the target's name, for the file.
-        questions: to answer; None has the target write them.
-        keep_out: questions of an evaluation, which are not asked.
-        system: a message before all conversations that have none.
-        variables: of the chat template.
+        engine: engine of the target, without a drafter.
+        path: path of the file.
+        settings: sampling settings and limits.
+        model: name of the target, for the file.
+        questions: questions to answer; None lets the target write them.
+        keep_out: questions of an evaluation, which must not be asked.
+        system: system message for all conversations without their own.
+        variables: variables of the chat template.
 
     Raises:
-        TrainingError: for a file that was made otherwise, or cannot be written.
+        TrainingError: for a file that was made by other settings, or cannot be written.
         ForerunError: for an engine, a system message or variables that do not fit.
 
     Attributes:
-        summary: of what the file holds.
-        making: how it is made, as its first line says.
-        device: of the target.
+        summary: summary of the file's content.
+        making: settings that the file is made by, as in its first line.
+        device: device of the target.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class DataRun:
         self._file.close()
 
     def run(self) -> Summary:
-        """Write until the settings' limits are reached or there are no more questions.
+        """Write conversations until the settings' limits are reached or the questions end.
 
         Raises:
-            TrainingError: for a model whose own prompts cannot be used, and a full disk; what is in the
-                file is whole then.
+            TrainingError: for a model whose own prompts cannot be used, and for a full disk; the file
+                then holds complete records only.
         """
         started, before = perf_counter(), self._engine.stats.num_emitted_tokens
         waiting: Counter[str] = Counter()
@@ -172,7 +172,7 @@ class DataRun:
         return self.summary
 
     def _resume(self, record: Record) -> None:
-        """Take in a record that the file holds already."""
+        """Count a record that the file already holds."""
         self.summary.count(record)
         if record.turn == 0:
             whole = record.prompt
@@ -200,7 +200,7 @@ class DataRun:
         return full or self.summary.conversations >= self._wanted
 
     def _take(self, conversation: Conversation, waiting: Counter[str]) -> None:
-        """Write a conversation down, or count why it was skipped: the next one's record says so."""
+        """Write a conversation, or count the reason why it was skipped, for the next record."""
         if conversation.skipped:
             waiting[conversation.skipped] += 1
             if self._questions is None and waiting.total() >= _MOST_SKIPPED:
@@ -229,13 +229,13 @@ class DataRun:
 
 
 def template_hash(tokenizer: Any) -> str | None:
-    """A name for a tokenizer's chat template, SHA-256; None for a tokenizer without one."""
+    """SHA-256 of a tokenizer's chat template; None for a tokenizer without one."""
     template = ChatTemplate.of(tokenizer)
     return None if template is None else hashlib.sha256(template.source.encode()).hexdigest()
 
 
 def _digest(questions: Iterable[Question]) -> str:
-    """A name for questions: other questions have another."""
+    """SHA-256 of questions, which identifies them."""
     found = hashlib.sha256()
     for question in questions:
         found.update(json.dumps(vars(question)).encode())

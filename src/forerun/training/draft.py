@@ -1,8 +1,8 @@
-"""Training draft models: a small model of Llama's kind, distilled from any target on its own answers.
+"""Training of draft models: small Llama-like models, distilled from any target on its own answers.
 
-Acceptance is 1 - total variation (arXiv 2211.17192, corollary 3.6), which is minimized directly (arXiv
-2310.08461). Where it can, a draft begins as some of the target's own layers between the target's embedding
-and output head.
+Acceptance is 1 - total variation (arXiv 2211.17192, corollary 3.6), and the total variation is minimized
+directly (arXiv 2310.08461). If possible, a draft model is initialized with some of the target's layers,
+its embedding and its output head.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _PREFIX = "model."
 
 
 class DraftModule(nn.Module):
-    """A draft model as it is trained; its parameters have the names that it is published under.
+    """A draft model in training; its parameters have their published names.
 
     Args:
-        shape: of Llama's kind.
-        first: what it begins with, by published name; the rest begins at random.
+        shape: architecture of the model, Llama-like.
+        first: initial tensors by published name; the others are initialized at random.
     """
 
     def __init__(self, shape: Architecture, first: Mapping[str, Tensor]) -> None:
@@ -59,35 +59,36 @@ class DraftModule(nn.Module):
 
     @property
     def output(self) -> Tensor:
-        """The matrix of the output head, [V, hidden_size]."""
+        """Matrix of the output head, [V, hidden_size]."""
         return self.get_parameter(EMBEDDING if self.model.shape.tied else HEAD)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """What the output head reads after each token of texts [B, S], [B, S, hidden_size]."""
+        """Final hidden states after each token of texts [B, S], [B, S, hidden_size]."""
         hidden = functional.embedding(token_ids, self.get_parameter(EMBEDDING))
         return self.model.normed(self.model.over_text(hidden), "norm")
 
 
 class ReadsText(Protocol):
-    """What predicts the next token at every token of a text."""
+    """A module that predicts the next token at every token of a text."""
 
     @property
     def output(self) -> Tensor:
-        """The matrix of the output head, [Vd, hidden_size]."""
+        """Matrix of the output head, [Vd, hidden_size]."""
 
     def __call__(self, texts: Tensor, /) -> Tensor:
-        """What that reads after each token, [B, S, hidden_size]."""
+        """Input of the output head after each token, [B, S, hidden_size]."""
 
 
 class DraftObjective:
-    """What a draft model learns from conversations, or an adapter that reads states of the target in place
-    of tokens: the target's row for every token of the answers.
+    """Training objective of a draft model, or of an adapter that reads the target's states.
+
+    The module learns the target's row for every token of the answers.
 
     Args:
-        module: the model or the adapter.
+        module: draft model or adapter.
         teacher: the target, over the draft's vocabulary.
-        steps: tokens of the drafts whose acceptance is measured.
-        layer: the target's hidden layer whose states are read; None for token ids.
+        steps: length of the drafts whose acceptance is measured.
+        layer: hidden layer of the target that an adapter reads; None for a model that reads token ids.
     """
 
     def __init__(
@@ -96,8 +97,11 @@ class DraftObjective:
         self.module, self.teacher, self.steps, self.layer = module, teacher, steps, layer
 
     def __call__(self, batch: ConversationBatch) -> Part:
-        """The loss of a batch: rejections, smoothed by KL the more the less is accepted (λ = exp(-3 α), as
-        in speculators' lk_hybrid)."""
+        """The loss of a batch: rejection probability, mixed with KL.
+
+        The share of KL, λ = exp(-3 α), is larger the lower the acceptance α (as in speculators'
+        lk_hybrid).
+        """
         lesson = self.teacher.show(batch)
         drafts = self.drafts(lesson)
         ((_, factors),) = drafts.factors
@@ -107,16 +111,15 @@ class DraftObjective:
         return Part(total, float(len(weights)), batch.tokens)
 
     def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
-        """Acceptance on conversations that are held out; see `evaluation.evaluate`."""
+        """Acceptance on held-out conversations; see `evaluation.evaluate`."""
         return evaluate(self.teacher, self.drafts, batches, ranks)
 
     def drafts(self, lesson: Lesson) -> Drafts:
-        """What it drafts on a batch: one draft after another from the answer's first token on, so that all
-        of its tokens are in one."""
+        """Drafts on a batch, one after another, so that every token of an answer is in one."""
         texts = lesson.batch.token_ids if self.layer is None else lesson.hidden[self.layer]
         with in_bf16(texts.device):
             states = self.module(texts)
-        # The state of the token before predicts a token.
+        # A token is predicted by the state of the token before it.
         wanted = lesson.rows[:, 1:]
         first, size, device = (wanted >= 0).int().argmax(-1), wanted.shape[1], wanted.device
         begins = first[:, None] + torch.arange(0, size, self.steps, device=device)
@@ -132,14 +135,14 @@ class DraftObjective:
 
 
 def spread(num_layers: int, count: int) -> list[int]:
-    """Layers of a target, evenly from the first to the last."""
+    """Indices of `count` layers of a target, evenly spaced from the first to the last."""
     if count == 1:
         return [0]
     return [round(i * (num_layers - 1) / (count - 1)) for i in range(count)]
 
 
 def begins_as_target(checkpoint: Checkpoint, hidden_size: int) -> bool:
-    """Whether layers of the target can be those of a draft of this size."""
+    """True if a draft model of this hidden size can be initialized with layers of the target."""
     config = checkpoint.config
     return (
         checkpoint.native and config.model_type in LLAMA_LIKE and config.hidden_size == hidden_size
@@ -147,7 +150,7 @@ def begins_as_target(checkpoint: Checkpoint, hidden_size: int) -> bool:
 
 
 def config_like(target: Any, layers: Sequence[int], *, tied: bool) -> Any:
-    """The config of a model with some layers of another."""
+    """Config of a model that consists of some layers of the target."""
     config = copy.deepcopy(target)
     config.num_hidden_layers, config.tie_word_embeddings = len(layers), tied
     kinds = getattr(config, "layer_types", None)
@@ -159,7 +162,7 @@ def config_like(target: Any, layers: Sequence[int], *, tied: bool) -> Any:
 
 
 def layers_of(checkpoint: Checkpoint, layers: Sequence[int]) -> dict[str, Tensor]:
-    """Some layers of a target and its final norm, by their published names in a draft.
+    """Tensors of some layers of a target and of its final norm, by their published names in a draft.
 
     Raises:
         CheckpointError: for weights that are missing or broken.
@@ -180,13 +183,16 @@ def layers_of(checkpoint: Checkpoint, layers: Sequence[int]) -> dict[str, Tensor
 
 
 def embeddings_of(target: CausalLM, *, tied: bool) -> dict[str, Tensor]:
-    """The target's embedding and output head by their names in a draft of its size. Where the two are to
-    be one matrix it is the output head's, or the embedding where that does more than one product."""
+    """The target's embedding and output head, by their published names in a draft of equal size.
+
+    If the two are tied, the matrix is the output head's, or the embedding if the output head is more than
+    one product.
+    """
     every = torch.arange(target.vocab_size)
     tables: dict[str, Tensor] = {}
-    with suppress(ConfigError):  # Of another width than its layers.
+    with suppress(ConfigError):  # The embedding has another width than the layers.
         tables[EMBEDDING] = target.embed(every[None].to(target.device))[0].cpu().float()
-    with suppress(ConfigError):  # Not to be run alone.
+    with suppress(ConfigError):  # The output head cannot be run alone.
         rows = borrowed_rows(target, every)
         if rows is not None:
             tables[EMBEDDING if tied else HEAD] = rows.cpu().float()

@@ -1,4 +1,4 @@
-"""Training a drafter from conversations: what is learned, how often it is looked at, and what is written."""
+"""A training run of a drafter: reads conversations, trains, validates, and writes the drafter."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from forerun.training.recipes import Recipe, Untrained, draft_ids
 
 _UNLIMITED = 10**15
 WORK = "training"
-"""The folder beside a drafter that a run resumes from."""
+"""Folder in a drafter's directory with the state that a run resumes from."""
 
 
 @dataclass
@@ -51,14 +51,14 @@ class Report:
     """The result of a training run.
 
     Args:
-        lengths: expected acceptance length on held-out text by category, of the best validation.
+        lengths: expected acceptance length on held-out text by category, at the best validation.
         positions: acceptance of each token of the draft by category.
-        untrained: the lengths before training.
-        progress: of training.
-        conversations: that were read, by what happened to them.
-        weight_bytes: of all tensors as they are written.
-        trained_bytes: of those that are trained; others are the target's.
-        curve: of the mean acceptance length: minutes of training, tokens, length.
+        untrained: acceptance lengths before training.
+        progress: progress of the training.
+        conversations: number of conversations read, by use (trained on, held out, left out).
+        weight_bytes: bytes of all tensors as written.
+        trained_bytes: bytes of the trained tensors; the others are the target's.
+        curve: points of the mean acceptance length: minutes of training, tokens, length.
     """
 
     lengths: Mapping[str, float] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Report:
     curve: list[tuple[float, int, float]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, flat, ready for JSON."""
+        """The report as a flat dictionary, ready for JSON."""
         own = {name: value for name, value in vars(self).items() if name != "progress"}
         return {**own, **vars(self.progress)}
 
@@ -81,24 +81,24 @@ class Report:
 
 
 OnValidated = Callable[[Report, float, float], None]
-"""Sees the report after a validation, the last loss, and tokens a second."""
+"""Callback after a validation; takes the report, the last loss, and tokens per second."""
 
 
 class DrafterRun:
     """One training of a head or a draft model, from the files of conversations to its directory.
 
     Args:
-        recipe: of the kind of drafter.
-        own: the settings of that kind.
-        settings: of all kinds.
-        model: the target.
-        data: files that `forerun train data` wrote.
-        out: the drafter's directory; a run goes on from its folder `training`.
-        on_validated: watches.
-        begin_with: the directory of a drafter of this kind whose weights training begins with.
+        recipe: recipe for the kind of drafter.
+        own: settings of that kind of drafter.
+        settings: settings that all kinds share.
+        model: name or path of the target.
+        data: files written by `forerun train data`.
+        out: directory of the drafter; a run continues from the folder `training` in it.
+        on_validated: called after each validation.
+        begin_with: directory of a drafter of this kind, whose weights training begins with.
 
     Raises:
-        ForerunError: one of its kinds, before anything is trained.
+        ForerunError: for unusable input, before any training.
     """
 
     def __init__(
@@ -147,11 +147,12 @@ class DrafterRun:
         self._seen, self._rate = (0.0, 0), 0.0
 
     def run(self) -> Report:
-        """Train until the budget or the patience is spent, which it may be from the beginning; write the
-        best drafter.
+        """Train until the budget or the patience is spent, and write the best drafter.
+
+        A resumed run may have spent them already.
 
         Raises:
-            TrainingError: where the loss is not a number, and for a state of another recipe.
+            TrainingError: if the loss is not a number, or the state is of another recipe.
         """
         work = self.out / WORK
         work.mkdir(parents=True, exist_ok=True)
@@ -179,11 +180,11 @@ class DrafterRun:
 
     @property
     def kind(self) -> str:
-        """Of the drafter: the method that drafts with it."""
+        """Kind of the drafter, which is the name of the method that drafts with it."""
         return self._recipe.__name__
 
     def step(self, progress: Progress, fraction: float) -> list[ConversationBatch]:
-        """The micro-batches of the coming step; see `loop.Source`."""
+        """The micro-batches of the next step; see `loop.Source`."""
         count = self.settings.micro_batches
         return [self.stream.batch(progress.steps * count + i) for i in range(count)]
 
@@ -195,7 +196,7 @@ class DrafterRun:
         return self._stale >= self.settings.patience
 
     def _judge(self, trainer: Trainer) -> None:
-        """Validate, and write the drafter where it is the best so far."""
+        """Validate, and write the drafter if it is the best so far."""
         table, progress = self.evaluate(), trainer.progress
         seconds, tokens = self._seen
         if progress.tokens > tokens:
@@ -217,15 +218,16 @@ class DrafterRun:
             self._on_validated(report, trainer.last_loss, self._rate)
 
     def write(self) -> None:
-        """Write the drafter's directory: config, weights, what forerun adds, and the card.
+        """Write the drafter's directory: config, weights, forerun.json, and the card.
 
         Raises:
-            CheckpointError: where it cannot be written; what was there stays.
+            CheckpointError: if it cannot be written; the earlier files then stay.
         """
         tensors = _stored(self.head)
         recipe = self._recipe_facts()
         if isinstance(self.settings, HeadSettings):
-            # Fewer where the target has fewer, and those of the head that training began with.
+            # The number in use differs from the setting if the target has fewer tokens, or if training
+            # began with another head.
             recipe["settings"]["draft_vocab_size"] = len(self.ids)
         if self._begun_tokens:
             recipe["begun_with_tokens"] = self._begun_tokens
@@ -242,15 +244,15 @@ class DrafterRun:
             CARD: card_of(self.kind, own),
         }
         write_head(self.out, self.head.config, tensors, texts)
-        # They are of the weights before.
+        # These files belong to earlier weights.
         for name in (CERTIFICATE, PICTURE):
             (self.out / name).unlink(missing_ok=True)
 
     def evaluate(self, ranks: int = 0) -> AcceptanceTable:
-        """Acceptance on what is held out.
+        """Measure acceptance on the held-out conversations.
 
         Args:
-            ranks: siblings whose acceptance is measured too.
+            ranks: number of siblings whose acceptance is measured too.
         """
         module = self.head.module
         module.eval()
@@ -265,7 +267,7 @@ class DrafterRun:
         return table
 
     def _load_target(self) -> CausalLM:
-        """The target on whatever runs the training text fastest."""
+        """Load the target on the backend that runs training texts fastest."""
         run = self.checkpoint.run_config(Placement("bf16", "auto", "torch"))
         return self.checkpoint.load(run)
 
@@ -308,13 +310,13 @@ class DrafterRun:
         }
 
     def _check_recipe(self, path: Path) -> None:
-        """Refuse to go on with another recipe than that of the state.
+        """Refuse to continue a state of another recipe.
 
         Raises:
-            TrainingError: naming the folder.
+            TrainingError: for other settings than the state's; names the folder.
         """
         facts = json.loads(json.dumps({**self._recipe_facts(), "target": self._target_facts()}))
-        # A larger budget goes on; everything else would make another drafter.
+        # A run may continue with a larger budget. Any other change would make another drafter.
         for name in ("minutes", "tokens", "validate_minutes", "patience"):
             facts["settings"].pop(name, None)
         if path.exists() and read_object(path) != facts:
@@ -326,13 +328,13 @@ class DrafterRun:
             write_object(path, facts)
 
     def _remember(self) -> None:
-        """Note what a run that goes on needs of the validations."""
+        """Save the validations for a run that resumes."""
         if self.processes.first:
             content = {**vars(self.report), "progress": asdict(self.report.progress)}
             write_object(self.out / WORK / "curve.json", {"best": self._best, **content})
 
     def _resume(self, path: Path, progress: Progress) -> None:
-        """Take up the validations of an earlier run, up to the step of its state."""
+        """Load the validations of an earlier run, up to the step of its state."""
         if not progress.steps and self.processes.first:
             path.unlink(missing_ok=True)
         if not progress.steps or not path.exists():
@@ -353,9 +355,10 @@ class DrafterRun:
 
 
 def threads_of(device: torch.device, micro_batches: int) -> int:
-    """Micro-batches that run side by side, each on one thread; on the CPU as many as there are threads.
+    """Number of micro-batches that run in parallel, each on one thread; 1 off the CPU.
 
-    Several threads for a product wait for each other after each of them, and for whatever else runs."""
+    Threads that share a product would wait for each other after every product.
+    """
     threads = min(num_threads(), micro_batches) if device.type == "cpu" else 1
     if threads > 1:
         torch.set_num_threads(1)
@@ -363,7 +366,7 @@ def threads_of(device: torch.device, micro_batches: int) -> int:
 
 
 def _stored(drafter: Untrained) -> dict[str, Tensor]:
-    """Its tensors as they are written."""
+    """Tensors of a drafter as they are written."""
     return {
         name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
         for name, tensor in drafter.tensors().items()
@@ -371,7 +374,7 @@ def _stored(drafter: Untrained) -> dict[str, Tensor]:
 
 
 def _bytes_of(drafter: Untrained) -> tuple[int, int]:
-    """Bytes of its tensors, and of those among them that are trained."""
+    """Bytes of a drafter's tensors, and of the trained ones among them."""
     sizes = {name: tensor.nbytes for name, tensor in _stored(drafter).items()}
     trained = {name for name, tensor in drafter.module.named_parameters() if tensor.requires_grad}
     return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)

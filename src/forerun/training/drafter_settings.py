@@ -1,4 +1,4 @@
-"""How drafters are trained: options of `forerun train`, importable without torch."""
+"""Options of `forerun train` for drafters, importable without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.options import options
 
 @options
 class DrafterSettings:
-    """What all drafters are trained by."""
+    """Training settings that all drafters share."""
 
     minutes: float = Field(
         default=60.0, gt=0.0, le=1e6, description="Of training at most, without pauses."
@@ -54,7 +54,7 @@ class DrafterSettings:
 
 @options
 class HeadSettings(DrafterSettings):
-    """What heads are trained by besides."""
+    """Training settings that all heads share, besides those of all drafters."""
 
     draft_vocab_size: int = Field(
         default=16384,
@@ -66,7 +66,7 @@ class HeadSettings(DrafterSettings):
 
 @options
 class FinishSettings:
-    """What is measured once a drafter is trained."""
+    """Settings of the measurements after a drafter's training."""
 
     real_run: bool = Field(
         default=True,
@@ -90,7 +90,7 @@ class FinishSettings:
 
 @options
 class DSparkSettings:
-    """The shape of a DSpark head."""
+    """Shape and training density of a DSpark head."""
 
     layers: int = Field(default=2, ge=1, le=64, description="Decoder layers.")
     block_size: int = Field(default=7, ge=1, le=64, description="Tokens of a draft at most.")
@@ -110,7 +110,7 @@ class DSparkSettings:
 
 @options
 class Eagle3Settings:
-    """How an EAGLE-3 head is unrolled, and the shape of its layer."""
+    """Unrolling of an EAGLE-3 head, and the shape of its layer."""
 
     steps: int = Field(default=5, ge=1, le=64, description="Tokens of a draft that are unrolled.")
     density: float = Field(
@@ -135,7 +135,7 @@ class Eagle3Settings:
 
 @options
 class LayerSkipSettings:
-    """Where an adapter behind an early exit stands."""
+    """Position of an adapter behind an early exit, and the drafts that it is validated by."""
 
     exit_layer: int | None = Field(
         default=None,
@@ -150,7 +150,7 @@ class LayerSkipSettings:
 
 @options
 class MedusaSettings:
-    """The shape of Medusa's heads."""
+    """Shape and training density of Medusa's heads."""
 
     heads: int = Field(default=4, ge=1, le=64, description="Tokens of a draft at most, one a head.")
     layers: int = Field(default=1, ge=1, le=64, description="Residual blocks of each head.")
@@ -164,7 +164,7 @@ class MedusaSettings:
 
 @options
 class DraftSettings:
-    """The shape of a draft model."""
+    """Shape of a draft model, and which of its parts are trained."""
 
     layers: int | None = Field(
         default=None,
@@ -198,9 +198,9 @@ DRAFTER_SETTINGS: dict[str, type[Any]] = {
     "layer_skip": LayerSkipSettings,
     "medusa": MedusaSettings,
 }
-"""The settings of each kind of drafter."""
+"""Settings class of each kind of drafter."""
 
 
 def settings_of(kind: str) -> type[DrafterSettings]:
-    """What a kind of drafter has in common with others: all heads have vocabularies of their own."""
+    """Class of the settings that a kind of drafter shares with others."""
     return DrafterSettings if kind == "draft" else HeadSettings

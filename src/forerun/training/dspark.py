@@ -1,4 +1,4 @@
-"""Training DSpark heads: blocks that begin at random tokens of the answers, and what they minimize."""
+"""Training of DSpark heads: random blocks in the answers, and the objective that they minimize."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from forerun.training.losses import kl_share, rejection_loss
 from forerun.training.published import PublishedModule, attend
 from forerun.training.target import Lesson, Teacher
 
-# Of the confidence head's loss, beside that of the tokens.
+# Weight of the confidence head's loss; the loss of the tokens has weight 1.
 _CONFIDENCE_SHARE = 0.1
 
 
 class DSparkModule(PublishedModule):
-    """A head as it is trained.
+    """A DSpark head in training.
 
     Args:
-        config: of the head.
-        target_hidden_size: of the states that it reads.
+        config: config of the head.
+        target_hidden_size: size of the target's hidden states, which the head reads.
     """
 
     def __init__(self, config: DSparkConfig, target_hidden_size: int) -> None:
@@ -35,18 +35,18 @@ class DSparkModule(PublishedModule):
         super().__init__(config.layers, {k: v for k, v in shapes.items() if k != "d2t"})
         self.config = config
         with torch.no_grad():
-            # A head begins without a bigram term, and with no opinion of itself.
+            # The bigram term and the confidence are zero at first.
             for name in ("markov_head.markov_w2.weight", "confidence_head.proj.weight"):
                 if name in shapes:
                     self.get_parameter(name).zero_()
 
     def forward(self, states: Tensor, blocks: Tensor, anchors: Tensor) -> Tensor:
-        """Hidden states of the positions that predict, normed, [B, A, draft_tokens, hidden_size].
+        """Normed hidden states of the predicting positions, [B, A, draft_tokens, hidden_size].
 
         Args:
-            states: of the target, [B, S, W].
+            states: hidden states of the target, [B, S, W].
             blocks: embeddings of the blocks' tokens, [B, A, n, hidden_size].
-            anchors: the place of each block's first token, [B, A]; the block sees the states before it.
+            anchors: position of each block's first token, [B, A]; the block sees the states before it.
         """
         rows, count, size, _ = blocks.shape
         context = self.normed(self.linear(states, "fc"), "hidden_norm")
@@ -65,13 +65,13 @@ class DSparkModule(PublishedModule):
         return hidden[:, :, size - self.config.draft_tokens :]
 
     def before(self, token_ids: Tensor) -> Tensor | None:
-        """What the bigram term reads of the tokens before, [..., markov_rank]; None without such a term."""
+        """Input of the bigram term for previous tokens, [..., markov_rank]; None without that term."""
         if not self.config.markov_rank:
             return None
         return functional.embedding(token_ids, self.weight("markov_head.markov_w1"))
 
     def confidence(self, hidden: Tensor, before: Tensor | None) -> Tensor | None:
-        """The logit of the acceptance probability of each token, [N]; None without that head."""
+        """Logit of the acceptance probability of each token, [N]; None without a confidence head."""
         if not self.config.confidence:
             return None
         if self.config.confidence == "markov":
@@ -81,15 +81,15 @@ class DSparkModule(PublishedModule):
 
 
 class DSparkObjective:
-    """What a head learns from conversations: blocks that begin in the answers, against the target's rows.
+    """Training objective of a DSpark head: blocks in the answers, against the target's rows.
 
     Args:
-        module: the head.
+        module: head to train.
         teacher: the target, over the draft's vocabulary, with the states that the head reads.
-        output_rows: of the target's output head, over the draft's vocabulary, [Vd, hidden_size].
+        output_rows: rows of the target's output head, over the draft's vocabulary, [Vd, hidden_size].
         density: share of the answers' tokens at which blocks begin.
-        decay: the k-th token of a block weighs exp(-(k - 1) / decay).
-        seed: of where they begin.
+        decay: the k-th token of a block has the weight exp(-(k - 1) / decay).
+        seed: seed of the tokens at which blocks begin.
     """
 
     def __init__(
@@ -106,8 +106,10 @@ class DSparkObjective:
         self._rows, self._density, self._decay, self._seed = output_rows, density, decay, seed
 
     def __call__(self, batch: ConversationBatch) -> Part:
-        """The loss of a batch: rejections, smoothed by KL the more the less is accepted, and that of the
-        confidence head."""
+        """The loss of a batch: rejection probability mixed with KL, plus the confidence head's loss.
+
+        The share of KL is larger, the lower the acceptance.
+        """
         lesson = self.teacher.show(batch)
         blocks = _Blocks.drawn(lesson, self.module.config, self._density, self._seed)
         states, before = self._run(lesson, blocks)
@@ -125,11 +127,11 @@ class DSparkObjective:
         return Part(total, float(weights.sum()), batch.tokens)
 
     def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
-        """Acceptance on conversations that are held out; see `evaluation.evaluate`."""
+        """Acceptance on held-out conversations; see `evaluation.evaluate`."""
         return evaluate(self.teacher, self.drafts, batches, ranks)
 
     def drafts(self, lesson: Lesson) -> Drafts:
-        """What it drafts on a batch."""
+        """Drafts of the head on a batch."""
         blocks = _Blocks.drawn(lesson, self.module.config, self._density, self._seed)
         states, before = self._run(lesson, blocks)
         count = blocks.anchors.shape[1]
@@ -143,8 +145,12 @@ class DSparkObjective:
         )
 
     def _run(self, lesson: Lesson, blocks: _Blocks) -> tuple[Tensor, Tensor | None]:
-        """The states [N, hidden_size] of the positions that predict tokens of the answers, and what the
-        bigram term reads before each."""
+        """Run the head on blocks.
+
+        Returns:
+            The states of the positions that predict tokens of the answers, [N, hidden_size], and the input
+            of the bigram term for each.
+        """
         config, token_ids = self.module.config, lesson.batch.token_ids
         size = (*blocks.anchors.shape, config.block_size)
         filled = token_ids.new_full(size, config.mask_token_id)
@@ -165,18 +171,19 @@ class DSparkObjective:
 
 
 class _Blocks:
-    """Where blocks begin, and which of their tokens the target wrote.
+    """The beginnings of blocks, and the tokens of blocks that the target wrote.
 
     Args:
-        rows: which of the target's rows predicts each token of a batch, [B, S]; -1 for none.
-        anchors: the tokens that blocks begin with, [B, A].
-        drawn: which of these are there, bool [B, A]; the rest is padding.
+        rows: index of the target's row that predicts each token of a batch, [B, S]; -1 for none.
+        anchors: position of each block's first token, [B, A].
+        drawn: True for blocks, False for padding, bool [B, A].
         size: tokens of a draft.
 
     Attributes:
-        there: tokens that the target wrote, with all before them in the block, bool [B, A, size].
-        rows: the target's row of each of those, [N].
-        places: in its block, from 0, [N].
+        there: True for tokens that the target wrote, along with all before them in the block, bool
+            [B, A, size].
+        rows: index of the target's row for each such token, [N].
+        places: position of each such token in its block, from 0, [N].
     """
 
     def __init__(self, rows: Tensor, anchors: Tensor, drawn: Tensor, size: int) -> None:
@@ -191,10 +198,10 @@ class _Blocks:
 
     @classmethod
     def drawn(cls, lesson: Lesson, config: DSparkConfig, density: float, seed: int) -> _Blocks:
-        """At a share of the tokens before an answer's token, at least one a conversation."""
+        """Blocks at random tokens before a token of an answer, at least one per conversation."""
         first = lesson.rows[:, 1:] >= 0
         generator = torch.Generator().manual_seed(seed * 1_000_003 + int(lesson.rows.max()))
-        # Drawn on the CPU, so that blocks begin with the same tokens on every device.
+        # Drawn on the CPU, so that blocks begin at the same tokens on every device.
         noise = torch.rand(first.shape, generator=generator).to(first.device)
         order = noise.masked_fill(~first, 2.0).argsort(-1)
         counts = (first.sum(-1) * density).ceil().long()
@@ -203,20 +210,21 @@ class _Blocks:
         return cls(lesson.rows, order[:, :most], there, config.draft_tokens)
 
     def before(self, token_ids: Tensor) -> Tensor:
-        """The token before each of those that are there, [N]."""
+        """Id of the token before each token that the target wrote, [N]."""
         places = (self._tokens - 1).clamp(max=token_ids.shape[1] - 1)
         return token_ids.gather(1, places.flatten(1)).view(places.shape)[self.there]
 
 
 def _seen(anchors: Tensor, width: int, size: int, *, causal: bool) -> Tensor:
-    """Which keys the positions of blocks see, bool [B, 1, A * size, width + A * size]: of the text those
-    before the block, and those of their own block.
+    """Attention mask of blocks, bool [B, 1, A * size, width + A * size].
+
+    A position sees the keys of the text before its block, and the keys of its own block.
 
     Args:
-        anchors: the place of each block's first token, [B, A].
+        anchors: position of each block's first token, [B, A].
         width: tokens of the text.
-        size: of a block.
-        causal: whether positions of a block see only those before them.
+        size: tokens of a block.
+        causal: True if a position of a block does not see later ones.
     """
     (batch, count), device = anchors.shape, anchors.device
     text = torch.arange(width, device=device) < anchors.repeat_interleave(size, dim=1)[..., None]

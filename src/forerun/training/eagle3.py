@@ -1,8 +1,9 @@
-"""Training EAGLE heads: the module over whole texts, unrolled as it will draft, and what it minimizes.
+"""Training of EAGLE-3 heads: the module over whole texts, unrolled as in drafting, and its objective.
 
-EAGLE-3 trains what it will do (training-time test, arXiv 2503.01840): the first step reads the target's
-states, each step after it what the step before made, with the text's own tokens. Keys of the first step
-stand for the text, those of later steps for the draft since, so that a step sees what it will see.
+EAGLE-3 is trained by the steps that it will take (training-time test, arXiv 2503.01840). The first step
+reads the target's states; each later step reads the output of the step before, with the text's own
+tokens. Keys of the first step belong to the text, keys of later steps to the draft, so every step sees
+what it will see in drafting.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ STEPS = 5
 
 
 class Eagle3Module(PublishedModule):
-    """A head as it is trained.
+    """An EAGLE-3 head in training.
 
     Args:
-        config: of the head; one layer, not `regression`.
-        lm_head: the rows of the target's output head that are drafted from, [Vd, hidden_size]: where the
-            head's own begins.
-        trains_output: whether those are trained too, which takes about twice the time.
+        config: config of the head, with one layer and without `regression`.
+        lm_head: rows of the target's output head over the draft's vocabulary, [Vd, hidden_size]; they
+            are the head's initial output rows.
+        trains_output: True to train the output rows too, which about doubles the time.
 
     Raises:
-        ConfigError: for a config that is read and not trained.
+        ConfigError: for a config that forerun can read but not train.
     """
 
     def __init__(
@@ -50,23 +51,23 @@ class Eagle3Module(PublishedModule):
         self.get_parameter("lm_head.weight").requires_grad_(trains_output)
         if config.target_hidden_size == config.layers.hidden_size:
             with torch.no_grad():
-                # It begins with the highest state, which the output head reads best, for the residual.
+                # At first the residual is the highest state, which the output head reads best.
                 self.get_parameter("fc.weight")[:, -config.target_hidden_size :] += torch.eye(
                     config.target_hidden_size
                 )
 
     def forward(self, states: Tensor, embeddings: Tensor, anchors: Tensor, steps: int) -> Tensor:
-        """What the output head reads, step after step, where drafts begin.
+        """Input of the output head at every step of every draft.
 
         Args:
-            states: of the target, [B, S, W].
-            embeddings: of the text's tokens, [B, S, hidden_size].
-            anchors: tokens with whose states drafts begin, [B, A], each below S - 1; step k predicts the
+            states: hidden states of the target, [B, S, W].
+            embeddings: embeddings of the text's tokens, [B, S, hidden_size].
+            anchors: tokens whose states drafts begin with, [B, A], each below S - 1; step k predicts the
                 token at anchor + 2 + k.
             steps: tokens of a draft.
 
         Returns:
-            [B, A, steps, hidden_size].
+            Hidden states, [B, A, steps, hidden_size].
         """
         fused = self._fused(states)[:, :-1]
         context, _ = self._inputs(embeddings[:, 1:], fused)
@@ -74,7 +75,7 @@ class Eagle3Module(PublishedModule):
         keys, values = self.heads(context, "kv", slots[None])
         unseen = keys.new_zeros(anchors.shape[0], 1, anchors.shape[1], len(slots))
         unseen = unseen.masked_fill(slots > anchors[:, None, :, None], -torch.inf)
-        # A draft sees of what was drafted its own tokens; the first step's own keys are those of the text.
+        # A draft sees only its own drafted tokens. The keys of its first step are among the text's.
         drafted: list[tuple[Tensor, Tensor]] = []
         hidden, last = _at(fused, anchors), embeddings.shape[1] - 1
         outputs = []
@@ -91,7 +92,7 @@ class Eagle3Module(PublishedModule):
         return torch.stack(outputs, dim=2)
 
     def published(self, token_ids: Tensor | None) -> dict[str, Tensor]:
-        """The tensors of the head by published name, with those that say which tokens are drafted."""
+        """Tensors of the head by published name, including the maps of the draft vocabulary."""
         tensors = super().published(token_ids)
         if token_ids is not None:
             size = self.config.layers.vocab_size
@@ -100,7 +101,7 @@ class Eagle3Module(PublishedModule):
         return tensors
 
     def _fused(self, states: Tensor) -> Tensor:
-        """What the head reads of the target's states [B, S, W], [B, S, hidden_size]."""
+        """The target's states [B, S, W] fused into the head's input, [B, S, hidden_size]."""
         if self.config.norm_before_fc:
             states = self.normed(states, "input_norm")
         if self.config.fc_norm:
@@ -110,7 +111,7 @@ class Eagle3Module(PublishedModule):
         return self.linear(states, "fc")
 
     def _inputs(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the attention reads, and what is added to."""
+        """Input of the attention, and the residual that its output is added to."""
         own = self.normed(hidden, "layers.0.hidden_norm")
         beside = self.normed(embeddings, "layers.0.input_layernorm")
         residual = own if self.config.norm_before_residual else hidden
@@ -124,15 +125,15 @@ def attend_drafts(
     unseen: Tensor,
     drafted: Sequence[tuple[Tensor, Tensor]],
 ) -> Tensor:
-    """What the heads of drafts mix of the values of a text and of their own tokens, [B, A, heads * head_dim].
+    """Attention of drafts over the text and over their own tokens, [B, A, heads * head_dim].
 
-    A draft has few tokens of its own, so that products with them are cheaper number by number than as
-    columns of a mask over all drafts.
+    A draft has few tokens of its own, so elementwise products with them are cheaper than columns of a
+    mask over all drafts.
 
     Args:
-        query: one for each draft, [B, heads, A, head_dim].
-        keys, values: of the text, [B, kv_heads, S, head_dim].
-        unseen: -inf for the tokens that a draft does not see, else 0, [B, 1, A, S].
+        query: query of each draft, [B, heads, A, head_dim].
+        keys, values: keys and values of the text, [B, kv_heads, S, head_dim].
+        unseen: -inf for tokens that a draft does not see, else 0, [B, 1, A, S].
         drafted: keys and values of each draft's own tokens so far, [B, kv_heads, A, head_dim].
     """
     groups, size = query.shape[1] // keys.shape[1], keys.shape[2]
@@ -151,10 +152,10 @@ def attend_drafts(
 
 
 def refuse_untrained(config: Eagle3Config) -> None:
-    """Refuse a config of heads that are read and not trained.
+    """Refuse the config of a head that forerun can read but not train.
 
     Raises:
-        ConfigError: for more layers than one, a sliding window, or the older generations.
+        ConfigError: for more than one layer, a sliding window, or an older generation of EAGLE.
     """
     layers = config.layers
     if config.regression or layers.num_layers != 1 or layers.windows != (None,):
@@ -165,14 +166,15 @@ def refuse_untrained(config: Eagle3Config) -> None:
 
 
 def begins(rows: Tensor, density: float, seed: int) -> tuple[Tensor, Tensor]:
-    """The tokens with whose states drafts begin, [B, A], padded, and which of them are there, bool [B, A].
+    """Tokens whose states drafts begin with, [B, A], and a mask that is False for padding, bool [B, A].
 
     Args:
-        rows: which of the target's rows predicts each token, [B, S]; -1 for those that it did not write.
-        density: share of the tokens that may be the first of a draft.
-        seed: of which those are.
+        rows: index of the target's row that predicts each token, [B, S]; -1 for tokens that the target
+            did not write.
+        density: share of the possible tokens at which drafts begin.
+        seed: seed of the choice.
     """
-    # Two tokens before: the state of one, and the token after it, predict the next.
+    # A token is predicted from the state two tokens before it and from the token between.
     first = rows[:, 2:] >= 0
     generator = torch.Generator().manual_seed(seed * 1_000_003 + int(rows.max()))
     if density < 1:
@@ -184,33 +186,33 @@ def begins(rows: Tensor, density: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def there_for(rows: Tensor, anchors: Tensor, there: Tensor, steps: int) -> Tensor:
-    """Which tokens of drafts the target wrote, with all before them, bool [B, A, steps]."""
+    """True for tokens of drafts that the target wrote, along with all before them, bool [B, A, steps]."""
     written = _rows_of(rows, anchors, steps) >= 0
     return (written & there[..., None]).int().cumprod(-1).bool()
 
 
 def _rows_of(rows: Tensor, anchors: Tensor, steps: int) -> Tensor:
-    """The row of the target for each token of each draft, [B, A, steps]; -1 for none."""
+    """Index of the target's row for each token of each draft, [B, A, steps]; -1 for none."""
     padded = functional.pad(rows, (0, steps + 1), value=-1)
     tokens = anchors[..., None] + 2 + torch.arange(steps, device=anchors.device)
     return padded.gather(1, tokens.flatten(1)).view(tokens.shape)
 
 
 def _at(vectors: Tensor, tokens: Tensor) -> Tensor:
-    """The vectors [B, A, size] of tokens [B, A] among [B, S, size]."""
+    """Select the vectors of tokens [B, A] from [B, S, size]; result [B, A, size]."""
     return vectors.gather(1, tokens[..., None].expand(-1, -1, vectors.shape[-1]))
 
 
 class Eagle3Objective:
-    """What a head learns from conversations: its drafts after every token, against the target's rows.
+    """Training objective of an EAGLE-3 head: its drafts in the answers, against the target's rows.
 
     Args:
-        module: the head.
+        module: head to train.
         teacher: the target, over the draft's vocabulary, with the states that the head reads.
         steps: tokens of a draft.
-        decay: of the weight of a token by its place in the draft.
-        density: share of the answers' tokens after which drafts begin.
-        seed: of which those are.
+        decay: the token of step k, from 0, has the weight decay^k.
+        density: share of the answers' tokens at which drafts begin.
+        seed: seed of the choice of those tokens.
     """
 
     def __init__(
@@ -228,8 +230,11 @@ class Eagle3Objective:
         self._density, self._seed = density, seed
 
     def __call__(self, batch: ConversationBatch) -> Part:
-        """The loss of a batch: rejections, smoothed by KL the more the less is accepted (λ = exp(-3 α), as
-        in speculators' lk_hybrid), with the acceptance α of the batch itself."""
+        """The loss of a batch: rejection probability, mixed with KL.
+
+        The share of KL, λ = exp(-3 α), is larger the lower the batch's acceptance α (as in speculators'
+        lk_hybrid).
+        """
         lesson = self.teacher.show(batch)
         anchors, there = begins(lesson.rows, self._density, self._seed)
         states, which, places = self._drafts(lesson, anchors, there)
@@ -240,11 +245,11 @@ class Eagle3Objective:
         return Part(total, float(weights.sum()), batch.tokens)
 
     def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
-        """Acceptance on conversations that are held out; see `evaluation.evaluate`."""
+        """Acceptance on held-out conversations; see `evaluation.evaluate`."""
         return evaluate(self.teacher, self.drafts, batches, ranks)
 
     def drafts(self, lesson: Lesson) -> Drafts:
-        """What it drafts on a batch."""
+        """Drafts of the head on a batch."""
         anchors, there = begins(lesson.rows, self._density, self._seed)
         states, which, _ = self._drafts(lesson, anchors, there)
         matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
@@ -259,8 +264,12 @@ class Eagle3Objective:
     def _drafts(
         self, lesson: Lesson, anchors: Tensor, there: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the output head reads for every drafted token that the target has a row for, [N, hidden],
-        which row that is, and its place in the draft, both [N]."""
+        """Run the head on drafts.
+
+        Returns:
+            For every drafted token with a row of the target: the input of the output head, [N, hidden],
+            the index of the row, and the token's place in the draft, both [N].
+        """
         token_ids = lesson.batch.token_ids
         embeddings = self.teacher.model.embed(token_ids)
         with in_bf16(embeddings.device):

@@ -1,4 +1,4 @@
-"""What a run begins or goes on with: the weights of a drafter, and the files of an earlier run."""
+"""Starting points of a run: the weights of an earlier drafter, and the files of an earlier run."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from forerun.training.recipes import Untrained
 
 
 def ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
-    """The target's tokens that a head can draft."""
+    """Ids of the target's tokens that a head can draft."""
     if "d2t" not in head.tensors:
         return torch.arange(target.vocab_size)
     return draft_ids(head.tensors["d2t"], target.vocab_size, head.name)
 
 
 def tokens_of(head: HeadFiles) -> int:
-    """Tokens that a head and those that it began with were trained on; 0 where its files do not say."""
+    """Number of tokens that a head and its predecessors were trained on; 0 if its files do not say."""
     parts = (("report", "tokens"), ("recipe", "begun_with_tokens"))
     found = [dict(head.own.get(part) or {}).get(name) for part, name in parts]
     return sum(tokens for tokens in found if isinstance(tokens, int))
 
 
 def take_weights(made: Untrained, head: HeadFiles) -> None:
-    """Begin with the weights of a drafter; those that are not trained and that it lacks are the target's.
+    """Load an earlier drafter's weights into a new one, which keeps untrained weights that it lacks.
 
     Raises:
-        TrainingError: for those of another shape.
+        TrainingError: for weights of another shape.
     """
     wanted = made.module.state_dict()
     lent = {name: p.detach() for name, p in made.module.named_parameters() if not p.requires_grad}
@@ -54,10 +54,10 @@ def take_weights(made: Untrained, head: HeadFiles) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A file of an earlier run.
+    """Read the JSON object in a file of an earlier run.
 
     Raises:
-        TrainingError: where it is broken.
+        TrainingError: for a broken file.
     """
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -69,15 +69,15 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def broken(path: Path) -> TrainingError:
-    """The error for a file of an earlier run."""
+    """The error for a broken file of an earlier run."""
     return TrainingError(f"{path} is corrupt; delete {path.parent} to start again.")
 
 
 def write_object(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file that a run goes on from.
+    """Write a JSON file that a later run continues from.
 
     Raises:
-        TrainingError: where it cannot be written; what was there stays.
+        TrainingError: if it cannot be written; the earlier file then stays.
     """
     try:
         with atomic_path(path) as temporary:

@@ -1,4 +1,4 @@
-"""The acceptance of a head's drafts on held-out conversations, computed alike for all kinds of heads."""
+"""Acceptance of a head's drafts on held-out conversations, computed alike for all kinds of heads."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from forerun.training.conversations import ConversationBatch
 from forerun.training.losses import CHUNK, rejection_loss
 from forerun.training.target import Lesson, Teacher
 
-# Rows of a batch whose siblings are drawn: enough, and quick.
+# Number of rows of a batch whose siblings are drawn.
 RANKED = 128
 
 Factors = Sequence[tuple[Tensor, Tensor]]
-"""States [N, h] and matrices [Vd, h], whose products add up to logits."""
+"""Pairs of states [N, h] and matrix [Vd, h], whose products add up to logits."""
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """The chains that a head drafts on a batch of conversations, with the text's own tokens.
+    """Chains that a head drafts on a batch of conversations, with the text's own tokens.
 
     Args:
-        rows: the conversation of each chain, [C].
-        contexts: tokens before its first drafted one, [C].
-        there: which of its tokens the target wrote, with all before them, bool [C, K].
-        targets: the target's row of each of those, [N], chain after chain.
-        factors: what their logits are made of, by which of them share matrices, bool [N].
-        confidence: the logit that the head gives to the acceptance of each, [N]; None without.
+        rows: index of the conversation of each chain, [C].
+        contexts: number of tokens before the first drafted token of each chain, [C].
+        there: True for tokens that the target wrote, along with all before them in the chain, bool
+            [C, K].
+        targets: index of the target's row for each of those tokens, chain after chain, [N].
+        factors: pairs of a mask, bool [N], of the tokens that share matrices, and their logits' factors.
+        confidence: logit of the head's confidence in each of those tokens, [N]; None for a head without.
     """
 
     rows: Tensor
@@ -48,14 +49,15 @@ def evaluate(
     batches: Iterable[ConversationBatch],
     ranks: int = 0,
 ) -> AcceptanceTable:
-    """Acceptance on conversations that are held out, by category, with both sides at the temperature that
-    a conversation was drawn at: greedy where that is 0.
+    """Measure acceptance on held-out conversations, by category.
+
+    Target and draft have the temperature that the conversation was drawn at; 0 is greedy.
 
     Args:
         teacher: the target.
-        draft: with the head.
-        batches: of conversations.
-        ranks: siblings whose acceptance is measured too.
+        draft: drafts with the head.
+        batches: batches of conversations.
+        ranks: number of siblings whose acceptance is measured too.
     """
     table = AcceptanceTable()
     generator = torch.Generator().manual_seed(0)
@@ -91,7 +93,7 @@ def most_probable(factors: Factors) -> Tensor:
 
 
 def _as_drawn(drafts: Drafts, lesson: Lesson) -> Drafts:
-    """The same drafts at the temperatures of the target's rows: logits are linear in the states."""
+    """Drafts at the temperatures of the target's rows, by scaled states: logits are linear in them."""
     temperatures = lesson.temperatures[drafts.targets, None]
     factors = [
         (some, [((states / temperatures[some]).to(states.dtype), rows) for states, rows in own])
@@ -101,7 +103,7 @@ def _as_drawn(drafts: Drafts, lesson: Lesson) -> Drafts:
 
 
 def _accepted(lesson: Lesson, drafts: Drafts) -> tuple[Tensor, Tensor]:
-    """Of each token Σ min(p, q), and whether p and q agree on the most probable one, [N] each."""
+    """Σ min(p, q) of each token, and 1 where p and q have the same most probable token, both [N]."""
     assert lesson.best is not None
     accepted, same = (torch.zeros_like(drafts.targets, dtype=torch.float) for _ in range(2))
     for some, factors in drafts.factors:
@@ -120,8 +122,7 @@ def _add_ranks(
     ranks: int,
     generator: torch.Generator,
 ) -> None:
-    """The acceptance of siblings after some of the tokens, each weighed by how probable it is that a draft
-    gets there."""
+    """Add the acceptance of siblings at a sample of tokens, weighted by the probability to reach them."""
     device = chains.device
     reached = torch.cat((chains.new_ones(len(chains), 1), chains[:, :-1].cumprod(-1)), -1)
     weights = reached[drafts.there]
@@ -144,6 +145,6 @@ def _add_ranks(
 
 
 def _logits(factors: Factors, part: slice) -> Tensor:
-    """Logits of some rows, [n, Vd]."""
+    """Logits of the rows in a slice, [n, Vd]."""
     parts = [(states[part] @ matrix.T).float() for states, matrix in factors]
     return sum(parts[1:], parts[0])

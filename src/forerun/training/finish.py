@@ -1,4 +1,4 @@
-"""What is measured once a head is trained, on text that is held out, and written beside its weights."""
+"""Measurements of a trained head on held-out text, written beside its weights."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ from forerun.training.drafter_settings import FinishSettings
 from forerun.training.earlier import take_weights
 from forerun.training.real_run import real_runs
 
-# Siblings whose acceptance is measured: trees rarely have more of them.
+# Number of siblings whose acceptance is measured; trees rarely have more.
 RANKS = 8
 NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 def finish(run: DrafterRun, settings: FinishSettings | None = None) -> Mapping[str, Any]:
-    """Measure the head that a run has kept, and write the results into its forerun.json and card.
+    """Measure the head that a run has written, and add the results to its forerun.json and card.
 
     Args:
-        run: that has ended; its module takes the weights that were kept, which are not the last ones
-            where those were no better.
-        settings: what to measure.
+        run: a run that has ended; its module is set to the best weights, which need not be the last.
+        settings: measurements to make.
 
     Returns:
         The content of forerun.json.
 
     Raises:
-        CheckpointError: where it cannot be written; what was there stays.
+        CheckpointError: if it cannot be written; the earlier files then stay.
     """
     settings = settings or FinishSettings()
     files = HeadFiles.open(run.out)
     take_weights(run.head, files)
     own = dict(files.own)
-    # The curve goes on after the drafter that was kept.
+    # The curve includes validations after the best one.
     report = own["report"] = {**own["report"], **run.report.as_dict()}
     log = run.out / WORK / "state.jsonl"
     report["curve_by_category"] = read_curve(log, run.report.untrained)
@@ -55,18 +54,18 @@ def finish(run: DrafterRun, settings: FinishSettings | None = None) -> Mapping[s
 def add_proofs(
     run: DrafterRun, proofs: Sequence[Mapping[str, Any]], certificate: str
 ) -> Mapping[str, Any]:
-    """Write what was proven of the drafter beside its weights, and into its card.
+    """Write the proofs of a drafter beside its weights, and into its card.
 
     Args:
-        run: that is finished.
-        proofs: objects as `forerun prove --json` prints them.
-        certificate: the document that has all of them.
+        run: a finished run.
+        proofs: objects as printed by `forerun prove --json`.
+        certificate: document with all certificates.
 
     Returns:
-        The content of forerun.json, which keeps of each its settings and the outcome.
+        The content of forerun.json, with the settings and the outcome of each proof.
 
     Raises:
-        CheckpointError: where it cannot be written; what was there stays.
+        CheckpointError: if it cannot be written; the earlier files then stay.
     """
     files = HeadFiles.open(run.out)
     summaries = [

@@ -1,6 +1,6 @@
-"""Training adapters behind an early exit: a decoder layer that begins as the plain exit.
+"""Training of adapters behind an early exit: a decoder layer that at first changes nothing.
 
-It learns like a draft model (see `training.draft`), from the exit's states in place of tokens.
+An adapter learns like a draft model (see `training.draft`), but from the exit's states instead of tokens.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from forerun.training.published import PublishedModule
 
 
 class LayerSkipModule(PublishedModule):
-    """An adapter as it is trained.
+    """An adapter in training.
 
     Args:
-        config: of the adapter.
-        rows: of the target's output head, those that are drafted from, [Vd, hidden_size]; they are not
-            trained, and not the adapter's own.
-        norm: the weights [hidden_size] that its norm begins with.
+        config: config of the adapter.
+        rows: rows of the target's output head over the draft's vocabulary, [Vd, hidden_size]. They are
+            neither trained nor stored with the adapter.
+        norm: initial weights of the adapter's norm, [hidden_size].
     """
 
     output: Tensor
@@ -32,19 +32,20 @@ class LayerSkipModule(PublishedModule):
         with torch.no_grad():
             self.weight("norm").copy_(norm)
             for layer in range(config.layers.num_layers):
-                # The layer adds nothing yet.
+                # At first the layer adds nothing.
                 self.weight(f"layers.{layer}.self_attn.o_proj").zero_()
                 self.weight(f"layers.{layer}.mlp.down_proj").zero_()
 
     def forward(self, states: Tensor) -> Tensor:
-        """What the output head reads after each token of texts, from the exit's states of all of them,
-        both [B, S, hidden_size]."""
+        """Input of the output head after each token, from the exit's states, both [B, S, hidden_size]."""
         return self.normed(self.over_text(states.float()), "norm")
 
 
 def norm_of(target: CausalLM) -> Tensor:
-    """The weights [hidden_size] of a target's final norm, read off from what it makes of signs; of a layer
-    norm without its bias."""
+    """Weights of a target's final norm, [hidden_size], found by applying the norm to signs.
+
+    The bias of a layer norm is left out.
+    """
     signs = torch.ones(1, 1, target.hidden_size, dtype=target.dtype, device=target.device)
     signs[..., 1::2] = -1
     spread = target.final_norm(signs) - target.final_norm(-signs)

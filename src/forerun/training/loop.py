@@ -1,4 +1,4 @@
-"""A training loop with a budget: it stops by tokens or by seconds, resumes, and logs its loss."""
+"""A training loop that stops at a budget of tokens or seconds, resumes, and logs its loss."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Part:
-    """What a micro-batch adds to the loss of a step, which is the sum of totals by that of weights.
+    """Contribution of a micro-batch to the loss of a step: sum of totals / sum of weights.
 
     Args:
-        total: to be differentiated.
-        weight: what it is a sum over.
-        tokens: of the budget that it uses up.
+        total: weighted sum of losses, to be differentiated.
+        weight: sum of the weights.
+        tokens: tokens of the budget used.
     """
 
     total: Tensor
@@ -42,16 +42,16 @@ class Part:
 
 Gradients = Sequence[Tensor | None]
 Loss = Callable[[Any], Part]
-"""The loss of one micro-batch."""
+"""Function that computes the loss of one micro-batch."""
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How to train. The learning rate rises for `warmup` of the budget, stays, and falls to zero
-    linearly over the last `decay` of it.
+    """Budget, learning rates and schedule of a training.
 
-    The budget is spent when `max_tokens` or `max_seconds` (of training, not of the clock) is used
-    up, whichever comes first.
+    The learning rate rises for the share `warmup` of the budget, stays constant, and falls linearly to
+    zero over the last share `decay`. The budget is spent when `max_tokens` or `max_seconds` (of training,
+    not of the clock) is used up, whichever comes first.
     """
 
     max_tokens: int
@@ -69,7 +69,7 @@ class TrainingSettings:
 
 @dataclass
 class Progress:
-    """How much of its budget a run has used."""
+    """Tokens, seconds and steps that a run has used so far."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -80,22 +80,24 @@ class Progress:
 
 
 class Source(Protocol):
-    """Where micro-batches come from: a function of the progress alone, so that a run resumes."""
+    """A source of micro-batches that depends on the progress alone, so that a run can resume."""
 
     def step(self, progress: Progress, fraction: float) -> Sequence[Any]:
-        """The micro-batches of the coming step, of all processes together."""
+        """The micro-batches of the next step, for all processes together."""
 
 
 def learning_rate_factor(fraction: float, warmup: float, decay: float | None = None) -> float:
-    """The share of the peak learning rate at `fraction` of the budget; all three in [0, 1]. Without a
-    decay it falls from the end of the warmup on."""
+    """Share of the peak learning rate at `fraction` of the budget; all arguments in [0, 1].
+
+    Without `decay`, the rate falls from the end of the warmup.
+    """
     rise = fraction / warmup if warmup > 0 else 1.0
     fall = 1.0 - warmup if decay is None else decay
     return max(0.0, min(1.0, rise + 0.01, (1.0 - fraction) / fall if fall > 0 else 1.0))
 
 
 def make_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers; AdamW for embeddings, output heads, norms and biases."""
+    """Make Muon for matrices inside the layers, and AdamW for embeddings, output heads, norms, biases."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -120,14 +122,15 @@ class Trainer:
     """Trains `model` until the budget is spent; resumes from the file `state`.
 
     Args:
-        model: whose parameters are trained.
-        loss: of a micro-batch.
-        source: of the micro-batches.
-        settings: how to train.
-        state: the file that a run resumes from; its log lies beside it, and begins anew without it.
-        processes: that share the micro-batches of each step.
-        threads: that share those of a process, side by side.
-        watch: called after each step; what it returns true for ends the run.
+        model: module whose parameters are trained.
+        loss: function that computes the loss of a micro-batch.
+        source: source of the micro-batches.
+        settings: budget and schedule.
+        state: file that a run resumes from. The log lies beside it, and begins anew if the file is
+            missing.
+        processes: processes that share the micro-batches of each step.
+        threads: number of threads that share the micro-batches of a process.
+        watch: called after each step; True ends the run.
 
     Raises:
         TrainingError: for a state of another recipe.
@@ -159,11 +162,10 @@ class Trainer:
             self.log_path.unlink(missing_ok=True)
 
     def run(self) -> Progress:
-        """Train until the budget is spent, then save. A spent budget returns at once.
+        """Train until the budget is spent, then save; return at once if it is spent already.
 
         Raises:
-            TrainingError: where the loss is not a number; the state saved last is that of a step
-                before.
+            TrainingError: if the loss is not a number; the last saved state is of an earlier step.
         """
         self.model.train()
         saved = time.monotonic()
@@ -172,7 +174,7 @@ class Trainer:
             tokens = self._step(fraction)
             self.progress.steps += 1
             self.progress.tokens += tokens
-            # The same in all processes, which stop together.
+            # All processes count the same seconds, so they stop together.
             self.progress.seconds += self._processes.mean(time.monotonic() - started)
             if self.progress.steps % self.settings.log_every_steps == 0:
                 self.log({"loss": round(self.last_loss, 4)})
@@ -186,7 +188,7 @@ class Trainer:
         return self.progress
 
     def _step(self, fraction: float) -> int:
-        """One step of the optimizers; the tokens that it used up."""
+        """Take one step of the optimizers; returns the number of tokens used."""
         parts = self.source.step(self.progress, fraction)
         sums = torch.zeros(3, dtype=torch.float64)
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -210,7 +212,7 @@ class Trainer:
         return int(tokens)
 
     def _each(self, work: Callable[[Any], R], parts: Sequence[Any]) -> Iterator[R]:
-        """What is made of each micro-batch, in order."""
+        """Apply `work` to each micro-batch, on several threads, and yield the results in order."""
         if self._threads == 1:
             yield from map(work, parts)
             return
@@ -218,18 +220,21 @@ class Trainer:
             yield from pool.map(work, parts)
 
     def _learn(self, trained: Sequence[nn.Parameter], micro: Any) -> tuple[list[float], Gradients]:
-        """Loss, weight and tokens of a micro-batch, and its gradients apart: they add up in one order,
-        whichever thread is first."""
+        """Loss, weight and tokens of a micro-batch, and its gradients.
+
+        The gradients are returned, not accumulated, so that they are added in a fixed order whichever
+        thread is first.
+        """
         part = self.loss(micro)
         gradients = torch.autograd.grad(part.total, trained, allow_unused=True)
         return [part.total.item(), part.weight, part.tokens], gradients
 
     def _gradients_over(self, weight: float) -> list[nn.Parameter]:
-        """The parameters that have gradients, which become those of all processes by weight."""
+        """Sum the gradients over all processes, divide them by `weight`, and return their parameters."""
         trained = []
         for parameter in self.model.parameters():
             if parameter.grad is None and parameter.requires_grad and self._processes.count > 1:
-                # Others may have one: all take part in every sum.
+                # Another process may have a gradient here, and all must take part in every sum.
                 parameter.grad = torch.zeros_like(parameter)
             if parameter.grad is not None:
                 parameter.grad.copy_(self._processes.sum(parameter.grad) / weight)
@@ -237,10 +242,10 @@ class Trainer:
         return trained
 
     def _refuse_nonsense(self, what: str, value: float) -> None:
-        """End training before a step that would spoil the weights.
+        """End training before a step that would ruin the weights.
 
         Raises:
-            TrainingError: for NaN and infinity, naming the state to go on from.
+            TrainingError: for NaN and infinity; names the state to continue from.
         """
         if abs(value) < float("inf"):
             return
@@ -253,7 +258,7 @@ class Trainer:
         )
 
     def log(self, figures: dict[str, Any]) -> None:
-        """Add a line to the log: figures and the progress."""
+        """Append a line with the figures and the progress to the log."""
         if not self._processes.first:
             return
         row = {**figures, **asdict(self.progress)}
@@ -263,7 +268,7 @@ class Trainer:
         logger.info("%s", row)
 
     def save(self) -> None:
-        """Write the state, where it is not that of the file already."""
+        """Write the state, unless the file has it already."""
         if not self._processes.first or self._saved == self.progress.steps:
             return
         state: dict[str, Any] = {
@@ -299,7 +304,7 @@ class Trainer:
         logger.info("resumed at %s", self.progress)
 
     def _cut_log(self) -> None:
-        """Forget what an interrupted run has logged after its state: those steps come again."""
+        """Remove log lines of steps after the loaded state, because those steps are repeated."""
         if not self._processes.first or not self.log_path.exists():
             return
         lines = self.log_path.read_text("utf-8").splitlines()
@@ -309,7 +314,7 @@ class Trainer:
 
 
 def _steps_of(line: str) -> float:
-    """The steps that a line of the log was written after; infinite for one that was cut off."""
+    """Number of steps in a line of the log; infinite for a line that was cut off."""
     try:
         return float(json.loads(line)["steps"])
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""What training minimizes, in nats a token or in tokens of a draft that are rejected."""
+"""Training losses, in nats per token or in rejected tokens of a draft."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from forerun.training.compiled import compiled, filled
 
-# Rows of the vocabulary that are worked on at once: as many as fit into a cache.
+# Rows over the vocabulary that are computed at once: as many as fit into a cache.
 CHUNK = 256
-# Rows by which the acceptance of a batch is estimated before its loss is computed.
+# Rows in the estimate of a batch's acceptance before its loss is computed.
 SAMPLED = 256
 
 
@@ -26,8 +26,8 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def distillation_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Mean KL(teacher || student) over all positions; both [B, n, V].
 
-    Acceptance is 1 - total variation (Leviathan et al., arXiv 2211.17192, corollary 3.6), which
-    this bounds from below through Pinsker's inequality, and this is smooth.
+    Acceptance is 1 - total variation (Leviathan et al., arXiv 2211.17192, corollary 3.6). By Pinsker's
+    inequality, KL bounds it from below, and KL is smooth.
     """
     teacher = functional.log_softmax(teacher_logits.float(), dim=-1)
     student = functional.log_softmax(logits.float(), dim=-1)
@@ -41,21 +41,19 @@ def rejection_loss(
     weights: Tensor,
     kl_share: float,
 ) -> tuple[Tensor, Tensor]:
-    """How often drafted tokens are rejected, as a weighted sum, smoothed by a share of KL.
+    """Weighted sum of rejection probabilities of drafted tokens, mixed with a share of KL.
 
-    The draft's logits are the sum of `states @ matrix.T` over the factors. Neither they nor their
-    gradient are ever held for all rows: both follow from the same chunk, so that memory does not grow
-    with the vocabulary.
+    The draft's logits are the sum of `states @ matrix.T` over the factors. Logits and their gradient are
+    computed chunk by chunk and never held for all rows, so memory does not grow with the vocabulary.
 
     Args:
-        factors: states [N, h] and matrix [V, h], one pair or more.
-        target_probs: rows of the target's probabilities over the draft's vocabulary, [R, V]; what
-            lies outside it is missing from their sums.
-        index: which of those rows belongs to each state, [N].
-        weights: of the rows in the sum, [N].
-        kl_share: of the loss that is KL(target || draft), in [0, 1]; the rest is
-            1 - Σ min(target, draft), the exact probability of a rejection, whose gradient fades
-            where the two hardly overlap.
+        factors: pairs of states [N, h] and matrix [V, h], at least one.
+        target_probs: rows of the target's probabilities over the draft's vocabulary, [R, V]; probability
+            outside the vocabulary is missing from their sums.
+        index: index of the row of `target_probs` for each state, [N].
+        weights: weight of each state in the sum, [N].
+        kl_share: share of KL(target || draft) in the loss, in [0, 1]. The rest is 1 - Σ min(target, draft),
+            the exact probability of a rejection, whose gradient vanishes if the two hardly overlap.
 
     Returns:
         The weighted sum, and the acceptance probabilities Σ min(target, draft) [N], without gradient.
@@ -69,8 +67,10 @@ def rejection_loss(
 def kl_share(
     factors: Sequence[tuple[Tensor, Tensor]], target_probs: Tensor, index: Tensor
 ) -> float:
-    """The share of KL in the loss of a batch: exp(-3 α), the more the less of it is accepted (as in the
-    speculators library's lk_hybrid), with α estimated from some of its rows."""
+    """Share of KL in the loss of a batch, exp(-3 α), with the acceptance α estimated from some rows.
+
+    The share is larger, the lower the acceptance (as in the speculators library's lk_hybrid).
+    """
     if not len(index):
         return 1.0
     few = slice(None, None, max(1, len(index) // SAMPLED))
@@ -83,7 +83,7 @@ def kl_share(
 
 
 class _RejectionLoss(torch.autograd.Function):
-    """`rejection_loss`: gradients are computed with the loss, chunk by chunk."""
+    """Autograd function of `rejection_loss` that computes gradients with the loss, chunk by chunk."""
 
     @staticmethod
     def forward(
@@ -134,7 +134,7 @@ def _add_gradients(
     states: Sequence[Tensor],
     matrices: Sequence[Tensor],
 ) -> None:
-    """From the gradient by the logits of a chunk to those by states and matrices, two a factor."""
+    """Add the gradients of states and matrices, two per factor, from a chunk's gradient of the logits."""
     for place, (state, matrix) in enumerate(zip(states, matrices, strict=True)):
         if (of_state := grads[2 * place]) is not None:
             of_state[part] = gradient @ matrix
@@ -145,10 +145,10 @@ def _add_gradients(
 def _rows(
     logits: Sequence[Tensor], target: Tensor, weights: Tensor, kl_share: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row the weighted gradient by the logits, Σ min(p, q), and the weighted loss.
+    """Weighted gradient of the logits, Σ min(p, q), and weighted loss, for each row.
 
-    Of Σ min(p, q) by q the gradient is 1 where q < p and 0 elsewhere; through the softmax a gradient g
-    becomes q (g - Σ q g). Of KL it is q Σ p - p.
+    The gradient of Σ min(p, q) by q is 1 where q < p and 0 elsewhere. Through the softmax, a gradient g
+    becomes q (g - Σ q g). The gradient of KL by the logits is q Σ p - p.
     """
     total = sum((part.float() for part in logits[1:]), logits[0].float())
     logs = total - total.logsumexp(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Training Medusa's heads: what they minimize on a target's own answers."""
+"""Training of Medusa's heads: their objective on a target's own answers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from forerun.training.target import Lesson, Teacher
 
 
 class MedusaModule(nn.Module):
-    """Heads as they are trained; the names of the parameters are those of vLLM's layout.
+    """Medusa's heads in training; the parameters have the names of vLLM's layout.
 
     Args:
-        config: of the heads.
-        output_rows: what output matrices of their own begin as, [Vd, hidden_size], usually the target's.
+        config: config of the heads.
+        output_rows: initial output matrices of heads that have their own, [Vd, hidden_size]; usually the
+            target's.
     """
 
     def __init__(self, config: MedusaConfig, output_rows: Tensor | None = None) -> None:
@@ -42,7 +43,7 @@ class MedusaModule(nn.Module):
             nn.Linear(size, config.draft_vocab_size, bias=False) for _ in config.output_names()
         )
         self.lm_heads = nn.ModuleList(outputs)
-        # As in Medusa's own code, heads begin as copies of the output head that they end in.
+        # As in Medusa's own code, heads are initialized as copies of the output head.
         rows = {} if output_rows is None else dict.fromkeys(config.output_names(), output_rows)
         self.load_state_dict(tensors | rows)
 
@@ -50,7 +51,7 @@ class MedusaModule(nn.Module):
         """States that the output matrices read, [..., num_heads, hidden_size].
 
         Args:
-            normed: of the target's last layer behind its final norm, [..., hidden_size].
+            normed: states of the target after its final norm, [..., hidden_size].
         """
         states = []
         for names in self.config.block_names():
@@ -63,13 +64,14 @@ class MedusaModule(nn.Module):
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Tokens that heads predict, [N] each.
+    """Tokens that heads predict.
 
     Args:
-        there: which of the tokens after each anchor the target wrote, with all before them, [A, heads].
-        anchors: row and place of the states that are read, each [A].
-        rows: the target's row of each token.
-        heads: the head that predicts it.
+        there: True for tokens after each anchor that the target wrote, along with all before them,
+            [A, heads].
+        anchors: row and position of the states that are read, each [A].
+        rows: index of the target's row for each token, [N].
+        heads: index of the head that predicts each token, [N].
     """
 
     there: Tensor
@@ -79,15 +81,18 @@ class _Tokens:
 
     @classmethod
     def drawn(cls, lesson: Lesson, heads: int, density: float, seed: int) -> _Tokens:
-        """At a share of the states from which a draft begins: those two places before an answer's token,
-        the one between being what the target itself predicts."""
+        """Tokens of drafts that begin at a random share of the possible states.
+
+        A draft begins at a state two places before a token of an answer. The target itself predicts the
+        token between.
+        """
         size, device = lesson.rows.shape[1], lesson.rows.device
         head_ids = torch.arange(heads, device=device)
         places = torch.arange(size, device=device)[:, None] + 2 + head_ids
         padded = functional.pad(lesson.rows, (0, heads + 2), value=-1)
         own = padded[:, places]
         generator = torch.Generator().manual_seed(seed * 1_000_003 + int(lesson.rows.max()))
-        # Drawn on the CPU, so that drafts begin with the same tokens on every device.
+        # Drawn on the CPU, so that drafts begin at the same tokens on every device.
         drawn = (torch.rand(lesson.rows.shape, generator=generator) < density).to(device)
         row, place = ((own[..., 0] >= 0) & drawn).nonzero(as_tuple=True)
         own = own[row, place]
@@ -96,15 +101,15 @@ class _Tokens:
 
 
 class MedusaObjective:
-    """What heads learn from conversations: the target's rows two places ahead and further.
+    """Training objective of Medusa's heads: the target's rows two or more places ahead.
 
     Args:
-        module: the heads.
-        teacher: the target, over the draft's vocabulary; it shows the states after its last layer.
-        output_rows: of the target's output head, over the draft's vocabulary, [Vd, hidden_size].
+        module: heads to train.
+        teacher: the target, over the draft's vocabulary; it must show the states after its last layer.
+        output_rows: rows of the target's output head, over the draft's vocabulary, [Vd, hidden_size].
         density: share of the answers' tokens at which drafts begin.
-        decay: the head i, counted from 0, weighs decay ** i, as in Medusa.
-        seed: of where drafts begin.
+        decay: head i, counted from 0, has the weight decay ** i, as in Medusa.
+        seed: seed of the choice of those tokens.
 
     Raises:
         TrainingError: for a teacher that does not show those states.
@@ -129,8 +134,10 @@ class MedusaObjective:
         self._output, self._density, self._decay, self._seed = output_rows, density, decay, seed
 
     def __call__(self, batch: ConversationBatch) -> Part:
-        """The loss of a batch: rejections, smoothed by KL the more the less is accepted (a share of
-        exp(-3 α), as in speculators' lk_hybrid)."""
+        """The loss of a batch: rejection probability, mixed with KL.
+
+        The share of KL, exp(-3 α), is larger the lower the acceptance α (as in speculators' lk_hybrid).
+        """
         lesson = self.teacher.show(batch)
         heads = self.module.config.num_heads
         tokens = _Tokens.drawn(lesson, heads, self._density, self._seed)
@@ -138,17 +145,17 @@ class MedusaObjective:
         total = torch.zeros((), device=weights.device)
         for some, states, matrix in self._factors(lesson, tokens):
             factors, rows = [(states, matrix)], tokens.rows[some]
-            # Of the batch alone, so that a run that goes on repeats its losses.
+            # The share depends on the batch alone, so that a run that resumes repeats its losses.
             share = kl_share(factors, lesson.probs, rows)
             total = total + rejection_loss(factors, lesson.probs, rows, weights[some], share)[0]
         return Part(total, float(weights.sum()), batch.tokens)
 
     def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
-        """Acceptance of chains on conversations that are held out; see `evaluation.evaluate`."""
+        """Acceptance of chains on held-out conversations; see `evaluation.evaluate`."""
         return evaluate(self.teacher, self.drafts, batches, ranks)
 
     def drafts(self, lesson: Lesson) -> Drafts:
-        """What they draft on a batch, after every token."""
+        """Drafts of the heads on a batch, after every token."""
         tokens = _Tokens.drawn(lesson, self.module.config.num_heads, 1.0, self._seed)
         rows, places = tokens.anchors
         factors = [
@@ -157,7 +164,11 @@ class MedusaObjective:
         return Drafts(rows, places + 2, tokens.there, tokens.rows, factors)
 
     def _factors(self, lesson: Lesson, tokens: _Tokens) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Which tokens share an output matrix (bool [N]), the states that it reads for them, and itself."""
+        """Each output matrix, with a mask of its tokens (bool [N]) and the states that it reads.
+
+        Returns:
+            Triples of mask, states and matrix.
+        """
         last = lesson.hidden[self.teacher.model.num_layers][tokens.anchors]
         normed = self.teacher.model.final_norm(last[None])[0]
         with in_bf16(normed.device):

@@ -1,7 +1,7 @@
-"""What a model goes on from where it writes prompts by itself, and where those end.
+"""Opening of a prompt that the model itself writes, and the tokens that end the prompt.
 
-Of a chat model it is the chat template up to where a user's text begins: what it writes there is what
-it takes for a user's question (Magpie, arXiv 2406.08464).
+The opening for a chat model is the chat template up to the user's text. What the model writes there is
+what it expects as a user's question (Magpie, arXiv 2406.08464).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from forerun.engine.chat import ChatTemplate, Message, encode_text
 from forerun.errors import PromptError
 
-# Stands for the user's text in a template that is to be cut there.
+# Placeholder for the user's text, at which the rendered template is cut.
 _MARK = "forerun-user-text"
 
 
@@ -22,8 +22,8 @@ class Opening:
     """The beginning of a prompt that a model writes.
 
     Args:
-        token_ids: what it goes on from.
-        stop_token_ids, stop: what ends the prompt, beside the end of a text.
+        token_ids: tokens that the model continues.
+        stop_token_ids, stop: tokens and strings that end the prompt, besides the end of a text.
     """
 
     token_ids: tuple[int, ...]
@@ -32,7 +32,7 @@ class Opening:
 
 
 def asking(question: str, system: str | None) -> list[Message]:
-    """The messages of a conversation that begins with a question."""
+    """Messages of a conversation that begins with a question."""
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": question}]
 
@@ -40,12 +40,14 @@ def asking(question: str, system: str | None) -> list[Message]:
 def chat_opening(
     tokenizer: Any, template: ChatTemplate, system: str | None, variables: Mapping[str, Any]
 ) -> Opening:
-    """The template up to the user's text; the prompt ends with the first token after that, or where that
-    is no special one, with the first word after it.
+    """The chat template up to the user's text, as an opening.
+
+    The prompt ends at the template's first token after the text. If that is no special token, the prompt
+    ends at the first word after the text.
 
     Raises:
-        PromptError: for a template that refuses the messages, or does not show the text once.
-        UnknownNameError, ConfigError: for a variable that it does not read.
+        PromptError: for a template that refuses the messages, or does not show the text exactly once.
+        UnknownNameError, ConfigError: for a variable that the template does not read.
     """
     text = template.render(asking(_MARK, system), variables)
     before, found, after = text.partition(_MARK)
@@ -54,7 +56,7 @@ def chat_opening(
             "the chat template does not write a user's text once and as it is, so the model cannot go on "
             "from there; give a file of prompts."
         )
-    # A space before the text belongs to its first token, line breaks do not.
+    # A space before the text belongs to the text's first token; line breaks do not.
     token_ids = tuple(tokenizer.encode(before.rstrip(" "), add_special_tokens=False))
     if not token_ids:
         return text_opening(tokenizer, ())
@@ -66,8 +68,7 @@ def chat_opening(
 
 
 def text_opening(tokenizer: Any, eos_token_ids: Iterable[int]) -> Opening:
-    """The beginning of a text, for a base model: BOS, else the token that ends the text before, else a
-    line break."""
+    """The opening of a text for a base model: BOS, else an end-of-text token, else a line break."""
     bos = getattr(tokenizer, "bos_token_id", None)
     first = [bos] if bos is not None else sorted(eos_token_ids)[:1]
     return Opening(tuple(first or encode_text(tokenizer, "\n")))

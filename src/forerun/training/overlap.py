@@ -1,4 +1,4 @@
-"""Which texts say the same: repeated prompts, and the questions of an evaluation in training data."""
+"""Detects repeated prompts, and questions of an evaluation in training data."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-# Words in a row that tell a text from all others (Brown et al., arXiv 2005.14165, appendix C).
+# Words in a row that identify a text (Brown et al., arXiv 2005.14165, appendix C).
 LONGEST_RUN = 13
-# A question of fewer words is kept out only where it is the whole prompt.
+# A question of fewer words is kept out only if it is the whole prompt.
 SHORTEST_RUN = 4
-# Words in a row that near duplicates are compared by.
+# Words in a run (shingle) by which near duplicates are compared.
 SHINGLE = 3
 # Bands of hashes: two texts of a similarity of 0.7 share a band with a probability of 0.9998.
 BANDS, BAND_ROWS = 32, 4
@@ -24,11 +24,11 @@ _ALONE = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
 
 Signatures = NDArray[np.uint32]
-"""Smallest hashes, [..., BANDS * BAND_ROWS]."""
+"""MinHash signatures: smallest hashes, [..., BANDS * BAND_ROWS]."""
 
 
 def normalized(text: str) -> str:
-    """A text without the differences that nobody reads: case, spaces, forms of characters."""
+    """A text without differences of case, spaces and Unicode forms."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -40,11 +40,11 @@ def words_of(text: str) -> list[str]:
 class KeptOut:
     """Questions that training must not see.
 
-    A text is one of them where it is the same after `normalized`, or shares 13 words in a row with
-    one; of a question of 4 to 12 words, all of them in a row.
+    A text matches a question if the two are equal after `normalized`, or share 13 words in a row. A
+    question of 4 to 12 words matches if all its words occur in a row.
 
     Args:
-        questions: their texts, every turn by itself.
+        questions: texts of the questions, every turn by itself.
     """
 
     def __init__(self, questions: Iterable[str]) -> None:
@@ -58,7 +58,7 @@ class KeptOut:
                 self._runs.setdefault(length, set()).update(_runs(words, length))
 
     def holds(self, text: str) -> bool:
-        """Whether a text is, or contains, one of the questions."""
+        """True if a text is, or contains, one of the questions."""
         if normalized(text) in self._texts:
             return True
         words = words_of(text)
@@ -68,21 +68,23 @@ class KeptOut:
 
 
 class Seen:
-    """Prompts that have come before, and those that are nearly the same, by MinHash (Broder, 1997)
-    over runs of 3 words, looked up by bands of hashes.
+    """Prompts seen before, which recognizes repeated and nearly equal ones.
+
+    Near duplicates are found by MinHash (Broder, 1997) over runs of 3 words, looked up by bands of
+    hashes.
 
     Args:
-        similarity: the share of their runs (Jaccard) at which two prompts are near duplicates.
+        similarity: Jaccard similarity of their runs from which two prompts are near duplicates.
     """
 
     def __init__(self, similarity: float) -> None:
         self.similarity = similarity
         self._texts: set[bytes] = set()
-        # Of the prompts so far, the first `_size` rows.
+        # The first `_size` rows are the signatures of the prompts so far.
         self._signatures: Signatures = np.zeros((1024, BANDS * BAND_ROWS), np.uint32)
         self._size = 0
         self._bands: dict[tuple[int, bytes], list[int]] = {}
-        # The stream of RandomState never changes, so that a run that resumes decides alike.
+        # The stream of RandomState never changes between versions, so a resumed run decides alike.
         random = np.random.RandomState(0)
         size = BANDS * BAND_ROWS
         odd = random.randint(0, 2**63, size=(size, 1), dtype=np.uint64) * np.uint64(2)
@@ -90,8 +92,11 @@ class Seen:
         self._offsets = random.randint(0, 2**63, size=(size, 1), dtype=np.uint64)
 
     def take(self, text: str) -> str:
-        """Remember a prompt unless it has come before: `duplicate`, `near_duplicate`, or nothing where
-        it is new."""
+        """Remember a prompt if it is new.
+
+        Returns:
+            `duplicate`, `near_duplicate`, or an empty string for a new prompt.
+        """
         key = hashlib.blake2b(normalized(text).encode(), digest_size=16).digest()
         if key in self._texts:
             return "duplicate"
@@ -114,7 +119,7 @@ class Seen:
         self._size += 1
 
     def _signature(self, text: str) -> Signatures:
-        """The smallest hash of the text's runs under each function, uint32 [BANDS * BAND_ROWS]."""
+        """Smallest hash of the text's runs under each hash function, uint32 [BANDS * BAND_ROWS]."""
         words = words_of(text) or [normalized(text)]
         runs = set(_runs(words, min(SHINGLE, len(words))))
         hashes = np.array([zlib.crc32(run.encode()) for run in runs], dtype=np.uint64)
@@ -124,5 +129,5 @@ class Seen:
 
 
 def _runs(words: list[str], length: int) -> Iterator[str]:
-    """All runs of so many words."""
+    """All runs of `length` words."""
     return (" ".join(words[i : i + length]) for i in range(len(words) - length + 1))

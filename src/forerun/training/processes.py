@@ -1,4 +1,4 @@
-"""Several processes that train together: each takes its share of a step's micro-batches."""
+"""Training by several processes, each of which takes its share of a step's micro-batches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `count`.
+    """Rank of this process, and number of the processes that train together.
 
     Args:
-        rank: of this one, from 0.
-        count: of all.
+        rank: index of this process, from 0.
+        count: number of processes.
     """
 
     rank: int = 0
@@ -29,21 +29,21 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and talks."""
+        """True for the process that writes files and prints."""
         return self.rank == 0
 
     def share(self, parts: Sequence[T]) -> Sequence[T]:
-        """The parts of this process; all of them are worked on by some process."""
+        """The parts that this process works on; every part belongs to one process."""
         return parts[self.rank :: self.count]
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """The sum of a tensor over all processes."""
         if self.count > 1:
             distributed.all_reduce(values)
         return values
 
     def mean(self, value: float) -> float:
-        """The mean over all processes, the same number in each."""
+        """The mean of a number over all processes, equal in each."""
         if self.count == 1:
             return value
         return float(self.sum(torch.tensor([value], dtype=torch.float64))) / self.count
@@ -53,12 +53,13 @@ ALONE = Processes()
 
 
 def join() -> Processes:
-    """The processes that a launcher has started (`accelerate launch`, `torchrun`), joined; without a
-    launcher this one alone. Where accelerate is not installed they are joined by torch (gloo), from the
-    variables that launchers set: WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT.
+    """Join the processes started by a launcher (`accelerate launch`, `torchrun`).
+
+    Without a launcher, this process is alone. If accelerate is not installed, torch (gloo) joins the
+    processes by the variables that launchers set: WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT.
 
     Raises:
-        TrainingError: where they cannot be joined.
+        TrainingError: if the processes cannot be joined.
     """
     count = int(os.environ.get("WORLD_SIZE", "1") or 1)
     if count <= 1:

@@ -1,4 +1,4 @@
-"""A head as it is trained: a module whose parameters have the names that it is published under."""
+"""Base of trained heads: a module of Llama-like layers whose parameters have their published names."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.rope import frequencies, rotate
 
 DEVIATION = 0.02
-"""Of the matrices of a drafter that begins at random."""
+"""Standard deviation of randomly initialized matrices."""
 
 
 class PublishedModule(nn.Module):
-    """Layers of Llama's kind over parameters by published name.
+    """Llama-like layers over parameters by published name.
 
     Args:
-        shape: theirs.
-        shapes: of the parameters, by name; norms begin as ones, biases as zeros, matrices at random.
+        shape: architecture of the layers.
+        shapes: shapes of the parameters by name. Norms are initialized as ones, biases as zeros, matrices
+            at random.
         frozen: parameters that are not trained, by name.
     """
 
@@ -41,26 +42,26 @@ class PublishedModule(nn.Module):
         self._inverse, self._rotary_scale = frequencies(shape)
 
     def weight(self, name: str) -> Tensor:
-        """The weight of a part."""
+        """The weight parameter of a submodule."""
         return self.get_parameter(f"{name}.weight")
 
     def linear(self, hidden: Tensor, name: str) -> Tensor:
-        """A product, with its bias where it has one."""
+        """Apply a linear submodule, with its bias if it has one."""
         own = dict(self.get_submodule(name).named_parameters(recurse=False))
         return functional.linear(hidden, own["weight"], own.get("bias"))
 
     def normed(self, hidden: Tensor, name: str) -> Tensor:
-        """A norm by the root mean square."""
+        """Apply an RMS norm."""
         weight = self.weight(name).to(hidden.dtype)
         return functional.rms_norm(hidden, weight.shape, weight, self.shape.norm_eps)
 
     def heads(self, hidden: Tensor, names: str, positions: Tensor, layer: int = 0) -> list[Tensor]:
-        """Queries, keys or values of a layer, [B, heads, n, head_dim], rotated but for values.
+        """Queries, keys or values of a layer, [B, heads, n, head_dim]; queries and keys are rotated.
 
         Args:
-            hidden: [B, n, width].
+            hidden: hidden states, [B, n, width].
             names: letters of `qkv`.
-            positions: of the tokens, [B, n] or [1, n].
+            positions: positions of the tokens, [B, n] or [1, n].
         """
         angles = positions[..., None].float() * self._inverse.to(positions.device)
         angles = torch.cat((angles, angles), dim=-1)[:, None]
@@ -79,7 +80,7 @@ class PublishedModule(nn.Module):
         return made
 
     def rest(self, residual: Tensor, mixed: Tensor, layer: int = 0) -> Tensor:
-        """A layer behind its attention: `residual` [B, n, hidden_size], and what the heads have mixed."""
+        """Output of a layer from its residual [B, n, hidden_size] and the attention heads' output."""
         prefix = f"layers.{layer}"
         hidden = residual + self.linear(mixed, f"{prefix}.self_attn.o_proj")
         normed = self.normed(hidden, f"{prefix}.post_attention_layernorm")
@@ -87,7 +88,7 @@ class PublishedModule(nn.Module):
         return hidden + self.linear(self._activation(gate) * up, f"{prefix}.mlp.down_proj")
 
     def over_text(self, hidden: Tensor) -> Tensor:
-        """All layers over whole texts [B, S, hidden_size], in which each token sees those before it."""
+        """Apply all layers to whole texts [B, S, hidden_size], with causal attention."""
         slots = torch.arange(hidden.shape[1], device=hidden.device)
         back = slots[:, None] - slots
         for layer, window in enumerate(self.shape.windows):
@@ -98,10 +99,10 @@ class PublishedModule(nn.Module):
         return hidden
 
     def published(self, token_ids: Tensor | None) -> dict[str, Tensor]:
-        """The tensors of the head by published name.
+        """Tensors of the head by published name.
 
         Args:
-            token_ids: the target's token of each draft token, [Vd]; None where all are drafted.
+            token_ids: the target's token of each draft token, [Vd]; None if all tokens are drafted.
         """
         tensors = {name: tensor.detach() for name, tensor in self.named_parameters()}
         if token_ids is not None:
@@ -110,12 +111,12 @@ class PublishedModule(nn.Module):
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """What heads mix of the values that they see, [B, n, heads * head_dim].
+    """Attention with a mask, [B, n, heads * head_dim].
 
     Args:
-        query: [B, heads, n, head_dim].
-        keys, values: [B, kv_heads, m, head_dim].
-        seen: which keys each query sees, bool [B, 1, n, m].
+        query: queries, [B, heads, n, head_dim].
+        keys, values: keys and values, [B, kv_heads, m, head_dim].
+        seen: True for keys that a query sees, bool [B, 1, n, m].
     """
     mixed = functional.scaled_dot_product_attention(
         query, keys, values, attn_mask=seen, enable_gqa=True
@@ -124,7 +125,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
 
 
 def hang(owner: nn.Module, name: str, tensor: Tensor) -> nn.Parameter:
-    """Make a tensor a parameter with a name of dots."""
+    """Register a tensor as a parameter under a dotted name."""
     *path, last = name.split(".")
     for part in path:
         if part not in owner._modules:

@@ -1,4 +1,4 @@
-"""Questions in files: those that a model is to answer, and those that its training must not see."""
+"""Reads files of questions, to answer or to keep out of training."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from forerun.engine.chat import check_messages, text_of
 from forerun.errors import PromptError
 from forerun.files import parse_json, printable, read_text
 
-# Sets of a million questions are some of the longest files that there are.
+# Sets of a million questions are large files.
 MOST_BYTES = 2**31
-# The keys of question sets for a single text.
+# Keys that question sets use for a single text.
 _KEYS = ("prompt", "question", "text")
 _READ = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a user says, turn by turn.
+    """A user's question, turn by turn.
 
     Args:
-        turns: one at least.
-        category: as the file names it, else the name of the file.
-        source: the name of the file without its endings.
-        system: a message before all turns; None leaves that to the chat template.
-        question_id: as the file names it, else the number of its line.
-        prediction: an expected answer, where the file holds one.
+        turns: the user's turns, at least one.
+        category: category in the file, else the name of the file.
+        source: name of the file without its endings.
+        system: system message before all turns; None leaves it to the chat template.
+        question_id: id in the file, else the number of the line.
+        prediction: expected answer, if the file holds one.
     """
 
     turns: tuple[str, ...]
@@ -48,18 +48,19 @@ class Question:
 def read_questions(
     path: str | os.PathLike[str], on_bad: Callable[[PromptError], None] | None = None
 ) -> list[Question]:
-    """The questions of a UTF-8 file, unpacked where its name ends in `.gz`.
+    """Read the questions of a UTF-8 file, unpacked if its name ends in `.gz`.
 
-    In `.jsonl` every line is an object with `turns`, `messages`, `prompt`, `question` or `text`, and
-    perhaps a `category`, a `question_id` (or `task_id`) and a `prediction`, or a text alone. What an
-    assistant says in `messages` is left out: a model answers by itself. In any other file every line is
-    a question.
+    In `.jsonl`, every line is a string, or an object with `turns`, `messages`, `prompt`, `question` or
+    `text`. An object may also hold a `category`, a `question_id` (or `task_id`) and a `prediction`.
+    Assistant messages in `messages` are left out, because the model gives its own answers. In any other
+    file, every line is a question.
 
     Args:
-        on_bad: is told of lines that are no questions, which are then left out.
+        on_bad: called with the error for an invalid line, which is then left out.
 
     Raises:
-        PromptError: naming the file, the line and what is wrong with it; also for no questions.
+        PromptError: for an invalid line (names the file, the line and what is wrong), and for a file
+            without questions.
     """
     source = _stem(path)
     text = read_text(path, "question file", PromptError, most_bytes=MOST_BYTES)

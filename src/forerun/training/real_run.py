@@ -1,4 +1,4 @@
-"""A real run of a trained head: the engine answers held-out prompts with it and plainly in turn."""
+"""A real run of a trained head: the engine answers held-out prompts with the head and plainly in turn."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from forerun.training.drafter_run import DrafterRun
 
 @dataclass(frozen=True)
 class RealRun:
-    """The result of a head at one temperature.
+    """Result of a head at one temperature.
 
     Args:
-        temperature: of the answers.
-        prompts: that were answered, each with the head and then plainly.
-        tokens: of the answers with the head, in all.
-        mean_acceptance_length: tokens of a round that drafted.
-        speedup: the median of the prompts' ratios of tokens a second, prefill included.
+        temperature: temperature of the answers.
+        prompts: number of prompts answered, each with the head and then plainly.
+        tokens: total number of tokens in the answers with the head.
+        mean_acceptance_length: mean number of tokens of a round that drafted.
+        speedup: median over prompts of the ratio of tokens per second, prefill included.
         spread: the least and the largest of these ratios.
-        tokens_per_second, plain_tokens_per_second: medians of the same.
-        identical: answers that were those of plain decoding; None where they are drawn, and only their
-            distribution is the same.
-        differences: the others by explanation: `numerics` for a near-tie that rounding decides, `defect`.
+        tokens_per_second, plain_tokens_per_second: medians over prompts.
+        identical: number of answers equal to plain decoding's; None for sampled answers, which agree in
+            distribution only.
+        differences: number of other answers by explanation: `numerics` for a near-tie that rounding
+            decides, or `defect`.
     """
 
     temperature: float
@@ -49,22 +50,22 @@ class RealRun:
 
 
 def real_runs(run: DrafterRun, num_prompts: int, num_tokens: int) -> dict[str, Any]:
-    """Answer held-out prompts greedily and at the data's temperature; a report.
+    """Answer held-out prompts greedily and at the data's temperature, and report the results.
 
     Args:
-        run: whose head is written.
-        num_prompts: at most, spread over the categories.
-        num_tokens: of an answer at most.
+        run: a run that has written its head.
+        num_prompts: most prompts, spread over the categories.
+        num_tokens: most tokens of an answer.
 
     Returns:
-        The report; empty where no prompt leaves room for so many tokens.
+        The report; empty if no prompt leaves room for so many tokens.
     """
     longest = run.checkpoint.summary.max_context
     fitting = [c for c in run.held if len(c.prompt_ids) + num_tokens <= longest]
     prompts = spread_prompts(fitting, num_prompts)
     if not prompts:
         return {}
-    # What is expected was computed for drafts of this length.
+    # The expectations were computed for drafts of this length.
     length = max(map(len, run.report.positions.values()), default=1)
     engine = open_trained(run, max(map(len, prompts)) + num_tokens, num_speculative_tokens=length)
     drawn = Counter(c.temperature for c in run.held if c.temperature > 0).most_common(1)
@@ -85,13 +86,13 @@ def real_runs(run: DrafterRun, num_prompts: int, num_tokens: int) -> dict[str, A
 def open_trained(
     run: DrafterRun, context: int, *, max_batch_size: int = 1, **config: Any
 ) -> Engine:
-    """An engine with the drafter that a run has written, under a fixed length.
+    """An engine with the drafter that a run has written, with drafts of a fixed length.
 
     Args:
-        run: that has ended.
-        context: tokens of a request, as many as the target has at most.
-        max_batch_size: requests at once.
-        **config: of speculation, by the names of `SpeculativeConfig`.
+        run: a run that has ended.
+        context: most tokens of a request, clamped to the target's maximum.
+        max_batch_size: most requests at once.
+        **config: options of speculation, by the names of `SpeculativeConfig`.
     """
     return load(
         run.checkpoint,
@@ -102,7 +103,7 @@ def open_trained(
 
 
 def spread_prompts(conversations: Sequence[Conversation], count: int) -> list[list[int]]:
-    """Prompts of a number of conversations, in turn from each category, none twice."""
+    """Distinct prompts of `count` conversations at most, taken from the categories in turn."""
     kinds: dict[str, list[tuple[int, ...]]] = defaultdict(list)
     for conversation in dict.fromkeys(conversations):
         if conversation.prompt_ids not in kinds[conversation.category]:
@@ -115,7 +116,7 @@ def spread_prompts(conversations: Sequence[Conversation], count: int) -> list[li
 def _answer(
     engine: Engine, prompts: Sequence[list[int]], params: SamplingParams, done: int, total: int
 ) -> RealRun:
-    """Both sides of every prompt; what comes first is a short pair that warms up."""
+    """Answer every prompt with the head and plainly, after a short warm-up."""
     tokens = min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS)
     run_pair(engine, prompts[0], replace(params, max_tokens=tokens))
     compared: list[Comparison] = []

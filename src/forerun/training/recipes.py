@@ -1,4 +1,4 @@
-"""What each kind of drafter is made of before it is trained: its config, its module and its objective."""
+"""Recipes for each kind of drafter: config, module and objective before training."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ from forerun.training.target import Teacher
 
 
 class Objective(Protocol):
-    """What a drafter is trained by."""
+    """The training objective of a drafter."""
 
     def __call__(self, batch: ConversationBatch) -> Part:
         """The loss of a batch."""
 
     def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
-        """Acceptance on conversations that are held out, and of as many ranks of siblings."""
+        """Acceptance on held-out conversations, and that of `ranks` siblings."""
 
 
 class Recipe(Protocol):
-    """How a kind of drafter is made."""
+    """A function that makes a kind of drafter for training."""
 
     __name__: str
 
@@ -75,12 +75,13 @@ class Untrained:
     """A drafter before its training.
 
     Args:
-        module: with the parameters.
-        objective: that trains it.
-        config: the content of its config.json.
-        hidden_layers: of the target that it reads, as `ForwardOutput.hidden` counts them.
-        tensors: by published name, of what the module holds then.
-        files: further ones of its directory, by name.
+        module: module with the parameters.
+        objective: objective that trains the module.
+        config: content of the drafter's config.json.
+        hidden_layers: hidden layers of the target that the drafter reads, numbered as in
+            `ForwardOutput.hidden`.
+        tensors: function that returns the module's current tensors by published name.
+        files: further files of the drafter's directory, by name.
     """
 
     module: nn.Module
@@ -95,10 +96,10 @@ def dspark(target: CausalLM, ids: Tensor, own: DSparkSettings, checkpoint: Check
     """A DSpark head in DeepSpec's layout.
 
     Args:
-        target: that it drafts for.
-        ids: the target's tokens that it can draft, ascending.
-        own: its shape.
-        checkpoint: of the target.
+        target: model to draft for.
+        ids: ids of the target's tokens that the head can draft, ascending.
+        own: shape of the head.
+        checkpoint: checkpoint of the target.
     """
     config = {
         **_layers(target, checkpoint),
@@ -131,11 +132,11 @@ def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Check
     """An EAGLE-3 head in the layout that all engines load: one layer, no flags.
 
     Raises:
-        TrainingError: for key heads that do not divide those of the queries.
+        TrainingError: if the number of key heads does not divide the number of query heads.
     """
     layers = _layers(target, checkpoint)
     queries = layers["num_attention_heads"]
-    # What is drafted reaches the state by values alone: by default they are as wide as it.
+    # Drafted tokens reach the state through values alone, so by default values are as wide as the state.
     keys = own.key_heads or queries
     if queries % keys:
         raise TrainingError(
@@ -152,7 +153,7 @@ def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Check
     }
     fused = default_layers(target.num_layers)
     if not 0 <= min(fused) <= max(fused) <= target.num_layers:
-        # A target of few layers: what there is.
+        # The target has too few layers for the default.
         config[LAYER_IDS] = [0, target.num_layers // 2, target.num_layers]
     read = Eagle3Config.read(config, "the config of a new head")
     module = Eagle3Module(read, output_rows(target, ids))
@@ -205,7 +206,7 @@ def medusa(
     own: MedusaSettings,
     checkpoint: Checkpoint,  # noqa: ARG001
 ) -> Untrained:
-    """Medusa's heads in vLLM's layout; they end in the target's output head."""
+    """Medusa's heads in vLLM's layout, with the target's output head."""
     read = MedusaConfig(target.hidden_size, target.vocab_size, own.heads, own.layers, len(ids))
     module = MedusaModule(read)
     teacher = Teacher(target, (target.num_layers,), ids)
@@ -221,11 +222,13 @@ def medusa(
 def draft_model(
     target: CausalLM, ids: Tensor, own: DraftSettings, checkpoint: Checkpoint
 ) -> Untrained:
-    """A draft model: some of the target's own layers where it is of Llama's kind and they fit, else a small
-    Llama at random, with the target's embedding where that fits.
+    """A draft model made of some of the target's layers, or a small Llama initialized at random.
+
+    Layers are taken from a Llama-like target of equal hidden size. A random Llama takes the target's
+    embedding and output head if the hidden sizes are equal.
 
     Raises:
-        TrainingError: for a size that no model has, and for one of no fewer parameters than the target.
+        TrainingError: for an odd hidden size, and for a model with no fewer parameters than the target.
     """
     size = own.hidden_size or target.hidden_size
     layers = own.layers or max(1, min(4, target.num_layers // 2))
@@ -272,7 +275,7 @@ def _refuse_larger(shape: Architecture, target: Checkpoint) -> None:
 def _small_llama(
     target: CausalLM, checkpoint: Checkpoint, layers: int, size: int, *, tied: bool
 ) -> Any:
-    """The config of a Llama for the target's vocabulary."""
+    """Config of a small Llama with the target's vocabulary."""
     content = {
         **_layers(target, checkpoint, size),
         "architectures": ["LlamaForCausalLM"],
@@ -300,7 +303,7 @@ def output_rows(target: CausalLM, ids: Tensor) -> Tensor:
 
 
 def spread_layers(num_layers: int, count: int) -> list[int]:
-    """Layers of a target by the rule of DFlash: from the second to the third-last, evenly."""
+    """Layers of a target by DFlash's rule: evenly spaced from the second to the third-last."""
     first, last = min(1, num_layers - 1), max(num_layers - 3, min(1, num_layers - 1))
     if count == 1 or first == last:
         return [last]
@@ -309,8 +312,10 @@ def spread_layers(num_layers: int, count: int) -> list[int]:
 
 
 def _layers(target: CausalLM, checkpoint: Checkpoint, size: int | None = None) -> dict[str, Any]:
-    """A decoder layer's shape for hidden states of some size, by default the target's: heads of 64 where
-    they fit, and the target's base of the rotation."""
+    """Config of a decoder layer for a hidden size, by default the target's.
+
+    Heads have size 64 if that divides the hidden size. The base of the rotation is the target's.
+    """
     size = size or target.hidden_size
     rope = getattr(checkpoint.config, "rope_parameters", None) or {}
     theta = rope.get("rope_theta") if isinstance(rope, Mapping) else None
@@ -335,12 +340,14 @@ def _layers(target: CausalLM, checkpoint: Checkpoint, size: int | None = None) -
 
 
 def draft_ids(counts: Tensor, size: int, always: Iterable[int]) -> Tensor:
-    """The tokens that a head can draft, ascending: the most frequent ones, of equals the lower ids.
+    """Ids of the tokens that a head can draft, ascending: the most frequent ones, and stop tokens.
+
+    Of equally frequent tokens, the lower ids come first.
 
     Args:
-        counts: of each token in the answers, [V].
-        size: of the draft's vocabulary.
-        always: stop tokens, which are among them.
+        counts: count of each token in the answers, [V].
+        size: size of the draft's vocabulary.
+        always: stop tokens, which are always included.
     """
     ranked = counts.double() - torch.arange(len(counts)) / (2 * len(counts))
     ranked[list(always)] = torch.inf
@@ -354,4 +361,4 @@ RECIPES: dict[str, Recipe] = {
     "layer_skip": layer_skip,
     "medusa": medusa,
 }
-"""How each kind of drafter is made; a recipe's own name is that of the method that drafts with it."""
+"""Recipe of each kind of drafter; a recipe's own name is that of the method that drafts with it."""

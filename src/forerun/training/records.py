@@ -1,7 +1,7 @@
-"""What a model has answered, as a file: a line of JSON about its making, then a line for each answer.
+"""Files of a model's answers: a JSON line with the settings, and then a JSON line for each answer.
 
-The file only grows, a whole conversation at a time, so that it can be read while it grows and a run that
-was interrupted goes on from it.
+The file only grows, a whole conversation at a time. So it can be read while it grows, and a run that was
+interrupted can continue it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from forerun.files import decode, parse_json, printable, reason
 
 FORMAT = 1
 _MARK = "forerun_data"
-# Left out of a line where they say nothing.
+# Fields that are left out of a line if they have their default.
 _OPTIONAL = ("turn", "more", "skipped")
 
 
 @dataclass(frozen=True)
 class Record:
-    """An answer and what it answers.
+    """An answer with its prompt.
 
     Args:
-        source: the file of the question, or `magpie` (`sampled` for a base model) where the model wrote it.
-        category: of the question.
-        prompt_ids, answer_ids: as they were run, with the template's tokens and the end of the answer.
-        temperature: 0 for greedy.
-        finish: why the answer ended: `stop`, or `length` where it was cut.
-        seed: of the request.
-        prompt, answer: the user's text and the answer's.
-        item: the number of the conversation, counted with those that were skipped.
-        turn: of the conversation, from 0.
-        more: whether the conversation goes on with the next record.
-        skipped: why conversations were skipped since the last record, and how many.
+        source: file of the question, or `magpie` (`sampled` for a base model) if the model wrote it.
+        category: category of the question.
+        prompt_ids, answer_ids: token ids as they were run, with the template's tokens and the end of the
+            answer.
+        temperature: temperature of the answer; 0 for greedy.
+        finish: finish reason: `stop`, or `length` for an answer that was cut.
+        seed: seed of the request.
+        prompt, answer: text of the user and text of the answer.
+        item: number of the conversation, skipped ones counted.
+        turn: turn of the conversation, from 0.
+        more: True if the conversation continues with the next record.
+        skipped: number of conversations skipped since the last record, by reason.
     """
 
     source: str
@@ -59,16 +60,16 @@ class Record:
 
 
 class RecordFile:
-    """A file of records that one run at a time adds to; what was half written when a run ended is cut off.
+    """A file of records that one run at a time appends to; an incomplete conversation is cut off.
 
     Args:
-        path: of the file; it is made where there is none.
-        header: how its records are made. A file with another header is refused.
-        see: called with each record that is there already.
+        path: path of the file, which is created if it is missing.
+        header: settings that the records are made by. A file with another header is refused.
+        see: called with each record already in the file.
 
     Raises:
-        TrainingError: for a file of another kind or another making, one that another run adds to, and one
-            that cannot be written.
+        TrainingError: for a file of another kind or with other settings, a file that another run appends
+            to, and a file that cannot be written.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class RecordFile:
         self.path = Path(path)
         line = _line({_MARK: FORMAT, **header})
         try:
-            # Not buffered: what a write leaves behind when it fails is in the file alone.
+            # Unbuffered, so that a failed write leaves nothing in a buffer.
             self._file = self.path.open("ab", buffering=0)
         except (OSError, ValueError) as error:
             raise _unwritable(self.path, error) from error
@@ -104,14 +105,14 @@ class RecordFile:
         self.close()
 
     def close(self) -> None:
-        """Leave the file to others."""
+        """Close the file, so that another run can append to it."""
         self._file.close()
 
     def add(self, conversation: Sequence[Record]) -> None:
         """Append the records of a conversation, all or none.
 
         Raises:
-            TrainingError: where the disk takes no more.
+            TrainingError: if the disk is full.
         """
         try:
             self._write(b"".join(_line(_content(record)) for record in conversation))
@@ -132,7 +133,7 @@ class RecordFile:
         self._end += len(content)
 
     def _read(self, header: bytes, see: Callable[[Record], None]) -> int:
-        """Read what is there; the length of its whole conversations in bytes."""
+        """Read the file; returns the length of its complete conversations in bytes."""
         with self.path.open("rb") as file:
             first = file.readline()
             if not first.endswith(b"\n") and header.startswith(first):
@@ -153,7 +154,7 @@ class RecordFile:
         return whole
 
     def _refuse(self, first: bytes, header: bytes) -> NoReturn:
-        """Say what differs in the first line."""
+        """Raise the error that says what differs in the first line."""
         there, wanted = _header(first, printable(self.path)), json.loads(header)
         name = next(name for name in {**wanted, **there} if there.get(name) != wanted.get(name))
         raise TrainingError(
@@ -163,20 +164,20 @@ class RecordFile:
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """How the records of a file were made.
+    """Read the settings that the records of a file were made by.
 
     Raises:
-        TrainingError: for a file that cannot be read or holds something else.
+        TrainingError: for a file that cannot be read or has other content.
     """
     with _reading(path) as file:
         return _header(file.readline(), printable(path))
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
-    """The records of a file, also while it grows: without a last one that is half written.
+    """Read the records of a file, which may still grow; an incomplete last line is ignored.
 
     Raises:
-        TrainingError: for a file that cannot be read, or holds something else, naming the line.
+        TrainingError: for a file that cannot be read or has other content; names the line.
     """
     with _reading(path) as file:
         _header(file.readline(), printable(path))
@@ -213,7 +214,7 @@ def _record(line: bytes, where: str) -> Record:
 
 
 def _content(record: Record) -> dict[str, Any]:
-    """What is not at its default."""
+    """Fields of a record, without optional ones that have their default."""
     content = vars(record)
     return {
         each.name: content[each.name]
@@ -228,7 +229,7 @@ def _line(content: Mapping[str, Any]) -> bytes:
 
 
 def _lock(file: FileIO, path: Path) -> None:
-    """Keep other runs from adding to the file, where the system can."""
+    """Lock the file against other runs, except on Windows."""
     if sys.platform == "win32":
         return
     import fcntl

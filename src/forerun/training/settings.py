@@ -1,4 +1,4 @@
-"""How a model makes the data that its drafters are trained on."""
+"""Settings for the data that a model writes to train its drafters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.options import options
 
 @options
 class DataSettings:
-    """How prompts and answers are drawn, and how many."""
+    """Sampling settings and limits of prompts and answers in training data."""
 
     num_conversations: int | None = Field(
         default=None,
@@ -53,6 +53,6 @@ class DataSettings:
     seed: int = Field(default=0, ge=0, lt=2**20, description="Of all draws; another gives others.")
 
     def temperature_of(self, item: int) -> float:
-        """Of the answers in a conversation by its number: the greedy ones are spread evenly."""
+        """Temperature of the answers in conversation `item`; greedy conversations are evenly spread."""
         share = self.greedy_share
         return 0.0 if floor((item + 1) * share) > floor(item * share) else self.temperature

@@ -1,4 +1,4 @@
-"""Hidden states of texts that the target has read before, kept in memory as far as they fit."""
+"""Keeps hidden states of texts that the target has read before in memory, as far as they fit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from forerun.models.memory import available_bytes
 from forerun.training.conversations import Conversation
 
-# Tokens of a block. Blocks are few and large: a piece of memory for each text would lie between all that
-# training takes and gives back, and the allocator's search among what is left took a fifth of the time.
+# Tokens of a block. Blocks are few and large: with an allocation for each text, fragmentation made the
+# allocator take a fifth of the time.
 BLOCK = 2**16
-# Of the memory that is free at first, this share is left.
+# Share of the initially free memory that stays free.
 LEFT_FREE = 0.5
 CPU = torch.device("cpu")
 
 
 class StateMemory:
-    """States by text; once memory is short, no more are taken."""
+    """Hidden states by text; once memory is short, no further states are stored."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []
@@ -35,7 +35,7 @@ class StateMemory:
         return self._places[text]
 
     def put(self, text: Conversation, states: Tensor) -> None:
-        """Copy the states of a text [S, ...], where there is room."""
+        """Store a copy of the states of a text [S, ...], if there is room."""
         with self._lock:
             place = self._room(states)
         if place is not None:
@@ -43,7 +43,7 @@ class StateMemory:
             self._places[text] = place
 
     def _room(self, states: Tensor) -> Tensor | None:
-        """Uninitialized, of the shape of `states`; None where memory is short."""
+        """An uninitialized tensor of the shape of `states`; None if memory is short."""
         size = len(states)
         if not self._blocks or self._used + size > len(self._blocks[-1]):
             rows = max(BLOCK, size)

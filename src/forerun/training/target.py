@@ -1,8 +1,8 @@
-"""The frozen target that heads learn from: its hidden states and its probabilities.
+"""The frozen target that heads learn from: provides hidden states and probabilities.
 
-States are never kept on disk: for a small model on a large text they are terabytes, and the forward that
-makes them costs no more than reading them would. What fits into memory is kept there: from the second
-epoch on the target's layers need not run, which is half the time of a step.
+States are never stored on disk. For a small model on a large text they are terabytes, and computing them
+costs no more than reading them would. States that fit into memory are kept there, so from the second epoch
+on the target's layers need not run, which saves half the time of a step.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from forerun.training.compiled import compiled, filled
 from forerun.training.conversations import Conversation, ConversationBatch
 from forerun.training.state_memory import StateMemory
 
-# Rows of logits that are made at once.
+# Rows of logits that are computed at once.
 CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the target shows of a batch of conversations, on its device.
+    """Output of the target for a batch of conversations, on the target's device.
 
     Args:
         batch: the conversations.
-        hidden: hidden states by layer, [B, S, hidden_size], as `ForwardOutput.hidden`.
-        rows: which row of `probs` predicts each token of an answer, [B, S]; -1 for other tokens.
+        hidden: hidden states by layer, [B, S, hidden_size], as in `ForwardOutput.hidden`.
+        rows: index of the row of `probs` that predicts each token of an answer, [B, S]; -1 for other
+            tokens.
         probs: the target's probabilities over the draft's vocabulary, [R, Vd] in bfloat16.
-        best: the target's most probable token as an index into the draft's vocabulary, [R]; -1 for
-            one outside it. None unless asked for.
+        best: the target's most probable token as an index into the draft's vocabulary, [R]; -1 for a
+            token outside it. None unless asked for.
     """
 
     batch: ConversationBatch
@@ -52,17 +53,17 @@ class Lesson:
 
     @property
     def temperatures(self) -> Tensor:
-        """Those that the text of each row of `probs` was drawn at, [R]; 1 for greedy text."""
+        """Temperature that the text of each row of `probs` was drawn at, [R]; 1 for greedy text."""
         return _temperatures(self.batch)
 
 
 class Teacher:
-    """A target that shows what it would say.
+    """The target as a teacher: provides its hidden states and its rows for training texts.
 
     Args:
-        model: the target, in any precision and on any backend. Where its output head cannot be run
-            alone, the logits of whole batches are held.
-        hidden_layers: that are shown.
+        model: the target, in any precision and on any backend. If its output head cannot be run alone,
+            the logits of whole batches are held.
+        hidden_layers: hidden layers to provide.
         draft_ids: the target's ids of the draft's vocabulary, ascending, [Vd].
     """
 
@@ -73,8 +74,8 @@ class Teacher:
         last = (model.num_layers,) if self._head else ()
         self._layers = tuple(dict.fromkeys((*self.hidden_layers, *last)))
         self._memory = StateMemory()
-        # log Σ exp of the logits of each token of an answer: with it the rows of the draft's vocabulary are
-        # enough when the text comes again.
+        # log Σ exp of the logits of each token of an answer. With it, only the output rows of the draft's
+        # vocabulary are needed when the text occurs again.
         self._sums: dict[Conversation, Tensor] = {}
         few = self._head and len(draft_ids) < model.vocab_size
         self._rows = borrowed_rows(model, self.draft_ids) if few else None
@@ -89,9 +90,9 @@ class Teacher:
         """Run the target on a batch.
 
         Args:
-            batch: of conversations.
-            best: whether to say which token is the most probable.
-            as_drawn: whether probabilities are those at `Lesson.temperatures`; else at temperature 1.
+            batch: batch of conversations.
+            best: True to return the most probable tokens.
+            as_drawn: True for probabilities at `Lesson.temperatures`, else at temperature 1.
         """
         batch = batch.to(self.model.device)
         if self._head:
@@ -100,7 +101,7 @@ class Teacher:
         else:
             hidden, shown = self._run(batch.conversations)
         where = batch.answers.nonzero(as_tuple=True)
-        # The state of the token before predicts a token.
+        # A token is predicted by the state of the token before it.
         states = shown[where[0], where[1] - 1]
         index = torch.full_like(batch.token_ids, -1)
         index[where] = torch.arange(len(states), device=index.device)
@@ -119,8 +120,10 @@ class Teacher:
         return Lesson(batch, own, index, probs, most_probable)
 
     def _kept(self, batch: ConversationBatch) -> dict[int, Tensor]:
-        """Hidden states by layer, [B, S, hidden_size], 0 past the ends of texts; of texts seen before from
-        memory."""
+        """Hidden states by layer, [B, S, hidden_size], from memory for texts seen before.
+
+        They are 0 past the ends of texts.
+        """
         new = tuple(c for c in batch.conversations if c not in self._memory)
         made: dict[Conversation, Tensor] = {}
         if new:
@@ -134,8 +137,7 @@ class Teacher:
         return {layer: padded[:, :, at] for at, layer in enumerate(self._layers)}
 
     def _run(self, conversations: Sequence[Conversation]) -> tuple[Mapping[int, Tensor], Any]:
-        """Hidden states by layer, [B, S, hidden_size], and logits where the output head does not run
-        alone."""
+        """Hidden states by layer, [B, S, hidden_size], and logits if the output head cannot run alone."""
         texts = [[*c.prompt_ids, *c.answer_ids] for c in conversations]
         cache = self.model.new_cache(len(texts), max(map(len, texts)))
         wanted: LogitsFor = "none" if self._head else "all"
@@ -147,8 +149,13 @@ class Teacher:
     def _probs(
         self, states: Tensor, temperatures: Tensor, best: bool
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Of states after the last layer, or of logits where these are what the target shows: probabilities
-        over the draft's vocabulary, the most probable token if asked, and log Σ exp of all logits."""
+        """Probabilities over the draft's vocabulary, the most probable tokens, and log Σ exp of logits.
+
+        Args:
+            states: states after the last layer, or logits if the output head cannot run alone.
+            temperatures: temperature of each row.
+            best: True to find the most probable tokens.
+        """
         device, count = states.device, len(states)
         probs = torch.empty(count, len(self.draft_ids), dtype=torch.bfloat16, device=device)
         sums = torch.empty(count, device=device)
@@ -168,8 +175,10 @@ class Teacher:
         return probs, most_probable, sums
 
     def _probs_by_sums(self, states: Tensor, sums: Tensor) -> Tensor:
-        """The probabilities of `_probs` at temperature 1, of the output head's rows of the draft's
-        vocabulary alone."""
+        """Probabilities as in `_probs` at temperature 1, from known log Σ exp of the logits.
+
+        Only the output rows of the draft's vocabulary are used.
+        """
         assert self._rows is not None
         probs = states.new_empty(len(states), len(self.draft_ids), dtype=torch.bfloat16)
         shares = compiled(_shares_of, len(self.draft_ids))
@@ -185,7 +194,7 @@ def _chunks(count: int) -> list[slice]:
 
 
 def _runs_alone(model: CausalLM) -> bool:
-    """Whether the final norm and the output head of a model can be run without the rest."""
+    """True if the final norm and the output head of a model can be run without the rest."""
     try:
         model.final_norm(
             torch.zeros(1, 1, model.hidden_size, dtype=model.dtype, device=model.device)
@@ -196,19 +205,21 @@ def _runs_alone(model: CausalLM) -> bool:
 
 
 def _temperatures(batch: ConversationBatch) -> Tensor:
-    """Of each token of the answers, [R]; 1 for greedy ones."""
+    """Temperature of each token of the answers, [R]; 1 for greedy ones."""
     each = torch.tensor([conversation.temperature or 1.0 for conversation in batch.conversations])
     return each.to(batch.answers.device)[batch.answers.nonzero()[:, 0]]
 
 
 def _softmax_of(logits: Tensor, ids: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """Of logits [n, V] at temperatures [n] the probabilities of some tokens, [n, len(ids)] in bfloat16, and
-    log Σ exp, [n]."""
+    """Probabilities of some tokens, [n, len(ids)] in bfloat16, and log Σ exp of all logits, [n].
+
+    The logits are [n, V], the temperatures [n].
+    """
     wide = logits.float() / temperatures[:, None]
     sums = wide.logsumexp(-1)
     return (wide[:, ids] - sums[:, None]).exp().bfloat16(), sums
 
 
 def _shares_of(logits: Tensor, sums: Tensor) -> Tensor:
-    """Probabilities [n, Vd] in bfloat16 of some tokens' logits, with log Σ exp of all."""
+    """Probabilities [n, Vd] in bfloat16 from some tokens' logits and log Σ exp of all logits."""
     return (logits.float() - sums[:, None]).exp().bfloat16()

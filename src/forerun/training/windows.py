@@ -16,10 +16,10 @@ from forerun.training.loop import Part, Progress, Trainer, TrainingSettings
 
 
 class Windows:
-    """Windows of tokens in a random order that is a function of (seed, epoch) alone.
+    """Windows of tokens in a random order that depends on (seed, epoch) alone.
 
-    Each epoch cuts the text at another offset and visits every window once, so a run that resumes
-    at the same count of tokens sees the same text as one that never stopped.
+    Each epoch cuts the text at another offset and visits every window once. So a run that resumes at some
+    number of tokens sees the same text as a run that never stopped.
     """
 
     def __init__(self, tokens: np.ndarray, seed: int) -> None:
@@ -41,14 +41,14 @@ class Windows:
 
 @lru_cache(maxsize=1)
 def _epoch(seed: int, epoch: int, length: int, per_epoch: int) -> tuple[int, np.ndarray]:
-    """Where the first window of an epoch begins, and the order of its windows."""
+    """Start of an epoch's first window, and the order of the windows."""
     random = np.random.default_rng([seed, epoch, length])
     return int(random.integers(length)), random.permutation(per_epoch)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training, up to a fraction of the budget, with one window length in tokens."""
+    """A phase of training, up to a fraction of the budget, with one window length in tokens."""
 
     until: float
     window: int
@@ -56,7 +56,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class WindowSettings(TrainingSettings):
-    """How to train on windows of text."""
+    """Settings for training on windows of text."""
 
     batch_tokens: int = 8192
     micro_batch_tokens: int = 4096
@@ -65,14 +65,14 @@ class WindowSettings(TrainingSettings):
 
 @dataclass(frozen=True)
 class WindowSource:
-    """Windows for a `Trainer`, each micro-batch [B, length + 1]; what `Source` says."""
+    """A `Source` of windows for a `Trainer`; each micro-batch is [B, length + 1]."""
 
     windows: Windows
     settings: WindowSettings
     device: torch.device
 
     def step(self, progress: Progress, fraction: float) -> list[Tensor]:
-        """The micro-batches of the coming step."""
+        """The micro-batches of the next step."""
         settings = self.settings
         window = next(phase.window for phase in settings.phases if fraction < phase.until)
         rows = max(1, settings.batch_tokens // window)
@@ -89,7 +89,7 @@ def window_trainer(
     settings: WindowSettings,
     state: Path,
 ) -> Trainer:
-    """A trainer on windows, with the mean loss of a micro-batch of them."""
+    """A trainer on windows, given the mean loss of a micro-batch."""
     device = next(model.parameters()).device
 
     def loss(batch: Tensor) -> Part:
