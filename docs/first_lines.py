@@ -23,7 +23,6 @@ NOT_YET = (
     "drafters",
     "engine",
     "export",
-    "heads",
     "policies",
     "simulation",
     "tuning",

@@ -1,6 +1,6 @@
-"""Trained heads: small modules on a target's own hidden states that draft for it. One file a head.
+"""Trained heads: small modules that draft from their target's hidden states. One file per head.
 
-Importing this loads neither torch nor NumPy.
+Importing this package loads neither torch nor NumPy.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from forerun.files import is_regular
 
 CONFIG = "config.json"
-# A longer file is no config of a head.
+# A longer file is not the config of a head.
 _MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class HeadKind:
-    """How the config of a kind of head is recognized.
+    """The marks by which the config of a kind of head is recognized.
 
     Args:
-        architectures: the names of its classes in other engines.
+        architectures: names of its classes in other engines.
         speculators: its `speculators_model_type`.
-        keys: that no other config has.
+        keys: keys that no other config has.
     """
 
     architectures: re.Pattern[str]
@@ -35,7 +35,7 @@ class HeadKind:
     keys: frozenset[str] = frozenset()
 
     def fits(self, config: Mapping[str, Any]) -> bool:
-        """Whether a config is that of such a head."""
+        """True if a config is that of such a head."""
         names = config.get("architectures")
         known = isinstance(names, list) and any(
             isinstance(name, str) and self.architectures.fullmatch(name) for name in names
@@ -73,8 +73,10 @@ def kind_of(config: Mapping[str, Any]) -> str | None:
 
 
 def kind_at(path: str | os.PathLike[str]) -> str | None:
-    """The kind of head in a directory of this machine; None for anything else. Nothing is raised:
-    what is wrong with the directory is said where it is opened."""
+    """The kind of head in a directory of this machine; None for anything else.
+
+    Never raises: defects of the directory are reported when it is opened.
+    """
     file = Path(path).expanduser() / CONFIG
     try:
         if not is_regular(file) or file.stat().st_size > _MOST_BYTES:

@@ -15,7 +15,7 @@ from forerun.models.architecture import LLAMA_LIKE, ROPE_TYPES, Architecture, re
 from forerun.models.config import check_config, one_line
 from forerun.models.rope import frequencies
 
-# What of a head's config says how its layers are made.
+# Keys of a head's config that describe its layers.
 _KEYS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act", "max_position_embeddings"),
@@ -23,8 +23,8 @@ _KEYS = (
     *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
 )
 
-# What changes a forward without changing any tensor, and is not read: with the values that leave it as it is,
-# beside none at all.
+# Keys that change a forward without changing any tensor, and are not supported, with the values that leave
+# the forward unchanged. A missing key does so as well.
 _UNCHANGED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("rope_is_neox_style", "is_neox_style", "use_rope"), (True,)),
     **dict.fromkeys(("rope_interleaved", "rope_interleave", "rope_traditional"), (False,)),
@@ -35,7 +35,7 @@ _UNCHANGED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("residual_multiplier", "embedding_multiplier", "scale_emb"), (1.0,)),
     **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_scale"), (1.0,)),
     **dict.fromkeys(("use_parallel_residual", "parallel_attn", "parallel_residual"), (False,)),
-    # Of the EAGLE heads that NVIDIA's Model Optimizer makes.
+    # Keys of EAGLE heads made by NVIDIA's Model Optimizer.
     **dict.fromkeys(("use_input_layernorm_in_first_layer", "use_last_layernorm"), (True,)),
     "use_mtp_layernorm": (False,),
     "parallel_draft_step": (1,),
@@ -44,11 +44,12 @@ _NESTED = ("rope_parameters", "rope_scaling", "eagle_config", "dflash_config")
 
 
 def refuse_other_forwards(config: Mapping[str, Any], where: str) -> None:
-    """Refuse a head whose config asks for a forward that is not computed here: it would draft badly and
-    say nothing.
+    """Refuse a head whose config asks for an unsupported forward, with which it would silently
+    draft badly.
 
     Args:
-        where: the config comes from, for messages.
+        config: the config.
+        where: source of the config, for messages.
 
     Raises:
         UnsupportedModelError: naming the key.
@@ -64,10 +65,11 @@ def refuse_other_forwards(config: Mapping[str, Any], where: str) -> None:
 
 
 def read_layers(config: Mapping[str, Any], where: str) -> Architecture:
-    """The shape of a head's layers, from a config with the keys of transformers.
+    """Read the architecture of a head's layers from a config with the keys of transformers.
 
     Args:
-        where: the config comes from, for messages.
+        config: the config.
+        where: source of the config, for messages.
 
     Raises:
         CheckpointError: for values that no model has.
@@ -88,7 +90,7 @@ def read_layers(config: Mapping[str, Any], where: str) -> Architecture:
     try:
         made = AutoConfig.for_model(kind, **values)
     except Exception as error:
-        # Configs of transformers check themselves and raise whatever their checks raise.
+        # Configs of transformers check themselves and may raise any exception.
         raise CheckpointError(f"{where} is wrong ({one_line(error)}).") from error
     check_config(made, where)
     rope = made.rope_parameters or {}
@@ -101,8 +103,10 @@ def read_layers(config: Mapping[str, Any], where: str) -> Architecture:
 
 
 def layer_shapes(shape: Architecture, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of a layer's published tensors but its input norm, by name; its attention reads hidden
-    states of `width`."""
+    """Shapes of a layer's published tensors except its input norm, by name.
+
+    The layer's attention reads hidden states of `width`.
+    """
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -134,15 +138,15 @@ def layer(
     *,
     normed_residual: bool = False,
 ) -> Layer:
-    """A decoder layer of a head.
+    """Build a decoder layer of a head.
 
     Args:
-        modules: what it is built of.
-        shape: of the head.
-        tensors: published ones, see `layer_shapes`.
-        index: of the layer.
-        input_norms: of each of its inputs, by the names of its own tensors; those that are not there
-            leave their input as it is.
+        modules: builder of its parts.
+        shape: architecture of the head's layers.
+        tensors: published tensors, see `layer_shapes`.
+        index: index of the layer.
+        input_norms: name of the norm of each input among the layer's tensors; an input whose norm
+            is missing is not normed.
         normed_residual: see `LayerShape`.
 
     Raises:
@@ -176,7 +180,7 @@ def layer(
 
 
 def attention_shape(shape: Architecture, index: int = 0) -> AttentionShape:
-    """The shape of the attention of a head's layer."""
+    """Shape of the attention of a head's layer."""
     inverse, scale = frequencies(shape)
     return AttentionShape(
         shape.num_heads,
@@ -190,10 +194,10 @@ def attention_shape(shape: Architecture, index: int = 0) -> AttentionShape:
 
 
 class BlockCache:
-    """The caches of a head's layers, of which all hold the same tokens; as `forerun.contracts.Cache`.
+    """The caches of a head's layers, which all hold the same tokens; a `forerun.contracts.Cache`.
 
     Args:
-        layers: one cache a layer, made by its attention.
+        layers: one cache per layer, made by its attention.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
@@ -206,7 +210,7 @@ class BlockCache:
         return cls([layer.new_cache(rows, capacity) for layer in layers])
 
     def length(self, row: int, layer: int | None = None) -> int:
-        """Tokens of `row`, in its shortest layer if None.
+        """Number of tokens of `row`, in its shortest layer if None.
 
         Raises:
             CacheError: for a row that does not exist.
@@ -216,7 +220,8 @@ class BlockCache:
         return min(int(cache.length(row)) for cache in chosen)
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Of the tokens of `row` after the first `length`, keep those at `path`, in their order."""
+        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in
+        order."""
         for cache in self.layers:
             cache.keep(row, length, path)
 
@@ -229,7 +234,7 @@ class BlockCache:
 def _stacked(
     tensors: Mapping[str, Tensor], owner: str, names: Sequence[str], part: str
 ) -> Tensor | None:
-    """The weights or biases of projections that read the same input, as one; None where there are none."""
+    """The weights or biases of projections that read the same input, stacked; None if there are none."""
     found = [tensors.get(f"{owner}.{name}_proj.{part}") for name in names]
     there = [tensor for tensor in found if tensor is not None]
     return torch.cat(there) if there else None

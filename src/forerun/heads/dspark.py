@@ -1,9 +1,9 @@
 """DSpark: a head that drafts a block in one pass, with a bigram correction from token to token.
 
-The block is the newest token and mask tokens; each of its positions sees all of the block and, as
+The block is the newest token and mask tokens. Each of its positions sees the whole block and, as
 keys and values, a fusion of the target's hidden states of all tokens before (DFlash, arXiv
-2602.06036). What position k says is made a true conditional by the Markov head: a low-rank term of
-the token drafted before it (DeepSpec). Without that head it is DFlash.
+2602.06036). The Markov head turns the distribution at position k into a true conditional: it adds a
+low-rank term of the token drafted before (DeepSpec). Without a Markov head it is DFlash.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ _VARIANTS = ("conv_kernel_size", "selector_rank", "projector_type")
 
 @dataclass(frozen=True)
 class DSparkConfig:
-    """What a published config.json says, in one dialect.
+    """A published config.json, converted to one set of keys.
 
     Args:
-        layers: the shape of its decoder layers; `vocab_size` is the target's.
-        target_layers: the target's hidden layers that are fused, as `ForwardOutput.hidden` counts them.
-        block_size: tokens of the block that runs: the newest one and masks.
-        mask_token_id: what stands for the tokens of the block that are not known yet.
-        markov_rank: of the bigram term; 0 for none.
-        draft_vocab_size: tokens that can be drafted.
-        confidence: inputs of the confidence head: `hidden`, `markov` (hidden states and the embedding of
-            the token before), or empty for none.
-        sample_from_anchor: whether the newest token's own position predicts the next one; otherwise the
+        layers: architecture of its decoder layers; `vocab_size` is the target's.
+        target_layers: the target's hidden layers that are fused, numbered as in
+            `ForwardOutput.hidden`.
+        block_size: tokens of the block: the newest one and masks.
+        mask_token_id: token in the place of the block's unknown tokens.
+        markov_rank: rank of the bigram term; 0 for none.
+        draft_vocab_size: number of tokens that can be drafted.
+        confidence: inputs of the confidence head: `hidden`, `markov` (hidden states and the
+            embedding of the token before), or empty for none.
+        sample_from_anchor: the newest token's own position predicts the next one; otherwise the
             k-th mask predicts the k-th token.
-        causal: whether positions of the block see only those before them.
+        causal: positions of the block see only those before them.
     """
 
     layers: Architecture
@@ -69,7 +70,7 @@ class DSparkConfig:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], where: str) -> DSparkConfig:
-        """The config of DeepSpec, z-lab's DFlash, or the speculators library.
+        """Read the config of DeepSpec, z-lab's DFlash, or the speculators library.
 
         Raises:
             CheckpointError: for values that are missing or impossible.
@@ -106,12 +107,14 @@ class DSparkConfig:
 
     @property
     def draft_tokens(self) -> int:
-        """Tokens of a draft at most: one for each position that predicts."""
+        """Most tokens of a draft: one for each position that predicts."""
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 
     def as_stored(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> DSparkConfig:
-        """The same with what some configs leave to the weights: whether there is a confidence head, and
-        what it reads."""
+        """The config completed from the weights: existence and inputs of the confidence head.
+
+        Some configs do not state them.
+        """
         weight = tensors.get("confidence_head.proj.weight")
         if weight is None or config.get("enable_confidence_head") is not None:
             return self
@@ -141,7 +144,7 @@ class DSparkConfig:
         return shapes
 
     def optional(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors that a file may have: the target's own otherwise."""
+        """Shapes of the tensors that a file may have; the target's own replace those that it lacks."""
         hidden, vocab = self.layers.hidden_size, self.layers.vocab_size
         return {
             "lm_head.weight": (self.draft_vocab_size, hidden),
@@ -151,30 +154,30 @@ class DSparkConfig:
 
 
 class BlockBatch(Batch):
-    """Tokens that all see each other, and all that the rows hold already."""
+    """Tokens that all see each other, and all tokens that their rows already hold."""
 
     @cached_property
     def tree_mask(self) -> NDArray[np.bool_]:
-        """[B, width, width], all of it true."""
+        """Mask [B, width, width], all true."""
         return _all_true(len(self), self.width)
 
 
 @lru_cache(maxsize=8)
 def _all_true(rows: int, width: int) -> NDArray[np.bool_]:
     mask = np.ones((rows, width, width), dtype=np.bool_)
-    # All batches share it.
+    # All batches share the mask.
     mask.setflags(write=False)
     return mask
 
 
 class DSparkHead:
-    """A head on what its target runs on.
+    """A DSpark head on its target's backend.
 
     Args:
-        target: that it was trained for.
-        config: of the head.
-        tensors: by published name.
-        name: for messages.
+        target: the target that it was trained for.
+        config: config of the head.
+        tensors: tensors by published name.
+        name: name of the head in messages.
     """
 
     def __init__(
@@ -237,16 +240,16 @@ class DSparkHead:
         return cls(target, config, tensors, files.name)
 
     def new_cache(self, rows: int, capacity: int) -> BlockCache:
-        """An empty cache of keys and values, with room for the block that runs."""
+        """An empty cache of keys and values, with additional room for the block."""
         return BlockCache.of(self._layers, rows, capacity + self.config.block_size)
 
     def run_context(self, cache: BlockCache, rows: Sequence[int], states: Sequence[Tensor]) -> None:
         """Append the keys and values of tokens that the target has run.
 
         Args:
-            cache: of this head.
-            rows: of the cache.
-            states: the target's hidden states of the tokens of each row, side by side, [m, W].
+            cache: a cache of this head.
+            rows: rows of the cache.
+            states: the target's hidden states for the tokens of each row, joined, [m, W].
         """
         if len({len(own) for own in states}) > 1:
             for row, own in zip(rows, states, strict=True):
@@ -258,12 +261,12 @@ class DSparkHead:
             run.append(context, batch, own)
 
     def run_block(self, cache: BlockCache, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Hidden states of the positions that predict, [B, draft_tokens, hidden_size], normed.
+        """Normed hidden states of the positions that predict, [B, draft_tokens, hidden_size].
 
         Args:
-            cache: of this head; it holds no more afterwards than before.
-            rows: of the cache.
-            tokens: the newest of each row, which the target has not run.
+            cache: a cache of this head; its length is unchanged afterwards.
+            rows: rows of the cache.
+            tokens: the newest token of each row, which the target has not run.
         """
         count = self.config.block_size
         newest = self._embed(torch.tensor([tokens], device=self._masks.device))[0]
@@ -286,7 +289,8 @@ class DSparkHead:
         return self._output(hidden)
 
     def add_markov(self, logits: Tensor, tokens: Sequence[int]) -> None:
-        """Add the bigram term after each token to logits [N, Vd], in place; nothing for a head without."""
+        """Add the bigram term after each token to logits [N, Vd], in place; does nothing without a
+        Markov head."""
         if self._markov is not None and self._before is not None:
             self._markov.add(self._embedded_before(tokens), logits)
 
@@ -297,11 +301,13 @@ class DSparkHead:
         return self._before[list(tokens)]
 
     def confidence(self, hidden: Tensor, tokens: Sequence[int]) -> Tensor | None:
-        """The logit of the probability that what is drafted after each token is accepted, [N].
+        """Logit of the probability that the token drafted after each of `tokens` is accepted, [N].
+
+        None without a confidence head.
 
         Args:
-            hidden: of the positions that predict, [N, hidden_size].
-            tokens: the one before each.
+            hidden: hidden states of the positions that predict, [N, hidden_size].
+            tokens: the token before each.
         """
         if self._confidence is None:
             return None
@@ -337,15 +343,17 @@ def _flag(values: Mapping[str, Any], key: str, default: bool, where: str) -> boo
 
 
 def _is_dflash(values: Mapping[str, Any]) -> bool:
-    """Whether a config is that of DFlash, which has no Markov head."""
+    """True if a config is that of DFlash, which has no Markov head."""
     names = values.get("architectures")
     named = isinstance(names, list) and any(str(name).startswith("DFlash") for name in names)
     return named or values.get("speculators_model_type") == "dflash"
 
 
 def _target_layers(values: Mapping[str, Any], where: str) -> tuple[int, ...]:
-    """The hidden layers that a config names: by the layers that they come out of, or as hidden states
-    are counted."""
+    """The hidden layers that a config names, numbered as in `ForwardOutput.hidden`.
+
+    Configs number them either in the same way, or by the layers whose outputs they are.
+    """
     key, offset = "target_layer_ids", 1
     if values.get(key) is None and values.get("aux_hidden_state_layer_ids") is not None:
         key, offset = "aux_hidden_state_layer_ids", 0
@@ -360,8 +368,11 @@ def _target_layers(values: Mapping[str, Any], where: str) -> tuple[int, ...]:
 def _ascending(
     tensors: Mapping[str, Tensor], vocab_size: int, name: str
 ) -> tuple[Tensor | None, Mapping[str, Tensor]]:
-    """The target's ids of a reduced vocabulary, None for a whole one, and the tensors in their order: the
-    target's, in which uniform numbers pick the same tokens as over all of it."""
+    """The target's ids of a reduced vocabulary, and the tensors in the order of these ids.
+
+    None for a whole vocabulary. In the target's order, uniform numbers pick the same tokens as over
+    the whole vocabulary.
+    """
     if "d2t" not in tensors:
         return None, tensors
     ids, order = draft_ids(tensors["d2t"], vocab_size, name).sort()

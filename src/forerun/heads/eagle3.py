@@ -1,8 +1,8 @@
 """EAGLE heads: one decoder layer over the target's hidden states and the token after each.
 
 EAGLE-3 (arXiv 2503.01840) fuses a low, a middle and a high hidden state and drafts from a reduced
-vocabulary; EAGLE-1 and -2 (arXiv 2401.15077, 2406.16858) take the target's last state and regress to its
-next, which the target's own head reads.
+vocabulary. EAGLE-1 and -2 (arXiv 2401.15077, 2406.16858) take the target's last state and predict
+its next one, from which the target's own output head computes logits.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ from forerun.options import check
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-# Names under which some tools save what others call by the last of these names.
+# Prefixes that some tools add to the names of tensors.
 _PREFIXES = re.compile(r"^(model\.)?(midlayer\.|layers\.)?")
 _UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
 @dataclass(frozen=True)
 class Eagle3Config:
-    """What a head is made of.
+    """Architecture of an EAGLE head.
 
     Args:
-        layers: the shape of its decoder layers; its `vocab_size` is the target's.
-        target_hidden_size: of the hidden states that it reads.
-        draft_vocab_size: tokens that it drafts from.
-        hidden_layers: the target's hidden layers that it reads, as `ForwardOutput.hidden` counts them
-            (layer i is the input of the target's i-th block); None for those of `default_layers`.
-        norm_before_residual: whether the residual is the normed state.
-        norm_before_fc: whether the joined states are normed before they are fused.
-        fc_norm: whether each of them is, by itself (EAGLE-3.1).
-        norm_output: whether the next step reads the state after the final norm (EAGLE-3.1).
-        regression: EAGLE-1 and -2: the state before the target's head is read, and predicted.
+        layers: architecture of its decoder layers; its `vocab_size` is the target's.
+        target_hidden_size: size of the hidden states that it reads.
+        draft_vocab_size: number of tokens that it drafts from.
+        hidden_layers: the target's hidden layers that it reads, numbered as in
+            `ForwardOutput.hidden` (layer i is the input of the target's i-th block); None for those
+            of `default_layers`.
+        norm_before_residual: the residual is the normed state.
+        norm_before_fc: the joined states are normed before they are fused.
+        fc_norm: each of the joined states is normed separately (EAGLE-3.1).
+        norm_output: the next step reads the state after the final norm (EAGLE-3.1).
+        regression: EAGLE-1 and -2: the state before the target's output head is read, and
+            predicted.
     """
 
     layers: Architecture
@@ -59,15 +61,16 @@ class Eagle3Config:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], where: str) -> Eagle3Config:
-        """From the content of a config.json, native or of the library speculators, whose defaults
+        """Read the content of a config.json, native or of the library speculators, whose defaults
         differ.
 
         Args:
-            where: it comes from, for messages.
+            config: the content.
+            where: its source, for messages.
 
         Raises:
             CheckpointError: for values that no head has.
-            UnsupportedModelError: for what is not read here.
+            UnsupportedModelError: for variants that are not supported.
         """
         refuse_other_forwards(config, where)
         wrapped = "speculators_model_type" in config
@@ -86,7 +89,7 @@ class Eagle3Config:
             flags: dict[str, Any] = {
                 name: check(name, own.get(name, config.get(name)) or False, bool) for name in _FLAGS
             }
-            # The library's own default, which those who read its heads follow.
+            # The library's own default, which other readers of its heads follow.
             if wrapped and config.get("norm_before_residual") is None:
                 flags["norm_before_residual"] = True
             sizes: dict[str, Any] = {
@@ -111,7 +114,7 @@ class Eagle3Config:
 
     @property
     def num_fused(self) -> int:
-        """How many of the target's hidden states are fused."""
+        """Number of the target's hidden states that are fused."""
         if self.regression:
             return 1
         return 3 if self.hidden_layers is None else len(self.hidden_layers)
@@ -147,7 +150,7 @@ class Eagle3Config:
         return shapes
 
     def optional_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of those that a head may have or lack; the target's are used for what is lacking."""
+        """Shapes of the tensors that a head may lack; the target's replace those that it lacks."""
         hidden = self.layers.hidden_size
         later = range(1, self.layers.num_layers)
         return {
@@ -155,19 +158,19 @@ class Eagle3Config:
             "lm_head.weight": (self.draft_vocab_size, hidden),
             "fc.bias": (hidden,),
             "d2t": (self.draft_vocab_size,),
-            # Saved by some, and read by no layer but the first.
+            # Saved by some tools, but read only by the first layer.
             **{f"layers.{index}.hidden_norm.weight": (hidden,) for index in later},
         }
 
 
 @dataclass(frozen=True)
 class Eagle3Weights:
-    """A head as it is stored.
+    """A stored EAGLE head.
 
     Args:
-        name: how messages call it.
-        config: of it.
-        tensors: by published name, `layers.0` for the first layer.
+        name: name of the head in messages.
+        config: its config.
+        tensors: tensors by published name, `layers.0` for the first layer.
     """
 
     name: str
@@ -180,7 +183,7 @@ class Eagle3Weights:
 
         Raises:
             CheckpointError: for missing, unknown, misshapen or wrong tensors.
-            UnsupportedModelError: for what is not read here.
+            UnsupportedModelError: for variants that are not supported.
         """
         renamed = {key: _PREFIXES.sub(_name, key) for key in files.names}
         if "fc.weight" not in renamed.values():
@@ -198,11 +201,11 @@ class Eagle3Weights:
 
     @property
     def token_ids(self) -> Tensor | None:
-        """The target's token of each draft token, int64 [draft_vocab_size]; None where all are the
-        target's own.
+        """The target's token of each draft token, int64 [draft_vocab_size]; None if the
+        vocabularies are equal.
 
         Raises:
-            CheckpointError: for offsets that do not give each a token of its own.
+            CheckpointError: for offsets that do not map to distinct tokens.
         """
         offsets = self.tensors.get("d2t")
         if offsets is None:
@@ -213,8 +216,8 @@ class Eagle3Weights:
         """Refuse a target that the head was not made for.
 
         Raises:
-            IncompatibleDraftError: where sizes differ.
-            CheckpointError: where the target lacks what the head does not bring.
+            IncompatibleDraftError: if sizes differ.
+            CheckpointError: if neither the head nor the target has a required part.
         """
         config, hidden = self.config, self.config.layers.hidden_size
         refuse_other_target(
@@ -237,14 +240,14 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def _layer_ids(config: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The hidden layers that a config names, as `ForwardOutput.hidden` counts them.
+    """The hidden layers that a config names, numbered as in `ForwardOutput.hidden`.
 
     Raises:
         ConfigError: for anything but a list of layers.
     """
     ids, added = config.get(LAYER_IDS), 0
     if ids is None:
-        # Those who read this key take the output of each layer, not its input.
+        # Other readers of this key take the output of each layer, not its input.
         ids, added = own.get(LAYER_IDS), 1
     if ids is None:
         return None
@@ -255,7 +258,7 @@ def _layer_ids(config: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[int, 
 
 
 def _name(prefix: re.Match[str]) -> str:
-    """What stands in front of a tensor's name, as it is called here."""
+    """The prefix of a tensor's name, in the form used here."""
     kind = prefix[2] or ""
     return "layers.0." if kind == "midlayer." else kind
 
@@ -263,8 +266,8 @@ def _name(prefix: re.Match[str]) -> str:
 def _as_stored(
     config: Eagle3Config, tensors: Mapping[str, Tensor], renamed: Mapping[str, str]
 ) -> Eagle3Config:
-    """The config with what only the weights say: the generation of the head, and how many states it
-    fuses."""
+    """The config completed from the weights: the generation of the head, and the number of fused
+    states."""
     stored = {renamed[key]: tensor for key, tensor in tensors.items()}
     fused = stored["fc.weight"]
     if "layers.0.hidden_norm.weight" not in stored and "norm.weight" not in stored:

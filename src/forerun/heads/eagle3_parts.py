@@ -1,4 +1,5 @@
-"""An EAGLE head where its target runs: the published weights as modules of torch or of the CPU kernels."""
+"""An EAGLE head on its target's backend: the published weights as modules of torch or of the CPU
+kernels."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from forerun.sampling import DraftVocabulary
 
 
 class Eagle3Head:
-    """A head that runs where its target runs.
+    """An EAGLE head on its target's backend.
 
-    A slot of its cache belongs to a token of the text, whose state it reads together with the token after
-    it; its output is about the one after that.
+    A slot of its cache belongs to a token of the text. The head reads that token's state together
+    with the token after it, and its output predicts the one after that.
 
     Args:
-        weights: as stored.
-        target: that it drafts for; it lends what the head does not bring.
+        weights: the stored head.
+        target: the target that it drafts for; it lends the parts that the head lacks.
 
     Raises:
         IncompatibleDraftError: for another target than that of its training.
@@ -51,7 +52,7 @@ class Eagle3Head:
         self._layers += [layer(modules, shape, tensors, i) for i in range(1, shape.num_layers)]
         self._fc = modules.linear(tensors["fc.weight"], tensors.get("fc.bias"))
         self._joined_norm = norm("input_norm")
-        # What is carried on is normed, or what makes logits of it norms.
+        # Either the state for the next step is normed, or the output head norms it.
         self._norm = norm("norm") if self.config.norm_output else None
         fused = range(self.config.num_fused if self.config.fc_norm else 0)
         self._each_norm = [norm(f"fc_norm.{i}") for i in fused]
@@ -61,7 +62,7 @@ class Eagle3Head:
         self._chains = None if parts is None else modules.head_chains(parts)
 
     def _parts(self, weights: Eagle3Weights) -> HeadParts | None:
-        """What chains are drafted with; None for a head that is not made of these parts."""
+        """The parts for drafting chains in one call; None for a head of another composition."""
         if self.config.regression or self._head.linear is None:
             return None
         norms = self._each_norm if self._joined_norm is None else [self._joined_norm]
@@ -78,14 +79,16 @@ class Eagle3Head:
 
     @property
     def drafts_chains(self) -> bool:
-        """Whether `draft_chains` is there."""
+        """True if `draft_chains` is available."""
         return self._chains is not None
 
     def draft_chains(
         self, requests: Sequence[ChainRequest], states: Sequence[Tensor], cache: BlockCache
     ) -> list[Draft]:
-        """Draft chains side by side in one call, see `forerun.contracts.HeadChains`; what `fuse`, `run` and
-        `logits` give step by step, bit for bit."""
+        """Draft chains side by side in one call, see `forerun.contracts.HeadChains`.
+
+        The result equals that of `fuse`, `run` and `logits` step by step, bit for bit.
+        """
         assert self._chains is not None
         return self._chains.draft(cache.layers, requests, states)
 
@@ -94,7 +97,7 @@ class Eagle3Head:
         return BlockCache.of(self._layers, rows, capacity)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """What the head reads of the target's states [B, n, W], [B, n, hidden_size]."""
+        """Fuse the target's states [B, n, W] into the head's input [B, n, hidden_size]."""
         if self.config.regression:
             return self._target.final_norm(states)
         if self._joined_norm is not None:
@@ -113,14 +116,18 @@ class Eagle3Head:
         cache: BlockCache,
         trees: Sequence[Tree | None] | None = None,
     ) -> Tensor:
-        """Run tokens behind those that some rows of the cache hold; what the next step reads in place of a
-        state of the target, and the output head, [B, n, hidden_size].
+        """Run tokens after those that rows of the cache hold; the output is [B, n, hidden_size].
+
+        The next step reads this output in place of a state of the target; the output head reads it
+        too.
 
         Args:
-            hidden: for each row what is read beside its tokens, [n, hidden_size]: fused states, or what
-                the step before carries.
+            rows: rows of the cache.
+            hidden: for each row the states beside its tokens, [n, hidden_size]: fused ones, or the
+                output of the step before.
             token_ids: for each row the token after each of those.
-            trees: of the rows' newest nodes, see `Batch.trees`.
+            cache: a cache of this head.
+            trees: trees of the rows' newest nodes, see `Batch.trees`.
         """
         batch = Batch.after(cache, rows, token_ids, trees=trees)
         if len(rows) == 1:
@@ -136,7 +143,7 @@ class Eagle3Head:
         return inputs[0] if self._norm is None else self._norm(inputs[0])
 
     def logits(self, normed: Tensor) -> Tensor:
-        """Logits [..., draft_vocab_size] of what `run` returns."""
+        """Logits [..., draft_vocab_size] of the output of `run`."""
         return self._head(normed)
 
 
@@ -152,13 +159,16 @@ def _embedding(weights: Eagle3Weights, target: CausalLM) -> Callable[[Tensor], T
 def _output_head(
     weights: Eagle3Weights, target: CausalLM, modules: Modules
 ) -> tuple[OutputRows, DraftVocabulary | None]:
-    """From what `run` returns to logits, and the tokens that these stand for; None for the target's all."""
+    """The output head for the output of `run`, and the tokens that its logits stand for.
+
+    None instead of the tokens if they are all of the target's.
+    """
     matrix, ids = weights.tensors.get("lm_head.weight"), weights.token_ids
     norm = None if weights.config.norm_output else weights.tensors.get("norm.weight")
     eps = weights.config.layers.norm_eps
     if ids is None:
         return OutputRows(target, modules, None, matrix, norm, eps), None
-    # In the target's order, in which uniform numbers pick the same tokens as over all of it.
+    # In the target's order uniform numbers pick the same tokens as over its whole vocabulary.
     ids, order = ids.sort()
     rows = None if matrix is None else matrix[order]
     vocabulary = DraftVocabulary(ids.to(target.device), target.vocab_size)

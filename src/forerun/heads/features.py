@@ -1,8 +1,8 @@
-"""What a head's drafter keeps by row: hidden states of the target that the head's own cache lacks.
+"""Hidden states of the target that a head's own cache still lacks, by row.
 
-The target's states come with prompts and rounds, whether or not anything is drafted. They are kept as
-they are, and run through the head when it drafts next, so that a request that never speculates never
-pays for them.
+The target's states come with prompts and rounds, whether or not anything is drafted. They are
+stored and run through the head only when it drafts next, so that a request that never speculates
+never pays for them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from forerun.core import ForwardOutput, Request, Verdict
 from forerun.models.running import common_prefix
 
-# States that are kept in memory with one that is needed, rather than copy that one.
+# Number of unneeded states up to which a needed one is not copied to free their memory.
 _FEW = 64
-# Rows that miss more tokens than this run them alone, so that no other row pays for padding.
+# Rows that lack more tokens than this run them separately, so that no other row pays for padding.
 LARGEST_SHARED_CATCH_UP = 16
 _CHUNK = 512
 
@@ -28,7 +28,7 @@ class Trims(Protocol):
     """A cache of a head, in which slot i of a row belongs to the row's i-th observed token."""
 
     def length(self, row: int) -> int:
-        """Slots of a row."""
+        """Number of slots of a row."""
 
     def trim(self, row: int, length: int) -> None:
         """Forget the slots of a row after the first `length`."""
@@ -36,16 +36,16 @@ class Trims(Protocol):
 
 @dataclass
 class _Row:
-    """What is known of one row.
+    """The stored states of one row.
 
     Attributes:
         token_ids: the text that its states belong to.
-        base: the position of slot 0 of the head's cache.
-        held: slots that come of the target's states; the cache may have drafted ones behind them.
-        first: the position of the first state that is kept.
-        end: the position after the last token whose state has been seen.
-        states: of tokens that follow each other, each [m, W].
-        request: that the text is of, as far as it goes; None where that is not known.
+        base: position of slot 0 of the head's cache.
+        held: slots that come from the target's states; the cache may have drafted ones after them.
+        first: position of the first stored state.
+        end: position after the last token whose state has been seen.
+        states: states of consecutive tokens, each [m, W].
+        request: request that the text belongs to, as far as it goes; None if it is unknown.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -57,13 +57,13 @@ class _Row:
     request: Request | None = None
 
     def joined(self) -> Tensor:
-        """Its states as one tensor, [m, W]."""
+        """The states as one tensor, [m, W]."""
         if len(self.states) > 1:
             self.states = [torch.cat(self.states)]
         return self.states[0]
 
     def since(self, position: int) -> Tensor:
-        """Its states from a position on, [m, W]; mostly those that came last."""
+        """The states from a position on, [m, W]; mostly those that came last."""
         newest = self.states[-1]
         begin = self.end - len(newest)
         if position >= begin:
@@ -71,22 +71,22 @@ class _Row:
         return self.joined()[position - self.first :]
 
     def forget(self, count: int) -> None:
-        """Its first states, so many."""
+        """Forget the first `count` states."""
         self.first += count
         while count >= len(self.states[0]):
             count -= len(self.states.pop(0))
         if count:
-            # A copy, where it frees much.
+            # A copy, if that frees much memory.
             rest = self.states[0][count:]
             self.states[0] = rest.clone() if count > _FEW else rest
 
 
 @dataclass(frozen=True)
 class Missing:
-    """States that the head has to run before it can draft.
+    """States that the head must run before it can draft.
 
     Args:
-        start: their first slot in the row of the head's cache, whose length that is.
+        start: their first slot in the row of the head's cache, equal to its length.
         states: [m, W], m >= 1; the last belongs to the newest token that the target has run.
     """
 
@@ -95,21 +95,23 @@ class Missing:
 
 
 class Features:
-    """Hidden states of the target by row, from where the head's cache ends.
+    """Hidden states of the target by row, from the end of the head's cache on.
 
-    A state of a token is that of its whole path, so states follow the text of a row: they are cut to
-    what it shares with the text of a later request. The head's cache is cut with them. Its slot before
-    the first difference stays, though a head that reads the next token's embedding beside a state would
-    now make another of it: the state itself is not there any more, and drafts need not be exact.
+    A token's state depends on its whole path, so a row's states belong to its text. If a later
+    request has another text, they are cut to the common prefix, and the head's cache with them. The
+    slot before the first difference stays, although a head that reads the next token's embedding
+    beside a state would now compute another one: the state itself is no longer stored, and drafts
+    need not be exact.
 
-    Where states are missing, because the target ran without being observed, the row begins anew with
-    those that come next: slot 0 of the cache is then a later token. Rotary positions are relative, so
-    the head sees the rest of the text as a text of its own.
+    If states are missing because the target ran without being observed, the row starts again with
+    the states that come next; slot 0 of the cache is then a later token. Rotary positions are
+    relative, so the head sees the rest of the text as a separate text.
 
     Args:
-        layers: the target's hidden layers; their states are joined in this order, W wide together.
-        rows: of the target's cache.
-        cache: the head's own; None for a head without one, for which the newest state is kept.
+        layers: the target's hidden layers; their states are joined in this order, with W columns
+            together.
+        rows: number of rows of the target's cache.
+        cache: the head's cache; None for a head without one, for which the newest state is stored.
     """
 
     def __init__(self, layers: Sequence[int], rows: int, cache: Trims | None = None) -> None:
@@ -117,14 +119,13 @@ class Features:
         self._rows = [_Row() for _ in range(rows)]
 
     def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
-        """Note the states of the tokens of a prompt from `start` on."""
+        """Store the states of the tokens of a prompt from `start` on."""
         self._append(request, start, output.side_by_side(self._layers)[0])
 
     def observe(
         self, requests: Sequence[Request], verdicts: Sequence[Verdict], output: ForwardOutput
     ) -> None:
-        """Note the states of the tokens of a round that have been kept; the requests hold the emitted
-        tokens already."""
+        """Store the states of a round's accepted tokens; the requests already hold the emitted tokens."""
         states = output.side_by_side(self._layers)
         for index, (request, verdict) in enumerate(zip(requests, verdicts, strict=True)):
             if not verdict.token_ids:
@@ -137,13 +138,15 @@ class Features:
             self._append(request, start, states[index, chosen])
 
     def missing(self, request: Request) -> Missing | None:
-        """The states that the head's cache lacks of a request, which is cut to those that it holds; None
-        where the newest are unknown, so that nothing can be drafted."""
+        """The states of a request that the head's cache lacks; the cache is cut to the request's text.
+
+        None if the newest states are unknown, so that nothing can be drafted.
+        """
         row = self._cut(request)
         newest = len(request) - 1
         if row.end != newest or not row.states:
             return None
-        # The output for the newest state is what drafts begin with, so that one is always run.
+        # Drafts begin with the output for the newest state, so that state is always run.
         start = min(row.base + row.held, newest - 1)
         if start < row.first:
             return None
@@ -153,17 +156,19 @@ class Features:
         return Missing(row.held, row.since(start))
 
     def pending(self, request: Request) -> int:
-        """States of a request, about, that the head has not run."""
+        """Approximate number of a request's states that the head has not run."""
         row = self._rows[request.row]
         return max(row.end - row.base - row.held, 0) if self._cache is not None else 0
 
     def run_most(
         self, request: Request, missing: Missing, run: Callable[[Tensor, int], object]
     ) -> Tensor:
-        """Run most of what a row lacks where that is much; the states that are left, one at least.
+        """Run most of the states that a row lacks if there are many; return those that are left,
+        one at least.
 
         Args:
-            missing: what `missing` returned.
+            request: the request.
+            missing: result of `missing`.
             run: runs states of the row [m, W] in the head, given the position of the first.
         """
         states = missing.states
@@ -175,7 +180,7 @@ class Features:
         return states
 
     def ran(self, request: Request, count: int) -> None:
-        """Note that the first `count` states of what `missing` returned are in the head's cache."""
+        """Note that the first `count` states returned by `missing` are now in the head's cache."""
         row = self._rows[request.row]
         row.held += count
         # The last state stays, for a second draft after the same text.
@@ -184,7 +189,7 @@ class Features:
             row.forget(done)
 
     def clear(self, row: int) -> None:
-        """Forget all of a row."""
+        """Forget everything about a row."""
         self._rows[row] = _Row()
         if self._cache is not None:
             self._cache.trim(row, 0)
@@ -204,7 +209,7 @@ class Features:
         row.token_ids += request.token_ids[len(row.token_ids) : row.end]
 
     def _cut(self, request: Request, most: int | None = None) -> _Row:
-        """A row with what its text shares with that of a request, at most so many tokens."""
+        """The row of a request, cut to the common prefix with the request's first `most` tokens."""
         row = self._rows[request.row]
         if row.request is request and (most is None or most >= row.end):
             # The text of a request only grows.
@@ -218,12 +223,12 @@ class Features:
         row.held = max(min(row.held, shared - row.base), 0)
         row.end, row.request = shared, None
         if not row.states:
-            # The next state that comes goes on from the slots that are left.
+            # The next state to come follows the slots that are left.
             row.first = row.end = row.base + row.held
         return row
 
     def _restart(self, row: int, start: int) -> None:
-        """Begin a row anew with the token at position `start`."""
+        """Start a row again with the token at position `start`."""
         self._rows[row] = _Row(base=start, first=start, end=start)
         if self._cache is not None:
             self._cache.trim(row, 0)

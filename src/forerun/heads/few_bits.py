@@ -11,17 +11,19 @@ from forerun.errors import CheckpointError
 from forerun.files import printable
 
 SCALES = "_scale"
-"""Ends the names of the scales of a matrix in 8 or 4 bits, one for each so many columns of a row."""
+"""Suffix of the names of the scales of a matrix in 8 or 4 bits, which has one per row and group of
+columns."""
 ZERO = 8
 """Code of 0 in 4 bits."""
 
 
 def dequantized(directory: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors with those in 8 and 4 bits as numbers, in bf16.
+    """The tensors with matrices in 8 and 4 bits converted to bf16.
 
     Args:
-        directory: that they come from, for messages.
-        tensors: by name; scales are taken out. Codes are int8 in 8 bits, uint8 in 4: two a byte.
+        directory: directory that they come from, for messages.
+        tensors: tensors by name; scales are removed. Codes in 8 bits are int8; in 4 bits two share
+            a uint8.
 
     Raises:
         CheckpointError: for scales that fit no matrix.
@@ -44,13 +46,13 @@ def dequantized(directory: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor
 
 
 def packed(codes: Tensor) -> Tensor:
-    """Codes of -8 to 7 [rows, columns] two a byte, the first in its lower half, uint8
-    [rows, columns / 2]."""
+    """Pack codes of -8 to 7 [rows, columns] in pairs, the first in the lower half, uint8 [rows,
+    columns / 2]."""
     shifted = (codes + ZERO).to(torch.uint8)
     return shifted[:, ::2] | shifted[:, 1::2] << 4
 
 
 def unpacked(pairs: Tensor) -> Tensor:
-    """Codes that `packed` has packed, int8 [rows, columns]."""
+    """Unpack codes that `packed` has packed, int8 [rows, columns]."""
     both = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)
     return both.to(torch.int8) - ZERO

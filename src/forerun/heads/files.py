@@ -29,13 +29,13 @@ from forerun.models.hub import Location, locate
 from forerun.models.sources import INDEX, SINGLE, SafetensorsSource
 
 OWN = "forerun.json"
-"""What forerun adds to a published layout: recipe, target, figures; optional."""
+"""File that forerun adds to a published layout: recipe, target, figures; optional."""
 BY_RANK = "acceptance_by_rank"
-"""Where of it acceptance stands by depth and rank: what shapes of drawn trees follow."""
+"""Key in it of acceptance by depth and rank, which the shapes of sampled trees follow."""
 CALIBRATION = "confidence_calibration"
-"""Where of it scale and bias of what a head expects of its tokens stand, by position."""
+"""Key in it of the scale and bias of the head's confidence, by position."""
 CARD = "README.md"
-# Other names of a whole head; the first that is there is read.
+# Other file names of a whole head; the first that exists is read.
 _WHOLE = ("pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _PICKLED_INDEX = "pytorch_model.bin.index.json"
 _PATTERNS = ("*.safetensors", "*.bin", "medusa_lm_head.pt")
@@ -43,13 +43,13 @@ _PATTERNS = ("*.safetensors", "*.bin", "medusa_lm_head.pt")
 
 @dataclass(frozen=True, eq=False)
 class HeadFiles:
-    """A head as it is stored, in a layout of its own; each part is read on first use.
+    """A stored head, in its published layout; each part is read at its first use.
 
     Attributes:
-        name: as the user named it.
-        location: where its files lie.
-        config: the content of its config.json.
-        kind: of head, a key of `forerun.heads.HEADS`; None for what the config does not tell.
+        name: the name that the user gave.
+        location: place of its files.
+        config: content of its config.json.
+        kind: kind of head, a key of `forerun.heads.HEADS`; None if the config does not tell.
     """
 
     name: str
@@ -59,7 +59,7 @@ class HeadFiles:
     @classmethod
     @never_lost()
     def open(cls, name: str | os.PathLike[str], revision: str | None = None) -> HeadFiles:
-        """Find a head and read its config; nothing of its weights.
+        """Find a head and read its config, but none of its weights.
 
         Args:
             name: a directory or a hub id.
@@ -86,7 +86,8 @@ class HeadFiles:
 
     @cached_property
     def own(self) -> Mapping[str, Any]:
-        """What forerun wrote beside the published layout; empty for a head of other tools.
+        """Content of the file that forerun adds to the published layout; empty for a head of other
+        tools.
 
         Raises:
             CheckpointError: for a broken file.
@@ -96,8 +97,10 @@ class HeadFiles:
 
     @property
     def acceptance_by_rank(self) -> tuple[tuple[float, ...], ...] | None:
-        """How often the token of each rank is accepted, by depth and rank, as `forerun.json` says it was
-        when the head was trained; None where it does not say.
+        """Acceptance of the head's tokens by depth and rank, measured at its training, from
+        `forerun.json`.
+
+        None if the file does not have it.
 
         Raises:
             CheckpointError: for anything but probabilities.
@@ -110,11 +113,13 @@ class HeadFiles:
 
     @property
     def calibration(self) -> tuple[tuple[float, ...], ...] | None:
-        """Scale and bias of the logits that a head gives to the acceptance of its tokens, by position, as
-        `forerun.json` has them; None where it has none.
+        """Scale and bias of the head's logits for the acceptance of its tokens, by position, from
+        `forerun.json`.
+
+        None if the file does not have them.
 
         Raises:
-            CheckpointError: for anything else.
+            CheckpointError: for other values.
         """
         return self._table(
             CALIBRATION,
@@ -125,10 +130,15 @@ class HeadFiles:
     def _table(
         self, key: str, fits: Callable[[Sequence[float]], bool], wanted: str
     ) -> tuple[tuple[float, ...], ...] | None:
-        """Lines of as many numbers each, of what forerun adds.
+        """Lines of equally many numbers, from the file that forerun adds; None if the key is missing.
+
+        Args:
+            key: key of the lines.
+            fits: returns True for a valid line.
+            wanted: description of valid lines, for the message.
 
         Raises:
-            CheckpointError: for anything else.
+            CheckpointError: for other values.
         """
         table = self.own.get(key)
         if table is None:
@@ -159,7 +169,7 @@ class HeadFiles:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The published names of its tensors; of safetensors nothing else is read.
+        """Published names of its tensors; nothing else is read from safetensors.
 
         Raises:
             CheckpointError: for weights that are missing or corrupt.
@@ -172,7 +182,7 @@ class HeadFiles:
 
     @property
     def in_few_bits(self) -> bool:
-        """Whether matrices are stored as codes with scales, which no other engine reads.
+        """True if matrices are stored as codes with scales, which no other engine reads.
 
         Raises:
             CheckpointError: for weights that are missing or corrupt.
@@ -183,13 +193,13 @@ class HeadFiles:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its weights as they are stored, as far as they are on this machine."""
+        """Bytes of its stored weights, as far as they are on this machine."""
         suffixes = {".safetensors", ".bin", ".pt"}
         files = (path for path in self.directory.iterdir() if path.suffix in suffixes)
         return sum(path.stat().st_size for path in files if path.is_file())
 
     def require(self, kind: str) -> None:
-        """Refuse the head of another method. A config that does not tell is left to the weights.
+        """Refuse the head of another method; a config that does not name its method passes.
 
         Raises:
             UnsupportedModelError: naming the method that it belongs to.
@@ -210,9 +220,9 @@ class HeadFiles:
 
         Args:
             required: shapes by published name.
-            optional: of those that a head may lack.
+            optional: shapes of tensors that a head may lack.
             unused: names that are allowed and not read.
-            renamed: the published name of each tensor that is stored under another.
+            renamed: published names of tensors that are stored under another.
 
         Raises:
             CheckpointError: for a tensor that is missing, misshapen, or not of this layout.
@@ -242,7 +252,7 @@ class HeadFiles:
 
 
 def open_head(name: str | os.PathLike[str], kind: str, revision: str | None = None) -> HeadFiles:
-    """The head of a kind that a user named.
+    """Open the head that a user named and check its kind.
 
     Raises:
         CheckpointError: for a missing or broken directory or config.
@@ -264,8 +274,10 @@ def refuse_other_target(
     """Refuse a head that was trained for another target than the one that it is to draft for.
 
     Args:
-        hidden_size: of the target that it was trained for.
-        vocab_size, num_layers: of the same, where the head says so.
+        name: name of the head, for messages.
+        target: the target to draft for.
+        hidden_size: hidden size of the target that it was trained for.
+        vocab_size, num_layers: further sizes of that target, if the head states them.
 
     Raises:
         IncompatibleDraftError: with both numbers.
@@ -289,15 +301,16 @@ def write_head(
     tensors: Mapping[str, Tensor],
     texts: Mapping[str, str | bytes] | None = None,
 ) -> None:
-    """Write a head's directory: all files are complete before the first of them is replaced.
+    """Write a head's directory; all files are complete before the first is replaced.
 
     Args:
-        config: of a published layout.
-        tensors: by published name, saved in their dtypes.
+        directory: the directory.
+        config: config of a published layout.
+        tensors: tensors by published name, saved in their dtypes.
         texts: further files by name, such as `forerun.json` and `README.md`.
 
     Raises:
-        CheckpointError: where it cannot be written; what was there stays.
+        CheckpointError: if it cannot be written; existing files stay.
     """
     contents = {CONFIG: json.dumps(config, indent=2) + "\n", **(texts or {})}
     kept = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
@@ -318,7 +331,7 @@ def write_head(
 
 
 def _is_safe(directory: Path) -> bool:
-    """Whether a directory holds safetensors."""
+    """True if a directory holds safetensors."""
     return (directory / SINGLE).is_file() or (directory / INDEX).is_file()
 
 
@@ -354,7 +367,7 @@ def _safe(file: Path) -> dict[str, Tensor]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file of torch, of which nothing but tensors is unpickled."""
+    """The tensors of a file of torch; nothing but tensors is unpickled."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:

@@ -1,8 +1,9 @@
-"""An adapter behind an early exit of a target: a decoder layer that reads the exit's states of a text.
+"""An adapter after an early exit of a target: a decoder layer that reads the exit's hidden states.
 
-Kangaroo (arXiv 2404.18911) has an attention and a norm between the exit and the target's output head. Here
-it is a whole decoder layer, as a head has one, and of the output head the rows of the draft's vocabulary.
-Nothing else of the target is copied or run: its first layers draft, and stay in its cache.
+Kangaroo (arXiv 2404.18911) has an attention and a norm between the exit and the target's output
+head. Here it is a whole decoder layer, as in other heads, and the output head has only the rows of
+the draft's vocabulary. Nothing else of the target is copied or run again: its first layers draft,
+and their keys and values stay in its cache.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from forerun.options import check
 from forerun.sampling import DraftVocabulary
 
 ARCHITECTURE = "ExitAdapterModel"
-"""What stands in its config.json; the layout is forerun's own."""
+"""Architecture named in its config.json; the layout is forerun's own."""
 
 
 @dataclass(frozen=True)
 class LayerSkipConfig:
-    """What an adapter is made of.
+    """Architecture of an adapter.
 
     Args:
-        layers: the shape of its decoder layers; its `hidden_size` and `vocab_size` are the target's.
-        exit_layer: of the target's layers, those below the exit.
-        num_target_layers: all of them.
-        draft_vocab_size: tokens that it drafts from.
+        layers: architecture of its decoder layers; its `hidden_size` and `vocab_size` are the
+            target's.
+        exit_layer: number of the target's layers below the exit.
+        num_target_layers: number of all of the target's layers.
+        draft_vocab_size: number of tokens that it drafts from.
     """
 
     layers: Architecture
@@ -49,10 +51,11 @@ class LayerSkipConfig:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], where: str) -> LayerSkipConfig:
-        """From the content of a config.json.
+        """Read the content of a config.json.
 
         Args:
-            where: it comes from, for messages.
+            config: the content.
+            where: its source, for messages.
 
         Raises:
             CheckpointError: for values that no adapter has.
@@ -86,13 +89,13 @@ class LayerSkipConfig:
 
 
 class LayerSkipHead:
-    """An adapter on what its target runs on.
+    """An adapter on its target's backend.
 
     Args:
-        target: that it was trained for; it lends the rows of its output head.
-        config: of the adapter.
-        tensors: by name, see `LayerSkipConfig.shapes`.
-        name: for messages.
+        target: the target that it was trained for; it lends rows of its output head.
+        config: config of the adapter.
+        tensors: tensors by name, see `LayerSkipConfig.shapes`.
+        name: name of the adapter in messages.
 
     Raises:
         CheckpointError: for weights that cannot run.
@@ -107,7 +110,7 @@ class LayerSkipHead:
         ids: Tensor | None = None
         self.vocabulary: DraftVocabulary | None = None
         if "d2t" in tensors:
-            # In the target's order, in which uniform numbers pick the same tokens as over all of it.
+            # In the target's order uniform numbers pick the same tokens as over its whole vocabulary.
             ids = draft_ids(tensors["d2t"], target.vocab_size, name).sort().values
             self.vocabulary = DraftVocabulary(ids.to(target.device), target.vocab_size)
         norm = tensors["norm.weight"]
@@ -136,12 +139,13 @@ class LayerSkipHead:
         return BlockCache.of(self._layers, rows, capacity)
 
     def run(self, rows: Sequence[int], states: Sequence[Tensor], cache: BlockCache) -> Tensor:
-        """Run tokens behind those that some rows of the cache hold; logits [B, draft_vocab_size] after the
-        last of each row.
+        """Run tokens after those that rows of the cache hold; logits [B, draft_vocab_size] after
+        each row's last.
 
         Args:
+            rows: rows of the cache.
             states: for each row the exit's hidden states of its tokens, [n, hidden_size].
-            cache: of this adapter.
+            cache: a cache of this adapter.
         """
         batch = Batch.after(cache, rows, [[0] * len(own) for own in states])
         hidden = pad_sequence(list(states), batch_first=True)

@@ -1,9 +1,10 @@
 """Medusa: several heads on the target's last hidden state, each for a token further ahead.
 
 A head is a few residual blocks x + silu(linear(x)) and an output matrix (Cai et al., arXiv
-2401.10774). It reads what the target's own output head reads: the state of the newest token that the
-target has run, behind the final norm. The target's head predicts the token after that one, and head i,
-counted from 0, the token i + 2 after it; none of them knows what the others draft.
+2401.10774). It reads the input of the target's own output head: the state, after the final norm, of
+the newest token that the target has run. The target's output head predicts the token after that
+one; head i, counted from 0, predicts the token at distance i + 2. No head sees the tokens that the
+others draft.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from forerun.sampling import DraftVocabulary
 
 MOST_HEADS = 32
 _MOST = 2**31
-# The names of Medusa's own code: head, layer, part; after its last layer stands the output matrix.
+# Names in Medusa's own code: head, layer, part; the output matrix follows the last layer.
 _NUMBERED = re.compile(r"(\d+)\.(\d+)(\.linear)?\.(weight|bias)")
 _IDS = ("token_map", "d2t", "t2d")
 _PREFIX = re.compile(r"medusa_heads?\.")
-# What the configs of Medusa, TensorRT-LLM, and vLLM or the speculators library call the same.
+# Keys of equal meaning in the configs of Medusa, TensorRT-LLM, and vLLM or the speculators library.
 _HEADS = ("medusa_num_heads", "num_medusa_heads", "num_heads")
 _LAYERS = ("medusa_num_layers", "num_medusa_layers", "num_hidden_layers")
 _HIDDEN = ("hidden_size", "medusa_hidden_size")
@@ -40,16 +41,16 @@ _VOCAB = ("vocab_size", "medusa_vocab_size")
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """The shape of a file's heads.
+    """Architecture of a file's heads.
 
     Args:
         hidden_size, vocab_size: the target's.
-        num_heads: tokens of a draft at most.
+        num_heads: number of heads, the most tokens of a draft.
         num_layers: residual blocks of each head.
-        draft_vocab_size: tokens that can be drafted.
-        bias: whether the linear parts of the blocks have one.
-        own_outputs: whether each head has an output matrix of its own; otherwise there is one for all,
-            the file's or the target's.
+        draft_vocab_size: number of tokens that can be drafted.
+        bias: the linear parts of the blocks have a bias.
+        own_outputs: each head has an output matrix of its own; otherwise all share one, the file's
+            or the target's.
     """
 
     hidden_size: int
@@ -68,13 +69,15 @@ class MedusaConfig:
         vocab_size: int,
         where: str,
     ) -> MedusaConfig:
-        """From the config of Medusa's own code, TensorRT-LLM, vLLM or the speculators library. The first
-        of these says little, and the rest follows from the tensors.
+        """Read the config of Medusa's own code, TensorRT-LLM, vLLM or the speculators library.
+
+        Medusa's own config says little; the rest is inferred from the tensors.
 
         Args:
-            shapes: of the tensors, by the names of `tensor_name`.
-            vocab_size: of the target, for a file that says nothing of it.
-            where: the config comes from, for messages.
+            config: the config.
+            shapes: shapes of the tensors, by the names of `tensor_name`.
+            vocab_size: the target's, for a file that does not state it.
+            where: source of the config, for messages.
 
         Raises:
             CheckpointError: for values that are missing or impossible.
@@ -89,14 +92,14 @@ class MedusaConfig:
             vocab,
             _whole(config, _HEADS, where, most=MOST_HEADS),
             _whole(config, _LAYERS, where, 1, most=MOST_HEADS),
-            # The speculators library writes 0 for all of the target's.
+            # The speculators library writes 0 for the target's whole vocabulary.
             _whole(config, ("truncated_vocab_size",), where, vocab, least=0, most=vocab) or vocab,
             bool(config.get("medusa_fc_bias")) or "blocks.0.layers.0.bias" in shapes,
             not config.get("original_lm_head", "lm_heads.0.weight" not in shapes),
         )
 
     def published(self) -> dict[str, Any]:
-        """The config.json, as vLLM reads it."""
+        """The config.json in the form that vLLM reads."""
         return {
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
@@ -110,14 +113,14 @@ class MedusaConfig:
         }
 
     def block_names(self, part: str = "weight") -> list[list[str]]:
-        """The names of the linear parts, head by head."""
+        """Names of the linear parts, head by head."""
         layers = range(self.num_layers)
         return [
             [f"blocks.{head}.layers.{i}.{part}" for i in layers] for head in range(self.num_heads)
         ]
 
     def output_names(self) -> list[str]:
-        """The names of the heads' own output matrices."""
+        """Names of the heads' own output matrices."""
         return [
             f"lm_heads.{head}.weight" for head in range(self.num_heads if self.own_outputs else 0)
         ]
@@ -126,7 +129,7 @@ class MedusaConfig:
         """Shapes of the tensors that a file must have, by name.
 
         Args:
-            rows: of output matrices, if not `draft_vocab_size`.
+            rows: rows of output matrices, if not `draft_vocab_size`.
         """
         hidden, rows = self.hidden_size, rows or self.draft_vocab_size
         shapes: dict[str, tuple[int, ...]] = {}
@@ -138,23 +141,23 @@ class MedusaConfig:
     def optional(self, rows: int | None = None) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that a file may have."""
         output = (rows or self.draft_vocab_size, self.hidden_size)
-        # With one output matrix for all, vLLM also takes the first head's.
+        # vLLM also takes the first head's output matrix as the one for all.
         one = {} if self.own_outputs else {"lm_head.weight": output, "lm_heads.0.weight": output}
         ids = (self.draft_vocab_size,)
         return {**one, "token_map": ids, "d2t": ids, "t2d": (self.vocab_size,)}
 
 
 class MedusaHead:
-    """The heads of a file on what their target runs on.
+    """The heads of a file on their target's backend.
 
     Args:
-        target: that they were trained for.
-        config: of the heads.
-        tensors: by the names of vLLM's layout, with `d2t` where few tokens can be drafted.
-        name: for messages.
+        target: the target that they were trained for.
+        config: config of the heads.
+        tensors: tensors by the names of vLLM's layout, with `d2t` for a reduced vocabulary.
+        name: name of the heads in messages.
 
     Raises:
-        ForerunError: the target's own, where its final norm and output head do not run alone.
+        ForerunError: the target's error, if its final norm and output head do not run alone.
     """
 
     def __init__(
@@ -167,7 +170,7 @@ class MedusaHead:
             ids = draft_ids(tensors["d2t"], config.vocab_size, name)
             self.vocabulary = DraftVocabulary(ids.to(target.device), target.vocab_size)
         modules = modules_for(target)
-        # All heads read the same in their first layer, so that it is one product.
+        # All heads have the same input in their first layer, so that it is one product.
         weights = [
             _of_layer(tensors, config, layer, "weight") for layer in range(config.num_layers)
         ]
@@ -184,7 +187,7 @@ class MedusaHead:
         if not self._own:
             output = tensors.get("lm_head.weight", tensors.get("lm_heads.0.weight"))
             self._shared = OutputRows(target, modules, ids, output)
-        # A target that lacks a part is refused now.
+        # A first run, so that a target that lacks a part is refused now.
         self.run(torch.zeros(1, config.hidden_size, dtype=target.dtype, device=target.device), 1)
 
     @classmethod
@@ -206,8 +209,8 @@ class MedusaHead:
         """Logits [N, count, Vd] of the first heads.
 
         Args:
-            hidden: of the target's last layer, before its final norm, [N, hidden_size].
-            count: of heads.
+            hidden: output of the target's last layer, before its final norm, [N, hidden_size].
+            count: number of heads.
         """
         normed = self._target.final_norm(hidden[None])[0]
         shape = (len(hidden), self.config.num_heads, self.config.hidden_size)
@@ -215,7 +218,7 @@ class MedusaHead:
         states = states[:, :count].contiguous()
         for layer in self._later:
             inputs = states.unbind(1)
-            # Of the activation's input all heads are one tensor again.
+            # The activation runs on all heads as one tensor.
             products = [linear(own) for linear, own in zip(layer, inputs, strict=False)]
             states = states + self._activate(torch.stack(products, 1))
         if self._shared is not None:
@@ -225,13 +228,15 @@ class MedusaHead:
 
 
 def read_tensors(files: HeadFiles, vocab_size: int) -> tuple[MedusaConfig, dict[str, Tensor]]:
-    """A file's config, and its tensors by the names of vLLM's layout, with `d2t` and no more output rows
-    than can be drafted.
+    """A file's config, and its tensors by the names of vLLM's layout, with `d2t` for a reduced
+    vocabulary.
 
-    In files of Medusa's own code all layers of a head are equal: it repeats one block.
+    Output matrices are cut to the rows that can be drafted. In files of Medusa's own code all
+    layers of a head are equal: it repeats one block.
 
     Args:
-        vocab_size: of the target, for a file that says nothing of it.
+        files: the file.
+        vocab_size: the target's, for a file that does not state it.
 
     Raises:
         CheckpointError: for a broken file.
@@ -241,7 +246,7 @@ def read_tensors(files: HeadFiles, vocab_size: int) -> tuple[MedusaConfig, dict[
     shapes = {names[name]: tuple(tensor.shape) for name, tensor in files.tensors.items()}
     config = MedusaConfig.read(files.config, shapes, vocab_size, files.name)
     outputs = [shape for name, shape in shapes.items() if name.startswith("lm_head")]
-    # vLLM cuts the rows of the whole vocabulary itself.
+    # Files for vLLM may have rows for the whole vocabulary, which it cuts itself.
     rows = config.vocab_size if (config.vocab_size, config.hidden_size) in outputs else None
     tensors = files.pick(config.shapes(rows), config.optional(rows), renamed=names)
     if config.draft_vocab_size == config.vocab_size:
@@ -255,7 +260,7 @@ def read_tensors(files: HeadFiles, vocab_size: int) -> tuple[MedusaConfig, dict[
             "token_map nor d2t, which say which; make it again with one of them."
         )
     ids = draft_ids(tensors["d2t"], config.vocab_size, files.name)
-    # In the target's order, in which uniform numbers pick the same tokens as over all of it.
+    # In the target's order uniform numbers pick the same tokens as over its whole vocabulary.
     ids, order = ids.sort()
     kept = order if rows is None else ids
     tensors |= {key: own[kept] for key, own in tensors.items() if key.startswith("lm_head")}
@@ -275,12 +280,16 @@ def tensor_name(name: str) -> str:
 
 
 def new_tensors(config: MedusaConfig, *, spread: float = 0.0, seed: int = 0) -> dict[str, Tensor]:
-    """Untrained heads: with a spread of 0 each says what the output matrix says of the state itself, as
-    Medusa begins its training.
+    """Weights of untrained heads.
+
+    With a spread of 0 each head gives the logits of the output matrix for the state itself, the
+    starting point of Medusa's training.
 
     Args:
-        spread: of what a block adds; weights have a standard deviation of spread / sqrt(hidden_size).
-        seed: of the weights.
+        config: architecture of the heads.
+        spread: scale of a block's contribution; weights have a standard deviation of spread /
+            sqrt(hidden_size).
+        seed: seed of the weights.
     """
     generator = torch.Generator().manual_seed(seed)
     deviation = config.hidden_size**-0.5
@@ -296,7 +305,7 @@ def new_tensors(config: MedusaConfig, *, spread: float = 0.0, seed: int = 0) -> 
 def _of_layer(
     tensors: Mapping[str, Tensor], config: MedusaConfig, layer: int, part: str
 ) -> list[Tensor]:
-    """The weights of a layer, head by head; no biases where the heads have none."""
+    """The weights of a layer, head by head; no biases if the heads have none."""
     if part == "bias" and not config.bias:
         return []
     return [tensors[names[layer]] for names in config.block_names(part)]
@@ -310,7 +319,7 @@ def _whole(
     least: int = 1,
     most: int = _MOST,
 ) -> int:
-    """The first of some keys that a config has."""
+    """The value of the first of some keys that a config has."""
     found = [(key, values[key]) for key in keys if values.get(key) is not None]
     key, value = [*found, *((keys[0], value) for value in default), (keys[0], None)][0]
     if type(value) is not int or not least <= value <= most:

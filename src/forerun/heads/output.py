@@ -1,4 +1,4 @@
-"""What turns a head's hidden states into logits of the tokens that it can draft."""
+"""Output heads: from a head's hidden states to logits of the tokens that it can draft."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM, Linear, Module, Modules
 from forerun.errors import CheckpointError
 
-# Columns of the target's head that are read off at once.
+# Number of columns of the target's output head that are read off at once.
 _COLUMNS = 64
 
 
@@ -16,12 +16,12 @@ def draft_ids(offsets: Tensor, vocab_size: int, name: str) -> Tensor:
     """The target's ids of the tokens that a head can draft, [Vd].
 
     Args:
-        offsets: `d2t` [Vd], what is added to an index to give the target's id.
-        vocab_size: of the target.
-        name: of the head, for messages.
+        offsets: `d2t` [Vd]; index plus offset is the target's id.
+        vocab_size: the target's.
+        name: name of the head, for messages.
 
     Raises:
-        CheckpointError: for ids outside the vocabulary, or an id that is there twice.
+        CheckpointError: for ids outside the vocabulary, or an id that occurs twice.
     """
     ids = torch.arange(len(offsets)) + offsets.long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
@@ -39,11 +39,11 @@ class OutputRows:
 
     Args:
         target: lends its output head.
-        modules: what it is built of.
+        modules: builder of its parts.
         ids: the target's ids of the rows; None for all.
         own: the head's own rows [Vd, hidden_size], if it has any.
-        norm: the weights [hidden_size] of the norm before it, if there is one.
-        eps: of that norm.
+        norm: weights [hidden_size] of the norm before it, if there is one.
+        eps: eps of that norm.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class OutputRows:
         if weight is None and ids is not None:
             weight = borrowed_rows(target, ids)
         self.linear: Linear | None = None
-        """The one product that it is; None where the target's head runs."""
+        """The single product that it consists of; None if the target's output head runs."""
         self._norm: Module | None = None
         if weight is not None:
             self.linear = modules.linear(weight, norm=norm, eps=eps)
@@ -68,7 +68,8 @@ class OutputRows:
             self._norm = modules.norm(norm, eps=eps)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits [..., Vd] of hidden states [..., hidden_size], normed unless there is a norm."""
+        """Logits [..., Vd] of hidden states [..., hidden_size]; they must be normed unless there is
+        a norm."""
         if self.linear is not None:
             return self.linear(hidden)
         if self._norm is not None:
@@ -81,10 +82,10 @@ class OutputRows:
 
 
 def borrowed_rows(target: CausalLM, ids: Tensor) -> Tensor | None:
-    """Rows [Vd, hidden_size] of the target's output head, read off by running unit vectors through it;
-    None where it does more than one product (as where logits are capped or have a bias).
+    """Rows [Vd, hidden_size] of the target's output head, read off by running unit vectors through it.
 
-    It costs one pass of the output head over `hidden_size` tokens, on whatever holds its weights.
+    None if it is more than one product (for example with capped logits or a bias). The cost is one
+    pass of the output head over `hidden_size` tokens, on its own backend.
     """
     size, ids = target.hidden_size, ids.to(target.device)
     unit = torch.eye(size, dtype=target.dtype, device=target.device)
@@ -96,6 +97,6 @@ def borrowed_rows(target: CausalLM, ids: Tensor) -> Tensor | None:
     probe = torch.randn(1, 1, size, generator=generator).to(target.device, target.dtype)
     given = target.lm_head(probe * 4)[0, 0, ids].float()
     ours = (rows.float() @ probe[0, 0].float()) * 4
-    # Quantized activations and bf16 round by about a hundredth; a cap or a bias shows by far more.
+    # Quantized activations and bf16 round by about a hundredth; a cap or a bias differs by far more.
     spread = given.std().clamp(min=1e-6)
     return rows if float((given - ours).abs().mean() / spread) < 0.1 else None
