@@ -1,1 +1,1 @@
-"""Heads as other engines read them: what is wrong with one, what it drafts there, and portable copies."""
+"""Checks heads for other engines, replays them as those engines read them, and writes portable copies."""

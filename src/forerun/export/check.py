@@ -1,4 +1,4 @@
-"""`forerun check`: everything that is wrong with a head, for forerun and for other engines."""
+"""`forerun check`: finds everything that is wrong with a head, for forerun and for other engines."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RULES: Mapping[str, Callable[[PublishedHead, Target], Iterator[Finding]]] = {
 def check_head(
     head: PublishedHead, target: Target, engines: Sequence[str] = tuple(VERSIONS)
 ) -> list[Finding]:
-    """What is wrong with a head for some engines, the worst first; nothing is run.
+    """Find everything that is wrong with a head for some engines, the worst first; nothing is run.
 
     Raises:
-        UnsupportedModelError: for a head of a kind that is not known.
+        UnsupportedModelError: for a head of an unknown kind.
     """
     return for_engines(RULES[head.kind](head, target), engines)

@@ -1,4 +1,4 @@
-"""What holds for every head with decoder layers: tensors, draft vocabulary, target, rotary embedding."""
+"""Rules for every head with decoder layers: tensors, draft vocabulary, target, rotary embedding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SMALL = {torch.int64, torch.int32, torch.int16, torch.bool}
 def tensor_rules(
     head: PublishedHead, required: Shapes, allowed: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Finding]:
-    """Missing, unused and misshapen tensors; those of `allowed` may be there."""
+    """Find missing, unused and misshapen tensors; tensors in `allowed` are optional."""
     for name, problem in misshapen(head, {**required, **allowed}):
         yield error(EVERY, "shape", problem, f"correct the config, or save {name} again")
     for name in sorted(required.keys() - head.weights.keys()):
@@ -40,7 +40,7 @@ def tensor_rules(
 
 
 def missing(name: str) -> Iterator[Finding]:
-    """For a tensor that every engine needs."""
+    """Findings for a missing tensor that every engine needs."""
     for engine in (VLLM, LLAMA_CPP):
         yield error(engine, "missing_tensor", f"{name} is missing", "save it with the head")
     kept = f"{name} is missing, and SGLang keeps what memory held without a word"
@@ -48,7 +48,7 @@ def missing(name: str) -> Iterator[Finding]:
 
 
 def unused(name: str) -> Iterator[Finding]:
-    """For a tensor that the config does not call for."""
+    """Findings for a tensor that the config does not call for."""
     for engine in (VLLM, LLAMA_CPP):
         problem = f"{name} belongs to no part that {TITLES[engine]} builds, which it refuses"
         yield error(
@@ -59,7 +59,7 @@ def unused(name: str) -> Iterator[Finding]:
 
 
 def value_rules(head: PublishedHead) -> Iterator[Finding]:
-    """The types of tensors, and files that engines do not read."""
+    """Check the types of tensors, and find files that engines do not read."""
     if head.in_few_bits:
         problem = "its matrices are stored in 8 or 4 bits with scales, as forerun alone reads them"
         for engine in TITLES:
@@ -85,7 +85,7 @@ def value_rules(head: PublishedHead) -> Iterator[Finding]:
 
 
 def vocabulary_rules(head: PublishedHead, sizes: Sizes) -> Iterator[Finding]:
-    """d2t and t2d: present, of the right type and length, offsets, in range, unique, and agreeing."""
+    """Check d2t and t2d: presence, type, length, offsets, range, uniqueness, and agreement."""
     d2t, draft = head.weights.get("d2t"), sizes.draft_vocab_size
     if d2t is None:
         if draft < sizes.vocab_size:
@@ -149,7 +149,7 @@ def _mapping_rules(head: PublishedHead, d2t: torch.Tensor, sizes: Sizes) -> Iter
 
 
 def target_rules(head: PublishedHead, sizes: Sizes, target: Target) -> Iterator[Finding]:
-    """Whether the head was made for a target of these sizes."""
+    """Check that the head was made for a target of these sizes."""
     own = "embed_tokens.weight" in head.weights
     for what, ours, theirs in (
         ("hidden_size", sizes.target_hidden_size, target.hidden_size),
@@ -174,7 +174,7 @@ def target_rules(head: PublishedHead, sizes: Sizes, target: Target) -> Iterator[
 
 
 def rope_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
-    """The rotary embedding: both dialects, and the target's."""
+    """Check the rotary embedding: both dialects of the config, and agreement with the target's."""
     layers, rope = head.layers, rope_of(head)
     newer, older = layers.get("rope_parameters"), layers.get("rope_scaling")
     theta = layers.get("rope_theta")
@@ -190,14 +190,14 @@ def rope_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
             )
             yield wrong(EVERY, "rope", problem, "write the same in both")
     if theta is None and not isinstance(older, Mapping) and not isinstance(newer, Mapping):
-        return  # The readings differ then, where the target's is not the default.
+        return  # Then the readings differ, unless the target's theta is the default.
     if target.rope and not same_rope(rope, target.rope):
         problem = f"the rotary embedding is {_short(rope)}, the target's {_short(target.rope)}"
         yield note(EVERY, "rope", problem, "check that the head was trained with its own")
 
 
 def context_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
-    """How far positions go."""
+    """Check that the head's positions cover the target's context."""
     most = head.layers.get("max_position_embeddings")
     if type(most) is int and most < target.max_context:
         problem = (
@@ -210,7 +210,11 @@ def context_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
 def architecture_rules(
     head: PublishedHead, names: Mapping[str, frozenset[str]]
 ) -> Iterator[Finding]:
-    """Whether engines know a class for the head by its name, of those that each knows."""
+    """Check that each engine has a class for the head's architecture.
+
+    Args:
+        names: architectures that each engine knows.
+    """
     for engine, known in names.items():
         if not known & set(head.architectures):
             named = ", ".join(head.architectures) or "none"

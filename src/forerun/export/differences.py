@@ -1,4 +1,4 @@
-"""What an engine reads differently from how a head was trained, in words."""
+"""Differences, in words, between how an engine reads a head and how the head was trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SAY = "write {field} into config.json"
 
 
 def differing(trained: Reading, read: Reading) -> tuple[str, ...]:
-    """The fields in which two readings of one head differ."""
+    """Names of the fields in which two readings of one head differ."""
     return tuple(
         field.name
         for field in fields(trained)
@@ -23,7 +23,7 @@ def differing(trained: Reading, read: Reading) -> tuple[str, ...]:
 
 
 def reading_findings(head: PublishedHead, target: Target) -> Iterator[Finding]:
-    """What every engine reads differently, one finding for each field."""
+    """A finding for each engine and each field that the engine reads differently."""
     trained = reading_of(head, target)
     for engine in VERSIONS:
         read = reading_of(head, target, engine)
@@ -37,7 +37,7 @@ def reading_findings(head: PublishedHead, target: Target) -> Iterator[Finding]:
 
 
 def because(field: str, engine: str, trained: Reading, read: Reading) -> str:
-    """Why a difference of one field makes an engine draft otherwise, as a clause."""
+    """Explain in a clause how a difference in one field changes an engine's drafts."""
     was, now = getattr(trained, field), getattr(read, field)
     values = {"engine": TITLES[engine], "field": field, "trained": _shown(was), "read": _shown(now)}
     ignored = was is True and now is False

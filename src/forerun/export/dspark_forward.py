@@ -1,4 +1,4 @@
-"""The forward of a DSpark head, as a reading says (DeepSpec's published layout)."""
+"""The forward of a DSpark head under a reading (DeepSpec's published layout)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def dspark_forward(
     block_size: int,
     anchors: Sequence[int],
 ) -> Drafted:
-    """The drafts of a DSpark head after some tokens of a text, the anchors, with the text's own tokens
-    before each in the Markov head."""
+    """Drafts of a DSpark head after some tokens of a text, the anchors.
+
+    The Markov head reads the text's own token before each draft.
+    """
     context = torch.cat([text.hidden[layer] for layer in reading.hidden_layers], -1)
     context = norm(
         functional.linear(context, weights["fc.weight"]),
@@ -66,7 +68,7 @@ def dspark_forward(
 def _with_markov(
     weights: Weights, reading: DSparkReading, logits: Tensor, before: Tensor, sizes: Sizes
 ) -> Tensor:
-    """Logits with the bias that the token before each draft gives (the vanilla Markov head)."""
+    """Logits with the vanilla Markov head's bias from the token before each draft."""
     if reading.lm_head == "target" and sizes.draft_vocab_size < logits.shape[-1]:
         logits = logits[:, target_ids_of(weights, reading.draft_ids, sizes.draft_vocab_size)]
     first = weights.get("markov_head.markov_w1.weight")
@@ -78,7 +80,7 @@ def _with_markov(
 def _dspark_layer(
     layer: Layer, reading: DSparkReading, context: Tensor, states: Tensor, anchor: int
 ) -> Tensor:
-    """One layer over a block: its slots see the context before the anchor and each other."""
+    """One layer over a block, whose slots see the context before the anchor and each other."""
     normed = layer.normed("input_layernorm", states)
     before, slots = torch.arange(anchor), anchor + torch.arange(len(states))
     seen_before = torch.ones(len(slots), anchor, dtype=torch.bool)

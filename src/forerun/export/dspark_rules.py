@@ -1,4 +1,4 @@
-"""What is wrong with a DSpark head, engine by engine (DeepSpec's layout, and that of speculators)."""
+"""Rules for DSpark heads, engine by engine (DeepSpec's layout, and that of speculators)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CONFIDENCE = "confidence_head.proj.weight"
 
 
 def dspark_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
-    """Everything that is wrong with a DSpark head."""
+    """Find everything that is wrong with a DSpark head."""
     yield from format_rules(head, "DSparkSpeculator", ARCHITECTURES)
     try:
         sizes, rank = sizes_of(head, target), _rank(head)
@@ -76,7 +76,7 @@ def _rank(head: PublishedHead) -> int:
 
 
 def _joined(head: PublishedHead, rank: int) -> bool:
-    """Whether the confidence head that is stored reads the Markov embedding, as its width says."""
+    """True if the stored confidence head reads the Markov embedding, judged by its width."""
     stored = head.weights.get(_CONFIDENCE)
     if stored is None or stored.ndim != 2:
         return rank > 0

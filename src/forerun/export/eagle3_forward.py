@@ -1,4 +1,4 @@
-"""The forward of an EAGLE-3 head, as a reading says (arXiv 2503.01840)."""
+"""The forward of an EAGLE-3 head under a reading (arXiv 2503.01840)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from forerun.export.sizes import Sizes
 
 
 def fused(weights: Weights, reading: Eagle3Reading, text: Text, eps: float) -> Tensor:
-    """The features [n, H] that an EAGLE-3 head starts from."""
+    """Fused features that an EAGLE-3 head starts from, [n, H]."""
     parts = [text.hidden[layer] for layer in reading.hidden_layers]
     if reading.fc_norm:
         names = [f"fc_norm.{index}.weight" for index in range(len(parts))]
@@ -47,9 +47,11 @@ def eagle3_forward(
     rotation: Callable[[Tensor], tuple[Tensor, Tensor]],
     steps: int = 3,
 ) -> Drafted:
-    """The drafts of an EAGLE-3 head after every token of a text, `steps` deep, with the text's own
-    tokens in place of its drafts (the training-time test): row t of step s has read the features up
-    to t and the tokens up to t + 1 + s, and drafts what follows."""
+    """Drafts of an EAGLE-3 head after every token of a text, `steps` deep.
+
+    Later steps read the text's own tokens in place of drafts (the training-time test). Row t of step s
+    has read the features up to t and the tokens up to t + 1 + s, and drafts the next token.
+    """
     own = weights.get("embed_tokens.weight")
     embeds = text.embed(text.token_ids) if own is None else own[text.token_ids]
     layers = [
@@ -92,8 +94,10 @@ def _eagle3_layer(
     embeds: Tensor,
     step: int,
 ) -> Tensor:
-    """One layer at one step: a row sees the first step's rows up to itself, and of later steps its
-    own chain alone."""
+    """One layer at one step.
+
+    A row sees the first step's rows up to itself, and of later steps only its own chain.
+    """
     residual = states
     if layer.index == 0:
         normed = layer.normed("hidden_norm", states)

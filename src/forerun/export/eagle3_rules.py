@@ -1,4 +1,4 @@
-"""What is wrong with an EAGLE-3 head, engine by engine (arXiv 2503.01840; EAGLE-3.1's flags too)."""
+"""Rules for EAGLE-3 heads, engine by engine (arXiv 2503.01840; EAGLE-3.1's flags too)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SPECULATORS_NAMES = {"Eagle3Speculator", "Eagle3DraftModel"}
 
 
 def eagle3_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
-    """Everything that is wrong with an EAGLE-3 head."""
+    """Find everything that is wrong with an EAGLE-3 head."""
     yield from format_rules(head, "Eagle3Speculator", ARCHITECTURES)
     try:
         sizes = sizes_of(head, target)
@@ -63,7 +63,7 @@ def eagle3_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
 def format_rules(
     head: PublishedHead, speculator: str, architectures: dict[str, frozenset[str]]
 ) -> Iterator[Finding]:
-    """Whether the format of the config is one that each engine reads."""
+    """Check that each engine reads the format of the config."""
     if not head.wrapped:
         names = {
             engine: known - {speculator, *_SPECULATORS_NAMES}
@@ -105,7 +105,7 @@ def _wrapper_rules(head: PublishedHead) -> Iterator[Finding]:
 
 
 def _optional(head: PublishedHead, sizes: Sizes) -> Shapes:
-    """Tensors that the head may have, by its flags."""
+    """Shapes of the tensors that the head may have, given its flags."""
     hidden, wide = sizes.hidden_size, sizes.num_features * sizes.target_hidden_size
     shapes: Shapes = {
         "embed_tokens.weight": (sizes.vocab_size, hidden),
@@ -227,7 +227,10 @@ def _layer_id_rules(head: PublishedHead, sizes: Sizes, target: Target) -> Iterat
 def ascending(
     where: str, named: tuple[int, ...] | None, bounds: tuple[int, int]
 ) -> Iterator[Finding]:
-    """Ids must ascend, for engines collect hidden layers in the order in which they run them."""
+    """Check that layer ids ascend and lie within bounds.
+
+    Engines collect hidden layers in the order in which they run them.
+    """
     if named is None:
         return
     if any(later <= earlier for earlier, later in pairwise(named)):

@@ -1,4 +1,4 @@
-"""A head and its target, examined: the lint, and the replay where the head can be run."""
+"""Examination of a head with its target: the checks, and the replay if the head can be run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ QUESTION = "Why is the sky blue, and why are sunsets red?"
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found about a head.
+    """Result of examining a head.
 
     Attributes:
-        findings: the worst first.
-        replays: one for each engine; empty where the head was not run.
-        skipped: why it was not run; empty where it was.
+        findings: findings, the worst first.
+        replays: one replay for each engine; empty if the head was not run.
+        skipped: reason why the head was not run; empty if it was.
     """
 
     head: PublishedHead
@@ -41,7 +41,7 @@ class Examination:
 
     @property
     def clean(self) -> bool:
-        """Whether every engine loads the head and drafts as it was trained."""
+        """True if every engine loads the head and drafts as it was trained."""
         return not defects(self.findings) and all(result.sound for result in self.replays)
 
 
@@ -58,11 +58,11 @@ class Pair:
         """Read a head, and the config of its target.
 
         Args:
-            model: the target; None for the one that forerun.json names.
+            model: the target; None for the target named in forerun.json.
 
         Raises:
-            ConfigError: where neither names a target.
-            CheckpointError: for missing or broken files of either.
+            ConfigError: if neither names a target.
+            CheckpointError: for missing or broken files of the head or the target.
         """
         published = read_head(head)
         name = model or target_named(published.record)
@@ -72,14 +72,14 @@ class Pair:
         return cls(published, checkpoint, Target.of(checkpoint))
 
     def load(self, placement: Placement) -> CausalLM:
-        """The target."""
+        """Load the target."""
         return self.checkpoint.load(self.checkpoint.run_config(placement))
 
     def verifier(self, model: CausalLM, name: str | None) -> Verifier:
-        """The target as exports name it.
+        """The target in the form that exports need.
 
         Args:
-            name: its id on the hub; None for the one, or the directory, that it was loaded from.
+            name: id on the hub; None for the id or directory that the target was loaded from.
         """
         location = self.checkpoint.location
         if name is None and location.file is None:
@@ -89,7 +89,7 @@ class Pair:
 
 
 def target_named(record: Any) -> str | None:
-    """The target that forerun.json names."""
+    """Name of the target in forerun.json; None if there is none."""
     named = record.get("target")
     if isinstance(named, dict):
         named = named.get("name")
@@ -100,11 +100,11 @@ def examine(pair: Pair, engines: Sequence[str], model: CausalLM | None) -> Exami
     """Check a head, and run it as each engine reads it.
 
     Args:
-        engines: to check it for.
+        engines: engines to check the head for.
         model: the target; None to run nothing.
 
     Raises:
-        UnsupportedModelError: for a head of a kind that is not known.
+        UnsupportedModelError: for a head of an unknown kind.
         CheckpointError: for a target that cannot be run.
     """
     head, target, copies = pair.head, pair.target, list[Finding]()
@@ -135,7 +135,7 @@ def examine(pair: Pair, engines: Sequence[str], model: CausalLM | None) -> Exami
 
 
 def first_tokens(checkpoint: Checkpoint) -> list[int]:
-    """The beginning of the text that is replayed: a question, or any tokens without a tokenizer."""
+    """Token ids that begin the replayed text: a question, or random tokens without a tokenizer."""
     try:
         tokenizer = checkpoint.tokenizer
         template = ChatTemplate.of(tokenizer)
@@ -149,7 +149,7 @@ def first_tokens(checkpoint: Checkpoint) -> list[int]:
 
 
 def _unrunnable(head: PublishedHead, findings: Sequence[Finding]) -> str:
-    """Why a head cannot be run even as it was trained; empty where it can."""
+    """Reason why a head cannot be run even as it was trained; empty if it can."""
     if head.kind == MEDUSA:
         return "no engine's forward of Medusa is kept"
     if head.config.get("markov_head_type", "vanilla") != "vanilla":

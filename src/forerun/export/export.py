@@ -1,4 +1,4 @@
-"""`forerun export`: a copy of a head that other engines load, or why it cannot be made."""
+"""`forerun export`: writes a copy of a head for other engines, or says why that is impossible."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LAYOUTS = {
     DSPARK: (VLLM, SGLANG, LLAMA_CPP),
     SPECULATORS: (VLLM, LLAMA_CPP),
 }
-"""Layouts, and the engines that load them."""
+"""Engines that load each layout."""
 
-# Columns and rows of the target's matrices that tell whether a head holds a copy of them.
+# Number of rows or columns of the target's matrices that are compared with a head's, to find copies.
 _PROBES = 64
 _COPY = 1e-2
 _LENT = {"embed_tokens.weight", "lm_head.weight"}
@@ -46,15 +46,15 @@ def export_head(
     verifier: Verifier,
     engines: Sequence[str] = (),
 ) -> PublishedHead:
-    """A head in another layout, checked for the engines that shall load it; nothing is written.
+    """A head in another layout, checked for the engines that are to load it; nothing is written.
 
     Args:
         layout: a key of `LAYOUTS`.
-        engines: that shall load it; none: all of the layout's.
+        engines: engines that are to load it; empty for all engines of the layout.
 
     Raises:
-        UnknownNameError: for another layout.
-        UnsupportedModelError: for a head that an engine would not load, or read otherwise.
+        UnknownNameError: for an unknown layout.
+        UnsupportedModelError: for a head that one of the engines would not load, or would misread.
     """
     if layout not in LAYOUTS:
         raise UnknownNameError("layout", layout, LAYOUTS)
@@ -79,9 +79,9 @@ def export_head(
 
 
 def without_copies(head: PublishedHead, model: CausalLM) -> tuple[PublishedHead, list[str]]:
-    """The head without the embedding and the output head that are only the target's, and their names.
+    """A head without copies of the target's embedding and output head, and the names of the copies.
 
-    Other tools save them with the head; engines take the target's either way.
+    Other tools save such copies with the head; engines use the target's either way.
     """
     copied = []
     embedding = head.weights.get("embed_tokens.weight")
@@ -95,14 +95,14 @@ def without_copies(head: PublishedHead, model: CausalLM) -> tuple[PublishedHead,
 
 
 def write_export(head: PublishedHead, directory: Path, layout: str, source: str) -> None:
-    """Write an exported head with its card; either all of it is there, or what was there before.
+    """Write an exported head with its card, completely or not at all.
 
     Args:
-        source: the card of the head that was exported; empty where it had none.
+        source: card of the original head; empty if it has none.
 
     Raises:
-        ConfigError: for a directory that holds something already.
-        CheckpointError: where it cannot be written.
+        ConfigError: for a directory that is not empty.
+        CheckpointError: if it cannot be written.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(
@@ -114,7 +114,7 @@ def write_export(head: PublishedHead, directory: Path, layout: str, source: str)
 
 
 def bytes_by_engine(head: PublishedHead) -> dict[str, int]:
-    """Bytes of the tensors that each engine reads of a head; the rest it skips, or is the target's."""
+    """Bytes of a head's tensors that each engine reads; it skips the rest, or uses the target's."""
     unread = {engine: {"t2d"} for engine in VERSIONS}
     if head.kind == DSPARK:
         unread[SGLANG] |= _LENT
@@ -165,7 +165,7 @@ def _card(head: PublishedHead, layout: str, source: str) -> str:
 
 
 def describe(head: PublishedHead, layout: str) -> dict[str, Any]:
-    """Bytes of an exported head beside what each engine reads of them."""
+    """Bytes of an exported head, and the bytes that each engine reads."""
     read = bytes_by_engine(head)
     return {
         "weight_bytes": head.bytes_of(set(head.weights)),

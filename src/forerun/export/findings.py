@@ -1,4 +1,4 @@
-"""What a check of a head finds, and the engines that it knows."""
+"""Findings of a check of a head, and the engines that the checks know."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from forerun.errors import ConfigError, UnknownNameError
 
 VLLM, SGLANG, LLAMA_CPP = "vllm", "sglang", "llama.cpp"
 EVERY = "all"
-"""The engine of a finding that holds wherever the head is loaded, in forerun too."""
+"""Engine of a finding that holds wherever the head is loaded, in forerun too."""
 
 VERSIONS = {VLLM: "0.33", SGLANG: "0.5.23", LLAMA_CPP: "b11434"}
-"""Engines, and the versions whose sources the checks were written from."""
+"""Version of each engine whose sources the checks were written from."""
 TITLES = {VLLM: "vLLM", SGLANG: "SGLang", LLAMA_CPP: "llama.cpp"}
 
 
 class Severity(enum.StrEnum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     ERROR = "error"
     """The engine does not load the head."""
     WRONG = "wrong"
-    """It loads the head, without a word, and drafts badly."""
+    """The engine loads the head silently, and drafts badly."""
     NOTE = "note"
-    """Worth knowing; the drafts are those that were trained."""
+    """The finding is worth knowing, but the head drafts as it was trained."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a head.
+    """One problem of a head.
 
     Args:
-        engine: where it matters, or `EVERY`.
-        trap: a short name for it, the same for every engine.
-        problem: what is wrong, a sentence without its full stop.
-        remedy: what to do, another.
+        severity: severity of the problem.
+        engine: engine that has the problem, or `EVERY`.
+        trap: short name of the problem, the same for every engine.
+        problem: sentence that says what is wrong, without a full stop.
+        remedy: sentence that says what to do, without a full stop.
     """
 
     severity: Severity
@@ -47,7 +48,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """Problem and remedy, as sentences."""
+        """Problem and remedy as one sentence."""
         return f"{self.problem[0].upper()}{self.problem[1:]}; {self.remedy}."
 
 
@@ -64,7 +65,7 @@ def note(engine: str, trap: str, problem: str, remedy: str) -> Finding:
 
 
 def engines_named(text: str) -> tuple[str, ...]:
-    """The engines in a list such as `vllm,sglang`, in the order of `VERSIONS`.
+    """Engines named in a list such as `vllm,sglang`, in the order of `VERSIONS`.
 
     Raises:
         UnknownNameError: for an engine that the checks do not know.
@@ -82,7 +83,8 @@ def engines_named(text: str) -> tuple[str, ...]:
 def for_engines(findings: Iterable[Finding], engines: Sequence[str]) -> list[Finding]:
     """The findings that matter to some of the engines, the worst first.
 
-    Of several about one trap in one engine the worst count: what is not loaded is not misread.
+    Of several findings about one trap in one engine, only the worst count: a head that is not loaded
+    is not misread.
     """
     order = list(Severity)
     kept = dict.fromkeys(finding for finding in findings if finding.engine in (EVERY, *engines))
@@ -99,5 +101,5 @@ def for_engines(findings: Iterable[Finding], engines: Sequence[str]) -> list[Fin
 
 
 def defects(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings that are more than notes."""
+    """Findings that are more than notes."""
     return [finding for finding in findings if finding.severity is not Severity.NOTE]

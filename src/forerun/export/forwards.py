@@ -1,7 +1,7 @@
-"""What the forwards of published heads are made of: a text, a decoder layer, and what is drafted.
+"""Building blocks for the forwards of published heads: text, decoder layer, and drafts.
 
-Straight torch in float32, over the tensors as they are published. Nothing here is shared with the
-modules that train and draft: this is the second opinion that they are compared with.
+The code is plain torch in float32, over the tensors as published. It shares nothing with the modules
+that train and draft, because they are compared with it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text and what the target makes of it, in float32.
+    """A text with the target's hidden states and logits, in float32.
 
     Attributes:
-        token_ids: [n].
-        hidden: by layer [n, H]; layer i is the output of the target's first i layers.
-        logits: the target's [n, V].
-        embed: the target's embedding of token ids [m]: [m, H].
-        lm_head: the target's head on normed states [..., H].
-        start: of the target's own tokens, behind the prompt.
+        token_ids: token ids, [n].
+        hidden: hidden states by layer, [n, H]; layer i is the output of the target's first i layers.
+        logits: the target's logits, [n, V].
+        embed: the target's embedding, which maps token ids [m] to [m, H].
+        lm_head: the target's output head, applied to normed states [..., H].
+        start: index of the first token after the prompt, from which the tokens are the target's own.
     """
 
     token_ids: Tensor
@@ -46,12 +46,12 @@ class Text:
 
 @dataclass(frozen=True, eq=False)
 class Drafted:
-    """What a head drafts for a text.
+    """Drafts of a head for a text.
 
     Attributes:
-        logits: of draft tokens [m, Vd].
-        target_ids: of the columns [Vd]; -1 for one that stands for no token.
-        follows: the token of the text [m] after which the draft would stand.
+        logits: logits over the draft's vocabulary, [m, Vd].
+        target_ids: target token of each column, [Vd]; -1 for a column without a token.
+        follows: index of the token of the text that each draft follows, [m].
     """
 
     logits: Tensor
@@ -60,17 +60,17 @@ class Drafted:
 
     @property
     def tokens(self) -> Tensor:
-        """The most likely draft of each row, as a target token [m]."""
+        """The most likely draft of each row, as a target token, [m]."""
         return self.target_ids[self.logits.argmax(-1)]
 
 
 def norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The norm by the root mean square."""
+    """RMS norm."""
     return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def target_ids_of(weights: Weights, draft_ids: str, columns: int) -> Tensor:
-    """The target tokens of a draft vocabulary of `columns` tokens, by the reading's word for it."""
+    """Target tokens of a draft vocabulary of `columns` tokens, by the reading's `draft_ids`."""
     plain = torch.arange(columns)
     if draft_ids == "t2d":
         return weights["t2d"].bool().nonzero().flatten()
@@ -82,13 +82,13 @@ def target_ids_of(weights: Weights, draft_ids: str, columns: int) -> Tensor:
 
 
 class Layer:
-    """One decoder layer: attention over what it has seen and an MLP.
+    """One decoder layer: attention and an MLP.
 
     Args:
-        weights: of the head, in float32.
-        index: of the layer.
-        sizes: of the head.
-        rotation: cosines and sines by positions [m]: each [1, 1, m, head_dim].
+        weights: weights of the head, in float32.
+        index: index of the layer.
+        sizes: sizes of the head.
+        rotation: function from positions [m] to cosines and sines, each [1, 1, m, head_dim].
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class Layer:
         return f"{self._prefix}{name}.weight" in self._weights
 
     def normed(self, name: str, states: Tensor) -> Tensor:
-        """States after one of the layer's norms; one that is not stored is of ones."""
+        """Apply one of the layer's norms; a norm that is not stored has weights of one."""
         weight = self.weight(name) if self.has(name) else states.new_ones(states.shape[-1])
         return norm(states, weight, self._sizes.norm_eps)
 
     def _project(self, name: str, states: Tensor, heads: int) -> Tensor:
-        """Queries, keys or values [heads, m, head_dim]."""
+        """Queries, keys or values, [heads, m, head_dim]."""
         bias = self._weights[f"{self._prefix}self_attn.{name}_proj.bias"] if self._bias else None
         flat = functional.linear(states, self.weight(f"self_attn.{name}_proj"), bias)
         split = flat.reshape(len(states), heads, self._sizes.head_dim).movedim(1, 0)
@@ -128,11 +128,11 @@ class Layer:
         )
 
     def queries(self, states: Tensor, positions: Tensor) -> Tensor:
-        """Queries [num_heads, m, head_dim] of states [m, columns]."""
+        """Queries of states [m, columns], [num_heads, m, head_dim]."""
         return self._turn(self._project("q", states, self._sizes.num_heads), positions)
 
     def keys_values(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of states [m, columns], repeated for the query heads that share them."""
+        """Keys and values of states [m, columns], repeated for query heads that share them."""
         shared = self._sizes.num_heads // self._sizes.num_kv_heads
         keys = self._turn(self._project("k", states, self._sizes.num_kv_heads), positions)
         values = self._project("v", states, self._sizes.num_kv_heads)
@@ -142,7 +142,7 @@ class Layer:
         return rotate(vectors[None], self._rotation(positions))[0]
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
-        """The layer's output from what its heads attended to [num_heads, m, head_dim]."""
+        """Output of the layer from its attention heads' output, [num_heads, m, head_dim]."""
         joined = attended.movedim(0, -2).flatten(-2)
         states = residual + functional.linear(joined, self.weight("self_attn.o_proj"))
         normed = self.normed("post_attention_layernorm", states)
@@ -154,7 +154,7 @@ class Layer:
 
 
 def rotation_of(frequencies: Tensor, scale: float) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Cosines and sines by position."""
+    """A function from positions to the cosines and sines of a rotary embedding."""
 
     def turn(positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = torch.outer(positions.float(), frequencies)
@@ -165,8 +165,13 @@ def rotation_of(frequencies: Tensor, scale: float) -> Callable[[Tensor], tuple[T
 
 
 def softmax_over(queries: Tensor, parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """Attention [heads, m, head_dim] of queries over several parts, each of keys and values
-    [heads, k, head_dim] and the places [m, k] that may be seen."""
+    """Attention of queries over several parts, [heads, m, head_dim].
+
+    Args:
+        queries: queries, [heads, m, head_dim].
+        parts: triples of keys and values, [heads, k, head_dim], and a mask, [m, k], that is True for
+            visible places.
+    """
     keys = torch.cat([part[0] for part in parts], 1)
     values = torch.cat([part[1] for part in parts], 1)
     seen = torch.cat([part[2] for part in parts], 1)

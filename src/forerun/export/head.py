@@ -1,4 +1,4 @@
-"""A head as it is published: its config, its tensors, and what they say about its shape."""
+"""A published head: its config, its tensors, and what they say about its shape."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ WEIGHTS = (
 
 @dataclass(frozen=True, eq=False)
 class PublishedHead:
-    """A head as it was read, not judged yet.
+    """A head as read from its files, without judgement.
 
     Attributes:
-        name: as the user named it.
-        config: config.json.
-        tensors: by published name, as stored.
-        record: forerun.json; empty for a head that was not trained here.
+        name: name given by the user.
+        config: content of config.json.
+        tensors: tensors by published name, as stored.
+        record: content of forerun.json; empty for a head that forerun did not train.
         weight_files: names of all files with weights; engines read the first.
-        in_few_bits: whether matrices are stored as codes with scales.
+        in_few_bits: True if matrices are stored as codes with scales.
     """
 
     name: str
@@ -47,13 +47,13 @@ class PublishedHead:
 
     @cached_property
     def kind(self) -> str:
-        """`eagle3`, `dspark` or `medusa`.
+        """Kind of the head: `eagle3`, `dspark` or `medusa`.
 
         Raises:
             UnsupportedModelError: for a head of another kind.
         """
         kind, stored = kind_of(self.config), {name.split(".")[0] for name in self.weights}
-        if kind is None:  # A name that no engine knows is a finding, not the end.
+        if kind is None:  # A name that no engine knows is a finding, not an error.
             named = " ".join(self.architectures).lower()
             kind = next((known for known in HEADS if known in named), None)
         if kind is None and "markov_head" in stored:
@@ -70,28 +70,28 @@ class PublishedHead:
 
     @cached_property
     def architectures(self) -> tuple[str, ...]:
-        """The names by which engines choose their class."""
+        """Names by which engines choose their class."""
         names = self.config.get("architectures") or ()
         return tuple(map(str, names)) if isinstance(names, (list, tuple)) else (str(names),)
 
     @property
     def wrapped(self) -> bool:
-        """Whether it is in the format of speculators, with the layers' config inside another."""
+        """True for the format of speculators, in which the layers' config lies inside another."""
         return "speculators_model_type" in self.config
 
     @cached_property
     def layers(self) -> Mapping[str, Any]:
-        """The config of the decoder layers."""
+        """Config of the decoder layers."""
         inner = self.config.get("transformer_layer_config")
         return inner if self.wrapped and isinstance(inner, Mapping) else self.config
 
     @cached_property
     def weights(self) -> dict[str, Tensor]:
-        """The tensors by the names of speculators: `layers.0` for `midlayer`, no `model.` before."""
+        """Tensors by their names in speculators: `layers.0` for `midlayer`, and no prefix `model.`."""
         return {own_name(name): tensor for name, tensor in self.tensors.items()}
 
     def nested(self, key: str) -> Mapping[str, Any]:
-        """A part of the config that is a mapping; empty where it is missing."""
+        """A nested mapping of the config; empty if it is missing."""
         part = self.config.get(key)
         return part if isinstance(part, Mapping) else {}
 
@@ -101,12 +101,12 @@ class PublishedHead:
 
 
 def own_name(name: str) -> str:
-    """A published tensor's name in the layout of speculators."""
+    """Name of a published tensor in the layout of speculators."""
     return name.removeprefix("model.").replace("midlayer.", "layers.0.")
 
 
 def read_head(name: str | os.PathLike[str]) -> PublishedHead:
-    """Read a head: a directory or a hub id.
+    """Read a head from a directory or a hub id.
 
     Raises:
         CheckpointError: for missing or broken files, and for weights that are not numbers.

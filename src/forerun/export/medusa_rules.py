@@ -1,4 +1,4 @@
-"""What is wrong with Medusa's heads (arXiv 2401.10774): vLLM loads them in its own layout, others do not."""
+"""Rules for Medusa's heads (arXiv 2401.10774), which only vLLM loads, in its own layout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from forerun.heads.medusa import MedusaConfig, tensor_name
 
 
 def medusa_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
-    """Everything that is wrong with Medusa's heads."""
+    """Find everything that is wrong with Medusa's heads."""
     for engine in (SGLANG, LLAMA_CPP):
         problem = f"{TITLES[engine]} has no Medusa heads"
         yield error(engine, "method", problem, "train EAGLE-3 or DSpark for it")
@@ -77,7 +77,7 @@ def _layout_rules(head: PublishedHead) -> Iterator[Finding]:
 
 
 def _alias_rules(weights: dict[str, torch.Tensor], config: MedusaConfig) -> Iterator[Finding]:
-    """`[ResBlock] * n` makes n layers of one: all that are stored are then the same."""
+    """Find heads whose layers are one layer repeated, as made by `[ResBlock] * n`."""
     for index, names in enumerate(config.block_names()):
         stored = [weights[name] for name in names if name in weights]
         if len(stored) > 1 and all(torch.equal(stored[0], block) for block in stored[1:]):

@@ -1,7 +1,7 @@
-"""The layouts that a head is exported in: two that every engine loads, and that of speculators.
+"""Layouts that a head is exported in: two that every engine loads, and that of speculators.
 
-What is optional elsewhere is written out here, because engines disagree about defaults; what has two
-dialects is written in both.
+Optional settings are written out, because engines disagree about defaults. Settings that have two dialects
+are written in both.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Verifier:
     """A target, as exports name it and borrow from it.
 
     Args:
-        name: its id on the hub, or a directory; None for a file, which has neither.
-        architectures: of its config.
-        model: lends its embedding and rows of its output head.
+        name: id on the hub, or directory; None for a file, which has neither.
+        architectures: architectures in the target's config.
+        model: the target, whose embedding and output rows are copied.
     """
 
     name: str | None
@@ -43,12 +43,12 @@ class Verifier:
     model: CausalLM
 
     def embedding(self) -> Tensor:
-        """Its embedding [V, H]."""
+        """The target's embedding, [V, H]."""
         ids = torch.arange(self.model.vocab_size, device=self.model.device)
         return self.model.embed(ids[None])[0].float().cpu()
 
     def lm_head(self, ids: Tensor) -> Tensor:
-        """Rows [m, H] of its output head, read off by running unit vectors through it.
+        """Rows of the target's output head, [m, H], found by running unit vectors through it.
 
         Raises:
             UnsupportedModelError: for a head that is more than one product.
@@ -63,7 +63,7 @@ class Verifier:
 
 
 def eagle3_profile(head: PublishedHead, target: Target, verifier: Verifier) -> Parts:
-    """SpecForge's layout with the dialects of all three engines: config and tensors."""
+    """Config and tensors in SpecForge's layout, with the dialects of all three engines."""
     reading, sizes = _eagle3(head, target), sizes_of(head, target)
     layers = reading.hidden_layers
     default = layers == target.default_layers
@@ -89,7 +89,7 @@ def eagle3_profile(head: PublishedHead, target: Target, verifier: Verifier) -> P
 
 
 def dspark_profile(head: PublishedHead, target: Target, _: Verifier) -> Parts:
-    """DeepSpec's own layout over the target's whole vocabulary: config and tensors.
+    """Config and tensors in DeepSpec's own layout, over the target's whole vocabulary.
 
     The Markov head has no bias for tokens outside a reduced draft vocabulary.
 
@@ -123,10 +123,10 @@ def dspark_profile(head: PublishedHead, target: Target, _: Verifier) -> Parts:
 
 
 def speculators_profile(head: PublishedHead, target: Target, verifier: Verifier) -> Parts:
-    """The format of speculators: config and tensors.
+    """Config and tensors in the format of speculators.
 
     Raises:
-        ConfigError: for a target without a name that the library can load.
+        ConfigError: for a target without a name that speculators can load.
     """
     if verifier.name is None:
         raise ConfigError(
@@ -150,7 +150,7 @@ def speculators_profile(head: PublishedHead, target: Target, verifier: Verifier)
         }
         steps, name, model_type = own["block_size"], "DSparkSpeculator", "qwen3"
     tensors = _with_vocabulary(head, reading.draft_ids, sizes, verifier)
-    # The library says that it takes the target's where there is none, but reads what memory held.
+    # Without this tensor, speculators claims to use the target's, but reads uninitialized memory.
     if "embed_tokens.weight" not in tensors:
         tensors["embed_tokens.weight"] = verifier.embedding().to(tensors["fc.weight"].dtype)
     layers = _layers_config(head, sizes, model_type)
@@ -205,7 +205,7 @@ def _dspark(head: PublishedHead, target: Target) -> DSparkReading:
 
 
 def _layers_config(head: PublishedHead, sizes: Sizes, model_type: str) -> dict[str, Any]:
-    """The config of the decoder layers, the rotary embedding in both dialects."""
+    """Config of the decoder layers, with the rotary embedding in both dialects."""
     layers, rope = head.layers, rope_of(head)
     dtype = str(head.weights["fc.weight"].dtype).removeprefix("torch.")
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
@@ -232,7 +232,7 @@ def _layers_config(head: PublishedHead, sizes: Sizes, model_type: str) -> dict[s
 
 
 def _windows(head: PublishedHead, sizes: Sizes) -> dict[str, Any]:
-    """Which layers have a window; none unless the head's config says so."""
+    """Config of the layers' windows; without windows unless the head's config has them."""
     if window_of(head) is None:
         return {"layer_types": ["full_attention"] * sizes.num_layers}
     return {key: head.layers[key] for key in ("layer_types", "sliding_window")}
@@ -244,7 +244,7 @@ def _flags(reading: Eagle3Reading) -> dict[str, bool]:
 
 
 def _block_config(head: PublishedHead, reading: DSparkReading) -> dict[str, Any]:
-    """What a DSpark config says about blocks, the Markov and the confidence head."""
+    """Config of a DSpark head's blocks, Markov head and confidence head."""
     mask = head.config.get("mask_token_id", head.nested("dflash_config").get("mask_token_id"))
     rank = whole(head.config, "markov_rank")
     confidence = head.weights.get("confidence_head.proj.weight")
@@ -257,7 +257,7 @@ def _block_config(head: PublishedHead, reading: DSparkReading) -> dict[str, Any]
         "markov_head_type": head.config.get("markov_head_type", "vanilla"),
         "enable_confidence_head": confidence is not None,
         "confidence_head_with_markov": joined,
-        # DeepSpec's class asks for it; it matters in training alone.
+        # DeepSpec's class requires it, but it matters in training alone.
         "num_anchors": head.config.get("num_anchors", 512),
     }
 
@@ -267,15 +267,18 @@ def _is_reduced(sizes: Sizes) -> bool:
 
 
 def _draft_vocabulary(head: PublishedHead, draft_ids: str, sizes: Sizes) -> Tensor:
-    """The target tokens that a head drafts, by draft id [Vd]."""
+    """Target tokens that a head can draft, by draft id, [Vd]."""
     return target_ids_of(head.weights, draft_ids, sizes.draft_vocab_size)
 
 
 def _with_vocabulary(
     head: PublishedHead, draft_ids: str, sizes: Sizes, verifier: Verifier
 ) -> dict[str, Tensor]:
-    """The tensors with an output head, the target's where they have none, and with the draft
-    vocabulary as offsets and as a mask of the target's tokens."""
+    """Tensors of a head with an output head and with d2t and t2d.
+
+    The output head is the target's if the head has none. d2t holds offsets, t2d is a mask of the
+    target's tokens.
+    """
     chosen = _draft_vocabulary(head, draft_ids, sizes)
     mask = torch.zeros(sizes.vocab_size, dtype=torch.bool)
     mask[chosen] = True

@@ -1,8 +1,8 @@
-"""How a head's forward is read: as it was trained, and by each engine from the same files.
+"""Readings of a head's forward: as it was trained, and as each engine reads the same files.
 
-An engine that takes a flag for its opposite, or hidden layers one further, says nothing and drafts
-badly. What can be read in more than one way is therefore a field here; the check compares the fields,
-and the replay runs them. From the engines' sources; see `findings.VERSIONS`.
+An engine that misreads a flag, or takes hidden layers one further, raises no error and drafts badly. So
+every setting that can be read in more than one way is a field here. The check compares the fields, and the
+replay runs them. The readings follow the engines' sources; see `findings.VERSIONS`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ AUX = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True)
 class Eagle3Reading:
-    """What an EAGLE-3 forward depends on beside its tensors.
+    """Settings that an EAGLE-3 forward depends on, besides its tensors.
 
     Attributes:
-        norm_before_residual: the layer's residual is the normed feature, not the feature.
-        norm_before_fc: one norm over all fused features.
-        fc_norm: a norm for each fused feature.
-        norm_output: the next step reads the normed output, not the output.
-        hidden_layers: of the target; i is the output of its first i layers.
-        draft_ids: what d2t holds: `offsets`, `absolute` ids, or `none`: draft ids are target ids.
+        norm_before_residual: True if the layer's residual is the normed feature, not the feature.
+        norm_before_fc: True for one norm over all fused features.
+        fc_norm: True for a norm of each fused feature.
+        norm_output: True if the next step reads the normed output, not the output.
+        hidden_layers: hidden layers of the target; i is the output of its first i layers.
+        draft_ids: content of d2t: `offsets`, `absolute` ids, or `none` if draft ids are target ids;
+            `t2d` if only t2d has the ids.
         lm_head: `own`, the `target`'s, or the `embedding`.
-        later_norm: the norm before the attention of layers after the first.
-        qkv_bias, fc_bias: whether these biases are added.
-        window: tokens back that attention sees; None for all.
-        activation: of the MLP.
+        later_norm: name of the norm before the attention of layers after the first.
+        qkv_bias, fc_bias: True if these biases are added.
+        window: number of previous tokens that attention sees; None for all.
+        activation: activation of the MLP.
         theta: base of the rotary embedding.
     """
 
@@ -56,16 +57,16 @@ class Eagle3Reading:
 
 @dataclass(frozen=True)
 class DSparkReading:
-    """What a DSpark forward depends on beside its tensors.
+    """Settings that a DSpark forward depends on, besides its tensors.
 
     Attributes:
-        sample_from_anchor: the slot of the anchor predicts the next token; otherwise that slot is
-            skipped and slot j predicts the token at its own place.
-        hidden_layers: of the target; i is the output of its first i layers.
-        draft_ids: as for EAGLE-3.
+        sample_from_anchor: True if the anchor's slot predicts the next token. Otherwise that slot is
+            skipped, and slot j predicts the token at its own place.
+        hidden_layers: hidden layers of the target; i is the output of its first i layers.
+        draft_ids: content of d2t, as for EAGLE-3.
         lm_head, embedding: `own` or the `target`'s.
-        causal: whether slots see earlier slots alone.
-        window: tokens back that attention sees; None for all.
+        causal: True if slots see only earlier slots.
+        window: number of previous tokens that attention sees; None for all.
         theta: base of the rotary embedding.
     """
 
@@ -83,7 +84,7 @@ Reading = Eagle3Reading | DSparkReading
 
 
 def eagle3_reading(head: PublishedHead, target: Target, engine: str | None = None) -> Eagle3Reading:
-    """The reading of an engine, or as the head was trained.
+    """Reading of an EAGLE-3 head by an engine; None for the head as it was trained.
 
     Raises:
         CheckpointError: for a config that states no sizes.
@@ -112,7 +113,7 @@ def eagle3_reading(head: PublishedHead, target: Target, engine: str | None = Non
 
 
 def dspark_reading(head: PublishedHead, target: Target, engine: str | None = None) -> DSparkReading:
-    """The reading of an engine, or as the head was trained.
+    """Reading of a DSpark head by an engine; None for the head as it was trained.
 
     Raises:
         CheckpointError: for a config that states no sizes, or names no hidden layers.
@@ -134,18 +135,18 @@ def dspark_reading(head: PublishedHead, target: Target, engine: str | None = Non
 
 
 def reading_of(head: PublishedHead, target: Target, engine: str | None = None) -> Reading:
-    """The reading of an EAGLE-3 or DSpark head, by an engine or as it was trained."""
+    """Reading of an EAGLE-3 or DSpark head by an engine; None for the head as it was trained."""
     read = eagle3_reading if head.kind == "eagle3" else dspark_reading
     return read(head, target, engine)
 
 
 def trained_layers(head: PublishedHead) -> tuple[int, ...] | None:
-    """The hidden layers that forerun.json says a head was trained on."""
+    """Hidden layers that a head was trained on, from forerun.json; None if it names none."""
     return ids(head.record, "hidden_layers")
 
 
 def window_of(head: PublishedHead) -> int | None:
-    """The sliding window of a head's layers, where its config gives them one."""
+    """Sliding window of a head's layers; None if its config has none."""
     layers = head.layers
     kinds = layers.get("layer_types")
     window = layers.get("sliding_window")
@@ -155,7 +156,7 @@ def window_of(head: PublishedHead) -> int | None:
 
 
 def looks_absolute(head: PublishedHead, sizes: Sizes) -> bool:
-    """Whether d2t holds target ids where offsets belong: t2d, or the range of ids, tells."""
+    """True if d2t holds target ids instead of offsets, judged by t2d or by the range of ids."""
     d2t, t2d = head.weights.get("d2t"), head.weights.get("t2d")
     if d2t is None or d2t.ndim != 1 or not len(d2t):
         return False
@@ -235,7 +236,7 @@ def _theta(head: PublishedHead, target: Target, trained: bool) -> float:
         for key in ("rope_parameters", "rope_scaling")
     )
     theta = rope_of(head)["rope_theta"]
-    # A head whose config names none was trained with its target's: nothing else is at hand then.
+    # A head whose config names no theta is assumed to be trained with its target's.
     if trained and not named:
         theta = target.rope.get("rope_theta", theta)
     return float(theta)

@@ -1,7 +1,7 @@
-"""The numeric replay: a head's forward as each engine reads it, beside the one that was trained.
+"""Numeric replay: a head's forward as each engine reads it, compared with the forward as trained.
 
-A lint names what an engine reads differently; the replay runs it on a text of the target and says what
-it costs: how many of the head's drafts stay the same, and how many of the target's own tokens they are.
+The checks name what an engine reads differently. The replay runs the head on a text of the target and
+measures the cost: how many drafts stay the same, and how many equal the target's own tokens.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ from forerun.models.config import one_line
 from forerun.models.rope import frequencies
 
 TOKENS = 64
-# Where a block drafter starts: after some context, then every few tokens.
+# Position of a block drafter's first anchor, and distance between anchors, in tokens.
 _FIRST_ANCHOR, _ANCHOR_STEP = 8, 4
-# Rounding: two forwards of the same reading differ by less.
+# Largest difference of logits, and least agreement of drafts, that count as rounding.
 _SAME_LOGITS = 1e-2
 _SAME_DRAFTS = 0.99
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What a head drafts in one engine, beside what it was trained to.
+    """A head's drafts in one engine, compared with those of the head as trained.
 
     Attributes:
-        agreement: share of drafts that stay the same; None where it was not run.
-        difference: of logits at most; None where they are not of the same tokens.
-        hits: share of drafts behind the prompt that are the target's own most likely token.
-        trained_hits: the same as trained.
-        verdict: a sentence.
+        engine: name of the engine.
+        loads: True if the engine loads the head.
+        agreement: share of drafts that stay the same; None if the head was not run.
+        difference: largest difference of logits; None if they are over different tokens.
+        hits: share of drafts after the prompt that equal the target's most likely token.
+        trained_hits: the same share for the head as trained.
+        verdict: verdict in words.
     """
 
     engine: str
@@ -58,14 +60,18 @@ class Replay:
 
     @property
     def sound(self) -> bool:
-        """Whether the engine loads the head and drafts as it was trained to."""
+        """True if the engine loads the head and drafts as it was trained to."""
         return self.loads and self.agreement is not None and self.agreement >= _SAME_DRAFTS
 
 
 def observe(
     model: CausalLM, token_ids: Sequence[int], layers: Sequence[int], start: int = 0
 ) -> Text:
-    """A text, whose own tokens begin at `start`, and the target's hidden layers, in one forward."""
+    """Run the target over a text, and keep its hidden layers and logits.
+
+    Args:
+        start: index of the first token after the prompt.
+    """
     cache = model.new_cache(1, len(token_ids))
     wanted = tuple(sorted(set(layers)))
     batch = Batch.after(cache, [0], [list(token_ids)], hidden_layers=wanted)
@@ -90,7 +96,7 @@ def observe(
 
 
 def go_on(model: CausalLM, token_ids: Sequence[int], length: int) -> list[int]:
-    """A text of `length` tokens: the first of `token_ids`, and what the target finds most likely."""
+    """Continue `token_ids` greedily with the target, to a text of `length` tokens."""
     text = list(token_ids[: length - 1])
     cache = model.new_cache(1, length)
     pending = text
@@ -103,10 +109,10 @@ def go_on(model: CausalLM, token_ids: Sequence[int], length: int) -> list[int]:
 
 
 def draft(head: PublishedHead, target: Target, reading: Reading, text: Text) -> Drafted:
-    """What a head drafts for a text under a reading.
+    """Drafts of a head for a text under a reading.
 
     Raises:
-        UnsupportedModelError: for a rotary embedding or an activation that is not computed here.
+        UnsupportedModelError: for an unknown rotary embedding or activation.
         CheckpointError: for sizes that contradict each other.
     """
     sizes = sizes_of(head, target)
@@ -138,7 +144,7 @@ def draft(head: PublishedHead, target: Target, reading: Reading, text: Text) -> 
 
 
 def layers_read(head: PublishedHead, target: Target, engines: Sequence[str]) -> set[int]:
-    """The hidden layers that any reading of a head needs."""
+    """Hidden layers that any reading of a head needs."""
     readings = [reading_of(head, target, engine) for engine in (None, *engines)]
     return {layer for reading in readings for layer in reading.hidden_layers}
 
@@ -153,8 +159,8 @@ def replay(
     """Run a head as each engine reads it.
 
     Args:
-        text: with the layers of `layers_read`.
-        findings: of the lint: an engine that does not load the head is not run.
+        text: a text with the hidden layers of `layers_read`.
+        findings: findings of the check; an engine that does not load the head is not run.
 
     Raises:
         UnsupportedModelError: for a head that cannot be run here.
@@ -179,7 +185,7 @@ def replay(
             hits = _hits(reference, text)
             results.append(Replay(engine, False, None, None, None, hits, verdict))
         elif unset := _unset(head, engine, findings):
-            # What such an engine computes with is in no file.
+            # Such an engine computes with uninitialized memory, which cannot be replayed.
             verdict = f"loads in {TITLES[engine]} and drafts rubbish, because {unset}"
             results.append(Replay(engine, True, None, None, None, _hits(reference, text), verdict))
         else:
@@ -188,7 +194,7 @@ def replay(
 
 
 def _unset(head: PublishedHead, engine: str, findings: Sequence[Finding]) -> str:
-    """What of a head is not there and an engine goes on without; empty where nothing is."""
+    """The problem of a missing tensor that an engine does not notice; empty if there is none."""
     for finding in findings:
         here = finding.severity is Severity.WRONG and finding.engine in (EVERY, engine)
         lacks_head = finding.trap == "lm_head" and "lm_head.weight" not in head.weights
@@ -233,14 +239,17 @@ def _alone(
     run: Callable[[Reading], Drafted],
     reference: Drafted,
 ) -> float:
-    """The agreement when this field alone is read as the engine does."""
+    """Agreement if only this field is read as the engine reads it."""
     changed: Eagle3Reading | DSparkReading = replace(trained, **{field: getattr(read, field)})
     return agreement_of(reference, run(changed))[0]
 
 
 def agreement_of(one: Drafted, other: Drafted) -> tuple[float, float | None]:
-    """The share of places where both draft the same token, and the largest difference of logits; None
-    where the logits are of different tokens. Places that one of them does not draft for do not count."""
+    """Share of places with the same drafted token, and the largest difference of logits.
+
+    The difference is None if the logits are over different tokens. Places that only one of the two drafts
+    for do not count.
+    """
     places = min(len(one.follows), len(other.follows))
     if not torch.equal(one.follows, other.follows):
         return _aligned(one, other), None
@@ -251,7 +260,7 @@ def agreement_of(one: Drafted, other: Drafted) -> tuple[float, float | None]:
 
 
 def _aligned(one: Drafted, other: Drafted) -> float:
-    """Agreement of block drafts of different lengths: the n-th draft after the same token."""
+    """Agreement of block drafts of different lengths, comparing the n-th drafts after each token."""
     known = _by_place(one)
     pairs = [(known[place], token) for place, token in _by_place(other).items() if place in known]
     return sum(first == second for first, second in pairs) / max(1, len(pairs))

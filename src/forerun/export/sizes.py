@@ -1,4 +1,4 @@
-"""The sizes that a head's config states, and the tensors that they imply."""
+"""Sizes in a head's config, and the tensors that they imply."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MOST_BLOCK = 64
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the config says about the shape of the decoder layers and what is around them.
+    """Sizes of a head's decoder layers, embedding and output, from its config.
 
     Attributes:
-        target_hidden_size: of the features that are fused.
-        vocab_size: of the embedding.
-        draft_vocab_size: of the output.
-        num_features: hidden layers of the target that are fused.
+        target_hidden_size: size of the fused features.
+        vocab_size: number of tokens in the embedding.
+        draft_vocab_size: number of tokens in the output.
+        num_features: number of hidden layers of the target that are fused.
     """
 
     hidden_size: int
@@ -45,7 +45,7 @@ class Sizes:
 def whole(
     config: Mapping[str, Any], key: str, default: int | None = None, *, most: int = 2**30
 ) -> int:
-    """An integer of at least 1 in a config.
+    """An integer from a config, between 1 and `most`.
 
     Raises:
         CheckpointError: for a missing key without a default, or another value.
@@ -61,7 +61,7 @@ def whole(
 
 
 def ids(config: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
-    """A list of integers in a config; None where it is missing or null.
+    """A list of integers from a config; None if it is missing or null.
 
     Raises:
         CheckpointError: for another value.
@@ -77,10 +77,10 @@ def ids(config: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
 
 
 def sizes_of(head: PublishedHead, target: Target) -> Sizes:
-    """The sizes of a head with decoder layers.
+    """Sizes of a head with decoder layers.
 
     Raises:
-        CheckpointError: for a config that lacks one, or states no size.
+        CheckpointError: for a config with a missing or invalid size.
     """
     layers = head.layers
     hidden, heads = whole(layers, "hidden_size"), whole(layers, "num_attention_heads")
@@ -104,8 +104,10 @@ def sizes_of(head: PublishedHead, target: Target) -> Sizes:
 
 
 def named_layers(head: PublishedHead) -> tuple[int, ...] | None:
-    """The hidden layers of the target (0 is the embedding) that a head's config names, each place in
-    its own convention; None where it names none."""
+    """Hidden layers of the target (0 is the embedding) in a head's config; None if it names none.
+
+    Each key of the config is read by its own convention.
+    """
     if head.kind == DSPARK:
         if head.wrapped:
             return ids(head.config, "aux_hidden_state_layer_ids")
@@ -122,11 +124,12 @@ def named_layers(head: PublishedHead) -> tuple[int, ...] | None:
 
 
 def rope_of(head: PublishedHead) -> dict[str, Any]:
-    """The rotary embedding of a head, in the words of transformers 5: engines read
-    `rope_parameters` first, then `rope_theta` and `rope_scaling`.
+    """Rotary embedding of a head, in the format of transformers 5.
+
+    As in the engines, `rope_parameters` is read first, then `rope_theta` and `rope_scaling`.
 
     Raises:
-        CheckpointError: for what describes none.
+        CheckpointError: for values that do not describe a rotary embedding.
     """
     layers = head.layers
     for key in ("rope_parameters", "rope_scaling"):
@@ -148,7 +151,7 @@ def rope_of(head: PublishedHead) -> dict[str, Any]:
 
 
 def same_rope(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two rotary embeddings turn queries and keys alike."""
+    """True if two rotary embeddings rotate queries and keys alike."""
     return json.dumps(_plain(one), sort_keys=True) == json.dumps(_plain(other), sort_keys=True)
 
 
@@ -165,7 +168,7 @@ def _plain(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layer_shapes(sizes: Sizes, index: int, columns: int) -> Shapes:
-    """The tensors of one decoder layer whose projections read `columns` numbers."""
+    """Shapes of the tensors of one decoder layer whose projections read `columns` numbers."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
     queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     named = {
@@ -183,7 +186,7 @@ def layer_shapes(sizes: Sizes, index: int, columns: int) -> Shapes:
 
 
 def eagle3_shapes(sizes: Sizes) -> Shapes:
-    """The tensors that every EAGLE-3 head has."""
+    """Shapes of the tensors that every EAGLE-3 head has."""
     hidden = sizes.hidden_size
     shapes: Shapes = {
         "fc.weight": (hidden, sizes.num_features * sizes.target_hidden_size),
@@ -196,11 +199,11 @@ def eagle3_shapes(sizes: Sizes) -> Shapes:
 
 
 def dspark_shapes(sizes: Sizes, rank: int, joined: bool) -> tuple[Shapes, Shapes]:
-    """The tensors that every DSpark head has, and those of its confidence head.
+    """Shapes of the tensors that every DSpark head has, and those of its confidence head.
 
     Args:
-        rank: of the Markov head.
-        joined: whether the confidence head reads the Markov embedding too.
+        rank: rank of the Markov head.
+        joined: True if the confidence head reads the Markov embedding too.
     """
     hidden = sizes.hidden_size
     shapes: Shapes = {
@@ -225,7 +228,7 @@ def dspark_shapes(sizes: Sizes, rank: int, joined: bool) -> tuple[Shapes, Shapes
 def misshapen(
     head: PublishedHead, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, str]]:
-    """Names of the tensors whose shape is another, with what is wrong."""
+    """Names of the tensors with a wrong shape, each with the problem in words."""
     for name, shape in shapes.items():
         tensor = head.weights.get(name)
         if tensor is not None and tuple(tensor.shape) != shape:

@@ -1,4 +1,4 @@
-"""What a check must know about a head's target, read from its config and tokenizer alone."""
+"""Facts about a head's target that a check needs, read from its config and tokenizer alone."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from forerun.models import Checkpoint
 
 @dataclass(frozen=True)
 class Target:
-    """A target's sizes and conventions.
+    """Sizes and conventions of a target.
 
     Attributes:
-        rope: its rotary embedding, in transformers' words; empty for a model without one.
-        template_hash: SHA-256 of its chat template; None where it has none.
-        end_tokens: the tokens that end its texts.
+        rope: rotary embedding in transformers' format; empty for a model without one.
+        template_hash: SHA-256 of the chat template; None without one.
+        end_tokens: tokens that end a text.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Target:
 
     @property
     def default_layers(self) -> tuple[int, int, int]:
-        """The hidden layers that EAGLE-3 takes where a config names none."""
+        """Hidden layers that EAGLE-3 uses if a config names none."""
         return (2, self.num_layers // 2, self.num_layers - 3)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Target:
-        """The target that a checkpoint holds."""
+        """The facts about the target in a checkpoint."""
         summary, config = checkpoint.summary, checkpoint.config
         rope = getattr(config, "rope_parameters", None)
         return cls(
@@ -62,5 +62,5 @@ def _template_hash(checkpoint: Checkpoint) -> str | None:
 
 
 def hash_of(template: str) -> str:
-    """The hash by which forerun.json names a chat template."""
+    """SHA-256 by which forerun.json identifies a chat template."""
     return hashlib.sha256(template.encode("utf-8")).hexdigest()
