@@ -1,4 +1,4 @@
-"""How far to speculate, or not at all: decided from the past alone.
+"""Policies: they decide from the past alone how far to speculate, or not at all.
 
 A policy's class declares its `options` and is made from `num_speculative_tokens` and these.
 """
@@ -29,10 +29,12 @@ def make_policy(
     num_speculative_tokens: int | None,
     values: Mapping[str, Any] = MappingProxyType({}),
 ) -> Policy:
-    """The policy called `name`.
+    """Make the policy called `name`.
 
     Args:
-        values: options by name, its own among others.
+        name: name of the policy.
+        num_speculative_tokens: length of drafts; its meaning depends on the policy.
+        values: options by name, the policy's own among others.
 
     Raises:
         UnknownNameError: listing the policies.

@@ -1,8 +1,8 @@
-"""How many drafted tokens a request's next draft is expected to have accepted, from what was seen.
+"""Expected number of accepted tokens of a request's next draft, estimated from earlier drafts.
 
-All is estimated from the past and from the drafted prefix: whether a token is offered never depends on
-its own value. Rates are conditional: of the drafts whose first i tokens stood, the share whose next
-one did.
+The estimates depend only on the past and on the drafted prefix: whether a token is offered never
+depends on its own value. Rates are conditional: among drafts whose first i tokens were accepted,
+the share whose next token was.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from operator import mul
 from typing import Any
 
 LONGEST = 64
-# What all requests have shown is worked out for so many positions, and again after so many drafts.
+# USUAL: positions for which the rates of all requests are computed at least. FEW: drafts between updates.
 USUAL, FEW = 16, 8
-# Namespaces times levels that are told apart at most; after that those of names begin anew.
+# Most combinations of namespace and level; beyond it the rates of all named namespaces are dropped.
 MOST_KINDS = 4096
-# What a request's own rounds weigh against those of all requests, and these against the prior.
+# Rounds that the rates of all requests count as beside a request's own, and the prior beside all requests'.
 POOLED_WEIGHT, PRIOR_WEIGHT = 6.0, 1.5
-# What is left of the weight of what was seen, a round later: of a request's, and of all requests'.
+# Factor by which the weight of old rounds shrinks with each draft: of a request's own, and of all requests'.
 REQUEST_MEMORY, POOLED_MEMORY = 0.92, 0.995
-# The same after some rounds without a draft: what it knew of the text goes out of date.
+# Factor after some rounds without a draft, in which the request's text has moved on.
 UNSEEN_MEMORY = 0.92
-# What is read from a file weighs no more rounds than this: it was another day.
+# Most rounds that rates from a file count as, because conditions may have changed since.
 RESTORED_WEIGHT = 40.0
-# Tokens less probable to stand than this are not offered.
+# Tokens with a lower probability of being accepted are not offered.
 NEGLIGIBLE = 0.03
 _LARGEST = 1e100
 
 
 class Rates:
-    """Acceptance by position, with the weight of old rounds fading.
+    """Acceptance by position; old rounds count less and less.
 
-    Old weights stay as they are and new ones grow, which is the same but for a common factor.
+    Instead of shrinking old weights, new weights grow, which is the same up to a common factor.
     """
 
     __slots__ = ("_memory", "_weight", "accepted", "at_risk", "planned")
@@ -45,7 +45,7 @@ class Rates:
         self.planned = 0
 
     def observe(self, planned: int, accepted: int) -> None:
-        """Take in a draft of which so many tokens were planned, and so many accepted."""
+        """Take in a draft of `planned` tokens, of which `accepted` were accepted."""
         self.planned += 1
         seen = min(accepted + 1, planned)
         missing = seen - len(self.at_risk)
@@ -59,7 +59,7 @@ class Rates:
         self.fade(self._memory)
 
     def fade(self, memory: float) -> None:
-        """Let what was seen weigh less beside what is to come."""
+        """Multiply the weight of past rounds by `memory`."""
         self._weight /= memory
         if self._weight > _LARGEST:
             self.at_risk = [value / self._weight for value in self.at_risk]
@@ -67,12 +67,14 @@ class Rates:
             self._weight = 1.0
 
     def evidence(self, position: int = 0) -> float:
-        """Rounds that tell of a position, old ones counted less."""
+        """Number of rounds that reached a position; old rounds count less."""
         return self.at_risk[position] / self._weight if position < len(self.at_risk) else 0.0
 
     def blended(self, prior: Sequence[float], weight: float, length: int) -> Iterator[float]:
-        """Rates of the first `length` positions, where a prior counts as so many rounds; a position
-        beyond the prior is thought to be like the one before it."""
+        """Rates of the first `length` positions, with a prior that counts as `weight` rounds.
+
+        A position beyond the prior takes the rate of the one before it as its prior.
+        """
         known, own, given = len(self.at_risk), weight * self._weight, len(prior)
         rate = 0.0
         for position in range(length):
@@ -83,14 +85,14 @@ class Rates:
             yield rate
 
     def as_lists(self) -> dict[str, list[float]]:
-        """Ready for JSON, in rounds."""
+        """Counts in rounds, ready for JSON."""
         return {
             "at_risk": [value / self._weight for value in self.at_risk],
             "accepted": [value / self._weight for value in self.accepted],
         }
 
     def restore(self, values: Any) -> None:
-        """Begin with what `as_lists` has given; nothing else is taken."""
+        """Start from the lists that `as_lists` returned; other values are ignored."""
         at_risk, accepted = (list(map(float, values[name])) for name in ("at_risk", "accepted"))
         if len(at_risk) == len(accepted) <= LONGEST and all(
             0.0 <= a <= r < 1e9 for a, r in zip(accepted, at_risk, strict=True)
@@ -101,11 +103,15 @@ class Rates:
 
 
 class Acceptance:
-    """Acceptance of one drafter by how confident it was: of all its requests, of those of a namespace, to
-    which all of them are the prior, and of each request.
+    """Acceptance of one drafter by its level of confidence: of all requests, of a namespace, of
+    each request.
+
+    The rates of all requests are the prior for a namespace, and the rates of a namespace for a
+    request.
 
     Args:
-        prior: by position, where nothing was seen; None scales with the drafter's confidence.
+        prior: rates by position before any draft was seen; None: they follow from the drafter's
+            confidence.
         prior_weight: rounds that the prior counts as.
     """
 
@@ -119,11 +125,12 @@ class Acceptance:
 
     @property
     def evidence(self) -> float:
-        """Drafts that were seen, old ones counted less."""
+        """Number of drafts that were seen; old drafts count less."""
         return sum(rates.evidence() for (name, _), rates in self._pooled.items() if not name)
 
     def pooled(self, namespace: str, level: int) -> Rates:
-        """What all requests of a namespace have shown at a level of confidence; without a name, of all."""
+        """Rates over all requests of a namespace at a level of confidence; over all requests if it
+        is empty."""
         key = (namespace, level)
         if key not in self._pooled:
             if len(self._pooled) > MOST_KINDS:
@@ -133,8 +140,10 @@ class Acceptance:
         return self._pooled[key]
 
     def survival(self, request_id: int, namespace: str, level: int, length: int) -> list[float]:
-        """Probability that the first 1, 2, … tokens of the next draft of a request are all accepted, as
-        far as that is not negligible."""
+        """Probability that the first 1, 2, … tokens of a request's next draft are all accepted.
+
+        The list ends where the probability becomes negligible.
+        """
         known, own = self._pooled_rates(namespace, level, length), self._requests.get(request_id)
         if own is None:
             rates: Iterable[float] = known[:length]
@@ -143,7 +152,7 @@ class Acceptance:
         return [*takewhile(NEGLIGIBLE.__lt__, accumulate(rates, mul))]
 
     def _pooled_rates(self, namespace: str, level: int, length: int) -> list[float]:
-        """Conditional rates over all requests, of at least so many positions."""
+        """Conditional rates over all requests of a namespace, for at least `length` positions."""
         key = (namespace, level)
         known = self._known.get(key)
         if known is None or len(known) < length:
@@ -157,7 +166,7 @@ class Acceptance:
     def observe(
         self, request_id: int, namespace: str, level: int, planned: int, accepted: int
     ) -> None:
-        """Take in a draft."""
+        """Take in a draft of `planned` tokens, of which `accepted` were accepted."""
         for name in {"", namespace}:
             pooled = self.pooled(name, level)
             pooled.observe(planned, accepted)
@@ -168,17 +177,17 @@ class Acceptance:
         self._requests[request_id].observe(planned, accepted)
 
     def fade(self, request_id: int) -> None:
-        """Note that some rounds of a request have shown nothing."""
+        """Reduce the weight of a request's own rates, after some rounds that have shown nothing."""
         own = self._requests.get(request_id)
         if own is not None:
             own.fade(UNSEEN_MEMORY)
 
     def release(self, request_id: int) -> None:
-        """Forget a request; what it has shown of all of them stays."""
+        """Forget a request; its drafts still count among those of all requests."""
         self._requests.pop(request_id, None)
 
     def as_dict(self) -> dict[str, Any]:
-        """What was seen of all requests, ready for JSON."""
+        """Rates over all requests by level, ready for JSON."""
         return {
             str(level): rates.as_lists()
             for (namespace, level), rates in self._pooled.items()
@@ -186,7 +195,7 @@ class Acceptance:
         }
 
     def restore(self, values: Any) -> None:
-        """Begin with what `as_dict` has given."""
+        """Start from the rates that `as_dict` returned."""
         for level, lists in dict(values).items():
             self.pooled("", int(level)).restore(lists)
 
@@ -195,10 +204,10 @@ LEVELS = 8
 
 
 def level_of(confidence: float) -> int:
-    """A drafter's confidence in [0, 1] in steps of an eighth."""
+    """Level of a drafter's confidence in [0, 1], in steps of an eighth."""
     return int(confidence * LEVELS)
 
 
 def level_rate(level: int) -> float:
-    """What a level says where nothing was seen: drafters tend to be too sure of themselves."""
+    """Assumed acceptance rate at a level before any draft was seen; drafters tend to be overconfident."""
     return 0.8 * (level + 0.5) / (LEVELS + 1)

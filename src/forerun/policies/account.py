@@ -1,24 +1,25 @@
-"""What drafts may lose: what is paid for learning, a share of all time, and what they have gained before."""
+"""The budget of time that drafts may lose: paid for learning, a share of all time, and earlier gains."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-# Of a plain round, that planning can have taken: more than that was an interruption.
+# Share of a plain round beyond which planning time is taken for an interruption.
 MOST_PLANNING = 0.2
-# Plain rounds' time of gains that are kept for the texts to come, and by another process.
+# Most gains that are reserved for later texts, and that a file may restore, in plain rounds.
 MOST_RESERVE, RESTORED_RESERVE = 50.0, 10.0
 
 
 class Account:
-    """Plain rounds' time that may still be lost.
+    """Time that may still be lost, in plain rounds.
 
     Args:
-        share: of all time, that it is credited with.
-        first: that it holds at first.
-        least, most: that it ever holds. What is lost below the least is forgiven: drafts are only tried where
-            they can be paid, so that most of it was noise. What is gained beyond the most goes to a reserve.
+        share: share of all time that is credited.
+        first: credit at the start.
+        least, most: bounds of the credit. Losses below `least` are forgiven: drafts are only tried
+            if they can be paid for, so those losses were mostly noise. Gains above `most` go to a
+            reserve.
     """
 
     def __init__(self, share: float, first: float, least: float = -1.0, most: float = 10.0) -> None:
@@ -27,12 +28,15 @@ class Account:
 
     @property
     def learned(self) -> list[float]:
-        """Ready for JSON."""
+        """Credit and reserve, ready for JSON."""
         return [self.credit, self._reserve]
 
     def restore(self, learned: Any) -> None:
-        """Begin with what `learned` has given: with no more than a new one, and a small reserve at most,
-        whatever a file says."""
+        """Start from the values that `learned` returned; a file can raise neither credit nor
+        reserve beyond bounds.
+
+        The credit is at most that of a new account.
+        """
         credit, reserve = map(float, learned)
         if not (math.isfinite(credit) and math.isfinite(reserve)):
             raise ValueError("an account")
@@ -40,18 +44,20 @@ class Account:
         self._reserve = min(max(reserve, 0.0), RESTORED_RESERVE)
 
     def charge(self, loss: float) -> None:
-        """Take off what was lost outside of rounds."""
+        """Subtract a loss outside of rounds."""
         self.credit = max(self.credit - loss, self._least)
 
     def draw(self, loss: float) -> None:
-        """Let so much be lost again, as far as the reserve holds it."""
+        """Raise the credit to `loss`, as far as the reserve allows."""
         drawn = min(max(loss - self.credit, 0.0), self._reserve)
         self.credit += drawn
         self._reserve -= drawn
 
     def advance(self, seconds: float) -> None:
-        """Credit the share of time to come, which is not credited again: drafts are tried best early in a
-        text, before much of it is to be caught up with."""
+        """Credit the share of `seconds` of time to come in advance.
+
+        Drafts are best tried early in a text, before a drafter has much of it to catch up with.
+        """
         more = max(min(self._share * seconds - self._advanced, self._most - self.credit), 0.0)
         self._advanced += more
         self.credit += more
@@ -60,12 +66,12 @@ class Account:
         """Take in some rounds.
 
         Args:
-            tokens: that they have brought, on average over their requests.
+            tokens: tokens that they emitted, on average over their requests.
             elapsed: their time, in plain rounds.
-            planning: what it took to plan them, likewise.
+            planning: time of planning them, in plain rounds.
         """
         gain = tokens - elapsed - min(planning, MOST_PLANNING * tokens)
-        # What it held at first may be more than gains can make of it.
+        # The first credit may be above the bound for gains.
         most = max(self._most, self.credit)
         due = self._share * elapsed
         repaid = min(due, self._advanced)

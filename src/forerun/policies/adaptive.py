@@ -1,4 +1,4 @@
-"""A length for each request that follows its own acceptance."""
+"""A policy whose draft length follows each request's own acceptance."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class AdaptivePolicy(BasePolicy):
     """Grow and shrink each request's length by `theory.adaptive.AdaptiveLength`.
 
     Args:
-        num_speculative_tokens: the length that a request starts with; None is `USUAL_LENGTH`.
-        limits: the rule's.
+        num_speculative_tokens: length that a request starts with; None is `USUAL_LENGTH`.
+        limits: limits of the rule.
 
     Raises:
         ConfigError: for a length outside the limits.

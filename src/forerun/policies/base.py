@@ -1,4 +1,4 @@
-"""What most policies have in common: they need to know nothing of an engine and remember nothing."""
+"""Base of most policies, which need no engine and remember nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from forerun.contracts import Policy
 from forerun.options import NoOptions
 
 USUAL_LENGTH = 4
-"""Tokens that are drafted a round where nobody says and nothing is measured."""
+"""Tokens drafted per round if none are asked for and nothing is measured."""
 
 
 class BasePolicy(Policy):
-    """A policy is its `plan`; the rest is that of `forerun.contracts.Policy`."""
+    """A policy that only defines `plan`; the rest is inherited from `forerun.contracts.Policy`."""
 
     options: type[Any] = NoOptions

@@ -1,4 +1,4 @@
-"""What policy `auto` knows apart from the requests that run: costs, drafters, and what may be lost."""
+"""Knowledge of policy `auto` beyond the running requests: costs, drafters, and the budget for losses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from forerun.policies.texts import Choice, Member
 
 @dataclass
 class Beliefs:
-    """Costs, drafters and the account, which outlive requests and, on disk, engines.
+    """Costs, drafters and the account; they outlive requests and, saved to disk, engines.
 
     Args:
-        account: what drafts may lose.
-        costs: of rounds.
-        members: the drafters, by their places.
+        account: time that drafts may lose.
+        costs: costs of rounds.
+        members: the drafters, in the order of the drafter's members.
     """
 
     account: Account
@@ -29,13 +29,16 @@ class Beliefs:
 
     @property
     def only_models(self) -> bool:
-        """Whether models make all drafts: there is something to draft in every round, and what is known of it
-        changes by drafts alone, while a lookup may find something in any round."""
+        """True if models make all drafts.
+
+        A model can draft in every round, and only drafts change what is known of it. A lookup may
+        find something in any round.
+        """
         return not any(member.looks_up for member in self.members)
 
     @property
     def learned(self) -> dict[str, Any]:
-        """Ready for JSON; the target's own times apart."""
+        """The beliefs without the target's own times, ready for JSON."""
         return {
             "drafts": self.costs.as_dict(),
             "members": {member.name: member.learned for member in self.members},
@@ -43,7 +46,7 @@ class Beliefs:
         }
 
     def restore(self, learned: Any) -> None:
-        """Begin with what `learned` has given."""
+        """Start from the beliefs that `learned` returned."""
         self.costs.restore(learned["drafts"])
         for member in self.members:
             if member.name in learned["members"]:
@@ -51,13 +54,13 @@ class Beliefs:
         self.account.restore(learned["account"])
 
     def forget(self, account: Account) -> None:
-        """Begin anew with an account; what was measured before the first request stays."""
+        """Start afresh with an account; measurements from before the first request stay."""
         self.account, self.costs = account, self.costs.as_measured()
         for member in self.members:
             member.forget()
 
     def given_up(self) -> list[str]:
-        """In a sentence each: drafters that were tried and do not pay."""
+        """One sentence on each drafter that was tried and does not pay."""
         return [
             member.given_up(self.costs.token_share(member.name, member.looks_up, member.share))
             for member in self.members
@@ -65,8 +68,13 @@ class Beliefs:
         ]
 
     def learn_plain(self, plain: PlainRounds, accounts: Sequence[Account], counted: int) -> float:
-        """Take in rounds without a draft, for these accounts of texts too, each of which counts as several;
-        the seconds of one by what is believed then."""
+        """Take in rounds without a draft and return the seconds that one takes by the updated costs.
+
+        Args:
+            plain: the rounds.
+            accounts: accounts of the texts in them.
+            counted: rounds that each of them counts as.
+        """
         rounds = len(plain.seconds)
         weight = min(rounds * counted, REPEATED)
         self.costs.observe(plain.batch_size, 0, median(plain.seconds), weight)
@@ -83,21 +91,24 @@ class Beliefs:
         seconds: Sequence[float],
         cold: bool,
     ) -> tuple[float, float]:
-        """Note what the drafts of some rounds took, where one member has drafted alone; the seconds that
-        count, of all drafts and of what had to be run before: an interruption is not the drafter's.
+        """Take in the drafting times of some rounds; return the seconds of all drafts and of
+        running prompts before.
+
+        Costs are only learned if a single member has drafted. Time beyond the usual, an
+        interruption, is left out of the result.
 
         Args:
-            batch_size: requests.
-            choices: those that were made.
-            depth: of a round's deepest draft, on average.
-            seconds: by round.
-            cold: whether they teach nothing of costs.
+            batch_size: number of requests.
+            choices: the choices that were made.
+            depth: mean depth of each round's deepest draft.
+            seconds: drafting time of each round.
+            cold: the drafts ran cold, so that costs are not learned from them.
         """
         member = choices[0].offer.member
         if any(choice.offer.member is not member for choice in choices):
             return sum(seconds), 0.0
         waiting = [choice.offer.pending for choice in choices]
-        # Prompts are run for all of the batch.
+        # Long prompts run one after the other, single tokens for the whole batch at once.
         pending = sum(waiting) if max(waiting) > MUCH else max(waiting)
         scale = max(choice.offer.scale for choice in choices)
         scaled = [each / scale for each in seconds]
@@ -105,6 +116,6 @@ class Beliefs:
             member.name, member.looks_up, batch_size, depth, pending, scaled, cold
         )
         for choice in choices:
-            # What it had to run has been run: a later round of a stretch has the same offer.
+            # The pending tokens have been run; later rounds of the stretch use the same offer.
             choice.offer.pending = min(choice.offer.pending, 1)
         return scale * drafting, scale * before

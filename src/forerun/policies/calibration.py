@@ -1,4 +1,4 @@
-"""Times of a target's forwards, in a second or two: by new tokens and batch size, after a short text."""
+"""Calibration: times of a target's forwards by new tokens and batch size, after a short text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from forerun.core.costs import Row
 
 logger = logging.getLogger(__name__)
 
-# Repeats of a forward whose median is above the least of them by this factor were disturbed.
+# Repeats of a forward were disturbed if their median exceeds their minimum by this factor.
 NOISY = 1.3
 
 SECONDS = 1.5
-"""About as long as it takes; what cannot be timed in that follows from what was."""
+"""Approximate duration; what cannot be timed in it is derived from what was."""
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17)
 BATCHED_TOKENS = (1, 2, 3, 5, 9, 17)
 CONTEXT, PASSES = 16, 20
@@ -26,12 +26,12 @@ CONTEXT, PASSES = 16, 20
 
 @dataclass
 class Calibrated:
-    """Times of forwards.
+    """Measured times of forwards.
 
     Args:
-        table: of them.
-        is_noisy: whether something else ran on the machine: they are taken again when the target is next
-            loaded.
+        table: the times.
+        is_noisy: something else ran on the machine; the times are measured again when the target is
+            next loaded.
     """
 
     table: CostTable
@@ -42,9 +42,9 @@ def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> Calibrat
     """Time forwards of a target.
 
     Args:
-        target: with any weights.
-        rows: requests at once at most; half of that and one are timed too.
-        seconds: to spend, about.
+        target: a target with any weights.
+        rows: most requests at once; half of that and one request are timed too.
+        seconds: approximate time to spend.
     """
     started = perf_counter()
     times, is_noisy = _timed(target, 1, TOKENS, seconds / (1 if rows == 1 else 2))
@@ -59,7 +59,7 @@ def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> Calibrat
             part = CostTable.from_rows((n, size, 0, value) for n, value in times.items())
             measured += [(n, size, 0, part.seconds(n, size)) for n in TOKENS]
         else:
-            # As many tokens of one request cost about the same.
+            # In one request the same number of tokens costs about as much.
             measured += [(n, size, 0, table.seconds(n * size)) for n in TOKENS]
     logger.info("timed %s in %.1f s", target.name, perf_counter() - started)
     return Calibrated(CostTable.from_rows(measured), is_noisy)
@@ -68,15 +68,18 @@ def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> Calibrat
 def _timed(
     target: CausalLM, size: int, tokens: Sequence[int], seconds: float
 ) -> tuple[dict[int, float], bool]:
-    """Median times by new tokens of each of `size` requests, and whether the repeats differ by more than
-    usual: two numbers at least, all in turns while there is time, so that a slow moment meets all of them."""
+    """Median times by new tokens of each of `size` requests, and whether the repeats were disturbed.
+
+    At least two numbers of tokens are timed, and all in turns as time allows, so that a slow moment
+    affects all of them alike.
+    """
     cache = target.new_cache(size, CONTEXT + max(tokens))
     text = [1 + place % (target.vocab_size - 1) for place in range(CONTEXT)]
     _run(target, cache, [text] * size)
     times: dict[int, list[float]] = {}
     started = perf_counter()
     for turn in range(1 + PASSES):
-        # The first forward of each warms it up; the widest spread first, in case there is time for no more.
+        # The first forward of each is a warm-up. Two distant numbers come first, in case time runs out.
         for n in sorted(tokens, key=lambda count: (count not in (tokens[0], tokens[3]), count)):
             done = len(times) if turn == 0 else sum(map(bool, times.values()))
             if done >= 2 and perf_counter() - started > seconds * (turn + 1) / PASSES:
@@ -96,6 +99,6 @@ def _run(target: CausalLM, cache: Cache, token_ids: Sequence[Sequence[int]]) -> 
     started = perf_counter()
     output = target.forward(Batch.after(cache, list(range(len(token_ids))), token_ids), cache)
     assert output.logits is not None
-    # Devices that run ahead of the program are waited for.
+    # Wait for devices that run asynchronously.
     output.logits[:, -1, 0].tolist()
     return perf_counter() - started

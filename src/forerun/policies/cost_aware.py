@@ -1,12 +1,14 @@
-"""Speculate as far as it pays by measured costs and acceptance, or not at all.
+"""Policy `auto`: speculate as far as it pays by measured costs and acceptance, or not at all.
 
-Each round the policy takes the drafters and the lengths that are worth most over the whole batch: tokens
-expected, less those that their time would bring otherwise (`policies/lengths.py`). No draft at all is one
-of the choices. A drafter that nobody has seen is thought to be an ordinary one, so that it drafts from the
-first round, until what was accepted says otherwise; then it is tried now and then (`policies/trials.py`).
+Each round the policy chooses the drafters and lengths with the highest value over the whole batch:
+expected tokens, less those that their time would bring otherwise (`policies/lengths.py`). Not
+drafting is one of the choices. An unknown drafter is assumed to be an ordinary one, so it drafts
+from the first round until its acceptance says otherwise; after that it is tried now and then
+(`policies/trials.py`).
 
-What is lost is bounded whatever the estimates say: an account holds what learning may cost, is credited with
-a share of all time and with what drafts have gained, and no draft may cost more (`policies/account.py`).
+Losses are bounded whatever the estimates say: an account holds the budget for learning, is credited
+with a share of all time and with the gains of drafts, and no draft may cost more
+(`policies/account.py`).
 """
 
 from __future__ import annotations
@@ -39,19 +41,19 @@ from forerun.policies.valuation import Valuation
 logger = logging.getLogger(__name__)
 
 LONGEST = 16
-# Where nothing pays, it is asked again after so many rounds or when a request comes: if all drafts are a
-# model's, and in batches of CROWD, where looking costs each request more than it finds.
+# If nothing pays, the policy plans again after REST to LONGEST_REST rounds, or when a request arrives. This
+# applies if models make all drafts, and to batches of CROWD, in which looking up costs more than it finds.
 REST, LONGEST_REST, CROWD = 32, 256, 4
-# Looking up takes time in each round: after DRY rounds in which nothing was accepted it pauses for a round
-# where nothing is found to pay, after twice as many for two, and for no more than MOST_MISSED.
+# Looking up takes time in each round. If nothing pays, it pauses for one round after DRY rounds without an
+# accepted token, for two rounds after twice as many, and for at most MOST_MISSED.
 DRY, MOST_MISSED = 24, 3
-# After so many plain rounds a draft runs cold.
+# Plain rounds after which a draft runs cold.
 COLD_AFTER = 8
 
 
 @options
 class CostAwareOptions:
-    """What policy `auto` may lose, and whether it measures first."""
+    """Options of policy `auto`: the time that it may lose, and whether it measures first."""
 
     lost_time: float = Field(
         default=0.02,
@@ -68,11 +70,11 @@ class CostAwareOptions:
 
 
 class CostAwarePolicy(BasePolicy):
-    """Plans what is worth most: which drafter, how far, or none.
+    """Plans the most valuable choice: a drafter and a length, or no draft.
 
     Args:
-        num_speculative_tokens: tokens along a path at most; None is `LONGEST`.
-        options: its own.
+        num_speculative_tokens: most tokens along a path; None is `LONGEST`.
+        options: its own options.
     """
 
     name = "auto"
@@ -97,7 +99,7 @@ class CostAwarePolicy(BasePolicy):
 
     @property
     def costs(self) -> LiveCosts:
-        """What rounds cost."""
+        """Costs of rounds."""
         return self._beliefs.costs
 
     def know(self, table: CostTable) -> None:
@@ -105,7 +107,8 @@ class CostAwarePolicy(BasePolicy):
         self._beliefs.costs = LiveCosts(table, self._most)
 
     def attach(self, target: CausalLM, drafter: Drafter, rows: int) -> None:
-        """Receive what it plans for; forwards of the target are timed where that was never done."""
+        """Receive the target and the drafter to plan for; time the target's forwards if that was
+        never done."""
         self._several = bool(drafter.members)
         members = drafter.members or (drafter,)
         self._beliefs.members = [Member(place, member) for place, member in enumerate(members)]
@@ -113,11 +116,12 @@ class CostAwarePolicy(BasePolicy):
             self._memory = recall(target, drafter, rows)
             self.know(self._memory.table)
             self._memory.hand_over(self._beliefs)
-            # When the policy is gone, and when the program ends.
+            # Save when the policy is deleted, and when the program ends.
             weakref.finalize(self, self._memory.save)
 
     def rehearse(self, run: Rehearse) -> None:
-        """Warm up and time drafts before the first request; measure anew what another load has shown."""
+        """Warm up and time drafts before the first request; measure again if the machine's load has
+        changed."""
         if self.settings.calibrate and self._memory is not None:
             self._memory.check(self._beliefs, run)
 
@@ -127,7 +131,7 @@ class CostAwarePolicy(BasePolicy):
         return self._beliefs.learned
 
     def restore(self, learned: Any) -> None:
-        """Begin with what `learned` has given."""
+        """Start from the values that `learned` returned."""
         self._beliefs.restore(learned)
 
     def forget(self) -> None:
@@ -191,7 +195,7 @@ class CostAwarePolicy(BasePolicy):
             self._judge([self._learn(requests, [seen])])
 
     def _learn(self, requests: Sequence[Request], rounds: Sequence[Seen]) -> float:
-        """Take in rounds with the same plans; what tries in them have gained, in plain rounds' time."""
+        """Take in rounds with the same plans and return the gain of tries among them, in plain rounds."""
         batch_size, count = len(requests), len(rounds)
         extra, emitted, accepted, depth, made = 0, 0, 0, 0.0, list[tuple[Text, Choice]]()
         texts = [self._text(request) for request in requests]
@@ -208,13 +212,13 @@ class CostAwarePolicy(BasePolicy):
                     if text.choice.is_try:
                         accepted += verdict.num_accepted
                     text.learn_draft(request, draft, verdict, place == count)
-        # What finds everything cold, after a prompt or a rest, is no other round's cost.
+        # Rounds after a prompt or a rest run cold; their costs say nothing of other rounds.
         cold = bool(extra) and (
             self._plain_before >= COLD_AFTER or any(text.drafts == 1 for text, _ in made)
         )
         self._plain_before = 0 if extra else self._plain_before + count
         self._dry += count
-        # As it was measured, but for what an interruption may have added.
+        # Measured times, limited because an interruption may have added to them.
         usual = OUTLIER * self.costs.curve(batch_size).at(extra / count) * self.costs.speed
         forwards = [min(max(times.target + times.verify, 0.0), usual) for _, _, times, _ in rounds]
         if not cold:
@@ -251,7 +255,7 @@ class CostAwarePolicy(BasePolicy):
         return accepted - max(elapsed - count, 0.0) * count / max(len(made), 1)
 
     def _judge(self, gains: Sequence[float]) -> None:
-        """Note what a try has gained, if it was one."""
+        """Record whether a try has paid, if there was one."""
         gain = sum(gains)
         if self._tried is not None and gains:
             self._tried.succeed() if gain > 0.0 else self._tried.fail()
@@ -283,11 +287,11 @@ class CostAwarePolicy(BasePolicy):
         return Account(self.settings.lost_time, TUITION * FIRST_TOKENS)
 
     def _take_in(self) -> None:
-        """Take in all rounds that were only noted."""
+        """Take in all rounds that were only noted so far."""
         self._take_in_plain()
         stretch, self._stretch = self._stretch, Stretch()
         if stretch.drafts:
-            # The first of them may have run cold, or a prompt before it.
+            # The first round may have run cold, or run a prompt before drafting.
             choices = [self._text(request).choice for request in stretch.requests]
             prompts = any(choice is not None and choice.offer.pending > MUCH for choice in choices)
             first = int(prompts or self._plain_before > 0 or self._tried is not None)
@@ -303,7 +307,7 @@ class CostAwarePolicy(BasePolicy):
             self._take_in_plain()
 
     def _take_in_plain(self) -> None:
-        """Take in plain rounds."""
+        """Take in the plain rounds that were only noted so far."""
         plain, self._plain = self._plain, PlainRounds()
         if rounds := len(plain.seconds):
             texts = [text.account for text in self._texts.values()]
@@ -319,7 +323,7 @@ class CostAwarePolicy(BasePolicy):
         return text
 
     def _choose(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
-        """Make the best of all choices for a round; the number of rounds that it holds for."""
+        """Choose the best drafts for a round and return the number of rounds that the choice holds for."""
         batch_size = len(requests)
         offers = [
             self._outlook.offers(request, text, self._rounds)
@@ -328,7 +332,7 @@ class CostAwarePolicy(BasePolicy):
         members = {offer.member: None for offer in chain(*offers)}
         declined = all(offer.is_declined for offer in chain(*offers))
         if declined and all(member.trials.rounds_left > 1 for member in members):
-            # As a moment ago; nor has the time of a try come.
+            # Nothing has changed since the last round, and no try is due.
             for member in members:
                 member.trials.wait()
             self._valuation.best([], batch_size, 0.0)
@@ -360,7 +364,7 @@ class CostAwarePolicy(BasePolicy):
             return self._rounds_of_rest(requests, texts)
         if not self._beliefs.only_models:
             return 1
-        # Planning takes time too: where models draft for all and are known by now, plans hold for a while.
+        # Planning takes time too: if models draft for all requests and are known by now, plans hold a while.
         lost = found.seconds / self.costs.plain_seconds(batch_size)
         rounds = DRAFT_ROUNDS if DRAFT_ROUNDS * lost <= credit else max(int(credit / lost), 1)
         for request, text in zip(requests, texts, strict=True):
@@ -377,8 +381,8 @@ class CostAwarePolicy(BasePolicy):
         offers: Sequence[list[Offer]],
         chosen: set[Member],
     ) -> int:
-        """Try a drafter that is not expected to pay, for one request, where its time has come; for how many
-        rounds."""
+        """Try a drafter that is not expected to pay, for one request, if a try is due; return its
+        number of rounds."""
         for member in {offer.member: None for offer in chain(*offers)}:
             if member in chosen:
                 continue
@@ -395,14 +399,14 @@ class CostAwarePolicy(BasePolicy):
         return 0
 
     def _rounds_of_rest(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
-        """Rounds without a draft where nothing was found to pay: until the next try, or for a while."""
+        """Number of rounds without a draft if none pays: until the next try, or for a while."""
         if not (self._beliefs.only_models or len(texts) >= CROWD):
             written = min(request.num_output_tokens for request in requests)
             return 1 + min(min(self._dry, written) // DRY, MOST_MISSED)
         if any(text.reason is not PlainReason.PAUSED for text in texts):
             return 1
         left = min(member.trials.rounds_left for member in self._beliefs.members)
-        # As long as it has rested already: what is known changes ever more slowly. A try that is due and
-        # cannot be paid waits for the account.
+        # Rest as long as before, because knowledge changes ever more slowly. A try that is due but cannot be
+        # paid for waits for the account.
         rest = min(max(self._plain_before, REST), LONGEST_REST)
         return min(left, rest) if left > 0 else REST

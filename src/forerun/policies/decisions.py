@@ -1,4 +1,4 @@
-"""What a policy has decided, how often, and what came of it."""
+"""Counts of a policy's decisions, and their results."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 @dataclass
 class Outcome:
-    """What came of one choice.
+    """Results of one choice.
 
     Args:
-        rounds: requests' rounds in which it was made.
-        emitted: tokens.
-        seconds: that these rounds took, by the costs that the policy knows.
-        saved_seconds: what plain rounds would have taken for the same tokens, less that; below zero, a loss.
+        rounds: number of requests' rounds in which it was made.
+        emitted: emitted tokens.
+        seconds: time of these rounds, by the costs that the policy knows.
+        saved_seconds: time of plain rounds for the same number of tokens, less `seconds`; below
+            zero, a loss.
     """
 
     rounds: int = 0
@@ -40,15 +41,17 @@ class Decisions:
         seconds: float,
         plain: float,
     ) -> None:
-        """Add the share of some requests of rounds, for which the same was chosen.
+        """Add the share of some requests in rounds with the same choice.
 
         Args:
-            requests: how many they are.
-            rounds: how many they are.
-            batch_size: requests among which tokens and seconds are shared out.
-            emitted: tokens of all of them, in all rounds.
-            seconds: of all rounds.
-            plain: seconds of a plain one for as many requests.
+            drafter: name of the drafter.
+            length: planned length.
+            requests: number of these requests.
+            rounds: number of rounds.
+            batch_size: number of all requests, among which tokens and seconds are divided.
+            emitted: emitted tokens of all requests, in all rounds.
+            seconds: time of all rounds.
+            plain: seconds of a plain round of the same batch size.
         """
         outcome = self._outcomes.get((drafter, length))
         if outcome is None:
@@ -60,7 +63,7 @@ class Decisions:
         outcome.saved_seconds += share * (emitted / batch_size * plain - seconds)
 
     def count_plain(self, rounds: int, seconds: float) -> None:
-        """Add requests' rounds without a draft, of so many seconds together."""
+        """Add requests' rounds without a draft, which took `seconds` in all."""
         outcome = self._outcomes.setdefault(("", 0), Outcome())
         outcome.rounds += rounds
         outcome.emitted += rounds
@@ -68,18 +71,18 @@ class Decisions:
 
     @property
     def saved_seconds(self) -> float:
-        """Of all rounds together."""
+        """Seconds saved in all rounds together."""
         return sum(outcome.saved_seconds for outcome in self._outcomes.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON: by drafter and length, `plain` or `suffix 4`."""
+        """Outcomes by drafter and length, such as `plain` or `suffix 4`, ready for JSON."""
         return {
             f"{drafter} {length}" if drafter else "plain": vars(outcome)
             for (drafter, length), outcome in sorted(self._outcomes.items())
         }
 
     def in_words(self) -> str:
-        """One line: each choice with its rounds, and what all of them saved or cost."""
+        """One line: each choice with its rounds, and the time that all of them saved or cost."""
         if not self._outcomes:
             return "nothing was decided"
         rounds = sum(outcome.rounds for outcome in self._outcomes.values())

@@ -1,4 +1,4 @@
-"""The same number of tokens every round."""
+"""A policy that drafts equally many tokens in every round."""
 
 from __future__ import annotations
 

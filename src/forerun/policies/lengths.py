@@ -1,4 +1,4 @@
-"""The lengths of drafts that make most of a round's time, over all of its requests."""
+"""The draft lengths that make the best use of a round's time, over all of its requests."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from forerun.policies.costs import Curve, DraftTimes
 if TYPE_CHECKING:
     from forerun.policies.texts import Member
 
-# What drafts must promise, over what their time is worth: less is within the noise.
+# Least gain that drafts must promise, in tokens and relative to the value of their time; less is noise.
 LEAST_GAIN, LEAST_RATIO = 0.02, 1.05
-# What a token is worth where only some requests of a batch draft: those that get ahead leave the batch
-# sooner, and what is left of it runs at a worse rate; the prompts that follow come one by one.
+# Value of a token if only some requests of a batch draft: these requests leave the batch sooner, the rest
+# runs at a worse rate, and the prompts that follow come one by one.
 ALONE = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """What a member could draft for a request.
+    """A draft that a member could make for a request, with its expected acceptance and costs.
 
     Args:
-        member: that drafts.
+        member: the drafter.
         survival: probability that the first 1, 2, … tokens are all accepted, as far as it matters.
-        level: of its confidence.
-        times: of its drafts.
-        pending: tokens that it would have to run before.
-        seconds: the share of that which this round has to bear.
-        scale: seconds that its drafts are timed in: of a drafter that knows what it reads, those which its
-            tokens would take by that.
-        is_declined: whether it was found not to pay.
+        level: level of its confidence.
+        times: times of its drafts.
+        pending: tokens that it would have to run first.
+        seconds: this round's share of the time for those tokens.
+        scale: unit of the draft's time: seconds of a token by the bytes that it reads, for drafters
+            that know them.
+        is_declined: it was found not to pay.
     """
 
     member: Member
@@ -47,7 +47,7 @@ class Offer:
 
 
 class Lengths(NamedTuple):
-    """Lengths by offer, and what they add to a plain round: tokens expected, by their worth, and seconds."""
+    """A length for each offer, and their expected tokens, by worth, and seconds beyond a plain round."""
 
     lengths: list[int]
     tokens: float
@@ -57,16 +57,18 @@ class Lengths(NamedTuple):
 def best_lengths(
     offers: Sequence[Offer], rate: float, curve: Curve, speed: float, most_seconds: float = math.inf
 ) -> Lengths | None:
-    """The lengths for some offers, one a request, that are worth most; None where plain decoding is.
+    """The most valuable lengths for some offers, one per request; None if plain decoding is better.
 
-    Tokens are added by falling probability that they stand, and time with them; of all these sets the
-    best is taken. A set is worth its tokens, less those that come in its time otherwise.
+    Tokens are added by falling probability of acceptance, and their time is summed up; the best of
+    these sets is returned. The value of a set is its tokens less those that its time would bring
+    otherwise.
 
     Args:
-        rate: tokens a second that come otherwise.
-        curve: of rounds of this batch.
-        speed: seconds of one of the curve's.
-        most_seconds: that may be added to a plain round: they are lost if nothing is accepted.
+        offers: one offer per request.
+        rate: tokens per second that come otherwise.
+        curve: curve of rounds of this batch size.
+        speed: seconds per second of the curve.
+        most_seconds: most seconds added to a plain round, which are lost if nothing is accepted.
     """
     # The next token of each offer, by falling probability.
     entries = [(-offer.survival[0], index) for index, offer in enumerate(offers) if offer.survival]
@@ -104,7 +106,7 @@ def best_lengths(
             heapreplace(entries, (-offer.survival[level + 1], index))
         else:
             heappop(entries)
-        # No later token can be worth what it costs at least, unless it makes all others worth more.
+        # No later token is worth its least cost, unless it raises the worth of all others.
         least = narrowest * (price * curve.floors[min(spot, last)] + each)
         if (covered == size or len(offers) < size) and entries and -entries[0][0] * worth < least:
             break

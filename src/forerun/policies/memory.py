@@ -1,8 +1,8 @@
-"""What policy `auto` measures and learns, kept on disk between runs.
+"""Measurements and knowledge of policy `auto`, kept on disk between runs.
 
-A file belongs to a target, a drafter, a device, a precision, a number of threads and a version of forerun.
-What is missing, broken or of another kind is measured anew; a disk that takes nothing is named once in the
-log. FORERUN_CACHE names the folder.
+A file belongs to a target, a drafter, a device, a precision, a number of threads and a version of
+forerun. Missing, broken or foreign values are measured again; a disk that cannot be written to is
+logged once. FORERUN_CACHE names the folder.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from forerun.processor import cpu_name
 
 logger = logging.getLogger(__name__)
 
-# Of the files' form.
+# Version of the files' format.
 FORM = 2
-# What was learned is written no more often than this, and when the policy or the program ends.
+# Least seconds between writes; the file is also written when the policy or the program ends.
 SAVE_SECONDS = 30.0
-# Lengths of rehearsed drafts, by round: to warm up, to time drafts, and to time rounds with any tokens.
+# Lengths of rehearsed drafts, by round: to warm up, to time drafts, and to time rounds with arbitrary tokens.
 WARM_UP, DRAFTS, ROUNDS = (0, 4, 4), (4, 1) * 4, (0, 1, 3, 7) * 5
-# Where rounds take more seconds than this, only what warms up is rehearsed.
+# If rounds take more seconds than this, only the warm-up is rehearsed.
 SLOW = 0.1
-# A target that is faster or slower than its file says by this factor is measured anew.
+# A target whose speed differs from its file by this factor is measured again.
 OTHER_LOAD = 1.5
 MOST_SPEED = 1e3
 
 
 class Memory:
-    """The costs of a target, and what was learned with a drafter.
+    """Costs of a target, and what was learned with a drafter.
 
     Args:
-        path: of the file; None keeps nothing.
-        measured: forwards of the target.
-        learned: what the file holds of the rest; None where there is no file.
-        speed: of plain rounds, in the measured ones.
-        is_new: whether the forwards were timed just now.
+        path: the file; None saves nothing.
+        measured: times of the target's forwards.
+        learned: learned values from the file; None without a file.
+        speed: speed of plain rounds relative to the measured ones.
+        is_new: the forwards were timed just now.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class Memory:
         self._path, self._measured, self._learned = path, measured, learned
         self._saved, self._changed, self._is_new = monotonic(), is_new, is_new
         self._beliefs: Beliefs | None = None
-        # Of plain rounds when they were last rehearsed, in the table's.
+        # Seconds of plain rounds at their last rehearsal, relative to the table.
         self._speed = speed
 
     @property
     def table(self) -> CostTable:
-        """Forwards of the target."""
+        """Times of the target's forwards."""
         return self._measured.table
 
     def hand_over(self, beliefs: Beliefs) -> None:
-        """Hand over what earlier engines have learned, and keep from now on what is learned."""
+        """Give earlier engines' knowledge to `beliefs`, and save from now on what they learn."""
         self._beliefs = beliefs
         if self._learned is not None:
             try:
@@ -84,8 +84,8 @@ class Memory:
                     member.forget()
 
     def check(self, beliefs: Beliefs, rehearse: Rehearse) -> None:
-        """Rehearse rounds: they warm up drafts and time those that no file knows, and say how fast the
-        machine is now."""
+        """Rehearse rounds: they warm up drafts, time those that no file knows, and show the
+        machine's speed now."""
         costs, places = (
             beliefs.costs,
             [None] if len(beliefs.members) == 1 else range(len(beliefs.members)),
@@ -106,7 +106,7 @@ class Memory:
             costs.found(rounds)
             ratio = rounds[0] / before
             if max(ratio, 1.0 / ratio) > OTHER_LOAD and not self._is_new:
-                # The load or the machine is another: what is on disk is no more than a beginning.
+                # The load or the machine has changed: the values on disk are only a first estimate.
                 self._measured.is_noisy = self._changed = True
                 costs.forget_drafts()
             self._speed = costs.speed
@@ -118,13 +118,13 @@ class Memory:
                     costs.measured(member.name, token, max(drafts[1] - token, 0.0))
 
     def note(self) -> None:
-        """Note that there is something new to keep."""
+        """Note that there is something new to save; save it if the last time was long ago."""
         self._changed = True
         if monotonic() - self._saved > SAVE_SECONDS:
             self.save()
 
     def save(self) -> None:
-        """Write what is known, if anything is new."""
+        """Write the file if anything is new."""
         if self._path is None or not self._changed or self._beliefs is None:
             return
         self._saved, self._changed = monotonic(), False
@@ -143,8 +143,11 @@ class Memory:
 
 
 def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
-    """What is known of a target and a drafter; forwards are timed where it is nothing, or was measured while
-    the machine did something else."""
+    """Stored knowledge about a target and a drafter.
+
+    Forwards are timed if nothing is stored, or if something else ran on the machine when it was
+    measured.
+    """
     path, learned = cache_folder("costs") / f"{_key(target, drafter, rows)}.json", None
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -165,7 +168,7 @@ def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
 
 
 def _by_length(lengths: Sequence[int], values: Sequence[float]) -> dict[int, float]:
-    """Medians by length of what was measured in turns; fewer lengths where it broke off."""
+    """Medians by length of values measured in turns; fewer lengths if the measurement broke off."""
     return {
         length: median(values[place :: len(set(lengths))])
         for place, length in enumerate(lengths[: len(values)][: len(set(lengths))])
@@ -173,12 +176,12 @@ def _by_length(lengths: Sequence[int], values: Sequence[float]) -> dict[int, flo
 
 
 def _makes_tokens(drafter: Drafter) -> bool:
-    """Whether its drafts are computed by a model or head, which has to warm up."""
+    """True if the drafts are computed by a model or head, which has to warm up."""
     return bool(drafter.needs_draft_model or drafter.head or drafter.shared_layers)
 
 
 def _key(target: CausalLM, drafter: Drafter, rows: int) -> str:
-    """A name for all that costs depend on."""
+    """A name for everything that costs depend on."""
     import torch
 
     from forerun.models.cpu.threads import threads_in_use

@@ -1,4 +1,4 @@
-"""What drafters could do for a request, and what that may cost it."""
+"""Expectations for each request: the drafts that members could make, and the time that they may lose."""
 
 from __future__ import annotations
 
@@ -10,38 +10,41 @@ from forerun.policies.beliefs import Beliefs
 from forerun.policies.lengths import Offer
 from forerun.policies.texts import Choice, Text
 
-# What learning may cost: this share of the first request's time, of so many tokens at least; a request whose
-# end is near may lose a quarter of a plain round.
+# Budget for learning: TUITION is the share of the first request's time, which counts FIRST_TOKENS tokens at
+# least; a request near its end may lose LEAST_TUITION of a plain round.
 TUITION, FIRST_TOKENS, LEAST_TUITION = 0.03, 128, 0.2
-# A try has so many tokens, or as few as cost no more than this share of a plain round. What costs more than
-# the dearest is tried for that, when the share of time that may be lost has come to its cost.
+# A try has TRY_LENGTH tokens, or as few as cost at most TRY_COST plain rounds. If it costs more than
+# DEAREST_TRY, the account must hold only that much, but the try waits until the share of time that may be
+# lost has reached its cost.
 TRY_LENGTH, TRY_COST, DEAREST_TRY, TRY_ROUNDS = 3, 0.5, 4.0, 3
-# What a round may risk of the account, and in plain rounds however little it holds.
+# Share of the account that a round may risk, and plain rounds that it may risk however little is left; with
+# an unproven drafter, UNPROVEN_RISK.
 RISKED, LEAST_RISK, UNPROVEN_RISK = 0.3, 0.5, 0.35
-# Drafts that must have been seen of a drafter before it may cost more than a request may lose.
+# Drafts of a drafter that must be seen before they may cost more than a request may lose.
 PROVEN = 8
-# Rounds for which a request without a limit has room.
+# Number of rounds left for a request without a limit.
 MANY = 1 << 30
-# Tokens that outputs are thought to have before any has ended, and how quickly that follows them.
+# Assumed length of an output before any has ended, and the step with which it follows observed lengths.
 USUAL_OUTPUT, OUTPUT_STEP = 64, 0.2
 
 
 class Outlook:
-    """Expectations of requests.
+    """Expected output lengths, offers, and limits of losses of requests.
 
     Args:
-        beliefs: of costs and drafters.
-        most: tokens of a draft along a path.
+        beliefs: beliefs about costs and drafters.
+        most: most tokens of a draft along a path.
         lost_time: share of all time that may be lost.
     """
 
     def __init__(self, beliefs: Beliefs, most: int, lost_time: float) -> None:
         self._beliefs, self._most, self._lost_time = beliefs, most, lost_time
-        # Tokens of an output, and whether the tuition of a first prompt was credited.
+        # Mean tokens of an output, and whether the learning budget for a first prompt was credited.
         self._mean_output, self._is_granted = float(USUAL_OUTPUT), False
 
     def new_text(self, request: Request) -> Text:
-        """A request with what its drafts may lose: a share of its time, that of its prompt included."""
+        """The state of a new request, whose drafts may lose a share of its time, including that of
+        its prompt."""
         curve = self._beliefs.costs.curve(1)
         prompt = request.num_prompt_tokens * curve.last_slope / curve.plain
         known = any(member.acceptance.evidence for member in self._beliefs.members)
@@ -54,8 +57,10 @@ class Outlook:
         return Text(Account(self._lost_time, max(first, LEAST_TUITION)))
 
     def may_lose(self, texts: Sequence[Text]) -> float:
-        """Plain rounds' time that drafts of this round may lose; before any drafter is proven no more than
-        the requests themselves may."""
+        """Plain rounds that drafts of this round may lose.
+
+        Before any drafter is proven, it is at most what the requests themselves may lose.
+        """
         credit = self._beliefs.account.credit
         most = max(RISKED * credit, min(credit, LEAST_RISK))
         if any(member.acceptance.evidence >= PROVEN for member in self._beliefs.members):
@@ -64,8 +69,8 @@ class Outlook:
         return min(most, max(left, UNPROVEN_RISK)) if left > 0.0 else 0.0
 
     def offers(self, request: Request, text: Text, round_: int) -> list[Offer]:
-        """What each member could draft for a request in a round; those that have found nothing are left
-        out."""
+        """The drafts that members could make for a request in a round; members that found nothing
+        are left out."""
         most, limit = request.params.max_tokens, self._most
         if most is not None:
             limit = min(limit, most - request.num_output_tokens - 1)
@@ -83,7 +88,7 @@ class Outlook:
         return offers
 
     def price(self, request: Request, offers: Sequence[Offer], batch_size: int) -> None:
-        """Note what the drafts on offer to a request would take."""
+        """Set the expected times of the drafts offered to a request."""
         costs = self._beliefs.costs
         for offer in offers:
             member = offer.member
@@ -94,12 +99,13 @@ class Outlook:
             offer.pending = 0 if member.looks_up else member.drafter.pending(request)
             offer.seconds = 0.0
             if offer.pending > 1:
-                # Borne by the rounds to come, of some two tokens each.
+                # Spread over the rounds to come, of about two tokens each.
                 whole = costs.prefill_seconds(member.name, offer.pending)
                 offer.seconds = whole / max(1.0, 0.5 * self.tokens_left(request))
 
     def can_pay(self, offer: Offer, text: Text) -> bool:
-        """Whether a drafter has shown that it is worth running a prompt, or the request may lose that."""
+        """True if a drafter has proven that running a prompt is worth it, or the request may lose
+        that time."""
         if offer.pending < 2 or offer.member.acceptance.evidence >= PROVEN:
             return True
         costs = self._beliefs.costs
@@ -107,7 +113,8 @@ class Outlook:
         return costs.prefill_seconds(offer.member.name, offer.pending) <= most
 
     def try_length(self, request: Request, offer: Offer, batch_size: int) -> int:
-        """As many tokens of a try as may be lost; 0 where none may, or where even the best could not pay."""
+        """Number of tokens of a try that may be lost; 0 if none may, or if even full acceptance
+        would not pay."""
         costs = self._beliefs.costs
         curve, plain = costs.curve(batch_size), costs.plain_seconds(batch_size)
         before = costs.prefill_seconds(offer.member.name, offer.pending) / plain
@@ -127,8 +134,11 @@ class Outlook:
         return 0
 
     def try_rounds(self, request: Request, choice: Choice, batch_size: int) -> int:
-        """Rounds of a try: several of a model, as the first one finds everything cold and tells little of
-        costs, but fewer where the output is short or drafts are dear."""
+        """Number of rounds of a try.
+
+        A model gets several rounds, because the first one runs cold and tells little of costs, but
+        fewer if the output is short or drafts are expensive.
+        """
         offer, length, _ = choice
         long = self.tokens_left(request) >= FIRST_TOKENS / 2
         cost = offer.times(length) / self._beliefs.costs.plain_seconds(batch_size)
@@ -137,20 +147,21 @@ class Outlook:
         return min(TRY_ROUNDS if cost <= TRY_COST else 2, self.rounds_left(request, length))
 
     def rounds_left(self, request: Request, length: int) -> int:
-        """Rounds with drafts of this length for which a request surely has room."""
+        """Number of rounds with drafts of this length for which a request surely has room."""
         most = request.params.max_tokens
         return MANY if most is None else (most - request.num_output_tokens) // (length + 1)
 
     def tokens_left(self, request: Request) -> float:
-        """Tokens that are still expected: as outputs were, or half as many as there are already."""
+        """Expected number of tokens still to come: as earlier outputs suggest, or half of those
+        already written."""
         written, most = request.num_output_tokens, request.params.max_tokens
         expected = max(self._mean_output - written, 0.5 * written, 4.0)
         return expected if most is None else min(expected, most - written)
 
     def ended(self, request: Request) -> None:
-        """Note how long an output was."""
+        """Take in the length of an output."""
         self._mean_output += OUTPUT_STEP * (request.num_output_tokens - self._mean_output)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start afresh."""
         self._mean_output, self._is_granted = float(USUAL_OUTPUT), False

@@ -1,4 +1,4 @@
-"""What policy `auto` knows of its drafters and of the texts that they draft for."""
+"""Knowledge of policy `auto` about its drafters and about the requests that they draft for."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from forerun.policies.costs import DraftTimes
 from forerun.policies.lengths import Offer
 from forerun.policies.trials import Trials
 
-# Acceptance of an ordinary draft model's tokens, and the rounds that it counts as before any was seen; those
+# Acceptance rate of an ordinary draft model, and the rounds that it counts as before any was seen; the rounds
 # that a trained head's own figures count as.
 ORDINARY_RATE, ORDINARY_WEIGHT, MEASURED_WEIGHT = 0.7, 3.0, 8.0
-# How quickly the width of drafts follows that of the last ones.
+# Step with which the width of drafts follows observed widths.
 WIDTH_STEP = 0.05
-# What is expected of a draft is worked out again after so many rounds, and after each of a request's first
-# drafts or every fourth round in which it drafts.
+# Expected acceptance is updated after OFFER_ROUNDS rounds, after each of a request's FIRST_DRAFTS drafts, and
+# in every DRAFT_ROUNDS-th round in which it drafts.
 OFFER_ROUNDS, FIRST_DRAFTS, DRAFT_ROUNDS = 8, 8, 4
 _NO_TIMES = DraftTimes(0.0, 0.0)
 _PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
@@ -38,8 +38,8 @@ class Member:
     """One of the drafters that can be chosen.
 
     Args:
-        place: among the drafter's members.
-        drafter: itself.
+        place: index among the drafter's members.
+        drafter: the drafter itself.
     """
 
     def __init__(self, place: int, drafter: Drafter) -> None:
@@ -48,10 +48,10 @@ class Member:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
-        # Nodes of a draft for each planned level: fewer where too little is found, more in trees.
+        """Start afresh."""
+        # Nodes of a draft per planned level: fewer than one if too little is found, more in trees.
         self.width = 1.0
-        # Plain rounds that a token takes, as it says itself.
+        # Plain rounds that a token takes, by the drafter's own statement.
         self.share: float | None = None
         self.trials = Trials()
         self.rounds = self.drafted = self.accepted = 0
@@ -64,7 +64,8 @@ class Member:
             self.acceptance = Acceptance([ORDINARY_RATE], ORDINARY_WEIGHT)
 
     def level(self, request: Request) -> int | None:
-        """How confident it is; None where it has found nothing. What makes its tokens always has some."""
+        """Level of its confidence; None if it has found nothing. A model, which always finds
+        tokens, has level 0."""
         if not self.looks_up:
             return 0
         confidence = self.drafter.confidence(request)
@@ -73,7 +74,7 @@ class Member:
     def observe(
         self, request: Request, level: int, planned: int, accepted: int, nodes: int
     ) -> None:
-        """Take in a draft of so many nodes."""
+        """Take in a draft of `nodes` nodes."""
         self.acceptance.observe(
             request.request_id, request.hints.namespace, level, planned, accepted
         )
@@ -84,14 +85,14 @@ class Member:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it was tried in vain, or waits for a try that cannot be paid."""
+        """True if it was tried in vain, or waits for a try that cannot be paid for."""
         return self.trials.is_given_up and self.acceptance.evidence > 0
 
     def given_up(self, cost: float) -> str:
-        """Why it drafts no more, in a sentence.
+        """One sentence on why it no longer drafts.
 
         Args:
-            cost: of a token of its drafts, in plain rounds.
+            cost: cost of a token of its drafts, in plain rounds.
         """
         seen = f"after {self.rounds} rounds ({self.accepted} of {self.drafted} drafted tokens accepted)"
         return (
@@ -102,17 +103,17 @@ class Member:
 
     @property
     def learned(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Acceptance and tries, ready for JSON."""
         return {"acceptance": self.acceptance.as_dict(), "trials": self.trials.learned}
 
     def restore(self, learned: Any) -> None:
-        """Begin with what `learned` has given."""
+        """Start from the values that `learned` returned."""
         self.acceptance.restore(learned["acceptance"])
         self.trials.restore(learned["trials"])
 
 
 class Choice(NamedTuple):
-    """What is planned for a request: an offer, as many tokens of it, and whether it is a try."""
+    """A plan for a request: an offer, the number of its tokens, and whether it is a try."""
 
     offer: Offer
     length: int
@@ -121,14 +122,14 @@ class Choice(NamedTuple):
 
 @dataclass(slots=True)
 class Text:
-    """What is known of one request.
+    """Knowledge about one request.
 
     Args:
-        account: what drafts for it may lose.
-        choice: of the round that runs; None is a plain one.
-        reason: why that is so, where it is.
-        drafts: that were made for it.
-        debt: time of the drafters' caches for its prompt, in plain rounds, that is not yet charged.
+        account: time that its drafts may lose.
+        choice: choice of the running round; None is a plain round.
+        reason: reason for a plain round.
+        drafts: number of drafts made for it.
+        debt: draft prefill not yet charged, in plain rounds.
     """
 
     account: Account
@@ -139,14 +140,14 @@ class Text:
     _offers: dict[tuple[Member, int], tuple[int, int, Offer]] = field(default_factory=dict)
 
     def plan(self, several: bool) -> Plan:
-        """What was chosen, of several members or of the drafter itself."""
+        """The plan of the choice; it names the member if there are several."""
         if self.choice is None:
             return _PLAIN[self.reason]
         offer, length, _ = self.choice
         return Plan(length, member=offer.member.place if several else None)
 
     def offer(self, member: Member, request: Request, level: int, limit: int, round_: int) -> Offer:
-        """What a member could draft in a round, `limit` tokens at most."""
+        """The draft that a member could make in a round, with at most `limit` tokens."""
         key = (member, level)
         known = self._offers.get(key)
         if known is not None:
@@ -161,8 +162,11 @@ class Text:
         return offer
 
     def learn_draft(self, request: Request, draft: Draft, verdict: Verdict, is_last: bool) -> None:
-        """Take in a draft that was chosen; after the last of a stretch the request has the length that it
-        says."""
+        """Take in a chosen draft.
+
+        Only after the last round of a stretch is the request's length the one after this draft, so
+        that the end of the output can be taken into account.
+        """
         assert self.choice is not None
         offer, planned, _ = self.choice
         most = request.params.max_tokens
@@ -174,18 +178,18 @@ class Text:
         self.drafts += 1
 
     def expect_anew(self) -> None:
-        """Work out again what is to be expected."""
+        """Have expected acceptance computed again."""
         self._offers.clear()
 
     def pay_debt(self, rounds: int, gain: float, tokens_left: float) -> float:
-        """The share of the debt that is due after some rounds: gains pay for a prompt first."""
+        """The share of the debt that is due after some rounds; gains first pay for a prompt."""
         share = self.debt * min(1.0, 2.0 * rounds / max(tokens_left, 1.0))
         due = max(share, min(self.debt, gain))
         self.debt -= due
         return due
 
     def in_words(self) -> str:
-        """What was decided for the round, and why."""
+        """The decision for the round, and its reason."""
         if self.choice is None:
             return _IN_WORDS[self.reason]
         offer, length, is_try = self.choice

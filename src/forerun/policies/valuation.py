@@ -1,40 +1,41 @@
-"""What the drafters' offers are worth, and the best of them: time is valued at the rate that is expected."""
+"""Values of the drafters' offers, and the best of them; time is valued at the expected rate of tokens."""
 
 from __future__ import annotations
 
 from forerun.policies.beliefs import Beliefs
 from forerun.policies.lengths import Lengths, Offer, best_lengths
 
-# How quickly the rate follows that of what is planned: where models draft, and where texts are looked up in.
+# Step with which the rate follows that of the plans: if models draft, and if tokens are looked up.
 STEADY_STEP, LOOKUP_STEP = 0.5, 0.05
 
 
 class Valuation:
-    """Values offers by what is believed.
+    """Values offers by the current beliefs.
 
     Args:
-        beliefs: of costs and drafters.
+        beliefs: beliefs about costs and drafters.
     """
 
     def __init__(self, beliefs: Beliefs) -> None:
         self._beliefs = beliefs
-        # Tokens a second that are expected of rounds, by batch size, over those of plain ones.
+        # Expected tokens per second of rounds relative to plain ones, by batch size.
         self._gains: dict[int, float] = {}
         self._last: tuple[int, list[Offer], Lengths | None] = (0, [], None)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start afresh."""
         self._gains.clear()
         self._last = 0, [], None
 
     def best(self, offers: list[Offer], batch_size: int, credit: float) -> Lengths | None:
-        """The best lengths for offers, as in the last round where they are the same; None where plain
-        decoding is.
+        """The best lengths for offers; None if plain decoding is better.
+
+        If the offers are those of the last round, so is the result.
 
         Args:
-            offers: one a request.
-            batch_size: requests, those without an offer among them.
-            credit: plain rounds' time that may be lost.
+            offers: one per request.
+            batch_size: number of requests, including those without an offer.
+            credit: plain rounds that may be lost.
         """
         costs = self._beliefs.costs
         curve, speed = costs.curve(batch_size), costs.speed
@@ -51,8 +52,8 @@ class Valuation:
                 found = best_lengths(
                     offers, value * batch_size / plain, curve, speed, credit * plain
                 )
-                # A model drafts in every round: a rate that it does not reach any more is no way to spend
-                # the time better.
+                # A model drafts in every round: if it no longer reaches the rate, the time cannot be spent
+                # better either, so it is compared with plain decoding.
                 if found is not None or not self._beliefs.only_models:
                     break
             self._last = batch_size, offers, found
@@ -64,7 +65,7 @@ class Valuation:
         return found
 
     def better(self, offers: list[Offer], batch_size: int) -> Offer:
-        """The offer of several to one request that is worth most, if all of the batch had the same."""
+        """The most valuable of several offers to one request, if the whole batch had the same."""
         if len(offers) == 1:
             return offers[0]
         costs = self._beliefs.costs
