@@ -22,7 +22,6 @@ NOT_YET = (
     "diffusion",
     "drafters",
     "engine",
-    "simulation",
     "tuning",
 )
 

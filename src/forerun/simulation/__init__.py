@@ -1,1 +1,1 @@
-"""`forerun simulate`: loops over small models, costs of rounds, and the tables made of them."""
+"""`forerun simulate`: decoding of small models, costs of rounds, and tables of the results."""

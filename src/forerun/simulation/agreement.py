@@ -1,7 +1,7 @@
-"""How agreement between the logits of two models turns into acceptance.
+"""Acceptance as a function of the agreement between two models' logits.
 
-The measure of the NumPy tutorial on speculative decoding (machinelearningplus.com): random target
-logits with one raised, and a draft that blends them with noise.
+Agreement is defined as in the NumPy tutorial on speculative decoding (machinelearningplus.com): the target
+has random logits, one of them raised, and the draft blends them with noise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from forerun.theory.inputs import Floats, softmax
 
 
 class AgreementAcceptance(NamedTuple):
-    """The share of drawn tokens that was accepted, and the expected share: the rows' mean overlap."""
+    """Measured acceptance of drawn tokens, and the expected one, which is the rows' mean overlap."""
 
     measured: float
     expected: float
@@ -24,11 +24,11 @@ class AgreementAcceptance(NamedTuple):
 def acceptance_of_agreement(
     agreement: float, trials: int = 1000, vocab_size: int = 10
 ) -> AgreementAcceptance:
-    """Draw one token in each of many pairs of rows and test it.
+    """Measure acceptance by drawing and testing one token in each of many pairs of rows.
 
-    Trial i seeds NumPy's legacy generator with i, so that the figures are the tutorial's. At
-    agreement 0 the draft is independent of the target, and the acceptance is the overlap of two
-    random rows: agreement is a weight of logits, not a probability.
+    Trial i seeds NumPy's legacy generator with i, which reproduces the tutorial's figures. Agreement is a
+    weight of logits, not a probability: at agreement 0 the draft is independent of the target, and the
+    acceptance is the overlap of two random rows.
 
     Raises:
         ConfigError: for an agreement outside [0, 1], or less than 1 trial or token.
@@ -49,7 +49,7 @@ def acceptance_of_agreement(
 def _pair(
     rng: np.random.RandomState, agreement: float, raised: int, vocab_size: int
 ) -> tuple[Floats, Floats]:
-    """A target row, and a draft row with this agreement."""
+    """A random target row, and a draft row with the given agreement."""
     target = rng.randn(vocab_size)
     target[raised] += 2.0
     noise = rng.randn(vocab_size) * 0.5

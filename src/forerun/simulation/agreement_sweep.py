@@ -1,4 +1,4 @@
-"""Acceptance and speed-up by the agreement of draft and target, on random rows."""
+"""Sweep of acceptance and speed-up over the agreement of draft and target, on random rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROUNDS = 1000
 
 @dataclass(frozen=True)
 class Request:
-    """Settings of the same names as the options; `rounds` pairs of rows are drawn per agreement."""
+    """Settings named like the options; `rounds` pairs of rows are drawn per agreement."""
 
     agreement: Sequence[float]
     cost_ratio: Sequence[float]
@@ -39,7 +39,7 @@ class Request:
 
 
 def sweep_agreement(request: Request) -> Result:
-    """Rows for every agreement and cost ratio, with the best of the lengths."""
+    """Compute a row for every agreement and cost ratio, with the best of the lengths."""
     rows = [row for agreement in request.agreement for row in _rows(request, agreement)]
     return Result(
         settings_of(request) | {"level": LEVEL}, rows, [_table(rows)], [_chart(request, rows)]
@@ -48,7 +48,7 @@ def sweep_agreement(request: Request) -> Result:
 
 def _rows(request: Request, agreement: float) -> list[dict[str, Any]]:
     measured, expected = acceptance_of_agreement(agreement, request.rounds)
-    # Wilson's interval says something where all tokens or none were accepted, too.
+    # Wilson's interval is meaningful even if all tokens or none were accepted.
     count = round(measured * request.rounds)
     interval = binomtest(count, request.rounds).proportion_ci(LEVEL, method="wilson")
     rows = []

@@ -1,7 +1,7 @@
-"""Whether speculation pays: the time of drafting rounds against that of plain rounds.
+"""Cost model of speculation: the time of drafting rounds against that of plain rounds.
 
-Costs of single forwards come from a roofline (`RooflineCosts`), for hardware that is not at hand, or
-from a table of measurements (`MeasuredCosts`); everything else follows from them.
+Costs of single forwards come from a roofline (`RooflineCosts`), for hardware that is not at hand, or from
+a table of measurements (`MeasuredCosts`). All other costs follow from them.
 """
 
 from __future__ import annotations
@@ -28,39 +28,45 @@ _MOST_REQUESTS = 1 << 20
 
 
 class ForwardCosts(Protocol):
-    """Costs of forward passes of a model."""
+    """Interface for the costs of a model's forward passes."""
 
     def seconds(self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike) -> Floats:
-        """Of `num_tokens` new tokens in each of `batch_size` requests of `context` tokens."""
+        """Seconds of a forward.
+
+        Args:
+            num_tokens: new tokens of each request.
+            batch_size: number of requests.
+            context: tokens of each request in the cache.
+        """
 
 
 @dataclass(frozen=True)
 class WindowedCosts:
-    """Costs of forwards that read a part of their context alone, as method self_sparse drafts.
+    """Costs of forwards that read only a window of their context, as in drafting by self_sparse.
 
     Args:
-        whole: costs of forwards that read all of it.
-        window: tokens that they read at most.
+        whole: costs of forwards that read the whole context.
+        window: most tokens of context that a forward reads.
     """
 
     whole: ForwardCosts
     window: int
 
     def seconds(self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike) -> Floats:
-        """As of all `ForwardCosts`."""
+        """Seconds of a forward; see `ForwardCosts.seconds`."""
         return self.whole.seconds(num_tokens, batch_size, np.minimum(context, self.window))
 
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """Costs of rounds, and so the gain of speculation, with a target and a way to draft.
+    """Costs of rounds with a target and a drafter, and the gain of speculation.
 
-    A drafting round is `length` forwards of the draft model with one token per request, and one
-    forward of the target with `length + 1`. All requests in a batch draft the same length.
+    A drafting round consists of `length` forwards of the draft model with one token per request, and one
+    forward of the target with `length + 1` tokens. All requests in a batch draft the same length.
 
     Args:
-        target: costs of its forwards.
-        draft: of the draft model's; or a number, the time of one drafted token over that of a
+        target: costs of the target's forwards.
+        draft: costs of the draft model's forwards. Or a number: time of one drafted token / time of a
             plain round, 0 for drafts that cost nothing, as from prompt lookup.
 
     Raises:
@@ -75,17 +81,17 @@ class RoundCosts:
             check("draft", self.draft, float, ge=0.0, le=1e6)
 
     def plain_seconds(self, batch_size: ArrayLike, context: ArrayLike) -> Floats:
-        """Of a plain round: one token for each request."""
+        """Seconds of a plain round: one token for each request."""
         return self.target.seconds(1, batch_size, context)
 
     def draft_seconds(self, batch_size: ArrayLike, context: ArrayLike) -> Floats:
-        """Of one drafted token for each request."""
+        """Seconds of drafting one token for each request."""
         if isinstance(self.draft, (int, float)):
             return np.asarray(self.draft * self.plain_seconds(batch_size, context))
         return self.draft.seconds(1, batch_size, context)
 
     def round_seconds(self, length: ArrayLike, batch_size: ArrayLike, context: ArrayLike) -> Floats:
-        """Of a round that drafts `length` tokens for each request; with 0 a plain round."""
+        """Seconds of a round that drafts `length` tokens for each request; 0 for a plain round."""
         drafted = inputs.lengths("length", length)
         drafting = drafted * self.draft_seconds(batch_size, context)
         return np.asarray(drafting + self.target.seconds(drafted + 1, batch_size, context))
@@ -97,11 +103,11 @@ class RoundCosts:
         batch_size: ArrayLike = 1,
         context: ArrayLike = 0,
     ) -> Floats:
-        """Tokens per second with speculation over those without, `formulas.speedup` at these costs.
+        """Tokens per second with / without speculation: `formulas.speedup` at these costs.
 
         Args:
-            acceptance: probability that a drafted token is accepted, independently.
-            length: tokens drafted a round.
+            acceptance: probability that a tested token is accepted, independently of the others.
+            length: tokens drafted per round.
         """
         plain = self.plain_seconds(batch_size, context)
         verification = self.target.seconds(
@@ -119,7 +125,7 @@ class RoundCosts:
         batch_size: ArrayLike = 1,
         context: ArrayLike = 0,
     ) -> Floats:
-        """Of all requests together; with length 0, those of plain decoding."""
+        """Tokens per second of all requests together; length 0 is plain decoding."""
         tokens = np.asarray(batch_size) * expected_tokens(acceptance, length)
         return np.asarray(tokens / self.round_seconds(length, batch_size, context))
 
@@ -131,9 +137,9 @@ class RoundCosts:
         *,
         lengths: ArrayLike = _LENGTHS,
     ) -> tuple[Lengths, Floats]:
-        """The best of some lengths, and its speed-up: below 1 where speculation loses.
+        """The best of some lengths and its speed-up, which is below 1 if speculation loses.
 
-        Of equally good lengths the first is returned.
+        The first of equally good lengths is returned.
 
         Raises:
             ConfigError: for numbers out of range, no lengths, or a length below 1.
@@ -157,8 +163,10 @@ class RoundCosts:
         lengths: ArrayLike = _LENGTHS,
         most: int = _LONGEST_CONTEXT,
     ) -> int | None:
-        """The least context at which some length makes decoding faster; None where none up to `most`
-        does. Drafts from a window pay from some context on."""
+        """The shortest context at which some length makes decoding faster; None if none up to `most` does.
+
+        Drafts from a window pay above some context.
+        """
         contexts = np.unique(np.geomspace(1, most, 256).astype(np.int64))
 
         def pays(context: ArrayLike) -> Floats:
@@ -185,9 +193,9 @@ class RoundCosts:
     ) -> list[tuple[int, int]]:
         """Ranges of batch sizes up to `most` at which no length makes decoding faster.
 
-        Speculation stops paying where verification becomes bound by arithmetic. It can pay again
-        with long contexts, where reading the cache takes most of the time (arXiv 2408.11049), and
-        with experts, when a plain round reads all of them anyway.
+        Speculation stops paying when verification becomes bound by arithmetic. It can pay again with long
+        contexts, where reading the cache takes most of the time (arXiv 2408.11049), and with experts,
+        when a plain round reads all of them anyway.
         """
         most = check("most", most, int, ge=1, le=_MOST_REQUESTS)
         batches = np.arange(1, most + 1)

@@ -1,7 +1,7 @@
-"""What devices can do at most, as their makers publish it, and how many bytes numbers take.
+"""Published limits of devices, and the sizes of number formats.
 
-Peaks are dense: makers print twice as much for matrices half of whose entries are zero. Programs
-reach less, some 60 to 90 % of the bandwidth and 40 to 80 % of the peak.
+Peaks are for dense matrices; makers also print twice as much for matrices with half of their entries zero.
+Programs reach less: some 60 to 90 % of the bandwidth and 40 to 80 % of the peak.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _Limit = Annotated[float, Field(gt=0.0, lt=math.inf)]
 
 @dataclass(frozen=True)
 class Precision:
-    """How numbers are stored, and which peak of a device applies to their products.
+    """A number format, and the peak of a device that applies to its products.
 
     Args:
-        bytes_per_value: in memory, with the scales that belong to them.
-        computed_in: "fp32", "fp16" (any 16-bit format) or "fp8".
+        name: name of the format.
+        bytes_per_value: bytes of a number in memory, including its part of the scales.
+        computed_in: format of the arithmetic: "fp32", "fp16" (any 16-bit format) or "fp8".
     """
 
     name: str
@@ -41,7 +42,7 @@ PRECISIONS = {
         Precision("bf16", 2.0, "fp16"),
         Precision("fp16", 2.0, "fp16"),
         Precision("fp8", 1.0, "fp8"),
-        # Only weights are kept so; they are multiplied as 16-bit numbers (arXiv 2210.17323).
+        # Only weights are stored so; they are multiplied as 16-bit numbers (arXiv 2210.17323).
         Precision("int8", 1.0, "fp16"),
         # 32 weights share a 16-bit scale: 18 bytes, as in Q4_0 of llama.cpp.
         Precision("int4", 18 / 32, "fp16"),
@@ -71,10 +72,10 @@ class Device:
     )
 
     def peak(self, precision: Precision) -> float:
-        """FLOP a second at most with numbers of this kind.
+        """Peak FLOP per second with numbers of a format.
 
         Raises:
-            ConfigError: where no such peak is published.
+            ConfigError: if no such peak is published.
         """
         peaks = {"fp32": self.fp32, "fp16": self.fp16, "fp8": self.fp8}
         peak = peaks[precision.computed_in]
@@ -87,7 +88,7 @@ class Device:
         return peak
 
     def ridge_point(self, precision: Precision) -> float:
-        """FLOP a byte above which arithmetic takes longer than memory traffic.
+        """FLOP per byte above which arithmetic takes longer than memory traffic.
 
         Williams, Waterman, Patterson: Roofline, Communications of the ACM 52(4), 2009.
         """
@@ -95,10 +96,10 @@ class Device:
 
 
 def precision_named(name: str) -> Precision:
-    """A known precision.
+    """The precision with a name.
 
     Raises:
-        UnknownNameError: listing the known ones.
+        UnknownNameError: for an unknown name; lists the known ones.
     """
     if name not in PRECISIONS:
         raise UnknownNameError("precision", name, PRECISIONS)
@@ -106,10 +107,10 @@ def precision_named(name: str) -> Precision:
 
 
 def find_device(name: str) -> Device:
-    """A known device.
+    """The device with a name.
 
     Raises:
-        UnknownNameError: listing the known ones.
+        UnknownNameError: for an unknown name; lists the known ones.
     """
     key = name.strip().lower()
     if key not in DEVICES:
@@ -118,13 +119,13 @@ def find_device(name: str) -> Device:
 
 
 def device_called(name: str) -> Device:
-    """A known device by the name that its driver gives it, such as `NVIDIA H100 80GB HBM3`.
+    """The device with a name reported by its driver, such as `NVIDIA H100 80GB HBM3`.
 
     Raises:
-        ConfigError: for one that is not known.
+        ConfigError: for an unknown device.
     """
     words = "-".join(name.lower().replace("-", " ").split())
-    # The longest, because an L40S is no L4.
+    # Longest names first, because an L40S is no L4.
     for known in sorted(DEVICES, key=len, reverse=True):
         if f"-{known}-" in f"-{words}-":
             return DEVICES[known]
@@ -143,7 +144,7 @@ def _device(
     fp8: float | None = None,
     capacity: float,
 ) -> Device:
-    """In the units of data sheets: GB/s, TFLOP/s, GB."""
+    """Make a device from figures in the units of data sheets: GB/s, TFLOP/s, GB."""
     peaks = {"fp32": fp32 and fp32 * TFLOPS, "fp8": fp8 and fp8 * TFLOPS}
     return Device(name, bandwidth * GB, fp16 * TFLOPS, **peaks, capacity=capacity * GB)
 
@@ -153,15 +154,15 @@ DEVICES = {
     for device in (
         # NVIDIA A100 80GB data sheet (SXM; PCIe reads at 1935 GB/s).
         _device("a100", 2039, 312, fp32=19.5, capacity=80),
-        # NVIDIA H100 data sheet, SXM; 1979 and 3958 are printed there, with sparsity.
+        # NVIDIA H100 data sheet, SXM, which prints 1979 and 3958, with sparsity.
         _device("h100", 3350, 989.4, fp32=67, fp8=1978.9, capacity=80),
-        # NVIDIA H200 data sheet, SXM: the arithmetic of an H100.
+        # NVIDIA H200 data sheet, SXM; its arithmetic is that of an H100.
         _device("h200", 4800, 989.4, fp32=67, fp8=1978.9, capacity=141),
         # NVIDIA HGX B200 at 1000 W, one of eight: Blackwell architecture technical brief.
         _device("b200", 8000, 2250, fp32=80, fp8=4500, capacity=180),
         # AMD Instinct MI300X data sheet.
         _device("mi300x", 5300, 1307.4, fp32=163.4, fp8=2614.9, capacity=192),
-        # NVIDIA L4 and L40S data sheets, halves of what is printed with sparsity.
+        # NVIDIA L4 and L40S data sheets; half of the figures printed with sparsity.
         _device("l4", 300, 121, fp32=30.3, fp8=242.5, capacity=24),
         _device("l40s", 864, 362, fp32=91.6, fp8=733, capacity=48),
         # NVIDIA Ada GPU architecture, appendix A; sums in 32 bits.

@@ -1,4 +1,4 @@
-"""Hardware and models of a plan: from the options to the costs of rounds."""
+"""Hardware and models of a plan: turns options into costs of rounds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from forerun.simulation.cost_model import RooflineCosts, RoundCosts, WindowedCos
 from forerun.simulation.devices import GB, TFLOPS, Device, find_device
 from forerun.simulation.shapes import SHAPES, ModelShape, find_shape
 
-# Batches up to at least this size are searched for those where speculation loses.
+# Batch sizes up to at least this number are searched for those at which speculation loses.
 REQUESTS = 1024
 
 
 @dataclass(frozen=True)
 class Request:
-    """Settings of the same names as the options."""
+    """Settings of a plan, named like the options."""
 
     hardware: str | None
     bandwidth: float | None
@@ -40,13 +40,13 @@ class Request:
 
     @property
     def most_requests(self) -> int:
-        """The largest batch that is searched for where speculation loses."""
+        """The largest batch size in the search for those at which speculation loses."""
         return max(REQUESTS, *self.batch)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Target and draft on the hardware; no draft where it is free or given by its cost ratio."""
+    """Costs of target and draft on the hardware; no draft if it is free or given by its cost ratio."""
 
     target: RooflineCosts
     draft: RooflineCosts | None
@@ -54,7 +54,7 @@ class Setup:
 
     @property
     def free_drafts(self) -> bool:
-        """Whether drafting is taken to cost nothing, so that speed-ups are upper bounds."""
+        """True if drafting is assumed to cost nothing, so that speed-ups are upper bounds."""
         return self.rounds.draft == 0.0
 
     def memory_bytes(self, batch_size: int, context: int) -> float:
@@ -65,19 +65,19 @@ class Setup:
         )
 
     def fits(self, batch_size: int, context: int) -> bool | None:
-        """None where the memory's size is not known."""
+        """True if weights and caches fit into memory; None if the memory's size is not known."""
         capacity = self.target.capacity
         return None if capacity is None else self.memory_bytes(batch_size, context) <= capacity
 
 
 def set_up(request: Request, find: Callable[[str], ModelShape] = find_shape) -> Setup:
-    """Costs of target and draft.
+    """Compute the costs of target and draft.
 
     Args:
-        find: from a model's name to its dimensions.
+        find: function from a model's name to its dimensions.
 
     Raises:
-        As `plan`.
+        ConfigError, UnknownNameError: as `plan`.
     """
     device = find_hardware(request)
     target = RooflineCosts(
@@ -99,7 +99,7 @@ def set_up(request: Request, find: Callable[[str], ModelShape] = find_shape) -> 
 
 
 def find_hardware(request: Request) -> Device:
-    """The named device; limits that are given replace its own.
+    """The named device, with given limits in place of its own.
 
     Raises:
         ConfigError: without a name and both limits.
@@ -120,5 +120,5 @@ def find_hardware(request: Request) -> Device:
 
 
 def known_models() -> str:
-    """For messages."""
+    """Names of the known models, as text for messages."""
     return ", ".join(sorted(SHAPES))

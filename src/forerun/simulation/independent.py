@@ -1,7 +1,7 @@
-"""Many rounds at once, where every tested token is accepted with the same probability.
+"""Simulation of many rounds in which every tested token is accepted with the same probability.
 
-The assumptions of `formulas`, drawn instead of computed: to check the formulas against, and for a
-length that adapts, which has no formula.
+The assumptions are those of `formulas`, but rounds are drawn. The simulation checks the formulas, and
+covers an adaptive length, which has no formula.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Counts = NDArray[np.int64]
 
 
 class UniformSource(Protocol):
-    """numpy.random.default_rng(seed) or numpy.random.RandomState(seed)."""
+    """A generator of uniforms, such as numpy.random.default_rng or numpy.random.RandomState."""
 
     def random(self, size: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
 class IndependentRounds:
-    """The outcome of independent rounds.
+    """Result of simulating independent rounds.
 
     Args:
-        tokens: tokens a round, the recovered or bonus token included.
-        speedup: against plain decoding of as many tokens.
-        acceptance_rate: accepted / drafted tokens; 0 where nothing was drafted.
-        mean_length: drafted tokens a round.
+        tokens: tokens per round, the recovered or bonus token included.
+        speedup: speed-up over plain decoding of as many tokens.
+        acceptance_rate: accepted / drafted tokens; 0 if nothing was drafted.
+        mean_length: drafted tokens per round.
     """
 
     tokens: Estimate
@@ -60,13 +60,13 @@ def simulate_independent(
     *,
     verification_cost: Callable[[int], float] | None = None,
 ) -> IndependentRounds:
-    """Draw rounds of chains; `Estimate.interval(level)` says how sure the means are.
+    """Draw rounds of chains, and estimate their means with confidence intervals.
 
     Args:
         acceptance: alpha, the probability that a tested token is accepted.
-        length: tokens drafted a round; an adaptive rule is copied. Its rounds depend on each other,
-            so their errors come from batches.
-        cost_ratio, verification_cost: as of a `RoundCost`.
+        length: tokens drafted per round, or an adaptive rule, which is copied. Rounds under an adaptive
+            rule depend on each other, so their errors are estimated from batches.
+        cost_ratio, verification_cost: costs as in `RoundCost`.
 
     Raises:
         ConfigError: for numbers out of range.
@@ -93,7 +93,7 @@ def simulate_independent(
 
 
 def _fixed_rounds(alpha: float, length: int, rounds: int, rng: UniformSource) -> Counts:
-    """Accepted tokens [rounds]: a token is tested if all before it have passed."""
+    """Number of accepted tokens by round, [rounds]; a token is tested if all before it passed."""
     accepted = np.zeros(rounds, dtype=np.int64)
     standing = np.arange(rounds)
     for _ in range(length):
@@ -105,10 +105,10 @@ def _fixed_rounds(alpha: float, length: int, rounds: int, rng: UniformSource) ->
 def _adaptive_rounds(
     alpha: float, length: AdaptiveLength, rounds: int, rng: UniformSource
 ) -> tuple[Counts, Counts]:
-    """Drafted and accepted tokens, [rounds] each."""
+    """Numbers of drafted and accepted tokens by round, [rounds] each."""
     rule = copy.deepcopy(length)
     drafted = np.empty(rounds, dtype=np.int64)
-    # A round accepts the passes before the first rejection, up to its own length.
+    # A round accepts the tokens before the first rejection, up to its own length.
     runs = _fixed_rounds(alpha, rule.limits.longest_draft, rounds, rng)
     accepted = np.empty_like(runs)
     depth = rule.length

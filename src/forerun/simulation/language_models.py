@@ -1,7 +1,7 @@
 """Small language models for the simulator: functions from a context to a row of probability.
 
-A context is a tuple of token ids, the oldest first; it may be empty. A row is [V] in float64 and
-sums to one. Target and draft of a pair share one vocabulary.
+A context is a tuple of token ids, the oldest first, and may be empty. A row is [V] in float64 and sums to
+one. Target and draft share one vocabulary.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ Context = tuple[int, ...]
 
 
 class LanguageModel(Protocol):
-    """Anything that gives the distribution of the next token."""
+    """A function that returns the distribution of the next token."""
 
     def __call__(self, context: Context, /) -> Floats: ...
 
 
 @dataclass(frozen=True)
 class MockModel:
-    """Random logits that depend on the sum of the last three tokens; one logit is raised.
+    """A model with random logits that depend on the sum of the last three tokens; one logit is raised.
 
-    With the defaults it is the target of the NumPy tutorial on speculative decoding
-    (machinelearningplus.com), see `MOCK_TARGET` and `MOCK_DRAFT`.
+    With the defaults, it is the target of the NumPy tutorial on speculative decoding
+    (machinelearningplus.com); see `MOCK_TARGET` and `MOCK_DRAFT`.
 
     Args:
-        vocab_size: V.
-        seed: added to the sum of the tokens, it seeds NumPy's legacy generator.
-        scale: the standard deviation of the logits.
-        boost: added to the logit of token (sum mod V).
+        vocab_size: number of tokens, V.
+        seed: number added to the sum of the tokens to seed NumPy's legacy generator.
+        scale: standard deviation of the logits.
+        boost: number added to the logit of token (sum mod V).
     """
 
     vocab_size: int = 10
@@ -60,20 +60,20 @@ class MockModel:
 MOCK_TARGET = MockModel()
 MOCK_DRAFT = MockModel(seed=200, scale=0.8, boost=1.5)
 MOCK_WORDS = ("the", "cat", "sat", "on", "mat", "dog", "ran", "big", "a", "red")
-"""The tutorial's pair and the words that its tokens stand for."""
+"""Words of the tutorial's tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class NgramModel:
     """An n-gram model of a text, interpolated down to single tokens and to the uniform row.
 
-    P(w | h) = (count(h w) + kinds(h) P(w | shorter h)) / (count(h) + kinds(h)), kinds(h) being the
-    number of different tokens seen after h: Witten-Bell smoothing (Witten and Bell, 1991; Chen and
-    Goodman, 1998). No token is impossible. Made by `fit`.
+    P(w | h) = (count(h w) + kinds(h) P(w | shorter h)) / (count(h) + kinds(h)), where kinds(h) is the
+    number of different tokens seen after h. This is Witten-Bell smoothing (Witten and Bell, 1991; Chen and
+    Goodman, 1998). No token is impossible. Use `fit` to make a model.
 
     Args:
-        order: 1 looks at no context, 2 at one token, and so on.
-        vocabulary: the tokens in the order of their ids.
+        order: n of the n-grams: 1 uses no context, 2 one token, and so on.
+        vocabulary: tokens in the order of their ids.
         unit: "character" or "word".
     """
 
@@ -92,17 +92,17 @@ class NgramModel:
         unit: str = "character",
         vocabulary: Iterable[str] | None = None,
     ) -> NgramModel:
-        """Count the n-grams of a text.
+        """Fit a model by counting the n-grams of a text.
 
         Args:
-            corpus: the text; words are what white space separates.
-            order: at least 1.
-            vocabulary: the tokens, for pairs fitted to different texts; by default those of the
-                text, sorted.
+            corpus: text; words are separated by white space.
+            order: n of the n-grams, at least 1.
+            vocabulary: tokens, for models fitted to different texts. Default: the sorted tokens of the
+                text.
 
         Raises:
-            ConfigError: for a text with fewer tokens than the order, or with tokens that are not in
-                the vocabulary.
+            ConfigError: for a text with fewer tokens than the order, or with tokens outside the
+                vocabulary.
         """
         order = check("order", order, int, ge=1, le=1 << 10)
         tokens = _tokens(corpus, unit)
@@ -138,7 +138,7 @@ class NgramModel:
         for size in range(min(self.order - 1, len(context)) + 1):
             seen = self._seen.get(context[len(context) - size :])
             if seen is None:
-                break  # No longer context was seen either.
+                break  # Longer contexts were not seen either.
             token_ids, counts = seen
             row *= len(token_ids) / (counts.sum() + len(token_ids))
             row[token_ids] += counts / (counts.sum() + len(token_ids))
@@ -159,7 +159,7 @@ def _encode(tokens: list[str], ids: Mapping[str, int]) -> Context:
 
 
 def _count(token_ids: Context, order: int) -> dict[Context, tuple[NDArray[np.int64], Floats]]:
-    """After each context of up to order - 1 tokens: the tokens seen and how often."""
+    """Count the tokens after each context of up to order - 1 tokens: token ids and counts."""
     after: dict[Context, list[tuple[int, int]]] = {}
     for size in range(order):
         grams = Counter(zip(*(token_ids[start:] for start in range(size + 1)), strict=False))

@@ -1,4 +1,4 @@
-"""Costs of forwards from measurements."""
+"""Costs of forwards, interpolated from measurements."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from forerun.theory.inputs import Floats, lengths, together
 
 
 class MeasuredCosts:
-    """Seconds of a forward from measurements, linear in between.
+    """Seconds of a forward, by linear interpolation between measurements.
 
     Args:
-        measured: a table, or its rows: (tokens, batch size, context, seconds), one for each
-            combination, in any order.
+        measured: a table, or its rows (tokens, batch size, context, seconds), one for each combination,
+            in any order.
 
     Raises:
-        ConfigError: for no rows, numbers out of range, or a combination that is missing or given twice.
+        ConfigError: for an empty list of rows, numbers out of range, or a combination that is missing or
+            given twice.
     """
 
     def __init__(self, measured: CostTable | Iterable[Row]) -> None:
         self.table = measured if isinstance(measured, CostTable) else CostTable.from_rows(measured)
 
     def seconds(self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike) -> Floats:
-        """As `ForwardCosts.seconds`.
+        """Seconds of a forward; see `ForwardCosts.seconds`.
 
         Raises:
-            ConfigError: outside the measured range.
+            ConfigError: for numbers outside the measured range.
         """
         table = self.table
         points = (table.num_tokens, table.batch_sizes, table.contexts)

@@ -1,4 +1,4 @@
-"""The gain of speculation on hardware that is not at hand, from its published limits."""
+"""Plans the gain of speculation on hardware that is not at hand, from its published limits."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ FREE_DRAFTS = (
 
 
 def plan(request: Request) -> Result:
-    """Rows for every acceptance, batch size and context, at the best of the lengths.
+    """Compute a row for every acceptance, batch size and context, at the best of the lengths.
 
     Raises:
-        ConfigError: for hardware without the limits that are needed.
+        ConfigError: for hardware without the necessary limits.
         UnknownNameError: for unknown hardware or models.
     """
     setup = set_up(request)
@@ -70,7 +70,7 @@ def plan(request: Request) -> Result:
 
 
 def _break_even_contexts(request: Request, setup: Setup) -> list[dict[str, Any]]:
-    """From which context on drafts from a window pay; nothing for other drafts."""
+    """Shortest contexts at which drafts from a window pay; empty for other drafts."""
     if request.draft_window is None:
         return []
     return [

@@ -13,7 +13,7 @@ from forerun.simulation.report import Cell, Curves, Line, Mark, Row, Table, long
 
 
 def tokens_text(count: int) -> str:
-    """`8k` for 8192."""
+    """A number of tokens in short form, such as `8k` for 8192."""
     return f"{count // 1024}k" if count and count % 1024 == 0 else str(count)
 
 

@@ -1,4 +1,4 @@
-"""`--plot`: charts as a file, drawn by matplotlib, which is imported nowhere else."""
+"""`--plot`: draws charts into a file by matplotlib, which is imported nowhere else."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ FORMATS = ("png", "svg", "pdf")
 _COLUMNS = 3
 _WIDTH, _HEIGHT, _LEGEND, _DPI = 4.4, 3.4, 2.6, 150
 _ROOF = (8.6, 5.9)
-# Colours alone would say nothing in print, or to those who see them alike.
+# Line styles tell lines apart in print and for readers who cannot tell the colours apart.
 _STYLES = ("-", "--", "-.", ":")
 
 
 def draw(file: str, charts: Sequence[Chart]) -> None:
-    """Draw the charts into a file, which is replaced as a whole or not at all.
+    """Draw charts into a file, which is replaced as a whole or not at all.
 
     Raises:
-        ConfigError: where the file cannot be written.
+        ConfigError: if the file cannot be written.
     """
     figure = figure_of(charts)
     try:
@@ -38,7 +38,7 @@ def draw(file: str, charts: Sequence[Chart]) -> None:
 
 
 def figure_of(charts: Sequence[Chart]) -> Figure:
-    """The charts below each other, with their legends beside them."""
+    """A figure with the charts below each other, and their legends beside them."""
     from matplotlib.figure import Figure
 
     grids = [_grid(chart) for chart in charts]
@@ -61,7 +61,7 @@ def figure_of(charts: Sequence[Chart]) -> Figure:
 
 
 def _grid(chart: Chart) -> tuple[int, int]:
-    """Rows and columns of panels."""
+    """Numbers of rows and columns of panels."""
     panels = len(chart.panels) if isinstance(chart, Curves) else 1
     columns = min(math.ceil(math.sqrt(panels)), _COLUMNS)
     return math.ceil(panels / columns), columns
@@ -83,7 +83,7 @@ def _draw_curves(axes: Any, chart: Curves) -> None:
             panel.axhline(1.0, color="black", linewidth=1, label=chart.reference)
     for panel in axes[:, 0]:
         panel.set_ylabel(chart.y_label)
-    # Beside the first row of panels, where it hides none of them.
+    # The legend stands beside the first row of panels, where it hides none of them.
     panels[: axes.shape[1]][-1].legend(
         loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize="small", borderaxespad=0.0
     )
@@ -110,7 +110,7 @@ def _draw_map(part: Any, axes: Any, chart: HeatMap) -> None:
     from matplotlib.colors import TwoSlopeNorm
 
     highest = max(map(max, chart.values))
-    # 1 is the middle of the colours: above it speculation pays, however little.
+    # The middle of the colours is 1, above which speculation pays.
     norm = TwoSlopeNorm(vcenter=1.0, vmin=0.0, vmax=min(max(highest, 1.01), 5.0))
     mesh = axes.pcolormesh(chart.x, chart.y, chart.values, cmap="RdYlGn", norm=norm, shading="auto")
     axes.set_xlabel(chart.x_label)
@@ -121,5 +121,5 @@ def _draw_map(part: Any, axes: Any, chart: HeatMap) -> None:
 
 
 def format_of(file: str) -> str:
-    """The format that the name of a file ends in, such as `png`."""
+    """Format given by the suffix of a file name, such as `png`."""
     return Path(file).suffix.lower().removeprefix(".")

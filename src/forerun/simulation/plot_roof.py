@@ -1,4 +1,4 @@
-"""The plane of a roofline: arithmetic intensity against performance, both logarithmic."""
+"""Roofline plot: arithmetic intensity against performance, both logarithmic."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from forerun.simulation.report import Dots, Roof
 
-# Colours that those who see few of them tell apart, and shapes for print; the first is filled.
+# Shapes for print, and colours that colour-blind readers can tell apart.
 _MARKS = (("o", "#d55e00"), ("s", "#0072b2"), ("s", "#56b4e9"), ("^", "#009e73"), ("D", "#cc79a7"))
 _FILLED = 2
 _SHADES = ("#000000", "#444444", "#777777", "#999999")
-# Of a panel, height over width: so the angle of the slopes is known.
+# Height / width of a panel, fixed so that the angle of the slopes is known.
 _ASPECT = 0.62
-# Room around what is drawn, as factors.
+# Margins around the points, and right of the ridge, as factors.
 _ROOM, _BEHIND_RIDGE = 3.0, 30.0
 _SMALL = {"fontsize": "small"}
 
@@ -22,7 +22,7 @@ def draw_roof(axes: Any, chart: Roof) -> None:
     """Draw slopes and ceilings, the ridge, and the forwards below them.
 
     Args:
-        axes: of matplotlib.
+        axes: axes of matplotlib.
     """
     (x_from, x_to), (y_from, y_to) = _ranges(chart)
     axes.set_box_aspect(_ASPECT)
@@ -45,7 +45,7 @@ def draw_roof(axes: Any, chart: Roof) -> None:
 
 
 def _draw_slopes(axes: Any, chart: Roof, corner: tuple[float, float], tilt: float) -> None:
-    """What memory traffic allows."""
+    """Draw the limits of memory bandwidth."""
     top = max(chart.ceilings.values())
     for (name, bandwidth), shade in zip(chart.slopes.items(), _SHADES, strict=False):
         first = max(corner[0], corner[1] / bandwidth)
@@ -63,7 +63,7 @@ def _draw_slopes(axes: Any, chart: Roof, corner: tuple[float, float], tilt: floa
 
 
 def _draw_ceilings(axes: Any, chart: Roof, x_to: float) -> None:
-    """What arithmetic allows."""
+    """Draw the limits of arithmetic."""
     steepest = max(chart.slopes.values())
     for (name, peak), shade in zip(chart.ceilings.items(), _SHADES, strict=False):
         axes.plot([peak / steepest, x_to], [peak, peak], color=shade)
@@ -81,7 +81,7 @@ def _draw_dots(axes: Any, name: str, dots: Dots, shape: str, colour: str, *, fil
 
 
 def _ranges(chart: Roof) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Of both axes: from below the least forward to beyond the ridge."""
+    """Ranges of both axes, from below the least forward to beyond the ridge."""
     xs = [x for dots in chart.dots.values() for x in dots.x]
     ys = [y for dots in chart.dots.values() for y in dots.y]
     last = max(_ROOM * max(xs), _BEHIND_RIDGE * chart.ridge[0])
@@ -89,6 +89,6 @@ def _ranges(chart: Roof) -> tuple[tuple[float, float], tuple[float, float]]:
 
 
 def _amount(value: float) -> str:
-    """`1.2 T` for 1.2e12."""
+    """A number with a unit prefix, such as `1.2 T` for 1.2e12."""
     power = max(0, min(int(math.log10(value)) // 3, 5))
     return f"{value / 1000**power:.3g} {('', 'k', 'M', 'G', 'T', 'P')[power]}"

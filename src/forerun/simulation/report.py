@@ -1,4 +1,4 @@
-"""The result of a mode: rows for `--json`, tables for people, charts for `--plot`."""
+"""Results of a mode: rows for `--json`, tables for people, charts for `--plot`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Mark(StrEnum):
-    """A sign behind a number; `MEANINGS` says what it means."""
+    """A mark behind a number; see `MEANINGS`."""
 
     NONE = ""
     BEST = "*"
@@ -29,7 +29,7 @@ MEANINGS = {
 
 
 class Cell(NamedTuple):
-    """A number as text, its mark, and the text after it."""
+    """A cell of a table: text, a mark, and text after the mark."""
 
     text: str
     mark: Mark = Mark.NONE
@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Cells under a header; a terminal shows the groups of rows apart."""
+    """A table of cells; its groups of rows are shown apart in a terminal."""
 
     title: str
     header: Sequence[str]
@@ -54,10 +54,10 @@ def long_table(
     rows: Sequence[Row],
     by: Sequence[str] = (),
 ) -> Table:
-    """A line per row, in groups of rows that agree in the fields `by`.
+    """A table with a line per row, in groups of rows that agree in the fields `by`.
 
     Args:
-        columns: by header, the cell of a row.
+        columns: for each header, a function from a row to its cell.
     """
     groups: dict[tuple[Any, ...], list[list[Cell]]] = {}
     for row in rows:
@@ -68,7 +68,7 @@ def long_table(
 
 
 class Line(NamedTuple):
-    """A curve, with the lower and upper edge of a band around it if there is one."""
+    """A curve, optionally with the lower and upper edge of a band around it."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -77,10 +77,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines by name, in panels by title; all panels share both axes and the names of their lines.
+    """A chart of lines by name, in panels by title, which share axes and line names.
 
     Args:
-        reference: name of a line at 1, if there is one.
+        reference: name of a horizontal line at 1; None for no line.
     """
 
     title: str
@@ -93,7 +93,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Speed-ups [y, x], with a line where they are 1."""
+    """A map of speed-ups, [y, x], with a contour line at 1."""
 
     title: str
     x_label: str
@@ -104,12 +104,12 @@ class HeatMap:
 
 
 class Dots(NamedTuple):
-    """Forwards on the plane of a roofline.
+    """Forwards as points of a roofline plot.
 
     Args:
-        x: FLOP a byte.
-        y: FLOP a second.
-        labels: beside the points; empty ones are left out.
+        x: FLOP per byte.
+        y: FLOP per second.
+        labels: labels beside the points; empty ones are not drawn.
     """
 
     x: Sequence[float]
@@ -119,13 +119,14 @@ class Dots(NamedTuple):
 
 @dataclass(frozen=True)
 class Roof:
-    """Arithmetic intensity against performance, both logarithmic, under the limits of a machine.
+    """A roofline plot: performance against arithmetic intensity, under the limits of a machine.
 
     Args:
-        slopes: bytes a second, by name.
-        ceilings: FLOP a second, by name.
-        ridge: where memory traffic and arithmetic take equally long, FLOP a byte and FLOP a second.
-        dots: by name.
+        slopes: memory bandwidths in bytes per second, by name.
+        ceilings: peaks in FLOP per second, by name.
+        ridge: point at which memory traffic and arithmetic take equally long: FLOP per byte and FLOP per
+            second.
+        dots: points by name.
     """
 
     title: str
@@ -140,14 +141,14 @@ Chart = Curves | HeatMap | Roof
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a command.
+    """Result of a command.
 
     Args:
         settings: all options, defaults included.
         rows: one flat object per setting.
-        tables, charts: the same for people.
-        facts: what applies to all rows.
-        notes: sentences for people, beside the result.
+        tables, charts: the rows in readable form.
+        facts: values that apply to all rows.
+        notes: sentences for people, besides the result.
         answers: sentences for people that are the result.
     """
 
@@ -161,18 +162,18 @@ class Result:
 
 
 def settings_of(request: Any) -> dict[str, Any]:
-    """The settings of a mode, a dataclass of the options' names, for `--json`."""
+    """Settings of a mode for `--json`, from a dataclass with the options' names."""
     fields = asdict(request).items()
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
 
 
 def speedup_cell(value: float, best: bool = False, tail: str = "") -> Cell:
-    """A speed-up, marked if it is the best of its kind or no gain at all."""
+    """A cell with a speed-up, marked if it is the best or no gain."""
     mark = Mark.SLOWER if value <= 1.0 else Mark.BEST if best else Mark.NONE
     return Cell(f"{value:.2f}", mark, tail)
 
 
 def interval_text(interval: Sequence[float], digits: int = 2) -> str:
-    """`1.94–2.01`."""
+    """An interval as text, such as `1.94–2.01`."""
     low, high = interval
     return f"{low:.{digits}f}–{high:.{digits}f}"

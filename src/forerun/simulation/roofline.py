@@ -1,8 +1,8 @@
-"""What one forward pass costs on a device, from the model's dimensions: the roofline model.
+"""Roofline model of a forward pass: its cost on a device, from the model's dimensions.
 
-Williams, Waterman, Patterson: Roofline, Communications of the ACM 52(4), 2009. A part of a forward
-takes as long as its memory traffic or its arithmetic, whichever is longer. The parts run one after
-another, so their times add up.
+Williams, Waterman, Patterson: Roofline, Communications of the ACM 52(4), 2009. A part of a forward takes
+as long as its memory traffic or its arithmetic, whichever is longer. The parts run one after another, so
+their times add up.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Work:
 
     @property
     def intensity(self) -> Floats:
-        """FLOP a byte; below the ridge point memory traffic takes longer."""
+        """FLOP per byte; below the ridge point, memory traffic takes longer."""
         return np.asarray(self.flops / self.bytes_moved)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds each part of a forward: its memory traffic or its arithmetic.
+    """Limits on a forward's memory traffic and arithmetic.
 
     Args:
-        bandwidth: bytes a second.
-        peak: FLOP a second.
+        bandwidth: bytes per second.
+        peak: FLOP per second.
     """
 
     bandwidth: float
@@ -52,11 +52,11 @@ class Limits:
 
     @property
     def ridge_point(self) -> float:
-        """FLOP a byte above which arithmetic takes longer than memory traffic."""
+        """FLOP per byte above which arithmetic takes longer than memory traffic."""
         return self.peak / self.bandwidth
 
     def seconds(self, *parts: Work) -> Floats:
-        """Of parts of a forward, one after another."""
+        """Seconds of parts of a forward that run one after another."""
         times = [
             np.maximum(part.bytes_moved / self.bandwidth, part.flops / self.peak) for part in parts
         ]
@@ -65,11 +65,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the forwards of a model read and compute.
+    """Memory traffic and arithmetic of a model's forwards.
 
     Args:
-        shape: of the model.
-        bytes_per_weight, bytes_per_cached: in memory, of weights and of keys and values.
+        shape: dimensions of the model.
+        bytes_per_weight, bytes_per_cached: bytes of a weight, and of a number in the KV cache.
     """
 
     shape: ModelShape
@@ -79,7 +79,7 @@ class Traffic:
     def work(
         self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike
     ) -> tuple[Work, Work]:
-        """Work of the layers with weights, and of the attention over the cache, as arrays.
+        """Work of the layers' weights, and of the attention over the cache, as arrays.
 
         Args:
             num_tokens, batch_size: integers of at least 1; arrays broadcast.
@@ -104,20 +104,20 @@ class Traffic:
         return layers, attention
 
     def alone(self, num_tokens: int, context: int) -> tuple[Work, Work]:
-        """The same of a single request, whose new tokens see each other too."""
+        """Work as in `work` for a single request, whose new tokens also see each other."""
         return self.work(num_tokens, 1, context + (num_tokens + 1) // 2)
 
     def cache_bytes(self, batch_size: ArrayLike, context: ArrayLike) -> Floats:
-        """Bytes of the keys and values of `batch_size` requests."""
+        """Bytes of the keys and values of `batch_size` requests with `context` tokens each."""
         values = self.shape.cache_values_per_token * np.asarray(batch_size, float)
         return np.asarray(values * np.asarray(context, float) * self.bytes_per_cached)
 
     def _parameters_read(self, rows: Floats) -> Floats:
-        """Parameters that a forward of `rows` tokens reads: shared ones once, experts if a token is
-        routed to them.
+        """Number of parameters that a forward of `rows` tokens reads.
 
-        With tokens routed independently and evenly, an expert is missed by all of them with
-        probability (1 - k/E)^rows. Neighbours in a text agree more, so this is an upper bound.
+        Shared parameters are read once, experts if a token is routed to them. With tokens routed
+        independently and evenly, no token reaches an expert with probability (1 - k/E)^rows. Neighbours in
+        a text agree more, so the number is an upper bound.
         """
         shape = self.shape
         if not shape.num_experts:
@@ -129,10 +129,10 @@ class Traffic:
 
 @options
 class RooflineCosts:
-    """Seconds of a forward of a model on a device, at the limits that the maker publishes.
+    """Costs of a model's forwards on a device, at the limits that its maker publishes.
 
-    Left out, as small: activations, norms, written keys and values, communication beyond
-    `parallel_efficiency`, sampling. Whatever else takes time is `overhead`.
+    Small parts are left out: activations, norms, written keys and values, communication beyond
+    `parallel_efficiency`, sampling. All other time is `overhead`.
 
     Raises:
         ConfigError: for a number out of range, or a precision that the device has no peak for.
@@ -180,19 +180,19 @@ class RooflineCosts:
     def work(
         self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike
     ) -> tuple[Work, Work]:
-        """As `Traffic.work`."""
+        """Work of a forward; see `Traffic.work`."""
         return self.traffic.work(num_tokens, batch_size, context)
 
     @property
     def traffic(self) -> Traffic:
-        """What its forwards read and compute."""
+        """Memory traffic and arithmetic of the model's forwards."""
         usual = "fp32" if self.precision == "fp32" else "fp16"
         cached = PRECISIONS[self.cache_precision or usual]
         return Traffic(self.shape, self._weights.bytes_per_value, cached.bytes_per_value)
 
     @property
     def limits(self) -> Limits:
-        """Of all devices together."""
+        """Limits of all devices together."""
         alone = self.num_devices == 1
         share = 1.0 if alone else self.num_devices * self.parallel_efficiency
         return Limits(share * self.device.bandwidth, share * self.device.peak(self._weights))
@@ -203,17 +203,17 @@ class RooflineCosts:
         return self.shape.parameters * self._weights.bytes_per_value
 
     def cache_bytes(self, batch_size: ArrayLike, context: ArrayLike) -> Floats:
-        """Bytes of the keys and values of `batch_size` requests."""
+        """Bytes of the keys and values of `batch_size` requests with `context` tokens each."""
         return self.traffic.cache_bytes(batch_size, context)
 
     @property
     def capacity(self) -> float | None:
-        """Bytes of all devices' memory together; None where it is not known."""
+        """Bytes of all devices' memory together; None if it is not known."""
         return None if self.device.capacity is None else self.device.capacity * self.num_devices
 
     @property
     def ridge_point(self) -> float:
-        """FLOP a byte above which arithmetic takes longer than memory traffic."""
+        """FLOP per byte above which arithmetic takes longer than memory traffic."""
         return self.limits.ridge_point
 
     @property

@@ -1,4 +1,4 @@
-"""What a simulation counted, and how sure its means are."""
+"""Counts of a simulation's rounds, and estimates of their means with errors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Estimate:
     """A mean or ratio of means.
 
     Args:
-        value: the estimate.
-        standard_error: of the estimate; NaN for a single round.
-        degrees: of freedom of the error: the number of rounds or batches less one; infinite where
-            the error is known.
+        value: value of the estimate.
+        standard_error: standard error of the estimate; NaN for a single round.
+        degrees: degrees of freedom of the error, which is the number of rounds or batches minus one;
+            infinite if the error is known.
     """
 
     value: float
@@ -31,16 +31,16 @@ class Estimate:
     degrees: float = field(default=math.inf, compare=False)
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Where the true value lies with probability `level`, by Student's t.
+        """Confidence interval of the true value at `level`, by Student's t.
 
-        It holds for many rounds. Where they depend on each other it is a little too narrow, more so
-        for few rounds.
+        The interval is valid for many rounds. For dependent rounds it is a little too narrow, the more so
+        the fewer they are.
 
         Raises:
             ConfigError: for a level outside [0, 1].
         """
         level = check("level", level, float, ge=0.0, le=1.0)
-        # A value without spread is certain at every level, that of a single round at none.
+        # Without spread the value is certain at every level; with a single round (NaN) at none.
         margin = self.standard_error
         if margin > 0.0:
             margin *= float(special.stdtrit(self.degrees, 0.5 + 0.5 * level))
@@ -48,10 +48,10 @@ class Estimate:
 
 
 def ratio_of_means(above: ArrayLike, below: ArrayLike, batch: int = 1) -> Estimate:
-    """mean(above) / mean(below) over rounds [n], its error by the delta method.
+    """Estimate of mean(above) / mean(below) over rounds [n], with its error by the delta method.
 
-    Rounds that depend on their neighbours are summed in batches: the longer a batch, the less it
-    depends on its neighbours.
+    Rounds that depend on their neighbours are summed in batches of `batch` rounds. The longer a batch, the
+    less it depends on its neighbours.
     """
     top, bottom = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
     value = float(top.mean() / bottom.mean())
@@ -64,14 +64,14 @@ def ratio_of_means(above: ArrayLike, below: ArrayLike, batch: int = 1) -> Estima
 
 
 def ratio_of_dependent_means(above: ArrayLike, below: ArrayLike) -> Estimate:
-    """`ratio_of_means` over rounds that follow each other in one text, or under an adaptive rule.
+    """Estimate as `ratio_of_means`, for dependent rounds: of one text, or under an adaptive rule.
 
-    A round inherits context and length from the round before, so easy rounds come in clusters, and
-    taking them for independent would understate the error. With batches of sqrt(n) rounds both
-    the batches' length and their number grow with n.
+    A round inherits context and length from the round before, so easy rounds come in clusters. Treating
+    them as independent would understate the error. With batches of sqrt(n) rounds, both the length and
+    the number of batches grow with n.
     """
     estimate = ratio_of_means(above, below, batch=math.isqrt(np.size(above)))
-    # A few batches may agree by chance, as if there were no error at all.
+    # A few batches may agree by chance, which would give an error of zero.
     least = ratio_of_means(above, below).standard_error
     return replace(estimate, standard_error=max(estimate.standard_error, least))
 
@@ -81,13 +81,13 @@ class RoundCost:
     """Costs of rounds, in plain target forwards.
 
     Args:
-        cost_ratio: of one draft forward, which takes all nodes of a depth together.
-        verification_cost: of a target forward, by the number of tokens that it takes, the newest
-            committed one included; None: 1 for any number.
+        cost_ratio: cost of one draft forward, which drafts all nodes of a depth together.
+        verification_cost: cost of a target forward as a function of its number of tokens, the newest
+            committed token included; None for a cost of 1.
 
     Raises:
-        ConfigError: for a draft forward below 0, a target forward of 0 or less, and costs that are
-            NaN or above 1e9.
+        ConfigError: for a draft forward below 0, a target forward of 0 or less, and costs that are NaN or
+            above 1e9.
     """
 
     cost_ratio: float = 0.0
@@ -97,7 +97,7 @@ class RoundCost:
         check("cost_ratio", self.cost_ratio, float, ge=0.0, le=HIGHEST_COST)
 
     def of(self, draft_calls: int, drafted: int) -> float:
-        """The cost of a round with `draft_calls` draft forwards and `drafted` drafted tokens."""
+        """Cost of a round with `draft_calls` draft forwards and `drafted` drafted tokens."""
         checking = 1.0
         if self.verification_cost is not None:
             cost = self.verification_cost(drafted + 1)
@@ -107,14 +107,14 @@ class RoundCost:
 
 @dataclass(frozen=True)
 class Round:
-    """One round.
+    """One round of a simulation.
 
     Args:
-        token_ids: emitted: the accepted tokens and one more.
+        token_ids: emitted tokens: the accepted ones and one more.
         widths: number of drafted tokens at each depth; () is a plain round.
         accepted: number of accepted tokens.
-        draft_calls: forward passes of the draft model, one per depth.
-        cost: in plain target forwards.
+        draft_calls: number of forward passes of the draft model, one per depth.
+        cost: cost in plain target forwards.
     """
 
     token_ids: tuple[int, ...]
@@ -129,20 +129,20 @@ class Round:
 
     @property
     def depth(self) -> int:
-        """The number of tokens that could have been accepted."""
+        """Number of tokens that could have been accepted."""
         return len(self.widths)
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The outcome of a loop.
+    """Result of a simulated decoding loop.
 
-    Everything but `token_ids` counts whole rounds: the last one may emit more than was requested,
-    and a count cut off there would favour short rounds.
+    All counts are over whole rounds. The last round may emit more tokens than requested, and cutting its
+    count would favour short rounds.
 
     Args:
-        token_ids: as many as were requested.
-        rounds: one per forward pass of the target.
+        token_ids: emitted tokens, as many as requested.
+        rounds: rounds, one per forward pass of the target.
     """
 
     token_ids: tuple[int, ...]
@@ -150,47 +150,47 @@ class Simulation:
 
     @property
     def target_calls(self) -> int:
-        """Forward passes of the target: the rounds."""
+        """Number of forward passes of the target, which is the number of rounds."""
         return len(self.rounds)
 
     @property
     def draft_calls(self) -> int:
-        """Forward passes of the draft model, one for all nodes of a depth."""
+        """Number of forward passes of the draft model, one for all nodes of a depth."""
         return sum(entry.draft_calls for entry in self.rounds)
 
     @property
     def drafted(self) -> int:
-        """Drafted tokens."""
+        """Number of drafted tokens."""
         return sum(entry.drafted for entry in self.rounds)
 
     @property
     def accepted(self) -> int:
-        """Drafted tokens that were accepted."""
+        """Number of accepted tokens."""
         return sum(entry.accepted for entry in self.rounds)
 
     @property
     def bonus(self) -> int:
-        """Tokens drawn after a whole draft was accepted."""
+        """Number of tokens drawn after a whole draft was accepted."""
         return sum(entry.accepted == entry.depth > 0 for entry in self.rounds)
 
     @property
     def recovered(self) -> int:
-        """Tokens drawn from a residual after a rejection."""
+        """Number of tokens drawn from a residual after a rejection."""
         return sum(entry.accepted < entry.depth for entry in self.rounds)
 
     @property
     def plain(self) -> int:
-        """Tokens of rounds without a draft."""
+        """Number of tokens from rounds without a draft."""
         return sum(entry.depth == 0 for entry in self.rounds)
 
     @property
     def emitted(self) -> int:
-        """All tokens of all rounds: accepted + recovered + bonus + plain."""
+        """Number of tokens of all rounds: accepted + recovered + bonus + plain."""
         return sum(len(entry.token_ids) for entry in self.rounds)
 
     @property
     def cost(self) -> float:
-        """In plain target forwards."""
+        """Cost of all rounds, in plain target forwards."""
         return math.fsum(entry.cost for entry in self.rounds)
 
     @property
@@ -200,12 +200,12 @@ class Simulation:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / drafted tokens; 0 where nothing was drafted."""
+        """Accepted / drafted tokens; 0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def tested_acceptance(self) -> float:
-        """Depths passed / depths tested: the estimate of alpha; 0 where nothing was tested."""
+        """Depths passed / depths tested, which estimates alpha; 0 if nothing was tested."""
         tested = sum(min(entry.accepted + 1, entry.depth) for entry in self.rounds)
         return self.accepted / tested if tested else 0.0
 
@@ -216,14 +216,15 @@ class Simulation:
 
     @property
     def speedup(self) -> float:
-        """The cost of as many plain tokens / the cost of these."""
+        """Cost of plain decoding of as many tokens / cost of these rounds."""
         return self.emitted / self.cost
 
     def speedup_estimate(self, cost_ratio: float | None = None) -> Estimate:
-        """`speedup` with its standard error.
+        """The speed-up with its standard error.
 
         Args:
-            cost_ratio: another cost of a draft forward, where each forward of the target costs 1.
+            cost_ratio: another cost of a draft forward, with each forward of the target at cost 1; None
+                for the rounds' own costs.
 
         Raises:
             ConfigError: for a cost ratio out of range.

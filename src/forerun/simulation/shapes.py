@@ -1,7 +1,7 @@
-"""Decoder-only transformers by their dimensions: their weights, and the work of a token.
+"""Dimensions of decoder-only transformers, and the weights and work per token that follow from them.
 
-Dimensions are those of the published `config.json` files, under the same names; parameter counts
-follow from them and are held against the published ones by the tests.
+Dimensions are those of the published `config.json` files, under the same names. Tests compare the
+parameter counts that follow from them with the published ones.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from forerun.options import Text, options
 
 _COUNT = re.compile(r"(\d+(?:\.\d*)?)\s*([kmbt]?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-# What `of_size` assumes: heads of 128 values, queries in groups of up to eight a key, layers one to
-# 128 values of width. Llama 2 and 3, Qwen3 and Mistral are all built within a third of this.
+# Assumptions of `of_size`: heads of 128 values, at most eight heads of keys, and one layer for each 128
+# values of width. Llama 2 and 3, Qwen3 and Mistral all lie within a third of this.
 _HEAD_DIM = _WIDTH_PER_LAYER = 128
 _KV_HEADS = 8
 _SMALLEST, _LARGEST = 10**6, 10**14
@@ -29,10 +29,10 @@ _Count = Annotated[int, Field(ge=0, le=10**9)]
 
 @options
 class ModelShape:
-    """A decoder with grouped-query attention.
+    """Dimensions of a decoder with grouped-query attention.
 
     Raises:
-        ConfigError: for sizes out of range, or that contradict each other.
+        ConfigError: for sizes that are out of range or contradict each other.
     """
 
     name: Text = Field(description="As people call it.")
@@ -68,13 +68,16 @@ class ModelShape:
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of one expert in one layer; 0 for a dense model."""
+        """Number of parameters of one expert in one layer; 0 for a dense model."""
         return self._feed_forward if self.num_experts else 0
 
     @property
     def shared_parameters(self) -> int:
-        """Parameters that every forward reads and multiplies: all but the experts and an embedding
-        that is not also the output layer, of which only the rows of the tokens are read."""
+        """Number of parameters that every forward reads and multiplies with.
+
+        These are all but the experts and an untied embedding, of which a forward reads only the rows of
+        its tokens.
+        """
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
         router = self.hidden_size * self.num_experts
         layer = attention + router + (0 if self.num_experts else self._feed_forward)
@@ -82,25 +85,25 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All parameters but the norms' few."""
+        """Number of all parameters, without the few of the norms."""
         embedding = 0 if self.tied else self.vocab_size * self.hidden_size
         experts = self.num_layers * self.num_experts * self.expert_parameters
         return self.shared_parameters + experts + embedding
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token is multiplied with."""
+        """Number of parameters that one token is multiplied with."""
         experts = self.num_layers * self.experts_per_token * self.expert_parameters
         return self.shared_parameters + experts
 
     @property
     def cache_values_per_token(self) -> int:
-        """Numbers that one token of one request keeps: keys and values of all layers."""
+        """Number of cached values per token of a request: keys and values of all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @property
     def attention_flops(self) -> int:
-        """FLOP of one token with one token of its context: query with key, weight with value."""
+        """FLOP of attention from one token to one token of its context: products with key and value."""
         return 4 * self.num_layers * self.num_heads * self.head_dim
 
     @property
@@ -109,7 +112,7 @@ class ModelShape:
 
 
 def of_size(parameters: float, name: str | None = None) -> ModelShape:
-    """A typical dense model with this many parameters, all of which every forward reads.
+    """A typical dense model with a number of parameters, all of which every forward reads.
 
     Raises:
         ConfigError: for a count outside [1e6, 1e14].
@@ -126,7 +129,7 @@ def of_size(parameters: float, name: str | None = None) -> ModelShape:
     hidden, kv_heads = heads * _HEAD_DIM, min(heads, _KV_HEADS)
     layers = max(1, round(parameters / (12 * hidden**2)))
     attention = 2 * hidden * _HEAD_DIM * (heads + kv_heads)
-    # The feed-forward layers get what attention leaves.
+    # The feed-forward layers get the parameters that attention leaves.
     width = max(1, round((parameters / layers - attention) / (3 * hidden)))
     return ModelShape(
         name or f"{parameters:g}", layers, hidden, heads, kv_heads, _HEAD_DIM, width, vocab_size=0
@@ -134,10 +137,10 @@ def of_size(parameters: float, name: str | None = None) -> ModelShape:
 
 
 def find_shape(name: str) -> ModelShape:
-    """A known model by its name or hub id, or a typical one by a count such as `70B`.
+    """A known model by its name or hub id, or a typical model by a count such as `70B`.
 
     Raises:
-        UnknownNameError: listing the known models.
+        UnknownNameError: for an unknown name; lists the known models.
         ConfigError: for a count outside [1e6, 1e14].
     """
     counted = _COUNT.fullmatch(name.strip())

@@ -1,8 +1,8 @@
-"""Plain, greedy and speculative decoding of small language models, step by step.
+"""Simulator of plain, greedy and speculative decoding with small language models.
 
-Everything is exact and slow: rows are functions of the context (see `language_models`), costs are
-counted in plain target forwards. With NumPy's legacy generator and chains it draws in the order of
-the NumPy tutorial on speculative decoding (machinelearningplus.com), whose figures it reproduces.
+All results are exact and slow: rows are functions of the context (see `language_models`), and costs are
+counted in plain target forwards. With NumPy's legacy generator and chains, numbers are drawn in the order
+of the NumPy tutorial on speculative decoding (machinelearningplus.com), whose figures are reproduced.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _Widths = tuple[Annotated[int, Field(ge=1, le=MOST_DRAFTED)], ...]
 
 
 class RandomSource(Protocol):
-    """numpy.random.default_rng(seed), numpy.random.RandomState(seed), or a script of draws."""
+    """A random generator, such as numpy.random.default_rng or RandomState, or a script of draws."""
 
     def random(self) -> Any:
-        """A uniform of [0, 1); it is only ever compared with `<`."""
+        """A uniform number from [0, 1), which is only compared with `<`."""
 
     def choice(self, a: int, /, *, p: Floats) -> Any:
         """A token id below `a`, drawn from the row `p` [V]."""
@@ -44,7 +44,7 @@ class RandomSource(Protocol):
 def standard(
     target: LanguageModel, context: Sequence[int], num_tokens: int, rng: RandomSource
 ) -> Simulation:
-    """Plain decoding: one target forward and one draw per token.
+    """Decode plainly: one target forward and one draw per token.
 
     Raises:
         ConfigError: for a number of tokens below 1.
@@ -54,23 +54,22 @@ def standard(
 
 
 def greedy(target: LanguageModel, context: Sequence[int], num_tokens: int) -> Simulation:
-    """Plain decoding that takes the likeliest token, the lowest id on ties.
+    """Decode plainly by the most likely token, with the lowest id on ties.
 
     Raises:
-        As `standard`.
+        ConfigError, DistributionError: as `standard`.
     """
     return _plain(target, context, num_tokens, lambda row: int(np.argmax(row)))
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How to draft, and at what cost.
+    """Drafting parameters and costs of speculation.
 
     Args:
-        length: how deep to draft; 0 is plain decoding. An adaptive rule is copied.
-        branching: children of each node of the first depths; 1 at all further depths, so that ()
-            is a chain.
-        cost: of rounds.
+        length: depth of drafts; 0 is plain decoding. An adaptive rule is copied.
+        branching: children of each node at the first depths. Further depths have 1, so () is a chain.
+        cost: costs of rounds.
 
     Raises:
         ConfigError: for a length or branching out of range, or a tree of more than 4096 nodes.
@@ -93,7 +92,7 @@ class Speculation:
             )
 
     def shape(self, depth: int) -> tuple[int, ...]:
-        """Children of each node by depth, of a tree this deep."""
+        """Number of children of each node by depth, for a tree of a depth."""
         return (*self.branching[:depth], *[1] * (depth - len(self.branching)))
 
 
@@ -108,10 +107,10 @@ def speculative(
     rng: RandomSource,
     speculation: Speculation = CHAIN,
 ) -> Simulation:
-    """Speculative decoding with the token rule (Leviathan et al., arXiv 2211.17192).
+    """Decode speculatively with the token rule (Leviathan et al., arXiv 2211.17192).
 
-    A drawn tree is verified as Sequoia does (arXiv 2402.12374): siblings are drawn without
-    replacement and tested in that order, each against the residual of those before it.
+    A tree is drawn and verified as in Sequoia (arXiv 2402.12374): siblings are drawn without replacement
+    and tested in that order, each against the residual after the siblings before it.
 
     Raises:
         ConfigError: for a number of tokens below 1.
@@ -175,14 +174,14 @@ def _drafted(
                     break
                 row = _without(row, token)
                 if not row.any():
-                    break  # Every token that can be drawn has been drawn.
+                    break  # No token is left to draw.
         tree.widths += (len(grown),)
         level = grown
     return tree
 
 
 def _verified(target: LanguageModel, tree: _Tree, context: Context, rng: RandomSource) -> list[int]:
-    """The accepted path and the token that ends the round."""
+    """Verify a tree: the tokens of the accepted path, and the token that ends the round."""
     node, tokens, shape = -1, list[int](), Tree(tuple(tree.parents))
     while True:
         row = as_row("the target's row", target((*context, *tokens)))
@@ -203,7 +202,7 @@ def _verified(target: LanguageModel, tree: _Tree, context: Context, rng: RandomS
 
 
 def _without(row: Floats, token: int) -> Floats:
-    """The row without a token; all zero where no other token can be drawn."""
+    """The row without a token, normalized; all zero if no other token can be drawn."""
     others = row.copy()
     others[token] = 0.0
     total = others.sum()

@@ -1,4 +1,4 @@
-"""Speed-up by length, acceptance and cost ratio: formulas, and simulated rounds beside them."""
+"""Sweep of the speed-up over length, acceptance and cost ratio, by formulas and by simulation."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from forerun.theory.adaptive import AdaptiveLength
 from forerun.theory.formulas import expected_tokens, speedup
 
 LEVEL = 0.95
-# Where only the adaptive length is simulated; its interval is then about 0.01 wide.
+# Rounds if only the adaptive length is simulated; its interval is then about 0.01 wide.
 ADAPTIVE_ROUNDS = 10_000
 MAP_POINTS = 101
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to sweep over, by the options' names.
+    """Settings of a sweep, named like the options.
 
     Args:
-        acceptance, cost_ratio, lengths: every combination is a row.
-        rounds: to simulate per setting; None only computes.
-        seed: of the simulation.
-        policy: with `adaptive` the adaptive length is a row too.
+        acceptance, cost_ratio, lengths: values to sweep over; every combination is a row.
+        rounds: number of rounds to simulate per setting; None for formulas only.
+        seed: seed of the simulation.
+        policy: `adaptive` adds rows with the adaptive length.
     """
 
     acceptance: Sequence[float]
@@ -51,7 +51,7 @@ class Request:
 
 
 def sweep(request: Request) -> Result:
-    """Rows for every acceptance, cost ratio and length."""
+    """Compute a row for every acceptance, cost ratio and length."""
     rows = [
         row
         for acceptance in request.acceptance
@@ -108,7 +108,7 @@ def _simulated(
 
 
 def _wide_table(request: Request, rows: list[dict[str, Any]]) -> Table:
-    """Lengths below each other, acceptances side by side."""
+    """A table with lengths below each other and acceptances side by side."""
     cells: dict[tuple[float, str, float], Cell] = {}
     for row in rows:
         if row["policy"] == "adaptive":
@@ -131,7 +131,7 @@ def _wide_table(request: Request, rows: list[dict[str, Any]]) -> Table:
 
 
 def _long_table(rows: list[dict[str, Any]]) -> Table:
-    """A line per setting, computed and simulated side by side."""
+    """A table with a line per setting, computed and simulated speed-up side by side."""
     columns: dict[str, Callable[[Row], Cell | str]] = {
         "acceptance": lambda row: f"{row['acceptance']:g}",
         "cost ratio": lambda row: f"{row['cost_ratio']:g}",
@@ -148,13 +148,13 @@ def _long_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def length_text(row: Row) -> str:
-    """The length of a row, the mean of an adaptive one."""
+    """The length of a row as text; the mean for the adaptive length."""
     length = row["length"]
     return f"adaptive {length:.1f}" if row["policy"] == "adaptive" else str(length)
 
 
 def charts(request: Request) -> list[Curves | HeatMap]:
-    """Speed-up by length, and that of the best length by acceptance and cost ratio."""
+    """Charts of the speed-up by length, and at the best length by acceptance and cost ratio."""
     lengths = np.array(request.lengths)
     panels = {
         f"cost ratio {ratio:g}": {
@@ -170,7 +170,7 @@ def charts(request: Request) -> list[Curves | HeatMap]:
 
 
 def best_map(lengths: np.ndarray, highest_ratio: float) -> HeatMap:
-    """The speed-up of the best of these lengths; break-even is where it is 1."""
+    """A map of the speed-up at the best of some lengths, over acceptance and cost ratio."""
     acceptance = np.linspace(0.0, 1.0, MAP_POINTS)
     ratio = np.linspace(0.0, highest_ratio, MAP_POINTS)
     gains = np.asarray(speedup(acceptance[None, :, None], lengths, ratio[:, None, None]))

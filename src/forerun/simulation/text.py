@@ -1,4 +1,4 @@
-"""n-gram target and draft fitted to a text, and speculative decoding at every length."""
+"""Simulation on a text: fits an n-gram target and draft, and decodes speculatively at every length."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from forerun.simulation.sweep import LEVEL, length_text
 from forerun.theory.adaptive import AdaptiveLength
 from forerun.theory.formulas import speedup
 
-# Counting n-grams takes some ten times the text's size in memory, and half a second per million.
+# Counting n-grams takes about ten times the text's size in memory, and half a second per million.
 MOST_BYTES = 16 << 20
 _CACHED_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to simulate, by the options' names.
+    """Settings of a simulation on a text, named like the options.
 
     Args:
-        text: the name of the file.
-        unit: a token is a "character" or a "word".
-        target_order, draft_order: n of the models.
-        num_tokens: to generate at each length.
+        text: name of the file.
+        unit: unit of a token: "character" or "word".
+        target_order, draft_order: n of the n-gram models.
+        num_tokens: number of tokens to generate at each length.
     """
 
     text: str
@@ -58,10 +58,10 @@ class Request:
 
 
 def read_text(file: str) -> str:
-    """The text of a UTF-8 file, or of standard input for `-`.
+    """Read the text of a UTF-8 file, or of standard input for `-`.
 
     Raises:
-        ConfigError: for text that cannot be read, is empty, too large or not UTF-8.
+        ConfigError: for text that cannot be read, is empty, too large, or not UTF-8.
     """
     where = "standard input" if file == "-" else f"text file {file}"
     if file == "-":
@@ -74,10 +74,10 @@ def read_text(file: str) -> str:
 
 
 def simulate_text(request: Request, content: str) -> Result:
-    """Rows for every cost ratio and length, from one run per length.
+    """Compute a row for every cost ratio and length, from one run per length.
 
     Raises:
-        ConfigError: for a text too short for the orders.
+        ConfigError: for a text that is too short for the orders.
     """
     target = NgramModel.fit(content, request.target_order, unit=request.unit)
     draft = NgramModel.fit(
@@ -98,7 +98,7 @@ def simulate_text(request: Request, content: str) -> Result:
 
 
 def _cached(model: NgramModel, order: int) -> LanguageModel:
-    """The same model with a cache of rows."""
+    """A model with a cache of its rows."""
     row = lru_cache(maxsize=_CACHED_ROWS)(model)
     return lambda context, /: row(context[max(0, len(context) - order + 1) :])
 
