@@ -21,7 +21,6 @@ NOT_YET = (
     "compare",
     "diffusion",
     "drafters",
-    "engine",
     "tuning",
 )
 

@@ -1,1 +1,1 @@
-"""Rounds of drafting and verifying over a ragged batch, and the plain loop beside them."""
+"""The engine: rounds of drafting and verifying over a ragged batch, and the plain loop beside them."""

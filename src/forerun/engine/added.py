@@ -1,4 +1,5 @@
-"""Requests of `Engine.add`, which run in the rounds that the caller asks for: each is handed out once."""
+"""Requests of `Engine.add`: they run in rounds that the caller starts, and each result is returned
+once."""
 
 from __future__ import annotations
 
@@ -9,24 +10,24 @@ from forerun.errors import ConfigError, shown
 
 
 class Added:
-    """What was added, and what was handed out of it.
+    """Added requests, and the results already returned.
 
     Args:
         scheduler: runs the rounds.
 
     Attributes:
-        running: those whose completions were not handed out, by id.
+        running: requests whose completions have not been returned, by id.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self.running: dict[int, Running] = {}
-        # Those of them whose last event has not been handed out, and events handed out by request.
+        # Requests whose last event has not been returned, and the number of returned events by request.
         self._open: dict[int, Running] = {}
         self._handed_out: dict[int, int] = {}
 
     def add(self, running: Running) -> int:
-        """Queue a request; its id."""
+        """Queue a request and return its id."""
         number = running.request.request_id
         with self._scheduler.alone():
             self.running[number] = self._open[number] = running
@@ -34,7 +35,7 @@ class Added:
         return number
 
     def step(self) -> list[TokenEvent]:
-        """Run one round; the new tokens of all of these requests."""
+        """Run one round and return the new tokens of all added requests."""
         self._scheduler.step()
         before = None
         try:
@@ -54,13 +55,14 @@ class Added:
                 self._handed_out = counts
                 return events
         except BaseException:
-            # Interrupted before the caller has them, perhaps while the lock was given back.
+            # Interrupted before the events were returned, perhaps while the lock was released.
             if before is not None:
                 self._handed_out = before
             raise
 
     def completion(self, request_id: int) -> Completion:
-        """The result so far; one that has ended is forgotten.
+        """The result so far; the result of a request that has ended is returned once and then
+        forgotten.
 
         Raises:
             ConfigError: for a request that is not known, or no longer.
@@ -74,5 +76,5 @@ class Added:
 
     @property
     def ended(self) -> list[int]:
-        """Requests that have ended and whose completions are not handed out."""
+        """Ids of requests that have ended and whose completions have not been returned."""
         return [number for number, running in self.running.items() if running.finished]

@@ -1,4 +1,4 @@
-"""Conversations: what messages are, and the chat template of a tokenizer that makes a prompt of them."""
+"""Conversations: their messages, and the chat template of a tokenizer that turns them into a prompt."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from jinja2 import nodes
 
 Message = Mapping[str, Any]
-"""One message: `role` and `content`, and whatever else the template reads."""
+"""A message: `role` and `content`, and whatever else the template reads."""
 
-# What a template reads that is not the user's to set: transformers sets it.
+# Names that a template reads and transformers sets, so that users cannot.
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-# The attribute of a tokenizer whose conversations begin as its texts do, whatever the template writes.
+# Attribute of tokenizers that open conversations like any text, whatever the template writes.
 OPENS_CONVERSATIONS = "opens_conversations"
-# Named arguments of apply_chat_template that are handed on to the template.
+# Named arguments of apply_chat_template that it passes on to the template.
 _LISTS = ("tools", "documents")
 _CONVERSATION = 'give a list such as [{"role": "user", "content": "Hello"}]'
 
 
 def check_messages(value: Any) -> list[dict[str, Any]]:
-    """The messages of a conversation.
+    """The messages of a conversation, checked.
 
     Raises:
-        PromptError: for what is not a list of mappings with a role and a text.
+        PromptError: for anything but a list of mappings with a role and a text.
     """
     try:
         if isinstance(value, (str, bytes, Mapping)):
@@ -45,7 +45,7 @@ def check_messages(value: Any) -> list[dict[str, Any]]:
 
 
 def text_of(message: Message) -> str:
-    """The text of a message; that of parts is joined by line breaks, as by other engines."""
+    """The text of a message; parts are joined by line breaks, as in other engines."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -56,7 +56,7 @@ class ChatTemplate:
     """The chat template of a tokenizer.
 
     Args:
-        tokenizer: of transformers.
+        tokenizer: tokenizer of transformers.
         source: the template's text.
     """
 
@@ -66,7 +66,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Any) -> ChatTemplate | None:
-        """The template of a tokenizer; None where it has none, as that of a base model.
+        """The chat template of a tokenizer; None if it has none, like that of a base model.
 
         Raises:
             CheckpointError: for several templates without a default, or one that is not text.
@@ -96,7 +96,7 @@ class ChatTemplate:
         """
         from jinja2 import meta
 
-        # Jinja also finds what each branch of a condition sets, and nothing reads before.
+        # Jinja also reports names that every branch of a condition sets before they are read.
         names = meta.find_undeclared_variables(self._tree) & _read_before_set(self._tree)
         special = set(getattr(self._tokenizer, "special_tokens_map", {}))
         tokens = {name for name in names if name.endswith("_token")}
@@ -104,7 +104,7 @@ class ChatTemplate:
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Whether the template goes through the parts of a content; others take text alone.
+        """True if the template iterates over the parts of a content; other templates take only text.
 
         Raises:
             CheckpointError: for a template with a syntax error.
@@ -126,16 +126,16 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
     ) -> str:
-        """The prompt as text, up to where the model's answer begins.
+        """The prompt as text, up to the start of the model's answer.
 
         Args:
-            messages: of the conversation; where the template takes text alone, the text parts of a
-                content are joined by line breaks.
-            variables: values for names that the template reads; `tools` and `documents` are handed on
-                to it as well.
+            messages: the conversation; if the template takes only text, the text parts of a content
+                are joined by line breaks.
+            variables: values for names that the template reads; `tools` and `documents` are also
+                passed to it.
 
         Raises:
-            PromptError: for what is no conversation, and where the template refuses it.
+            PromptError: for anything but a conversation, and if the template refuses it.
             CheckpointError: for a template with a syntax error.
             UnknownNameError, ConfigError: for a variable that the template does not read.
         """
@@ -159,15 +159,17 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise _not_valid(error) from error
         except Exception as error:
-            # A template is a program: it fails in as many ways as one.
+            # A template is a program and may raise any exception.
             raise PromptError(f"the chat template refuses the messages: {_line(error)}.") from error
         return str(text)
 
     def encode(
         self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """The prompt as token ids; it begins with BOS once at most, and where the tokenizer is of a GGUF file
-        as texts do (llama.cpp), whether or not the template writes BOS.
+        """The prompt as token ids, with at most one BOS at its start.
+
+        With a tokenizer from a GGUF file the prompt starts like any text (as in llama.cpp), whether
+        or not the template writes BOS.
 
         Raises:
             PromptError, UnknownNameError, ConfigError: as `render` does.
@@ -202,7 +204,8 @@ class ChatTemplate:
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """A prompt's token ids, opened as the tokenizer opens texts; one that begins with BOS is opened."""
+    """A prompt's token ids, opened as the tokenizer opens texts; BOS is not added to a text that
+    has it."""
     token_ids = list(tokenizer.encode(text, add_special_tokens=True))
     bos = getattr(tokenizer, "bos_token", None)
     opened = bos and text.startswith(bos) and _opens_twice(tokenizer, token_ids)
@@ -241,7 +244,7 @@ def _checked(index: int, message: Any) -> dict[str, Any]:
 
 
 def _check_content(where: str, content: Any) -> None:
-    """Refuse what is neither text nor a list of parts of type text."""
+    """Refuse a content that is neither text nor a list of parts of type text."""
     if isinstance(content, Mapping):
         raise PromptError(f"{where} has a part as content; put it into a list.")
     parts = content if isinstance(content, (list, tuple)) else [content]
@@ -265,7 +268,7 @@ def _in_parts(message: Message) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """What a template or the library says, as one line without a full stop."""
+    """The message of a template's or library's error, as one line without a full stop."""
     text = " ".join(str(error).split()) or type(error).__name__
     return (text if len(text) <= 200 else f"{text[:197]}...").rstrip(".")
 
@@ -276,7 +279,7 @@ _FUNCTIONS = frozenset(
 
 
 def _read_before_set(tree: nodes.Node) -> set[str]:
-    """The names in a template whose first use is to be read."""
+    """The names in a template that are read before they are set."""
     first: dict[str, str] = {}
     for name in _in_order(tree):
         first.setdefault(name.name, name.ctx)
@@ -284,7 +287,7 @@ def _read_before_set(tree: nodes.Node) -> set[str]:
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Whether an expression is the content of a message, filtered or not."""
+    """True if an expression is the content of a message, filtered or not."""
     from jinja2 import nodes
 
     while isinstance(node, nodes.Filter) and node.node is not None:
@@ -306,13 +309,13 @@ def _in_order(tree: nodes.Node) -> Iterator[nodes.Name]:
 
 
 def _environment() -> Any:
-    """Jinja with the tags that transformers gives to templates, to read the names in one."""
+    """Jinja with the tags that transformers adds, to find the names in a template."""
     from jinja2 import Environment, nodes
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.parser import Parser
 
     class Generation(Extension):
-        """The tag around what the assistant says."""
+        """The tag around the assistant's answers."""
 
         tags = {"generation"}  # noqa: RUF012
 

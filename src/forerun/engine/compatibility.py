@@ -1,4 +1,4 @@
-"""Whether a drafter, a target and a rule can work together, asked once, before anything runs."""
+"""Checks that a drafter, a target and a rule can work together, made once, before anything runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from forerun.policies.base import USUAL_LENGTH
 
 # More rows than any machine has memory for.
 MOST_ROWS = 2**16
-# What each part of an engine must be able to do, and what to give in its place.
+# Methods that each part of an engine must have, and advice on what to pass instead.
 _PARTS = {
     "target": (
         ("new_cache", "forward"),
@@ -40,7 +40,7 @@ _PARTS = {
 
 @options
 class EngineSettings:
-    """How large an engine is, and when its texts end."""
+    """Size of an engine, and the tokens that end its texts."""
 
     max_batch_size: int = Field(
         default=1, ge=1, le=MOST_ROWS, description="Requests that run at once; more wait."
@@ -59,7 +59,7 @@ def refuse_unknown(taker: Callable[..., Any], given: Iterable[str]) -> None:
     """Refuse arguments by names that a function or class does not take.
 
     Raises:
-        UnknownNameError: for the first of them, listing those that it takes.
+        UnknownNameError: for the first of them, listing the known names.
     """
     parameters = inspect.signature(taker).parameters.values()
     names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
@@ -68,11 +68,10 @@ def refuse_unknown(taker: Callable[..., Any], given: Iterable[str]) -> None:
 
 
 def check_part(name: str, part: Any) -> None:
-    """Refuse a part of an engine that lacks what it must be able to do; None is allowed where the part
-    may be left out.
+    """Refuse a part of an engine that lacks a required method; None is allowed for optional parts.
 
     Raises:
-        ConfigError: naming the part and what it lacks.
+        ConfigError: naming the part and the missing method.
     """
     needed, allowed = _PARTS[name]
     if part is None and name != "target":
@@ -90,10 +89,10 @@ def check_engine(
     config: SpeculativeConfig,
     settings: EngineSettings,
 ) -> None:
-    """Refuse what an engine cannot be built from.
+    """Refuse parts from which no engine can be built.
 
     Raises:
-        ConfigError, IncompatibleDraftError: naming its parts.
+        ConfigError, IncompatibleDraftError: naming the parts.
     """
     check_part("target", target)
     if not isinstance(config, SpeculativeConfig):
@@ -121,11 +120,11 @@ def check_engine(
 def check_drafter(
     drafter: Drafter, target: CausalLM, config: SpeculativeConfig, max_batch_size: int
 ) -> None:
-    """Refuse what could not be exact or could not run.
+    """Refuse a drafter that could not be exact or could not run.
 
     Raises:
-        ConfigError: naming the target, the drafter and the way out.
-        IncompatibleDraftError: where the vocabularies differ.
+        ConfigError: naming the target, the drafter and the remedy.
+        IncompatibleDraftError: if the vocabularies differ.
     """
     rule = config.rejection_sample_method
     draws = Drawing.SAMPLED in drafter.drawings and config.draft_sample_method != "greedy"
@@ -170,7 +169,7 @@ def check_drafter(
 
 
 def check_depth(tree: Tree | str | None, config: SpeculativeConfig) -> None:
-    """Refuse a tree of which the lower part would never be drafted.
+    """Refuse a tree whose lower part would never be drafted.
 
     Raises:
         ConfigError: with both numbers.
@@ -188,10 +187,10 @@ def check_depth(tree: Tree | str | None, config: SpeculativeConfig) -> None:
 def new_cache(
     target: CausalLM, rows: int, capacity: int, compression: Compression
 ) -> tuple[Cache, Evicts | None]:
-    """The target's cache, once more where it evicts.
+    """The target's cache, and the same object again if it evicts, otherwise None.
 
     Raises:
-        ConfigError: for what is not a Compression.
+        ConfigError: for anything but a Compression.
         UnsupportedModelError: for a target whose cache cannot evict.
     """
     if not isinstance(compression, Compression):
@@ -210,7 +209,7 @@ def new_cache(
 
 
 def check_hook(see: object) -> None:
-    """Refuse what cannot be called.
+    """Refuse a hook that cannot be called.
 
     Raises:
         ConfigError: for anything but a function or None.

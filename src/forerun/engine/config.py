@@ -1,4 +1,4 @@
-"""How to speculate: the fields that all methods share, and the method's own options."""
+"""Configuration of speculation: the fields that all methods share, and the method's own options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _rules() -> list[str]:
 
 
 def _tree(value: Any) -> str | Tree | None:
-    """A file or `auto` as text; a list becomes a tree."""
+    """A tree option: a file or `auto` stays text, a list becomes a tree."""
     from forerun.trees.shapes import parse_tree
 
     if isinstance(value, str):
@@ -38,7 +38,7 @@ def _tree(value: Any) -> str | Tree | None:
 
 
 def _by_name(value: Any) -> Any:
-    """Options as a mapping, also where they come as the dataclass of a method, or several."""
+    """Options as a mapping, also if they are given as one or several dataclasses of methods."""
     parts = value if isinstance(value, tuple) else (value,)
     if not all(is_dataclass(part) and not isinstance(part, type) for part in parts):
         return value
@@ -47,7 +47,7 @@ def _by_name(value: Any) -> Any:
 
 @options
 class SpeculativeConfig:
-    """How to speculate.
+    """Configuration of speculation.
 
     `method=None` lets `forerun.load` pick a drafter; an `Engine` without a drafter decodes plainly.
 
@@ -120,7 +120,7 @@ class SpeculativeConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
-        """Make one from a flat mapping, a method's options among the common fields.
+        """Make a config from a flat mapping that holds a method's options among the common fields.
 
         Raises:
             ConfigError: for anything but a mapping, and as the class does.
@@ -141,13 +141,13 @@ class SpeculativeConfig:
             raise UnknownNameError(error.kind, error.name, known_names) from None
 
     def as_dict(self) -> dict[str, Any]:
-        """All that is known of how to speculate, flat, as `from_dict` takes it."""
+        """The config as a flat mapping, with all options, in the form that `from_dict` takes."""
         common = {name: value for name, value in asdict(self).items() if name != "options"}
         own = [asdict(self.read(kind)) for kind in self._kinds]
         return {**common, **self.options, **{name: part[name] for part in own for name in part}}
 
     def make_policy(self) -> Policy:
-        """The policy that is named."""
+        """Make the policy that is named."""
         return make_policy(self.policy, self.num_speculative_tokens, self.options)
 
     def read(self, kind: type[T]) -> T:
@@ -156,19 +156,21 @@ class SpeculativeConfig:
 
     @cached_property
     def drafters(self) -> tuple[Any, ...]:
-        """The classes that take part in the method; none where it is open."""
+        """The drafter classes that take part in the method; empty if no method is named."""
         return () if self.method is None else tuple(drafters_of(self.method, self.options))
 
     @property
     def waiting(self) -> list[str]:
-        """The options that wait for a method that is still open."""
+        """The options that belong to a method that is not named yet."""
         declared = {field.name for kind in self._kinds for field in fields(kind)}
         return sorted(self.options.keys() - declared)
 
     @property
     def head(self) -> str | None:
-        """The kind of trained head that the method drafts with; see `forerun.heads.HEADS`. One that it can
-        do without counts where a model is named that nothing else takes."""
+        """The kind of trained head that the method drafts with; see `forerun.heads.HEADS`.
+
+        An optional head counts if a model is named that no other part takes.
+        """
         kinds = [drafter.head for drafter in self.drafters if drafter.head]
         free = self.model is not None and not any(d.needs_draft_model for d in self.drafters)
         if free and not kinds:
@@ -177,17 +179,18 @@ class SpeculativeConfig:
 
     @property
     def draws(self) -> bool:
-        """Whether the method can draw its drafts."""
+        """True if the method can draw its drafts."""
         return any(Drawing.SAMPLED in drafter.drawings for drafter in self.drafters)
 
     @property
     def _kinds(self) -> list[type[Any]]:
-        """The classes whose options count here."""
+        """The classes whose options are read."""
         return [*(drafter.options for drafter in self.drafters), POLICIES.find(self.policy).options]
 
     def _settled(self) -> dict[str, Any]:
-        """The options that are not at their defaults, checked by their classes; those of a method that
-        is still open as they are.
+        """The options that are not at their defaults, checked by their classes.
+
+        Options of a method that is not named yet are left unchecked.
 
         Raises:
             ConfigError: for an option of another method or policy.
@@ -218,7 +221,7 @@ class SpeculativeConfig:
 
 
 def _declared_by(table: Registry) -> dict[str, list[str]]:
-    """Who declares each option; a package that cannot be loaded declares none."""
+    """The methods or policies that declare each option; a package that cannot be loaded declares none."""
     owners: dict[str, list[str]] = {}
     for name in table.names():
         with suppress(ConfigError):

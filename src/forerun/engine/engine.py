@@ -1,4 +1,4 @@
-"""The engine's front door: requests go in, tokens and completions come out."""
+"""The engine's interface: it takes requests and returns tokens and completions."""
 
 from __future__ import annotations
 
@@ -41,25 +41,26 @@ from forerun.trees.plans import resolve_tree
 
 
 class Engine(Sessions):
-    """Generates text with a target model and, where given, a drafter: exactly the target's own.
+    """Generates exactly the target's own text, with a drafter if one is given.
 
-    Threads may share an engine: each of its calls waits for the others' rounds. A hook or a drafter
-    that calls the engine in which it runs is refused. After an exception or an interruption the engine
-    goes on as if the round that it stopped had not begun.
+    Threads may share an engine: each call waits for the others' rounds. A hook or a drafter that
+    calls the engine in which it runs is refused. After an exception or an interruption the engine
+    continues as if the interrupted round had not begun.
 
     Args:
-        target: the model whose text it is.
+        target: the model whose text is generated.
         drafter: proposes tokens; None decodes plainly.
-        config: how to speculate.
-        policy: how far to speculate; None makes the one that the config names.
-        tokenizer: for text prompts, text output and stop strings; ids alone work without.
+        config: configuration of speculation.
+        policy: decides how far to speculate; None makes the one that the config names.
+        tokenizer: for text prompts, text output and stop strings; not needed for token ids.
         eos_token_ids: tokens that end a text.
         max_batch_size: requests that run at once; more wait.
-        max_context: prompt and output tokens of a request at most; None means the target's own.
-        prefix_reuse: whether a prompt that begins like an earlier request's text runs only the rest.
-        compression: of the target's cache: approximate, and no prefix is reused.
-        sampling_defaults: sampling parameters where a request does not say, by name.
-        randomness: the source of random numbers; tests hand in one that keeps a record.
+        max_context: most prompt and output tokens of a request; None means the target's own.
+        prefix_reuse: reuse cached prefixes: of a prompt that begins like an earlier request's text,
+            run only the rest.
+        compression: compression of the target's cache: approximate, and no prefix is reused.
+        sampling_defaults: sampling parameters that apply unless a request sets them, by name.
+        randomness: source of random numbers; tests pass one that keeps a record.
 
     Raises:
         ConfigError: for a combination that cannot work, naming its parts.
@@ -99,7 +100,7 @@ class Engine(Sessions):
         self.max_context = settings.max_context or target.max_context
         self.max_batch_size, self.compression = settings.max_batch_size, compression
         self.rules: dict[str, Verifier] = {}
-        """Rules in use by name; one that is put here is used in place of the table's."""
+        """Rules in use by name; a rule added here replaces that of the table."""
         self.policy = None if drafter is None else policy or self.config.make_policy()
         tree = resolve_tree(self.config.tree)
         check_depth(tree, self.config)
@@ -145,7 +146,7 @@ class Engine(Sessions):
     ) -> int:
         """Queue a request and return its id; it starts when a row is free.
 
-        Its tokens come out of `step`; `completion` hands out its result, once, and forgets it.
+        `step` returns its tokens; `completion` returns its result once and forgets it.
 
         Raises:
             ForerunError: as `generate` does for a bad prompt or bad parameters.
@@ -154,9 +155,11 @@ class Engine(Sessions):
         return self._added.add(running)
 
     def step(self) -> list[TokenEvent]:
-        """Run one round over all that can run; the new tokens of all requests made with `add`. A request that
-        fails (a mask hook that raises, say) ends by itself with the finish reason ERROR, and its completion
-        carries the error."""
+        """Run one round over all requests that can run; return the new tokens of those made with `add`.
+
+        A request that fails, for example because its mask hook raises, ends alone: its finish
+        reason is ERROR, and its completion holds the error.
+        """
         return self._added.step()
 
     @overload
@@ -190,20 +193,20 @@ class Engine(Sessions):
         hints: Hints | Iterable[Hints] = NO_HINTS,
         **sampling: Any,
     ) -> Completion | list[Completion]:
-        """Complete a prompt, or all of several, as many at once as there are rows.
+        """Complete one prompt or several, running as many at once as there are rows.
 
         Args:
-            prompts: a prompt, or a list of them. A prompt is text, a list of token ids, the messages of
-                a conversation (which the tokenizer's chat template turns into text), or a BatchEncoding
-                of transformers with one row; one with more rows is a list.
-            params: complete, one for all prompts or a list with one for each; left out, the model's own
-                defaults.
-            speculative: whether to draft.
+            prompts: a prompt, or a list of them. A prompt is text, a list of token ids, the
+                messages of a conversation (which the tokenizer's chat template turns into text), or
+                a BatchEncoding of transformers with one row; one with more rows is a list.
+            params: complete parameters, one set for all prompts or a list with one for each; by
+                default the model's own.
+            speculative: draft for these requests.
             hints: for the drafter, one for all prompts or a list with one for each.
             sampling: options of `SamplingParams` by name, which override those: `temperature=0`.
 
         Returns:
-            A completion for one prompt; a list in their order for a list.
+            A completion for one prompt; for a list, a list in the same order.
 
         Raises:
             ForerunError: for a bad prompt before anything runs; an error in a request ends all.
@@ -233,12 +236,12 @@ class Engine(Sessions):
 
         Args:
             messages: mappings with `role` and `content`.
-            params, speculative, hints, sampling: as `generate` takes them.
+            params, speculative, hints, sampling: as in `generate`.
             template_vars: variables of the chat template, such as `{"enable_thinking": False}`.
 
         Raises:
-            ForerunError: for messages that the chat template refuses or a variable that it does not
-                read, where the tokenizer has none, and as `generate` does.
+            ForerunError: for messages that the chat template refuses, a variable that it does not
+                read, a tokenizer without a template, and as `generate` does.
         """
         prompt = self._intake.prompts.read_messages(messages, template_vars)
         return self.generate(prompt, params, speculative=speculative, hints=hints, **sampling)
@@ -254,7 +257,7 @@ class Engine(Sessions):
     ) -> Stream:
         """Complete one prompt, token by token.
 
-        It is queued when the first token is asked for; leaving the loop early cancels it.
+        It is queued when the first token is requested; leaving the loop early cancels it.
 
         Raises:
             ForerunError: as `generate` does for a bad prompt or bad parameters.
@@ -263,16 +266,17 @@ class Engine(Sessions):
         return Stream(running, follow(self._scheduler, running))
 
     def stream_plain(self, prompt: Prompt, params: Params = None, **sampling: Any) -> Stream:
-        """The same by the plain loop, without drafter or rounds: the baseline to compare with.
+        """Complete one prompt by the plain loop, without drafter or rounds: the baseline to compare
+        with.
 
         Raises:
-            ConfigError: when the first token is asked for and no row is free.
+            ConfigError: when the first token is requested and no row is free.
         """
         running = self._take(prompt, params, sampling, speculative=False)
         return Stream(running, follow_plain(self._scheduler, running))
 
     def completion(self, request_id: int) -> Completion:
-        """The result so far of a request made with `add`; one that has ended is handed out once.
+        """The result so far of a request made with `add`; if it has ended, it is returned only once.
 
         Raises:
             ConfigError: for a request that is not known, or no longer.
@@ -280,11 +284,11 @@ class Engine(Sessions):
         return self._added.completion(request_id)
 
     def cancel(self, request_id: int) -> bool:
-        """End a request that waits or runs and free its row; False if it has ended already."""
+        """End a waiting or running request and free its row; return False if it has already ended."""
         return self._scheduler.cancel(request_id)
 
     def use_seeds(self, source: Callable[[], int] = fresh_seed) -> None:
-        """Have requests without a seed take it from `source`, so that a run can be repeated.
+        """Give requests without a seed one from `source`, so that a run can be repeated.
 
         Raises:
             ConfigError: for a source that is not a function.
@@ -294,8 +298,9 @@ class Engine(Sessions):
         self._intake.next_seed = source
 
     def watch_rounds(self, see: OnRound | None) -> None:
-        """Show `see`, in every round from now on, what was drafted and the verdict. Nothing is
-        committed before it returns: a round in which it raises is run again.
+        """Call `see` with the draft and the verdict of each request in every round from now on.
+
+        Nothing is committed before it returns: a round in which it raises is run again.
 
         Raises:
             ConfigError: for a hook that is not a function.
@@ -304,21 +309,25 @@ class Engine(Sessions):
         self._parts.on_round = see
 
     def explain_rounds(self, see: OnExplained | None) -> None:
-        """Show `see` the same and, as a fourth argument, why: for every drafted token its probabilities,
-        the uniform of its test and what was left of the target's row
-        (`forerun.verification.explain.Explanation`). Nothing of it is computed otherwise."""
+        """Call `see` as `watch_rounds` does, with an explanation of the verdict as a fourth argument.
+
+        For every drafted token it has its probabilities, the uniform of its test and the target's
+        residual (`forerun.verification.explain.Explanation`). Explanations are computed only for
+        this hook.
+        """
         check_hook(see)
         self._parts.on_explained = see
 
     def watch_times(self, see: OnTimed | None) -> None:
-        """Show `see` (a function or None) every round when it is over, with its seconds by stage."""
+        """Call `see` (a function or None) after every round, with its seconds by stage."""
         check_hook(see)
         self._parts.on_timed = see
 
     @contextmanager
     def idle_cache(self) -> Iterator[Cache]:
-        """The target's cache, for other work with the target while the block runs; all rows are emptied
-        before and after.
+        """The target's cache, for other uses of the target inside the block.
+
+        All rows are emptied before and after.
 
         Raises:
             ConfigError: while requests wait or run.
@@ -333,7 +342,8 @@ class Engine(Sessions):
 
     @contextmanager
     def untaught(self) -> Iterator[None]:
-        """Rounds within the block are planned by policy `fixed` and teach the engine's own policy nothing.
+        """Plan rounds inside the block by policy `fixed`; the engine's own policy learns nothing
+        from them.
 
         Raises:
             ConfigError: while requests wait or run.
@@ -347,7 +357,7 @@ class Engine(Sessions):
             self._parts.policy = self.policy
 
     def close(self) -> None:
-        """End all requests, and keep on disk what policy `auto` has learned. It may be called twice."""
+        """End all requests and save what policy `auto` has learned. May be called twice."""
         self._scheduler.drop([*self._scheduler.waiting, *self._scheduler.admitted])
         if self.policy is not None:
             self.policy.close()
@@ -364,13 +374,16 @@ class Engine(Sessions):
 
     @property
     def exactness(self) -> Exactness:
-        """What the output is, beside plain decoding with the whole cache: what the target promises, unless
-        the drafter, the rule that was named or the cache changes the distribution."""
+        """Exactness of the output, compared with plain decoding with the whole cache.
+
+        It is the target's, unless the drafter, the named rule or the cache changes the
+        distribution.
+        """
         return self._parts.exactness
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
-        """The sampling parameters that requests have where they do not say, by name."""
+        """The sampling parameters that apply unless a request sets them, by name."""
         return dict(self._intake.sampling_defaults)
 
     @property
@@ -379,7 +392,7 @@ class Engine(Sessions):
 
     @property
     def ended(self) -> list[int]:
-        """Requests made with `add` that have ended and whose completions are not handed out."""
+        """Ids of requests made with `add` that have ended and whose completions have not been returned."""
         return self._added.ended
 
     @property

@@ -1,4 +1,4 @@
-"""A drafter whose errors cost a request its draft, and nobody anything else."""
+"""A guarded drafter: its errors cost a request its draft and affect nothing else."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A request is decoded plainly after so many errors of its drafter; all are after so many in a row.
+# Errors of the drafter after which a request is decoded plainly, and errors in a row after which all are.
 MOST_FAILURES_OF_REQUEST, MOST_FAILURES = 3, 16
 
 _FAILED = replace(NO_DRAFT, reason=PlainReason.FAILED)
 
 
 def trim(cache: Cache, request: Request) -> None:
-    """Cut a request's row to what is committed."""
+    """Cut a request's row to its committed tokens."""
     cache.trim(request.row, min(cache.length(request.row), len(request) - 1))
 
 
 class GuardedDrafter:
-    """Calls a drafter, names it when it fails, and leaves it out when it fails again and again.
+    """Calls a drafter, logs its name when it fails, and leaves it out after repeated failures.
 
     Args:
-        drafter: itself.
-        target: that it drafts for.
-        cache: of the target, cut to what is committed where the drafter fails.
+        drafter: the drafter.
+        target: the target that it drafts for.
+        cache: the target's cache, which is cut to the committed tokens if the drafter fails.
     """
 
     def __init__(self, drafter: Drafter, target: CausalLM, cache: Cache) -> None:
         self.drafter = drafter
         self._target, self._cache = target, cache
-        # Since the last round that drafted without one; and in this round.
+        # Failures since the last round that drafted without one; failure in this round; failure logged.
         self._failures, self._has_failed, self._is_named = 0, False, False
 
     def leaves_out(self, running: Running) -> bool:
-        """Whether it has failed too often to draft for a request."""
+        """True if it has failed too often to draft for a request."""
         return running.drafter_failures >= MOST_FAILURES_OF_REQUEST or self._is_out
 
     def propose(
         self, batch: Sequence[Running], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        """The drafts of a batch; where it fails for that, of each request by itself.
+        """The drafts of a batch; if it fails for the batch, it is called for each request alone.
 
         Raises:
             ConfigError: for drafts that were not planned.
@@ -85,7 +85,7 @@ class GuardedDrafter:
         verdicts: Sequence[Verdict],
         output: ForwardOutput,
     ) -> None:
-        """Show it what became of a round."""
+        """Let the drafter observe the outcome of a round."""
         if self._is_out:
             return
         try:
@@ -97,14 +97,14 @@ class GuardedDrafter:
             self._failures = 0
 
     def observe_prefill(self, running: Running, start: int, output: ForwardOutput) -> None:
-        """Show it the tokens of a prompt from `start` on."""
+        """Let the drafter observe the tokens of a prompt from `start` on."""
         try:
             self.drafter.observe_prefill(running.request, start, output)
         except Exception as error:
             self._note(error, running)
 
     def release(self, running: Running) -> None:
-        """Have it forget a request that has ended."""
+        """Let the drafter forget a request that has ended."""
         try:
             self.drafter.release(running.request)
         except Exception as error:
@@ -125,7 +125,7 @@ class GuardedDrafter:
             logger.warning("%s failed %d times in a row and is left out.", name, MOST_FAILURES)
 
     def _check(self, drafts: list[Draft], plans: Sequence[Plan]) -> None:
-        """Refuse what was not planned.
+        """Refuse drafts that were not planned.
 
         Raises:
             ConfigError: naming the drafter.

@@ -1,4 +1,4 @@
-"""A completion as HTML: its tokens by origin, with the draft of their round where the pointer is."""
+"""A completion as HTML: its tokens by origin, with the draft of their round under the pointer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEANINGS = {
     Origin.BONUS: "bonus after a full draft",
     Origin.PLAIN: "plain",
 }
-# Underlines tell origins apart without the colours; notebooks have a theme of their own.
+# Underlines show origins without colours too; notebooks have a theme of their own.
 _STYLE = """\
 .forerun{--a:#2b8a3e;--r:#b35c00;--b:#0b7285;--dim:#6c757d;--back:#f1f3f5;font:15px/1.6 system-ui,sans-serif}
 @media(prefers-color-scheme:dark){.forerun{--a:#69db7c;--r:#ffc078;--b:#66d9e8;--dim:#adb5bd;--back:#2b3035}}
@@ -57,9 +57,10 @@ _PAGE = """\
 
 
 def render(completion: Completion, prompt: str = "") -> str:
-    """A part of a page, with its style and without scripts.
+    """A fragment of a page, with its style and without scripts.
 
     Args:
+        completion: the completion.
         prompt: shown before the text.
     """
     before = f'<span class="prompt">{_text(prompt)}</span>' if prompt else ""
@@ -76,7 +77,7 @@ def page(completion: Completion, prompt: str = "", title: str = "forerun") -> st
 
 
 def _rounds(completion: Completion) -> Iterator[str]:
-    """The tokens of each round that drafted together, others alone."""
+    """The tokens of each round that drafted in one element, all others alone."""
     done = 0
     for record in completion.rounds:
         yield _tokens(completion, done, record.start)
@@ -92,7 +93,7 @@ def _tokens(completion: Completion, start: int, stop: int) -> str:
 
 
 def _draft(record: RoundRecord) -> str:
-    """The draft as a tree: a chain on one line, the nodes of a branching indented below each other."""
+    """The draft as a tree: a chain on one line, the branches of other trees indented below each other."""
     accepted, size = len(record.accepted), len(record.draft_texts)
     tree, lines = Tree(record.parents), [f"{accepted} of {size} drafted tokens accepted"]
     left = [(child, 0) for child in reversed(tree.children(-1))]

@@ -1,4 +1,4 @@
-"""From a prompt and parameters to a request that can run, or a typed error."""
+"""Intake of requests: from a prompt and parameters to a request that can run, or a typed error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forerun.randomness import fresh_seed
 from forerun.sampling import check_token_ids
 
 Params = SamplingParams | Mapping[str, Any] | None
-"""Complete parameters, or some of them over the model's own defaults."""
+"""Complete parameters, or some that override the model's own defaults."""
 
 _ELSEWHERE = {
     "do_sample": "a temperature here: 0 takes the most likely token, any other samples",
@@ -34,11 +34,11 @@ class Intake:
 
     Args:
         target: the model that they are for.
-        tokenizer: None takes token ids only.
+        tokenizer: None accepts only token ids.
         eos_token_ids: tokens that end a text.
-        max_context: prompt and output tokens of a request at most.
-        sampling_defaults: parameters where a request does not say, by name.
-        next_seed: where a request without a seed gets one.
+        max_context: most prompt and output tokens of a request.
+        sampling_defaults: parameters that apply unless a request sets them, by name.
+        next_seed: returns the seed of a request that has none.
     """
 
     target: CausalLM
@@ -60,8 +60,8 @@ class Intake:
 
         Raises:
             PromptError: for an empty or invalid prompt, or one that leaves no room for a token.
-            ConfigError: for parameters or hints of a wrong type, token ids outside the vocabulary, or
-                stop strings without a tokenizer.
+            ConfigError: for parameters or hints of a wrong type, token ids outside the vocabulary,
+                or stop strings without a tokenizer.
         """
         speculative = check("speculative", speculative, bool)
         token_ids = self.prompts.read(prompt)
@@ -77,7 +77,7 @@ class Intake:
         if params.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; use stop_token_ids instead.")
         ends: frozenset[int] = frozenset() if params.ignore_eos else self.eos_token_ids
-        # Texts are without special tokens, so that one that is a stop string is looked for by its id.
+        # Texts do not contain special tokens, so a stop string that is one is searched for by its id.
         special = {self._special[text] for text in params.stop if text in self._special}
         request = Request(
             request_id=self.next_id,
@@ -102,10 +102,10 @@ class Intake:
         return seed
 
     def params_of(self, params: Params, sampling: Mapping[str, Any]) -> SamplingParams:
-        """Complete parameters: those given, else the model's defaults; single options override them.
+        """Complete parameters: the given ones or the model's defaults, with single options on top.
 
         Raises:
-            ConfigError: for what are no parameters, and for a value that is not allowed.
+            ConfigError: for anything but parameters, and for a value that is not allowed.
             UnknownNameError: for an option that does not exist.
         """
         self._explain(sampling)
@@ -119,7 +119,7 @@ class Intake:
         return replace(params, **sampling) if sampling else params
 
     def _explain(self, sampling: Mapping[str, Any]) -> None:
-        """Refuse options that belong elsewhere, saying where.
+        """Refuse options that are set elsewhere, saying where.
 
         Raises:
             ConfigError: for the first of them.
@@ -135,7 +135,7 @@ class Intake:
     def all_params(
         self, params: Params | Iterable[Params], sampling: Mapping[str, Any], count: int
     ) -> list[SamplingParams]:
-        """Parameters for each of `count` prompts, from one set or as many as there are.
+        """Parameters for each of `count` prompts, from one set or from one per prompt.
 
         Raises:
             ConfigError, UnknownNameError: as `params_of` does, and for another number.

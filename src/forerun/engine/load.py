@@ -1,4 +1,4 @@
-"""From names to a running engine: load target and draft, check that they fit, put them together."""
+"""Loading of an engine: load target and draft by name, check that they fit, put them together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Tokens of prompt and output a request may have unless asked otherwise: caches are allocated at once.
+# Default limit of a request's prompt and output tokens, because caches are allocated at once.
 DEFAULT_CONTEXT = 4096
 
 
@@ -61,11 +61,11 @@ def load(
     """Load a model, and a drafter for it, into an engine.
 
     Args:
-        model: `zoo`, the small model that comes with forerun, `smollm2`, a checkpoint's directory, a GGUF
-            file, a hub id, a `Checkpoint` that is open already, or a model of transformers (give its
+        model: `zoo`, the small model that comes with forerun, `smollm2`, a checkpoint's directory,
+            a GGUF file, a hub id, an open `Checkpoint`, or a model of transformers (pass its
             tokenizer too).
-        speculative: how to speculate: a config or a mapping of its fields; True picks the known draft
-            model or looking up (`suffix`), False decodes plainly.
+        speculative: configuration of speculation: a config or a mapping of its fields; True picks
+            the known draft model or looking up (`suffix`), False decodes plainly.
         drafter: a method's name, or a drafter; instead of the config's `method`.
         policy: a policy's name, or a policy; instead of the config's.
         revision: branch, tag or commit on the hub.
@@ -73,18 +73,20 @@ def load(
             kernels `int8` or `int4`.
         device: `auto`, `cpu`, `cuda` or `mps`.
         backend: `kernels`, the compiled ones for the CPU, `torch`, or `auto`.
-        kv_dtype: of the target's keys and values: `auto` (that of the weights, bf16 of quantized ones),
-            `fp32`, `bf16`, `int8` or `int4`. It is part of the model, as the precision of weights is:
-            drafts are verified with it.
+        kv_dtype: precision of the target's keys and values: `auto` (that of the weights, bf16 for
+            quantized ones), `fp32`, `bf16`, `int8` or `int4`. It is part of the model, as the
+            precision of weights is: drafts are verified with it.
         max_batch_size: requests that run at once.
-        max_context: prompt and output tokens of a request at most; by default the model's own
-            context, 4096 tokens at most.
-        prefix_reuse: whether a prompt that begins like an earlier request's text runs only the rest.
-        compression: of the target's cache, a `Compression` or a mapping of its options: approximate.
-        tokenizer: instead of the checkpoint's own.
+        max_context: most prompt and output tokens of a request; by default the model's own context,
+            4096 tokens at most.
+        prefix_reuse: reuse cached prefixes: of a prompt that begins like an earlier request's text,
+            run only the rest.
+        compression: compression of the target's cache, a `Compression` or a mapping of its options:
+            approximate.
+        tokenizer: used instead of the checkpoint's own.
 
     Raises:
-        ForerunError: one of its kinds, saying what is wrong and what to do.
+        ForerunError: one of its subclasses, saying what is wrong and what to do.
     """
     refuse_unknown(load, unknown)
     placement = Placement(dtype, device, backend, kv_dtype)  # type: ignore[arg-type]  # torch's own are named
@@ -110,7 +112,7 @@ def _assembled(
     config = asked.config
     pair = _paired(Pair(target, target.run_config(placement)), placement, config)
     rows, context = settings.max_batch_size, _context(target, settings.max_context)
-    # A chain never reaches past the context.
+    # A chain never extends beyond the context.
     tree_slots = 0 if config is None or config.tree is None else MOST_NODES
     check_memory(pair.needs(rows, context + tree_slots), pair.run.device)
     tokenizer = target.tokenizer if tokenizer is None else tokenizer
@@ -145,7 +147,7 @@ def _assembled(
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its draft model or head if it has one, and how they will run."""
+    """A target, its draft model or head if it has one, and the settings that they run with."""
 
     target: Checkpoint
     run: RunConfig
@@ -154,7 +156,8 @@ class Pair:
     head: HeadFiles | None = None
 
     def with_draft(self, draft: Checkpoint, placement: Placement) -> Pair:
-        """The same target with a draft model that is to run in a placement, but on its device.
+        """The pair with a draft model, which runs with a placement's settings but on the target's
+        device.
 
         Raises:
             ConfigError: for the target itself, or a precision that device or backend lack.
@@ -168,7 +171,7 @@ class Pair:
         return replace(self, draft=draft, draft_run=draft.draft_run_config(placement, self.run))
 
     def needs(self, rows: int, capacity: int) -> list[MemoryNeed]:
-        """Memory for the models and their caches, of so many rows and slots a row."""
+        """Memory for the models and for their caches of `rows` rows of `capacity` slots."""
         needs = [memory_need("target", self.target.summary, self.run, rows=rows, capacity=capacity)]
         if self.draft is not None and self.draft_run is not None:
             summary = self.draft.summary
@@ -176,15 +179,15 @@ class Pair:
                 memory_need("draft", summary, self.draft_run, rows=rows, capacity=capacity)
             )
         if self.head is not None:
-            # Its cache is that of a layer or two, and not known yet.
+            # The head's cache has a layer or two, and its size is not known yet.
             needs.append(MemoryNeed("head", self.head.weight_bytes, 0))
         return needs
 
     def translation(self, tokenizer: Any) -> Translation | None:
-        """What a draft of another vocabulary needs; None for the target's own.
+        """The translation for a draft of another vocabulary; None if it is the target's own.
 
         Raises:
-            IncompatibleDraftError: where the two share too little.
+            IncompatibleDraftError: if the two share too little.
         """
         if self.draft is None:
             return None
@@ -213,10 +216,10 @@ class Pair:
 
 
 def _paired(pair: Pair, placement: Placement, config: SpeculativeConfig | None) -> Pair:
-    """With the draft model or the head that the config names, if any.
+    """The pair with the draft model or the head that the config names, if any.
 
     Raises:
-        ConfigError: for a head where the method drafts with a model.
+        ConfigError: for a head with a method that drafts with a model.
         UnsupportedModelError: for a head of another method.
     """
     if config is None or config.model is None:

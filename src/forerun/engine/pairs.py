@@ -1,4 +1,4 @@
-"""Which drafter to take for a target when none is named."""
+"""The drafter for a target if none is named."""
 
 from __future__ import annotations
 
@@ -38,25 +38,27 @@ KNOWN_DRAFTS = {
 }
 
 
-# Of a cascade: what is asked first, and after it, with the tokens that it may draft.
+# Members of a cascade in their order; the number is the most tokens that a member drafts.
 _LOOKING_UP, _DRAFT_MODEL = "suffix", "draft_model:4"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A complete config, and a sentence on what was chosen, where the config left it open."""
+    """A complete config, and one sentence on the choices that were made for it."""
 
     config: SpeculativeConfig
     note: str | None = None
 
 
 def default_method(model: str | None, target: str) -> str:
-    """The method where none is named: that of the head that is named, a draft model, named or known, or
-    else looking up what the text has had before (`suffix`), which needs no model.
+    """The method if none is named: that of a named head, a draft model, or looking up (`suffix`).
+
+    A draft model is used if one is named or known for the target; looking up earlier text needs no
+    model.
 
     Args:
         model: the draft model or head, if one is named.
-        target: as the user named it.
+        target: the target as the user named it.
     """
     head = None if model is None else kind_at(model)
     if head is not None:
@@ -68,13 +70,15 @@ def default_method(model: str | None, target: str) -> str:
 def pick_method(
     model: str | None, target: str, options: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """The method where none is named, with its options: that of `default_method`, in a cascade after looking
-    up where there is a corpus that it would not read.
+    """The method if none is named, with its options.
+
+    It is that of `default_method`. If there is a corpus that this method would not read, it drafts
+    in a cascade after looking up.
 
     Args:
         model: the draft model or head, if one is named.
-        target: as the user named it.
-        options: that were given.
+        target: the target as the user named it.
+        options: the given options.
     """
     method, own = default_method(model, target), dict(options)
     if "corpus" not in own or issubclass(drafters_of(method, own)[0].options, CorpusOptions):
@@ -91,8 +95,8 @@ def choose(config: SpeculativeConfig, target: str) -> Choice:
         target: the target as the user named it.
 
     Raises:
-        ConfigError: for a method that needs a draft model where none is known, and for options that the
-            method does not have.
+        ConfigError: for a method that needs a draft model if none is known, and for options that
+            the method does not have.
     """
     method, own = config.method, dict(config.options)
     if method is None:

@@ -24,8 +24,15 @@ def decode_plain(
     randomness: Randomness,
     evicts: Evicts | None = None,
 ) -> Iterator[TokenEvent]:
-    """Decode one request token by token; `running` holds what was generated so far, `evicts` is the cache
-    where it evicts."""
+    """Decode one request token by token.
+
+    Args:
+        target: the model.
+        cache: its cache.
+        running: the request, with the tokens generated so far.
+        randomness: source of random numbers.
+        evicts: the cache again if it evicts.
+    """
     request = running.request
     started = perf_counter()
     for _ in prefill_chunks(target, cache, [request.row], [request.token_ids[:-1]]):

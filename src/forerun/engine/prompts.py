@@ -1,4 +1,4 @@
-"""What a prompt may be, and its token ids: text, ids, messages, or a tokenizer's output."""
+"""Prompts in all their forms (text, ids, messages, a tokenizer's output), and their token ids."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Prompt = str | Iterable[int] | Sequence[Message] | Mapping[str, Any]
 
 T = TypeVar("T")
 _KINDS = "a prompt is text, a list of token ids, or a list of messages"
-# Inputs of models that read more than text.
+# Names of inputs other than text.
 _OTHER_INPUTS = ("pixel_values", "inputs_embeds", "input_features", "input_values")
 
 
 @dataclass(frozen=True)
 class PromptReader:
-    """Makes token ids of prompts.
+    """Turns prompts into token ids.
 
     Args:
-        tokenizer: None takes token ids only.
-        vocab_size: ids lie below it.
+        tokenizer: None accepts only token ids.
+        vocab_size: bound of token ids.
     """
 
     tokenizer: Tokenizer | None
@@ -36,7 +36,7 @@ class PromptReader:
         """The token ids of a prompt.
 
         Raises:
-            PromptError: for what is no prompt, more than one, or empty.
+            PromptError: for anything but one prompt, or an empty one.
             ConfigError: for text without a tokenizer.
         """
         if isinstance(prompt, str):
@@ -65,7 +65,7 @@ class PromptReader:
 
         Raises:
             PromptError: without a template, and as `ChatTemplate.encode` does.
-            UnknownNameError, ConfigError: as that does, and without a tokenizer.
+            UnknownNameError, ConfigError: as `ChatTemplate.encode` does, and without a tokenizer.
         """
         template = ChatTemplate.of(self._tokenizer_for("a conversation"))
         if template is None:
@@ -76,12 +76,12 @@ class PromptReader:
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """What the tokenizer's chat template reads, where it has one."""
+        """Variables that the tokenizer's chat template reads; empty without a template."""
         template = ChatTemplate.of(self.tokenizer)
         return frozenset() if template is None else template.variables
 
     def read_prediction(self, prediction: str | Iterable[int]) -> tuple[int, ...]:
-        """The token ids of an expected output, which nothing opens.
+        """The token ids of an expected output, without the tokens that open a text.
 
         Raises:
             PromptError, ConfigError: as `read` does.
@@ -116,13 +116,13 @@ class PromptReader:
 
 
 def split(prompts: Any) -> tuple[list[Any], bool]:
-    """Prompts as a list, and whether they are a single one.
+    """Prompts as a list, and True if they are a single one.
 
     Text, token ids, messages and a BatchEncoding with one row are one prompt; anything else is a
     collection of prompts.
 
     Raises:
-        PromptError: for what is neither.
+        PromptError: for anything else.
     """
     if isinstance(prompts, str):
         return [prompts], True
@@ -136,7 +136,7 @@ def split(prompts: Any) -> tuple[list[Any], bool]:
 
 
 def repeated(value: T | Iterable[T], kind: type[T], count: int, what: str) -> list[T]:
-    """A value for each of `count` prompts: one for all of them, or as many as there are.
+    """A value for each of `count` prompts: one for all of them, or one for each.
 
     Raises:
         ConfigError: for another number, or values of another type.
@@ -156,10 +156,10 @@ def listed(value: Any, what: str, error: type[ForerunError] = ConfigError) -> li
     """The entries of a collection.
 
     Raises:
-        ForerunError: of the kind `error`, for text and for what is not a collection.
+        ForerunError: of the kind `error`, for text and for anything but a collection.
     """
     try:
-        # A 0-d array is iterable until it is asked.
+        # A 0-d array claims to be iterable.
         if not isinstance(value, str):
             return list(value)
         problem = None

@@ -1,4 +1,5 @@
-"""Rounds before the first request, on a text that nobody asked for: they warm up drafters and are timed."""
+"""Rehearsal: rounds on an arbitrary text before the first request, to warm up drafters and to time
+them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ PROMPT = 16
 
 
 class _Steps(BasePolicy):
-    """Plans given lengths, one after the other."""
+    """A policy that plans given lengths, one after the other."""
 
     name = "rehearsal"
 
@@ -36,7 +37,8 @@ class _Steps(BasePolicy):
 
 
 class _Filler:
-    """A drafter that drafts any tokens, as many as are planned; all else is the engine's own drafter's."""
+    """A drafter that drafts arbitrary tokens, as many as are planned; the rest is the engine's own
+    drafter's."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -54,24 +56,26 @@ class _Filler:
 def rehearse(
     scheduler: Scheduler, room: int, lengths: Sequence[int], member: int | None = None
 ) -> list[RoundTimes]:
-    """Run a round for each length of a draft; nothing of them stays in caches and counters, and what
-    drafters keep by namespace is kept apart.
+    """Run a round for each length of a draft, and leave nothing of them in caches and counters.
+
+    Stores that drafters keep by namespace use a separate one.
 
     Args:
-        scheduler: without requests.
-        room: tokens of a request at most.
-        lengths: of the drafts.
-        member: which of the drafter's members drafts; None where it drafts alone, FILLER for any tokens.
+        scheduler: a scheduler without requests.
+        room: most tokens of a request.
+        lengths: lengths of the drafts.
+        member: which of the drafter's members drafts; None if it drafts alone, FILLER for arbitrary
+            tokens.
 
     Returns:
-        Times of the rounds; fewer where the context is short or a drafter fails.
+        Times of the rounds; fewer if the context is short or a drafter fails.
     """
     parts = scheduler.parts
     most = sum(lengths) + len(lengths)
     if parts.evicts is not None or room < PROMPT + most + 1:
         return []
     ids = [1 + place % (parts.target.vocab_size - 1) for place in range(PROMPT)]
-    # Drafters that keep something by namespace keep it apart.
+    # Keeps the text out of the stores that drafters keep by namespace.
     hints = Hints(namespace="\0rehearsal")
     params = SamplingParams(temperature=0.0, max_tokens=most + 1)
     request = Request(-1, ids, PROMPT, params, seed=0, hints=hints)

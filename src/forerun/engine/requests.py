@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of it."""
+"""Requests while they run, and the events and completions that the engine returns."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class TokenLogprob:
 class TokenEvent:
     """One emitted token.
 
-    `text` is what became certain with it: the text of a token that ends inside a character or a
-    possible stop string comes with a later one.
+    `text` is the text that became certain with it: the text of a token that ends inside a character
+    or a possible stop string comes with a later one.
     """
 
     request_id: int
@@ -47,8 +47,8 @@ class RoundRecord:
     """One round of a request that drafted.
 
     Args:
-        start: which output token it emitted first, from 0.
-        num_emitted: tokens that it emitted.
+        start: index of the first output token that it emitted, from 0.
+        num_emitted: number of tokens that it emitted.
         draft_ids, draft_texts: tokens of the draft's nodes, and the text of each alone.
         parents: index of each node's parent; -1 is the last token before the round.
         accepted: indices of the accepted nodes, from the root down.
@@ -64,20 +64,20 @@ class RoundRecord:
 
 @dataclass(frozen=True, repr=False)
 class Completion:
-    """A request that has ended.
+    """Result of a request that has ended.
 
     Args:
-        request_id: what `Engine.add` returned.
+        request_id: the id that `Engine.add` returned.
         prompt_ids, token_ids: token ids of prompt and output.
         text: the output without special tokens, cut at a stop string.
-        texts: of each output token, as streamed; together they are `text`: where a request is cut off, the
-            last one has what was held back.
-        origins: where each output token came from.
+        texts: the text of each output token, as streamed; joined they are `text`. If a request is
+            cut off, the last one includes the text that was held back.
+        origins: origin of each output token.
         rounds: the rounds that drafted, in order; tokens outside them came from plain rounds.
-        finish_reason: why it ended.
+        finish_reason: reason for its end.
         stats: its counters.
-        logprobs: one a token, if asked for.
-        error: what ended it, where `finish_reason` is ERROR.
+        logprobs: one per token, if asked for.
+        error: the error that ended it, if `finish_reason` is ERROR.
     """
 
     request_id: int
@@ -100,19 +100,20 @@ class Completion:
         )
 
     def _repr_html_(self) -> str:
-        """In a notebook: its tokens by origin, with the draft of a round where the pointer is."""
+        """HTML for a notebook: its tokens by origin, with the draft of a round under the pointer."""
         return render(self)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What of a request is committed: it is replaced as a whole, never changed.
+    """The committed state of a request; it is replaced as a whole, never changed.
 
     Args:
-        num_tokens: of `Request.token_ids`; an interrupted round may have left more there.
-        text: how far its text has come.
+        num_tokens: number of committed `Request.token_ids`; an interrupted round may have added
+            more.
+        text: state of its text.
         finish_reason: None while it runs.
-        error: what ended it, where the reason is ERROR.
+        error: the error that ended it, if the reason is ERROR.
     """
 
     num_tokens: int
@@ -123,12 +124,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round brings to a request, to be committed as a whole.
+    """Outcome of a round for a request, to be committed as a whole.
 
     Args:
-        verdict: cut where the request ends.
-        texts: what each of its tokens makes certain.
-        progress: of the request with them.
+        verdict: the verdict, cut where the request ends.
+        texts: the text that becomes certain with each of its tokens.
+        progress: state of the request with them.
         accepted: the accepted nodes of its draft.
     """
 
@@ -140,7 +141,7 @@ class Outcome:
 
 @dataclass(eq=False)
 class Running:
-    """A request while it waits and runs, and everything that is only for its output."""
+    """A request while it waits and runs, with everything that belongs to its output."""
 
     request: Request
     token_limit: int
@@ -170,24 +171,26 @@ class Running:
 
     @property
     def room(self) -> int:
-        """Tokens that it may still emit."""
+        """Number of tokens that it may still emit."""
         return self.token_limit - self.num_output_tokens
 
     def finish(self, reason: FinishReason, error: Exception | None = None) -> None:
-        """End the request as it stands."""
+        """End the request in its present state."""
         self.progress = replace(self.progress, finish_reason=reason, error=error)
 
     def _texts(self) -> tuple[str, ...]:
-        """The text of each output token; of a request that ended in the middle of a text, the last one's
-        with what was held back behind it."""
+        """The text of each output token; the last one includes text still held back when the
+        request ended."""
         left = self.stream.text[self.stream.state.released :]
         if not self.texts or not left:
             return tuple(self.texts)
         return (*self.texts[:-1], self.texts[-1] + left)
 
     def outcome(self, verdict: Verdict) -> Outcome:
-        """What a verdict brings: its tokens up to the first stop token, stop string or limit. Nothing
-        changes before `commit`."""
+        """Outcome of a verdict: its tokens up to the first stop token, stop string or limit.
+
+        Nothing changes before `commit`.
+        """
         stops, path = self.request.stop_token_ids, verdict.path
         token_ids = verdict.token_ids[: self.room]
         reason = FinishReason.LENGTH if len(token_ids) == self.room else None
@@ -210,7 +213,7 @@ class Running:
     def commit(
         self, outcome: Outcome, logprobs: Sequence[TokenLogprob] = (), draft: Draft = NO_DRAFT
     ) -> None:
-        """Take an outcome in: until the last line `settle` takes back all of it."""
+        """Commit an outcome; if interrupted before the last line, `settle` takes back all of it."""
         emitted = len(outcome.verdict.token_ids)
         if len(draft) and emitted:
             ids, parents = tuple(draft.token_ids), tuple(draft.tree.parents)
@@ -224,7 +227,7 @@ class Running:
         self.progress = outcome.progress
 
     def settle(self) -> None:
-        """Forget what an interrupted `commit` has left beyond the progress."""
+        """Remove what an interrupted `commit` has left beyond the progress."""
         del self.request.token_ids[self.progress.num_tokens :]
         total = self.num_output_tokens
         for values in (self.origins, self.texts, self.logprobs):
@@ -236,7 +239,7 @@ class Running:
     def events(self, start: int) -> list[TokenEvent]:
         """The output tokens from `start` on as events."""
         request, progress, total = self.request, self.progress, self.num_output_tokens
-        # Not `output_ids`, which copies the whole output every round.
+        # `output_ids` would copy the whole output every round.
         token_ids, before = request.token_ids, request.num_prompt_tokens
         return [
             TokenEvent(
@@ -277,7 +280,8 @@ class Running:
 
 
 def token_logprobs(rows: Tensor, token_ids: Sequence[int], count: int) -> list[TokenLogprob]:
-    """Those of `token_ids`, one a row of log probabilities [N, V], with `count` alternatives."""
+    """Log probabilities of `token_ids`, one per row of log probabilities [N, V], with `count`
+    alternatives."""
     top = rows.topk(min(count, rows.shape[-1]), dim=-1)
     return [
         TokenLogprob(

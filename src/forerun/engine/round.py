@@ -1,7 +1,7 @@
-"""One round: plan, draft, run the target once, verify, keep what was accepted, learn.
+"""One round: plan, draft, run the target once, verify, keep the accepted tokens, learn.
 
 A round is all or nothing: until a request's outcome is committed, an exception or an interruption
-leaves it and its rows in the caches as they were, and the next round goes on from there.
+leaves the request and its rows in the caches unchanged, and the next round continues from there.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _ASKED, _SHORT = Plan(0, reason=PlainReason.ASKED), Plan(0, reason=PlainReason.S
 _EVICTS, _FAILED = Plan(0, reason=PlainReason.EVICTS), Plan(0, reason=PlainReason.FAILED)
 
 OnRound = Callable[[Request, Draft, Verdict], None]
-"""Sees what was drafted for a request in a round and the verdict, before the request is extended."""
+"""A hook that sees the draft and the verdict of a request in a round, before the request is extended."""
 OnExplained = Callable[[Request, Draft, Verdict, Explanation | None], None]
-"""The same with the tests that led to the verdict; None for a rule that is not forerun's own."""
+"""A hook like `OnRound` that also sees the tests behind the verdict; None for a rule not of forerun."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class TimedRound:
     """A round that is over.
 
     Args:
-        requests, plans, drafts, verdicts: of the batch, in its order.
-        times: of the whole batch.
+        requests, plans, drafts, verdicts: those of the batch, in its order.
+        times: times of the whole batch.
     """
 
     requests: Sequence[Request]
@@ -67,7 +67,7 @@ class TimedRound:
 
     @property
     def reasons(self) -> list[PlainReason]:
-        """For each request why it did not draft, where it did not."""
+        """For each request the reason why it did not draft, if it did not."""
         return [
             draft.reason if plan.num_tokens else plan.reason
             for plan, draft in zip(self.plans, self.drafts, strict=True)
@@ -75,24 +75,24 @@ class TimedRound:
 
 
 OnTimed = Callable[[TimedRound], None]
-"""Sees a round once it is over and counted."""
+"""A hook that sees a round after it is over and counted."""
 
 
 @dataclass
 class Parts:
-    """What a round works with.
+    """The parts that rounds work with.
 
     Args:
-        target: verifies.
-        cache: of the target.
-        evicts: the same, where it evicts.
-        randomness: of all draws.
-        config: how to speculate.
+        target: the model that verifies.
+        cache: the target's cache.
+        evicts: the cache again if it evicts.
+        randomness: source of all draws.
+        config: configuration of speculation.
         guarded: the drafter.
-        policy: None, as without a drafter, decodes plainly.
-        tree: that of the config, read from its file.
-        rules: in use by name; one that is put here is used in place of the table's.
-        on_round, on_explained, on_timed: watch.
+        policy: None decodes plainly, as does a missing drafter.
+        tree: the config's tree, read from its file.
+        rules: rules in use by name; a rule added here replaces that of the table.
+        on_round, on_explained, on_timed: hooks.
     """
 
     target: CausalLM
@@ -110,11 +110,11 @@ class Parts:
 
     @property
     def drafter(self) -> Drafter | None:
-        """The drafter itself, to ask what it declares."""
+        """The drafter itself, for reading its declarations."""
         return None if self.guarded is None else self.guarded.drafter
 
     def attach(self, rows: int) -> None:
-        """Show drafter and policy what they work for, of so many requests at once."""
+        """Attach drafter and policy to the parts that they work for, with `rows` requests at once."""
         assert self.drafter is not None
         assert self.policy is not None
         self.drafter.attach(self.cache)
@@ -122,7 +122,7 @@ class Parts:
 
     @property
     def exactness(self) -> Exactness:
-        """The target's, unless the drafter, the rule that was named or the cache changes the
+        """Exactness of the target, unless the drafter, the named rule or the cache changes the
         distribution."""
         methods = [] if self.evicts is None else [Exactness.APPROXIMATE]
         if self.drafter is not None:
@@ -138,10 +138,11 @@ class Parts:
 
 
 def run_round(parts: Parts, batch: Sequence[Running]) -> None:
-    """Run one round over a batch: every request gains at least one token, or fails by itself.
+    """Run one round over a batch: every request gains at least one token, or fails alone.
 
     Args:
-        batch: with all of their tokens but the newest in the cache.
+        parts: the parts to work with.
+        batch: requests that have all their tokens but the newest in the cache.
     """
     requests = [running.request for running in batch]
     started = perf_counter()
@@ -176,13 +177,14 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
 
 
 def settle(cache: Cache, running: Running) -> None:
-    """Bring a request and its row to what is committed, whatever stopped a round."""
+    """Restore a request and its row to the committed state after a round was interrupted."""
     running.settle()
     trim(cache, running.request)
 
 
 def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
-    """The policy's plans, cut to what can still be emitted, with the tree and the way to draw."""
+    """The policy's plans, cut to the tokens that can still be emitted, with the tree and the way to
+    draw."""
     if parts.policy is None or parts.guarded is None:
         return [_ASKED] * len(batch)
     guarded, drafter = parts.guarded, parts.guarded.drafter
@@ -197,7 +199,7 @@ def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
         if not running.request.speculative or not plan.num_tokens:
             plans.append(plan if running.request.speculative else _ASKED)
             continue
-        # Every round emits one token beyond the draft; more than the limit would be thrown away.
+        # Every round emits one token beyond the draft; tokens beyond the limit would be discarded.
         most = min(plan.num_tokens, running.room - 1)
         left = None if parts.evicts is None else parts.evicts.until_eviction(running.request.row)
         if most < 1 or left == 1 or guarded.leaves_out(running):
@@ -226,8 +228,10 @@ def _propose(parts: Parts, batch: Sequence[Running], plans: list[Plan]) -> list[
 
 
 def _run_target(parts: Parts, requests: list[Request], drafts: list[Draft]) -> ForwardOutput:
-    """One forward pass over the newest token and the draft of every request, through the layers
-    that the drafter has not run already."""
+    """Run one forward pass over the newest token and the draft of every request.
+
+    It runs only the layers that the drafter has not already run.
+    """
     layers, hidden_in = _after_shared_layers(parts, drafts)
     batch = Batch.after(
         parts.cache,
@@ -242,7 +246,7 @@ def _run_target(parts: Parts, requests: list[Request], drafts: list[Draft]) -> F
 
 
 def _after_shared_layers(parts: Parts, drafts: list[Draft]) -> tuple[range | None, Tensor | None]:
-    """What is left to run where the drafter has run the first layers of the target itself."""
+    """The layers left to run, and their input, if the drafter has run the target's first layers itself."""
     states = [draft.hidden for draft in drafts if draft.hidden is not None]
     if not states or parts.drafter is None:
         return None, None
@@ -272,7 +276,7 @@ def _verify(
 def _verify_by(
     rule: Verifier, rows: TargetRows, indices: list[int], randomness: Randomness
 ) -> list[Verdict]:
-    """The verdicts of a rule on some of the drafts; what fails in one of them is that request's own."""
+    """Verdicts of a rule on some of the drafts; an error in one of them concerns that request alone."""
     part = rows.of(indices)
     try:
         return rule.verify(part.drafts, part, part.requests, randomness)
@@ -286,7 +290,7 @@ def _verify_by(
 
 
 def _show(parts: Parts, rows: TargetRows, verdicts: list[Verdict]) -> None:
-    """Show the round to those who watch; what explains it is only made for them."""
+    """Call the hooks with the round; explanations are computed only for their hook."""
     if parts.on_round is None and parts.on_explained is None:
         return
     for index, (request, draft) in enumerate(zip(rows.requests, rows.drafts, strict=True)):

@@ -1,4 +1,4 @@
-"""Which requests have a row, how their prompts get into the cache, and whose turn it is."""
+"""Scheduling: rows for requests, their prompts' prefill, and the requests of each round."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from forerun.models.running import common_prefix
 
 # Prompt tokens that are run at once while no stream waits.
 LARGEST_CHUNK = 512
-# And at least between two rounds, however long they take.
+# Prompt tokens that are run at least between two rounds, however long they take.
 SMALLEST_CHUNK = 8
-# Of a round's time that a chunk between two rounds may take: it is adjusted after the fact.
+# Share of a round's time that a chunk between two rounds may take; its size is adjusted afterwards.
 CHUNK_SHARE = 0.7
 
 
 class Scheduler:
     """Admits requests to the rows of a cache and runs their prompts, a chunk at a time.
 
-    A row keeps its tokens when its request has ended, until it is needed: admission takes the row that
-    shares the longest prefix with the prompt and runs only the rest. While streams are running,
-    prompts are run between rounds in chunks that take about as long as a round, so that no stream
-    waits for more than two rounds' time.
+    After its request has ended, a row keeps its tokens until it is needed: admission takes the row
+    that shares the longest prefix with the prompt and runs only the rest. While streams are
+    running, prompts are run between rounds in chunks that take about as long as a round, so that no
+    stream waits for more than two rounds' time.
 
-    Everything that it knows follows from `rows` and `waiting`, so that `settle` can bring it in order
-    after an interruption at any place.
+    Its whole state follows from `rows` and `waiting`, so that `settle` can restore it after an
+    interruption at any point.
 
     Args:
-        parts: what rounds work with; the drafter sees the hidden layers of prompts that it declares.
-        num_rows: requests that run at once.
-        prefix_reuse: whether tokens of ended requests are used again.
+        parts: parts that rounds work with; the drafter sees the hidden layers of prompts that it
+            declares.
+        num_rows: number of requests that run at once.
+        prefix_reuse: use tokens of ended requests again.
     """
 
     def __init__(self, parts: Parts, num_rows: int, prefix_reuse: bool = True) -> None:
         self.parts, self.cache = parts, parts.cache
-        # A row that has evicted tokens of one text lacks them for others.
+        # A row that has evicted tokens of one text lacks them for other texts.
         self.prefix_reuse = prefix_reuse and parts.evicts is None
         self.waiting: deque[Running] = deque()
         self.rows: list[Running | None] = [None] * num_rows
@@ -66,11 +67,11 @@ class Scheduler:
 
     @property
     def admitted(self) -> list[Running]:
-        """The requests with a row, prompts on their way included."""
+        """Requests with a row, including those whose prompt is still being run."""
         return [running for running in self.rows if running is not None]
 
     def admit(self) -> None:
-        """Give rows to waiting requests, in the order in which they came."""
+        """Give rows to waiting requests, in the order of their arrival."""
         while self.waiting and None in self.rows:
             running = self.waiting[0]
             row = self._best_row(running.request.token_ids)
@@ -82,18 +83,20 @@ class Scheduler:
             self.waiting.popleft()
 
     def ready(self, round_seconds: float) -> list[Running]:
-        """The requests that take part in the next round: all of their tokens but the newest are in the
-        cache. Prompts are run before, those first that were admitted first: as far as one round's time
-        goes where streams wait for the next round, else to the end.
+        """Run prompts and return the requests of the next round: all their tokens but the newest
+        are cached.
+
+        Prompts are run in the order of admission: for about one round's time if streams wait for
+        the next round, otherwise to the end.
 
         Args:
-            round_seconds: that the last round took.
+            round_seconds: time of the last round.
         """
         joining = [running for running in self.admitted if running.in_rounds]
         left = [running for running in joining if self._missing(running)]
         if left:
             self._prefill(sorted(left, key=_order), round_seconds)
-            # What failed with the last chunk of its prompt takes part in no round.
+            # A request that failed with the last chunk of its prompt takes part in no round.
             joining = [r for r in joining if not r.finished and not self._missing(r)]
         return joining
 
@@ -102,7 +105,7 @@ class Scheduler:
             streaming = any(other.num_output_tokens for other in self.admitted)
             if streaming:
                 seconds = self._run_chunk(running, self._chunk)
-                # Longer by a quarter at most, and as much shorter as the last was too long.
+                # At most a quarter longer than the last chunk, but as much shorter as that was too long.
                 growth = min(CHUNK_SHARE * round_seconds / max(seconds, 1e-9), 1.25)
                 self._chunk = min(max(int(growth * self._chunk), SMALLEST_CHUNK), LARGEST_CHUNK)
                 return
@@ -110,8 +113,10 @@ class Scheduler:
                 self._run_chunk(running, LARGEST_CHUNK)
 
     def step(self) -> None:
-        """Run one round over all that can run. Whatever stops it: requests, rows and the cache hold
-        what is committed."""
+        """Run one round over all requests that can run.
+
+        Whatever interrupts it, requests, rows and the cache hold the committed state.
+        """
         with self.alone():
             if not self._in_order:
                 self.settle()
@@ -135,7 +140,7 @@ class Scheduler:
             self.waiting.extend(requests)
 
     def cancel(self, request_id: int) -> bool:
-        """End a request that waits or runs and give back its row; False if it has ended already."""
+        """End a waiting or running request and free its row; return False if it has already ended."""
         with self.alone():
             known = (*self.waiting, *self.admitted)
             running = next((r for r in known if r.request.request_id == request_id), None)
@@ -145,8 +150,10 @@ class Scheduler:
         return running is not None
 
     def drop(self, requests: Iterable[Running]) -> None:
-        """The same for requests that are not followed any more. In the middle of a round, where a stream
-        may be garbage-collected, they end with it."""
+        """End requests that are no longer followed.
+
+        In the middle of a round, where a stream may be garbage-collected, they end with the round.
+        """
         self._dropped.extend(requests)
         if not self._is_inside:
             with self.alone():
@@ -154,16 +161,16 @@ class Scheduler:
 
     @property
     def _is_inside(self) -> bool:
-        """Whether this thread runs what `alone` protects."""
+        """True if this thread runs a block that `alone` protects."""
         return self._owner == threading.get_ident() and self._lock.locked()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait for the rounds of other threads.
+        """Wait for the rounds of other threads and keep them out of the block.
 
         Raises:
-            ConfigError: for a hook or a drafter that calls the engine in which it runs, and where its
-                cache is in other use.
+            ConfigError: for a hook or a drafter that calls the engine in which it runs, and while
+                its cache is in other use.
         """
         if self._is_inside:
             raise ConfigError(
@@ -178,8 +185,11 @@ class Scheduler:
                 self._owner = 0
 
     def settle(self) -> None:
-        """Bring rows, requests and the cache to what is committed, and give back the rows of requests
-        that have ended. It may be called at any time, and again where it was interrupted."""
+        """Restore rows, requests and the cache to the committed state, and free the rows of ended
+        requests.
+
+        It may be called at any time, and again if it was interrupted.
+        """
         self._end_dropped()
         admitted = self.admitted
         left = [other for other in self.waiting if other in admitted or other.finished]
@@ -194,7 +204,7 @@ class Scheduler:
         """Give a row to a request that takes no part in the rounds.
 
         Raises:
-            ConfigError: where all rows are taken.
+            ConfigError: if all rows are taken.
         """
         if None not in self.rows:
             raise ConfigError("all rows are taken; finish or cancel a request first.")
@@ -204,16 +214,18 @@ class Scheduler:
         self.rows[row] = running
 
     def forget(self) -> None:
-        """Empty all rows, the drafter's too; none is taken."""
+        """Empty all rows, also in the drafter; no row may be taken."""
         for row in range(len(self.rows)):
             self._empty(row)
 
     def kept(self, token_ids: list[int] | None) -> tuple[int, list[int]]:
-        """A row of an ended request and the tokens that it holds: of the one that shares the longest prefix
-        with a text, and no more than that; without a text, of the last one that ended.
+        """A row of an ended request, and its tokens up to the end of the longest prefix shared with
+        a text.
+
+        Without a text, the row of the request that ended last, with all its tokens.
 
         Raises:
-            ConfigError: where no row holds any.
+            ConfigError: if no row holds any.
         """
         ended = [
             row for row in self._least_recent if self.rows[row] is None and self._shared_by(row)
@@ -231,10 +243,10 @@ class Scheduler:
         return row, self._held[row][:shared]
 
     def fill_row(self, token_ids: list[int], write: Callable[[int], None]) -> None:
-        """Have `write` put a text into a free row, as if a request had ended with it.
+        """Let `write` put a text into a free row, as if a request had ended with it.
 
         Raises:
-            ConfigError: where all rows are taken.
+            ConfigError: if all rows are taken.
         """
         if None not in self.rows:
             raise ConfigError("all rows are taken; finish or cancel a request first.")
@@ -249,28 +261,28 @@ class Scheduler:
         self._used(row)
 
     def _shared_by(self, row: int, token_ids: list[int] | None = None) -> int:
-        """How many tokens of a text a row holds; of any if None."""
+        """Number of tokens that a row holds of a text; of any text if None."""
         held = self._held[row][: self.cache.length(row)]
         return len(held) if token_ids is None else common_prefix(held, token_ids)
 
     def _empty(self, row: int) -> None:
-        """Forget what a row holds, the drafter's too."""
+        """Forget the tokens that a row holds, also in the drafter."""
         self._held[row] = []
         self.cache.trim(row, 0)
         if self.parts.drafter is not None:
             self.parts.drafter.clear_row(row)
 
     def _used(self, row: int) -> None:
-        """Note that a row was the last in use."""
+        """Mark a row as the last one in use."""
         self._least_recent = [other for other in self._least_recent if other != row] + [row]
 
     def _missing(self, running: Running) -> int:
-        """Tokens that the target has to run before the request can take part in a round."""
+        """Number of tokens that the target must run before the request can take part in a round."""
         request = running.request
         return len(request) - 1 - self.cache.length(request.row)
 
     def _run_chunk(self, running: Running, num_tokens: int) -> float:
-        """Run the next tokens of a prompt; the seconds that it took."""
+        """Run the next tokens of a prompt and return the seconds that it took."""
         request, started = running.request, perf_counter()
         start = self.cache.length(request.row)
         stop = min(len(request) - 1, start + num_tokens)
@@ -283,7 +295,7 @@ class Scheduler:
         return seconds
 
     def _run(self, running: Running, start: int, stop: int) -> None:
-        """Run the tokens of a prompt from `start` to `stop`, without making logits."""
+        """Run the tokens of a prompt from `start` to `stop`, without logits."""
         request, guarded = running.request, self.parts.guarded
         layers = () if guarded is None else guarded.drafter.hidden_layers
         if self.parts.evicts is not None:
@@ -300,13 +312,13 @@ class Scheduler:
             guarded.observe_prefill(running, start, output)
 
     def _best_row(self, token_ids: list[int]) -> int:
-        """The free row that shares most with these tokens; of equals the one idle for longest."""
+        """The free row that shares most tokens with a prompt; among equals the one idle for longest."""
         free = [row for row in self._least_recent if self.rows[row] is None]
         return max(free, key=lambda row: self._shared(row, token_ids))
 
     def _shared(self, row: int, token_ids: list[int]) -> int:
-        """How many tokens of a prompt a free row holds; its last running always has to be run."""
-        # An interruption may have left less than is written down.
+        """Number of tokens of a prompt that a free row holds; the last token always has to be run."""
+        # After an interruption the cache may hold fewer tokens than are recorded.
         most = min(self.cache.length(row), len(token_ids) - 1)
         return min(common_prefix(self._held[row], token_ids), most)
 
@@ -315,14 +327,14 @@ class Scheduler:
         for running in dropped:
             if not running.finished:
                 running.finish(FinishReason.CANCELLED)
-        # Another thread may have added to them.
+        # Another thread may have added requests meanwhile.
         del self._dropped[: len(dropped)]
 
     def _end_finished(self) -> None:
-        """Give back the rows of requests that have ended.
+        """Free the rows of requests that have ended.
 
         Raises:
-            Exception: of a policy that cannot release a request, when its row is free.
+            Exception: of a policy that cannot release a request; its row is free by then.
         """
         if self._dropped:
             self._end_dropped()
@@ -331,7 +343,7 @@ class Scheduler:
                 self._end(row, running)
 
     def _end(self, row: int, running: Running) -> None:
-        """Give back the row of a request that has ended; each step may be taken twice."""
+        """Free the row of a request that has ended; each step may be repeated."""
         failure: Exception | None = None
         if self.parts.guarded is not None:
             self.parts.guarded.release(running)
@@ -342,7 +354,7 @@ class Scheduler:
                 failure = error
         if self._counted is not running:
             self.past, self._counted = Stats.total([self.past, running.stats]), running
-        # No drafter has seen the hidden states of the plain loop.
+        # After the plain loop the row is not reused: no drafter has seen its hidden states.
         if self.prefix_reuse and running.in_rounds:
             self._held[row] = running.request.token_ids[: self.cache.length(row)]
         else:

@@ -1,4 +1,5 @@
-"""What cannot be changed or copied once it is complete, and says what to do instead."""
+"""Objects that cannot be changed or copied once they are complete, with errors that name an
+alternative."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _WAYS = {
 
 
 class Sealed:
-    """Refuses copies, and assignments to public attributes after `_seal`, which would change nothing."""
+    """Refuses copies, and after `_seal` assignments to public attributes, which would have no effect."""
 
     _sealed = False
 

@@ -46,9 +46,9 @@ class Session:
     """A text whose keys and values are in a file.
 
     Args:
-        token_ids: of the text; a prompt that begins with them runs only the rest.
-        nbytes: of the file.
-        notes: what was saved with it.
+        token_ids: tokens of the text; of a prompt that begins with them only the rest is run.
+        nbytes: bytes of the file.
+        notes: texts that were saved with it.
     """
 
     token_ids: tuple[int, ...]
@@ -61,13 +61,13 @@ class Session:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file holds beside keys and values.
+    """Content of a file beside keys and values.
 
     Args:
-        token_ids: of the text.
-        probe: logits by which the weights are known again, float32 [k].
-        facts: of the model and its cache, by name.
-        notes: of the user.
+        token_ids: tokens of the text.
+        probe: logits by which the weights are recognized, float32 [k].
+        facts: facts about the model and its cache, by name.
+        notes: the user's notes.
     """
 
     token_ids: tuple[int, ...]
@@ -82,7 +82,7 @@ def write_session(
     """Write the first tokens of a row, atomically.
 
     Raises:
-        SessionError: where the file cannot be written.
+        SessionError: if the file cannot be written.
     """
     first = [torch.tensor(contents.token_ids), contents.probe]
     sums: list[int] = []
@@ -110,10 +110,10 @@ def write_session(
 
 
 class SessionFile:
-    """A session's file that is open.
+    """An open session file.
 
     Raises:
-        SessionError: for a file that cannot be read or is no session of this version.
+        SessionError: for a file that cannot be read or is not a session of this version.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -142,11 +142,11 @@ class SessionFile:
 
     @property
     def session(self) -> Session:
-        """What a user is told of it."""
+        """The session as shown to the user."""
         return Session(self.contents.token_ids, self.nbytes, self.contents.notes)
 
     def check(self, cache: SavesRows) -> None:
-        """Check that all tensors are whole and fit a cache with the same `row_format`.
+        """Check that all tensors are complete and fit a cache with the same `row_format`.
 
         Raises:
             SessionError: naming the first that does not.
@@ -168,7 +168,7 @@ class SessionFile:
                 raise self._damaged(f"the sum of {key} is another than when it was written")
 
     def read_into(self, cache: SavesRows, row: int) -> None:
-        """Put keys and values into a row, once they are checked."""
+        """Read keys and values into a row; `check` must have passed."""
         length = len(self.contents.token_ids)
         for layer in range(int(cache.row_format["layers"])):
             names = cache.row_shapes(length)
@@ -235,7 +235,7 @@ def _layers(cache: SavesRows, row: int, length: int) -> Iterator[Tensor]:
 
 
 def _header(layout: Mapping[str, Spec], metadata: Mapping[str, str]) -> bytes:
-    """What a file of safetensors begins with. Its library writes whole files from memory alone."""
+    """The header of a safetensors file; the library itself can only write whole files from memory."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     start = 0
     for key, (dtype, shape) in layout.items():
@@ -248,5 +248,5 @@ def _header(layout: Mapping[str, Spec], metadata: Mapping[str, str]) -> bytes:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """A buffer of its bytes, without a copy where it lies in one piece."""
+    """A buffer of the tensor's bytes, without a copy if it is contiguous."""
     return tensor.contiguous().flatten().view(torch.uint8).numpy()

@@ -20,19 +20,19 @@ from forerun.engine.sealed import Sealed
 from forerun.engine.session_file import Contents, Session, SessionFile, write_session
 from forerun.errors import ConfigError, SessionError, UnsupportedModelError, shown
 
-# A session knows the weights again by logits after its first tokens, of so many entries of the vocabulary.
+# Number of first tokens of a session, and of logits after them, by which its weights are recognized.
 _PROBE_TOKENS, _PROBE_LOGITS = 16, 256
-# Of the largest logit, on models whose results depend on threads and processor.
+# Tolerance relative to the largest logit, for models whose results depend on threads and processor.
 _TOLERANCE = {torch.float16: 0.03, torch.bfloat16: 0.03}
 _USUAL_TOLERANCE = 1e-3
 _OTHER_PROCESSOR = " Processors with AMX and without differ so too, in bf16."
-# Facts that are written and not compared.
+# Facts that are written but not compared.
 _TOLD = ("model", "forerun")
 _NONE: Mapping[str, str] = {}
 
 
 class Sessions(Sealed):
-    """What of an engine saves and loads sessions."""
+    """The part of an engine that saves and loads sessions."""
 
     target: CausalLM
     max_context: int
@@ -50,15 +50,16 @@ class Sessions(Sealed):
         """Write the keys and values of a text that the cache holds, so that it need not be read again.
 
         Args:
-            path: of the file, safetensors, which is replaced as a whole or not at all.
-            prompt: what to save: as much of it as the cache holds from its beginning on. Left out, the text
-                of the last request that ended, prompt and answer.
-            notes: texts to keep with it.
+            path: the safetensors file, which is replaced as a whole or not at all.
+            prompt: the text to save, as far as the cache holds it from its beginning on. By default
+                the text of the last request that ended, prompt and answer.
+            notes: texts to save with it.
 
         Raises:
-            ConfigError: where the cache holds nothing of it, prefixes are not reused, or the cache evicts.
+            ConfigError: if the cache holds nothing of it, prefixes are not reused, or the cache
+                evicts.
             UnsupportedModelError: for a model whose cache cannot be saved.
-            SessionError: where the file cannot be written.
+            SessionError: if the file cannot be written.
         """
         self.check_sessions()
         token_ids = None if prompt is None else self._intake.prompts.read(prompt)
@@ -71,13 +72,14 @@ class Sessions(Sealed):
             return write_session(path, contents, self._rows, row)
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
-        """Read what `save_session` wrote into a free row: a prompt that begins with its tokens runs only
-        the rest. Nothing changes where it fails.
+        """Read a session saved by `save_session` into a free row.
+
+        Of a prompt that begins with its tokens only the rest is run. Nothing changes if it fails.
 
         Raises:
-            SessionError: for a file that is damaged or no session, or from another model, precision or kind
-                of cache, or longer than the context.
-            ConfigError: where no row is free, prefixes are not reused, or the cache evicts.
+            SessionError: for a file that is damaged or not a session, or from another model,
+                precision or kind of cache, or longer than the context.
+            ConfigError: if no row is free, prefixes are not reused, or the cache evicts.
             UnsupportedModelError: for a model whose cache cannot be saved.
         """
         self.check_sessions()
@@ -97,10 +99,10 @@ class Sessions(Sealed):
         return file.session
 
     def check_sessions(self) -> None:
-        """Raise unless sessions can be saved and loaded here.
+        """Check that sessions can be saved and loaded here.
 
         Raises:
-            ConfigError: where prefixes are not reused, or the cache evicts.
+            ConfigError: if prefixes are not reused, or the cache evicts.
             UnsupportedModelError: for a model whose cache cannot be saved.
         """
         if self._parts.evicts is not None:
@@ -122,16 +124,16 @@ class Sessions(Sealed):
 
 
 def read_session(path: str | os.PathLike[str]) -> Session:
-    """What a session's file holds beside keys and values; no model is needed.
+    """The session in a file, without its keys and values; no model is needed.
 
     Raises:
-        SessionError: for a file that is damaged or no session.
+        SessionError: for a file that is damaged or not a session.
     """
     return SessionFile(path).session
 
 
 def _facts(target: CausalLM, cache: SavesRows) -> dict[str, str]:
-    """What a session says of the model and the cache that it is from."""
+    """Facts about the model and the cache that a session is from."""
     facts = {
         "model": target.name,
         "forerun": forerun.__version__,
@@ -177,7 +179,7 @@ def _check_probe(file: SessionFile, target: CausalLM) -> None:
     if target.exactness is not Exactness.BITWISE:
         most = float(here.abs().max()) * _TOLERANCE.get(target.dtype, _USUAL_TOLERANCE)
     apart = float((there - here).abs().max()) if there.shape == here.shape else float("inf")
-    # Not `apart > most`, which is false for NaN.
+    # `apart > most` would be false for NaN.
     if not apart <= most and not torch.equal(there, here):
         count = min(len(held), _PROBE_TOKENS)
         raise SessionError(
@@ -188,7 +190,7 @@ def _check_probe(file: SessionFile, target: CausalLM) -> None:
 
 
 def _probe(target: CausalLM, token_ids: list[int]) -> Tensor:
-    """Logits after the first tokens of a text, float32 [k], by a cache of their own."""
+    """Logits after the first tokens of a text, float32 [k], computed with a cache of their own."""
     first = token_ids[:_PROBE_TOKENS]
     cache = target.new_cache(1, len(first))
     logits = target.forward(Batch.after(cache, [0], [first], logits_for="last"), cache).logits

@@ -1,4 +1,4 @@
-"""How a caller may say how to speculate: a config, its fields, names, or parts that are made already."""
+"""A caller's choice of speculation: a config, its fields, names, or complete parts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Speculative = SpeculativeConfig | Mapping[str, object] | bool
 
 @dataclass(frozen=True)
 class Speculation:
-    """How to speculate.
+    """The choice of config, drafter and policy.
 
     Args:
         config: None decodes plainly.
-        drafter, policy: parts that are made already; None where the config says which.
+        drafter, policy: complete parts; None if the config names them.
     """
 
     config: SpeculativeConfig | None
@@ -38,15 +38,15 @@ class Speculation:
         policy: str | Policy | None,
         target: str,
     ) -> Speculation:
-        """What a caller asks for, with what is left open filled in.
+        """The choice that a caller asks for, with open parts filled in.
 
         Args:
             speculative: a config, its fields, or True for the defaults.
             drafter, policy: names or parts.
-            target: as the user named it.
+            target: the target as the user named it.
 
         Raises:
-            ConfigError: for what contradicts itself or has a wrong type.
+            ConfigError: for values that contradict each other or have a wrong type.
             UnknownNameError: for a name that does not exist.
         """
         if speculative is False:

@@ -1,4 +1,4 @@
-"""The tokens of one request as they come, and its completion at the end."""
+"""Streams: the tokens of one request as they come, and its completion at the end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stream:
         return self._running.completion()
 
     def close(self) -> None:
-        """End the request; what was generated stays in `completion`."""
+        """End the request; the generated tokens stay in `completion`."""
         close = getattr(self._events, "close", None)
         if close is not None:
             close()
@@ -67,7 +67,7 @@ def run_all(scheduler: Scheduler, requests: list[Running]) -> list[Completion]:
 
 
 def first_started(requests: Iterable[Running]) -> list[Running]:
-    """The first of some requests, up to the first that waits: they start in order."""
+    """The leading requests that have started, up to the first that waits: they start in order."""
     return list(takewhile(lambda running: running.started, requests))
 
 
@@ -76,7 +76,7 @@ def follow(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]:
     seen = 0
     try:
         scheduler.submit([running])
-        # Rounds that another thread ran may have brought tokens, the last ones too.
+        # Rounds run by another thread may have brought tokens, even the last ones.
         while (events := running.events(seen)) or not running.finished:
             seen += len(events)
             yield from events
@@ -97,7 +97,7 @@ def follow_plain(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]
         events = decode_plain(parts.target, parts.cache, running, parts.randomness, parts.evicts)
         while not running.finished:
             with scheduler.alone():
-                # None where another thread has cancelled it since.
+                # None if another thread has cancelled it meanwhile.
                 event = next(events, None)
             if event is not None:
                 yield event

@@ -1,9 +1,9 @@
-"""From tokens to text, as they come: incomplete characters are held back, stop strings are found.
+"""Text of a stream of tokens: incomplete characters are held back, stop strings are found.
 
-Whatever the tokens are, the text is what the tokenizer makes of all of them at once, cut at a stop
-string. `tokenizers.decoders.DecodeStream` does not promise that: where a tokenizer spells characters in
-byte tokens (Llama 2), it releases bytes that later ones can turn into replacement characters, and then
-fails; and it cannot be flushed.
+Whatever the tokens are, the text equals the tokenizer's text for all of them at once, cut at a stop
+string. `tokenizers.decoders.DecodeStream` does not promise that: if a tokenizer spells characters
+in byte tokens (Llama 2), it releases bytes that later ones can turn into replacement characters,
+and then fails; and it cannot be flushed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# A model may emit escape sequences; what shows its text shows them and does not obey.
+# A model may emit escape sequences; they are shown and not obeyed.
 VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
-# Where a line must stay one.
+# For text that must stay on one line.
 ON_ONE_LINE = VISIBLE | {ord("\n"): 0x2424, ord("\t"): 0x2409}
 
 
 class Tokenizer(Protocol):
-    """What is needed of a tokenizer; those of transformers have it."""
+    """The methods that are needed of a tokenizer; those of transformers have them."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
@@ -31,15 +31,15 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class TextState:
-    """How far a text has come; a value, so that a round can be tried and thrown away.
+    """State of a text; a value, so that a round can be tried and discarded.
 
     Args:
-        text: what is certain, up to the stop string.
+        text: the certain text, up to the stop string.
         released: characters of `text` that a `Preview` has shown.
         context: the tokens decoded last; some tokenizers merge spaces across tokens.
-        known: characters of what `context` alone decodes to.
+        known: number of characters that `context` alone decodes to.
         held: tokens after those, whose text could still change.
-        stopped: whether a stop string is complete.
+        stopped: a stop string is complete.
     """
 
     text: str = ""
@@ -52,12 +52,12 @@ class TextState:
 
 @dataclass(frozen=True)
 class Preview:
-    """What some more tokens would do to a text.
+    """The effect of further tokens on a text.
 
     Args:
-        texts: what each token makes certain; as many as there were tokens, fewer where a stop
+        texts: the text that becomes certain with each token; one per token, or fewer if a stop
             string is complete before the last.
-        state: to be committed with the tokens.
+        state: the state to commit with the tokens.
     """
 
     texts: tuple[str, ...]
@@ -65,7 +65,7 @@ class Preview:
 
     @property
     def stopped(self) -> bool:
-        """Whether the last token of `texts` completes a stop string."""
+        """True if the last token of `texts` completes a stop string."""
         return self.state.stopped
 
 
@@ -88,24 +88,24 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """What all committed tokens decode to, up to the stop string."""
+        """The text of all committed tokens, up to the stop string."""
         state = self.state
         if state.stopped or self._decode is None:
             return state.text
         return state.text + self._decode(state.context + state.held)[state.known :]
 
     def text_of(self, token_id: int) -> str:
-        """What a token alone decodes to."""
+        """The text of a single token."""
         return "" if self._decode is None else self._decode((token_id,))
 
     def preview(self, token_ids: Sequence[int], final: bool = False) -> Preview:
-        """What these tokens would make certain after those that are committed.
+        """The text that these tokens would make certain after the committed ones.
 
-        What could turn out to be the beginning of a stop string or of a character stays back.
+        Text that could be the beginning of a stop string, or of a character, is held back.
 
         Args:
             token_ids: the next tokens.
-            final: whether the text ends with the last of them, so that nothing stays back there.
+            final: the text ends with the last of them, so that nothing is held back there.
         """
         if self._decode is None:
             return Preview(("",) * len(token_ids), self.state)
@@ -129,14 +129,17 @@ class TextStream:
         return Preview(tuple(texts), TextState(text, released, context, known, held, stopped))
 
     def _ends_bytes(self, held: tuple[int, ...]) -> bool:
-        """Whether the last token stands outside any run of byte tokens: the tokenizer reads a run as a
-        whole, apart from special tokens in it, and its next byte can break all of it."""
+        """True if the last token is outside any run of byte tokens.
+
+        The tokenizer decodes a run as a whole, ignoring special tokens in it, and its next byte can
+        break all of it.
+        """
         assert self._decode is not None
         alone = len(held) == 1
         return not self._is_byte(held[-1]) and (alone or bool(self._decode(held[-1:])))
 
     def _find_stop(self, text: str, new: str) -> int | None:
-        """Where the first stop string begins that `new` completes."""
+        """Index at which the first stop string begins that `new` completes."""
         if not self._stop:
             return None
         start = max(0, len(text) - self._longest_stop + 1)
@@ -145,7 +148,7 @@ class TextStream:
         return start + min(places) if places else None
 
     def _open_stop(self, text: str) -> int:
-        """How many of the last characters could begin a stop string."""
+        """Number of last characters that could begin a stop string."""
         for count in range(min(self._longest_stop - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-count:]) for stop in self._stop):
                 return count
@@ -153,7 +156,7 @@ class TextStream:
 
 
 def special_tokens(tokenizer: Tokenizer | None) -> dict[str, int]:
-    """The ids of the tokens that no text holds, by what they are called."""
+    """Ids of the tokens that never occur in text, by name."""
     tokens: dict[str, int] = {}
     for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
         if token.special:
@@ -162,8 +165,11 @@ def special_tokens(tokenizer: Tokenizer | None) -> dict[str, int]:
 
 
 def _shortest_decode(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
-    """Token ids to text without special tokens, by the shortest way: for a token at a time, what
-    transformers does around its fast tokenizers takes ten times as long as they do."""
+    """Returns the fastest decoder of token ids to text without special tokens.
+
+    For one token at a time, the code of transformers around its fast tokenizers takes ten times as
+    long as the tokenizers themselves.
+    """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None or getattr(tokenizer, "clean_up_tokenization_spaces", True):
         return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -171,7 +177,8 @@ def _shortest_decode(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
 
 
 def _byte_test(tokenizer: Tokenizer | None) -> Callable[[int], bool]:
-    """Whether a token is one byte of a character that the vocabulary lacks, such as `<0xE6>`."""
+    """Returns a test for tokens that are one byte of a character missing in the vocabulary, such as
+    `<0xE6>`."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None:
         return lambda _: False
