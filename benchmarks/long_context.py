@@ -6,7 +6,7 @@ A document, cut to each context, and a question behind it; greedy. The text is r
 session, so that each run starts with the cache of its prompt. Settings and an engine without a drafter take
 turns, each after a run of its own that is not counted. A number is plain seconds over the setting's from the
 first token to the last, the median of the pairs, with their range; outputs must be the same ones. Loops
-flatter drafts. With --coarse it drafts from the upper nibbles of an int8 cache (self_quantized), and plain
+flatter drafts. With --coarse it drafts from the upper nibbles of an int8 cache (--sparse-coarse), and plain
 decoding has that cache too. The most often repeated sequence of four tokens is printed with its count.
 """
 
@@ -24,9 +24,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from forerun.core import View
-from forerun.drafters.own_view import DRAFT_VOCAB_SIZE
-from forerun.drafters.self_quantized import SelfQuantizedDrafter
-from forerun.drafters.self_sparse import SelfSparseDrafter
+from forerun.drafters.self_sparse import DRAFT_VOCAB_SIZE, SelfSparseDrafter
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -52,9 +50,8 @@ class Setting:
     vocab: int = DRAFT_VOCAB_SIZE
 
     def engine(self, plain: Engine) -> Engine:
-        kind = SelfQuantizedDrafter if self.coarse else SelfSparseDrafter
         view = View(4, self.window, self.coarse, self.blocks)
-        drafter = kind(plain.target, view, self.skip_layers, self.vocab)
+        drafter = SelfSparseDrafter(plain.target, view, self.skip_layers, self.vocab)
         config = SpeculativeConfig(num_speculative_tokens=self.tokens, policy=self.policy)
         return Engine(plain.target, drafter, config, max_context=plain.max_context)
 

@@ -22,7 +22,6 @@ from forerun.drafters.lookup.corpus import Corpus
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter
-from forerun.drafters.self_quantized import SelfQuantizedDrafter
 from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
@@ -251,8 +250,8 @@ DRAFTERS = [
     DrafterCase("ngram-corpus", lambda target, _: NgramDrafter(2, 3, quoted(target)), POINT_MASSES),
     DrafterCase("ngram-tree", lambda *_: NgramDrafter(1, 3), POINT_MASSES, config=TREE),
     DrafterCase(
-        "self_quantized",
-        lambda target, _: SelfQuantizedDrafter(target, View(1, 2, coarse=True)),
+        "self_sparse-coarse",
+        lambda target, _: SelfSparseDrafter(target, View(1, 2, coarse=True)),
         ("auto", "token", "block", "traversal", "coupled"),
     ),
     DrafterCase(

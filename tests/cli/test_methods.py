@@ -48,8 +48,7 @@ def content_of(result: Any) -> dict[str, Any]:
     return content
 
 
-# Heads here are too small for an int8 cache; tests/drafters/test_self_quantized.py has larger ones.
-@pytest.mark.parametrize("method", sorted(set(DRAFTERS) - {"self_quantized"}))
+@pytest.mark.parametrize("method", sorted(DRAFTERS))
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("sampling", [GREEDY, ("--seed", "3")])
 def test_every_method_gives_plain_text(

@@ -12,7 +12,7 @@ import torch
 import forerun
 from forerun.contracts import CausalLM, ChainRequest
 from forerun.core import Draft, Drawing, Request, View
-from forerun.drafters import own_view
+from forerun.drafters import self_sparse
 from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import load_model
@@ -212,7 +212,7 @@ def test_a_part_of_the_vocabulary(
     precision: str, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chains draft it alone, for each text what they would alone; the output is plain decoding's."""
-    monkeypatch.setattr(own_view, "LIKELY_TOKENS", 2)
+    monkeypatch.setattr(self_sparse, "LIKELY_TOKENS", 2)
     target = kernel_model("qwen3", precision)
     # The last is longer than what its row held before.
     texts = [*TEXTS, TEXTS[0][:4], TEXTS[2][:1] * 60]

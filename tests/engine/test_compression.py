@@ -320,7 +320,7 @@ def test_targets_that_cannot_evict(load: Any) -> None:
     with pytest.raises(ConfigError, match="must be a forerun"):
         engine_of(load("llama"), "h2o")  # type: ignore[arg-type]
     for target in (load("llama"), load("kernels-llama")):
-        with pytest.raises(CacheError, match="another method than self_sparse and self_quantized"):
+        with pytest.raises(CacheError, match="another method than self_sparse"):
             engine_of(target, compression, SelfSparseDrafter(target))
 
 

@@ -16,7 +16,6 @@ from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter
-from forerun.drafters.self_quantized import SelfQuantizedDrafter
 from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
@@ -35,7 +34,6 @@ DRAFTERS = Registry(
         "medusa": MedusaDrafter,
         "ngram": NgramDrafter,
         "prediction": PredictionDrafter,
-        "self_quantized": SelfQuantizedDrafter,
         "self_sparse": SelfSparseDrafter,
         "suffix": SuffixDrafter,
         "token_recycling": TokenRecyclingDrafter,

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from forerun.contracts import CausalLM, DrafterSetup
-from forerun.core import View
-from forerun.drafters.own_view import DRAFT_VOCAB_SIZE, DraftVocabSize, OwnViewDrafter
+from forerun.contracts import (
+    Cache,
+    CausalLM,
+    ChainRequest,
+    DrafterSetup,
+    drafts_chains,
+    reads_views,
+)
+from forerun.core import (
+    NO_DRAFT,
+    NO_TREE,
+    Draft,
+    ForwardOutput,
+    Plan,
+    Request,
+    Tree,
+    Verdict,
+    View,
+)
+from forerun.drafters.base import fits_one_call
+from forerun.drafters.likeliest import likeliest
+from forerun.drafters.own_layers import OwnLayersDrafter, check_runs_apart, drafting_layers
 from forerun.options import options
 
+# What needs torch is imported where it is used: options and help are read without it.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.randomness import Randomness
+    from forerun.trees.growth import Growth
+
+DRAFT_VOCAB_SIZE = 8192
+"""How many of the vocabulary's first tokens chains draft, besides those of the text and the likely ones."""
+LIKELY_TOKENS = 32
+"""How many of the likeliest tokens of each place chains draft from then on: of the tokens in 6 answers of
+SmolLM2 that a part of 8,192 lacks, three in five had been among them."""
 USUAL_VIEW = View(sinks=4, window=512, blocks=8)
 
 
@@ -38,22 +69,50 @@ class SelfSparseOptions:
         description="Blocks of 64 tokens between that each layer and key head reads besides, those whose "
         "mean key has the largest product with the queries.",
     )
-    sparse_vocab: DraftVocabSize = DRAFT_VOCAB_SIZE
+    sparse_coarse: bool = Field(
+        default=False,
+        description="Read only the upper half of each number of an int8 cache; verification reads both.",
+    )
+    sparse_vocab: int = Field(
+        default=DRAFT_VOCAB_SIZE,
+        ge=0,
+        le=2**31,
+        description="First tokens of the vocabulary that it drafts, besides those of the text and those that "
+        "the target found likely; 0 for all. On the CPU kernels, in chains.",
+    )
     sparse_skip_layers: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] = Field(
         default=(),
         description="Layers that drafting leaves out besides, e.g. 8,9,12; never layer 0.",
     )
 
 
-class SelfSparseDrafter(OwnViewDrafter):
-    """Drafts with the target, which reads only the first and the newest keys and the best blocks between.
+class SelfSparseDrafter(OwnLayersDrafter):
+    """Drafts chains and trees with the target itself, which reads less of its own cache while it does.
 
     The view of sinks and a window is StreamingLLM's (arXiv 2309.17453), as a draft MagicDec's (arXiv
-    2408.11049), here without a cache of its own; blocks are chosen as in MoBA (arXiv 2502.13189).
+    2408.11049), here without a cache of its own; blocks are chosen as in MoBA (arXiv 2502.13189), and the
+    upper nibbles of an int8 cache are read as in QuantSpec (arXiv 2502.10424).
+
+    What drafting appends to the cache is forgotten before verification, which reads everything. It pays
+    where reading the keys and values takes longer than reading the weights.
+
+    Args:
+        target: the model that drafts for itself; it must read views, and its layers run apart where some
+            are skipped.
+        view: what it reads while it drafts.
+        skip_layers: layers that drafting leaves out, never the first.
+        draft_vocab_size: where the target drafts whole chains by itself, chains draft no tokens but the
+            first so many, those of the text, and up to as many that the target found likely; 0: any.
+
+    Raises:
+        ConfigError: for layers that cannot be skipped.
+        CacheError: for a coarse view of a cache that is not in int8.
+        UnsupportedModelError: for a target that reads all that its cache holds.
     """
 
     name = "self_sparse"
     options = SelfSparseOptions
+    takes_trees = True
 
     def __init__(
         self,
@@ -62,10 +121,155 @@ class SelfSparseDrafter(OwnViewDrafter):
         skip_layers: Collection[int] = (),
         draft_vocab_size: int = DRAFT_VOCAB_SIZE,
     ) -> None:
-        super().__init__(target, view, skip_layers, draft_vocab_size)
+        super().__init__(target)
+        self.view, self.draft_vocab_size = view, draft_vocab_size or None
+        self._layers = drafting_layers(skip_layers, target.num_layers)
+        check_runs_apart(target, view)
+        self._drafts_chains = drafts_chains(target) and len(self._layers) == 1
+        # By request, each once and in the order in which they were found.
+        self._likely: dict[int, dict[int, None]] = {}
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> SelfSparseDrafter:
         own = setup.read(SelfSparseOptions)
-        view = View(own.sparse_sinks, own.sparse_window, blocks=own.sparse_blocks)
+        view = View(own.sparse_sinks, own.sparse_window, own.sparse_coarse, own.sparse_blocks)
         return cls(setup.target, view, own.sparse_skip_layers, own.sparse_vocab)
+
+    def attach(self, cache: Cache) -> None:
+        """Receive the cache to draft in.
+
+        Raises:
+            ConfigError: while the cache before still exists.
+            CacheError: for one that evicts, of which no part can be read alone.
+        """
+        from forerun.kv_cache.evicting import Evicting
+
+        if isinstance(cache, Evicting):
+            cache.check_view(self.view)
+        super().attach(cache)
+
+    def cost_share(self, request: Request) -> float | None:
+        """The bytes of weights, keys and values that a drafted token reads, over a plain token's."""
+        assert reads_views(self.target)
+        context, layers = len(request), sum(map(len, self._layers))
+        plain = self.target.bytes_read(context, self.target.num_layers)
+        drafted = self.target.bytes_read(context, layers, self.view)
+        return (drafted - self._bytes_spared(request)) / plain
+
+    def _bytes_spared(self, request: Request) -> float:
+        if self.draft_vocab_size is None or not self._drafts_chains:
+            return 0.0
+        assert drafts_chains(self.target)
+        likely = len(self._likely.get(request.request_id, ()))
+        return self.target.bytes_spared(len(request), self.draft_vocab_size + likely)
+
+    def observe(
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
+        output: ForwardOutput,
+    ) -> None:
+        """Note what the target found likely where it read drafts, in the part that became text."""
+        if self.draft_vocab_size is None or not self._drafts_chains or output.logits is None:
+            return
+        rounds = zip(requests, drafts, verdicts, output.logits, strict=True)
+        for request, draft, verdict, logits in rounds:
+            # A request that failed may have failed for its logits.
+            if not draft.token_ids or not verdict.token_ids or not request.speculative:
+                continue
+            likely = self._likely.setdefault(request.request_id, {})
+            if len(likely) < self.draft_vocab_size:
+                found = likeliest(_read_along(logits, verdict.path), LIKELY_TOKENS)
+                likely.update(dict.fromkeys(found.flatten().tolist()))
+
+    def release(self, request: Request) -> None:
+        self._likely.pop(request.request_id, None)
+
+    def propose(
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        """One draft a request. However it ends, the cache holds what it held before."""
+        drafts = [NO_DRAFT] * len(requests)
+        most = min(self._cache.capacity, self.target.max_context)
+        drafting = {
+            index: plan.cut(most - len(request))
+            for index, (request, plan) in enumerate(zip(requests, plans, strict=True))
+            if plan.num_tokens and len(request) < most
+        }
+        if not drafting:
+            return drafts
+        chosen, fitting = [requests[index] for index in drafting], list(drafting.values())
+        try:
+            if self._drafts_chains and fits_one_call(chosen, fitting, randomness):
+                proposed = self._chains(chosen, fitting)
+            else:
+                proposed = self._grown(chosen, fitting, randomness)
+        finally:
+            for request in chosen:
+                self._cache.trim(request.row, len(request) - 1)
+        for index, draft in zip(drafting, proposed, strict=True):
+            drafts[index] = draft
+        return drafts
+
+    def _chains(self, requests: list[Request], plans: list[Plan]) -> list[Draft]:
+        assert drafts_chains(self.target)
+        chains = [
+            ChainRequest(
+                request.row,
+                request.token_ids[-1:],
+                plan.num_tokens,
+                plan.drawing,
+                request,
+                self.draft_vocab_size,
+                list(self._likely.get(request.request_id, ())),
+            )
+            for request, plan in zip(requests, plans, strict=True)
+        ]
+        return self.target.draft_chains(self._cache, chains, self.target.vocab_size, self.view)
+
+    def _grown(
+        self, requests: list[Request], plans: list[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        """Trees level by level; each row runs its newest token first, then the nodes."""
+        from forerun.trees.growth import grow, start
+
+        growths = [start(*pair) for pair in zip(requests, plans, strict=True)]
+        growing = growths
+        trees = {growth.request.row: NO_TREE for growth in growing}
+        tokens = [growth.request.token_ids[-1:] for growth in growing]
+        while True:
+            grow(growing, self._logits(growing, tokens, trees), randomness)
+            growing = [growth for growth in growing if growth.frontier]
+            if not growing:
+                return [growth.finish() for growth in growths]
+            tokens = []
+            for growth in growing:
+                frontier, parents = growth.run_frontier()
+                row = growth.request.row
+                trees[row] = Tree((*trees[row].parents, *parents))
+                tokens.append(frontier)
+
+    def _logits(
+        self, growing: list[Growth], tokens: list[list[int]], trees: dict[int, Tree]
+    ) -> Tensor:
+        """Run tokens behind what each row holds, [N, V], row after row."""
+        import torch
+
+        hidden: Tensor | None = None
+        logits: Tensor | None = None
+        rows = [trees[growth.request.row] or None for growth in growing]
+        for layers in self._layers:
+            hidden, logits = self._run(growing, tokens, layers, hidden, trees=rows, view=self.view)
+        if logits is None:
+            assert hidden is not None
+            logits = self.target.lm_head(self.target.final_norm(hidden))
+        if len(growing) == 1:
+            return logits[0]
+        return torch.cat([row[: len(new)] for row, new in zip(logits, tokens, strict=True)])
+
+
+def _read_along(logits: Tensor, path: Sequence[int]) -> Tensor:
+    """The rows of a draft's logits [n, V] at its root and along a path, of a chain without a copy."""
+    nodes = [0, *(node + 1 for node in path)]
+    return logits[: len(nodes)] if nodes == list(range(len(nodes))) else logits[nodes]

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 import forerun
 from forerun.core import Request, View
-from forerun.drafters.self_quantized import WHOLE, SelfQuantizedDrafter
+from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.errors import CacheError
 from forerun.models import Checkpoint
 from forerun.models.placement import Placement
@@ -19,6 +19,7 @@ from tests.helpers.against_plain import accepted
 from tests.helpers.backends import BACKENDS
 from tests.helpers.tiny_models import VOCAB, random_model, tokens
 
+WHOLE = View(0, 2**31, coarse=True)
 TEXTS = [tokens(1, length, seed=length)[0].tolist() for length in (90, 1, 7)]
 
 
@@ -27,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"vocab_size": VOCAB, "num_hidden_layers": 3, "intermediate_size": 40, "head_dim": 32}
     sizes |= {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2}
     sizes |= {"max_position_embeddings": 256, "eos_token_id": 3, "bos_token_id": 2}
-    path = tmp_path_factory.mktemp("self_quantized")
+    path = tmp_path_factory.mktemp("coarse")
     random_model(AutoConfig.for_model("llama", **sizes)).save_pretrained(path)
     return path
 
@@ -45,7 +46,7 @@ def load(
     placement = Placement("fp32", "cpu", backend, kv_dtype)
     target = checkpoint.load(checkpoint.run_config(placement))
     config = forerun.SpeculativeConfig(policy="fixed", **{"num_speculative_tokens": 3} | options)
-    drafter = SelfQuantizedDrafter(target, view, skip)
+    drafter = SelfSparseDrafter(target, view, skip)
     return forerun.Engine(target, drafter, config, max_batch_size=len(TEXTS), max_context=200)
 
 
@@ -87,8 +88,7 @@ def test_a_cache_of_another_precision_is_refused(folder: Path, backend: str) -> 
 def test_what_it_reads_by_context(folder: Path) -> None:
     engine = load(folder, "torch")
     drafter = engine.drafter
-    assert isinstance(drafter, SelfQuantizedDrafter)
-    assert drafter.view == WHOLE == View(0, 2**31, coarse=True)
+    assert isinstance(drafter, SelfSparseDrafter)
     greedy = SamplingParams(temperature=0)
     shares = [
         drafter.cost_share(Request(0, [1] * length, length, greedy, seed=0, row=0)) or 0.0
@@ -98,9 +98,9 @@ def test_what_it_reads_by_context(folder: Path) -> None:
 
 
 def test_options_by_name() -> None:
-    options = {"quantized_window": 100, "quantized_sinks": 3, "quantized_skip_layers": (1,)}
-    engine = forerun.load("zoo", {"method": "self_quantized", **options}, kv_dtype="int8")
-    assert isinstance(engine.drafter, SelfQuantizedDrafter)
+    options = {"sparse_coarse": True, "sparse_window": 100, "sparse_sinks": 3, "sparse_blocks": 0}
+    engine = forerun.load("zoo", {"method": "self_sparse", **options}, kv_dtype="int8")
+    assert isinstance(engine.drafter, SelfSparseDrafter)
     assert engine.drafter.view == View(3, 100, coarse=True)
     params = SamplingParams(temperature=0, max_tokens=12)
     plain = [event.token_id for event in engine.stream_plain("class A:", params)]
