@@ -20,7 +20,6 @@ NOT_YET = (
     "cli",
     "compare",
     "diffusion",
-    "drafters",
     "tuning",
 )
 

@@ -1,4 +1,4 @@
-"""Ways to propose tokens: one file a method, one line here.
+"""Drafters: ways to propose tokens, one file and one line here per method.
 
 Importing them loads neither torch nor NumPy: the command line derives flags and help from them.
 """
@@ -46,7 +46,8 @@ def drafters_of(method: str, values: Mapping[str, Any]) -> list[Any]:
     """The classes that take part in a method: its own, and those of the methods that it drafts with.
 
     Args:
-        values: options by name, some of which may say which methods those are.
+        method: name of the method.
+        values: options by name; some of them may name those methods.
 
     Raises:
         UnknownNameError: for an unknown method.

@@ -1,4 +1,4 @@
-"""What most drafters have in common: a method is its `propose`, and what it does otherwise."""
+"""Base classes of drafters: a method defines `propose` and overrides where it differs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from forerun.contracts import Cache, Drafter, DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Request, Verdict
 from forerun.options import NoOptions, options
 
-# What needs torch is imported where it is used: options and help are read without it.
+# Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
     from forerun.heads.features import Features, Missing, Trims
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
 
-# About what a further token costs, in plain rounds, to draft and to check.
+# Approximate cost of drafting and checking a further token, in plain rounds.
 LEAST_CONFIDENCE = 0.1
 
 
 class BaseDrafter(ABC):
-    """A drafter of point masses, from any vocabulary, for any number of requests, that keeps
-    nothing. It implements `forerun.contracts.Drafter` but for the proposals."""
+    """A drafter of point masses, from any vocabulary, for any number of requests, that keeps nothing.
+
+    It implements `forerun.contracts.Drafter` except for the proposals.
+    """
 
     name: str
     exactness = Exactness.DISTRIBUTIONAL
@@ -52,22 +54,22 @@ class BaseDrafter(ABC):
 
     @classmethod
     def member_methods(cls, options: Any) -> tuple[str, ...]:  # noqa: ARG003
-        """It drafts alone."""
+        """None: the drafter drafts alone."""
         return ()
 
     @classmethod
     @abstractmethod
     def build(cls, setup: DrafterSetup) -> Self:
-        """Make one for an engine."""
+        """Make a drafter for an engine."""
 
     @abstractmethod
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        """One draft a request."""
+        """Propose one draft per request."""
 
     def attach(self, cache: Cache) -> None:
-        """The target's cache is of no use to it."""
+        """Do nothing: the target's cache is not used."""
 
     def observe(
         self,
@@ -76,40 +78,40 @@ class BaseDrafter(ABC):
         verdicts: Sequence[Verdict],
         output: ForwardOutput,
     ) -> None:
-        """What it reads of the target's states; else nothing to learn."""
+        """Store the target's states that a head reads; without a head, do nothing."""
         if self.features is not None:
             self.features.observe(requests, verdicts, output)
 
     def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
-        """The same of a prompt."""
+        """Store the states of a prompt that a head reads; without a head, do nothing."""
         if self.features is not None:
             self.features.observe_prefill(request, start, output)
 
     def pending(self, request: Request) -> int:
-        """What its head has not read of a request; else nothing to run."""
+        """Number of a request's tokens that its head has not read; 0 without a head."""
         return 0 if self.features is None else self.features.pending(request)
 
     def cost_share(self, request: Request) -> float | None:
-        """Nothing is known before it is measured."""
+        """None: the cost is only known from measurements."""
         return None
 
     def confidence(self, request: Request) -> float:
-        """It always has something to propose."""
+        """Full confidence: there is always a proposal."""
         return 1.0
 
     def clear_row(self, row: int) -> None:
-        """What it has read of a row."""
+        """Forget the states of a row."""
         if self.features is not None:
             self.features.clear(row)
 
     def release(self, request: Request) -> None:
-        """Nothing to forget."""
+        """Do nothing: nothing is kept for a request."""
 
 
 def fits_one_call(
     requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
 ) -> bool:
-    """Whether a model that drafts chains may draft alone: no trees, penalties, masks or record of keys."""
+    """True if a model may draft these chains in one call: no trees, penalties, masks or record of keys."""
     return (
         randomness.by_key_alone
         and not any(request.params.adjusts for request in requests)
@@ -118,7 +120,7 @@ def fits_one_call(
 
 
 class LookupDrafter(BaseDrafter):
-    """Looks its tokens up, for each request by itself, as chains and as trees."""
+    """Looks tokens up, for each request separately, as chains and as trees."""
 
     takes_trees = True
     looks_up = True
@@ -133,12 +135,12 @@ class LookupDrafter(BaseDrafter):
 
     @abstractmethod
     def draft(self, request: Request, plan: Plan) -> Draft:
-        """The draft of a request that at least one token is planned for."""
+        """Draft for a request whose plan has at least one token."""
 
 
 @options
 class HeadOptions:
-    """When a chain of a trained head ends early."""
+    """Options for the end of a trained head's chains."""
 
     least_confidence: float = Field(
         default=LEAST_CONFIDENCE,
@@ -152,15 +154,15 @@ class HeadOptions:
 class HeadDrafter(BaseDrafter):
     """Drafts chains and trees with a trained head, from the target's hidden states.
 
-    It drafts nothing for a request until it has seen the state of the newest token that the target has
-    run. Greedy trees are of the most probable nodes, drawn ones of a fixed shape.
+    It drafts nothing for a request until it has seen the state of the newest token that the target
+    has run. Greedy trees have the most probable nodes, sampled ones a fixed shape.
 
     Args:
-        hidden_layers: of the target, that the head reads.
-        rows: as many as the target's cache has.
+        hidden_layers: hidden layers of the target that the head reads.
+        rows: number of rows of the target's cache.
         vocab_size: the target's.
-        acceptance: by depth and rank, as it was measured when the head was trained.
-        cache: the head's own, if it has one.
+        acceptance: acceptance by depth and rank, measured when the head was trained.
+        cache: the head's own cache, if it has one.
     """
 
     drawings = frozenset(Drawing)
@@ -183,7 +185,7 @@ class HeadDrafter(BaseDrafter):
 
     @abstractmethod
     def longest(self, request: Request) -> int:
-        """Tokens of a draft of a request at most."""
+        """Most tokens of a request's draft."""
 
     @abstractmethod
     def grow(
@@ -193,7 +195,7 @@ class HeadDrafter(BaseDrafter):
         num_tokens: int,
         randomness: Randomness,
     ) -> None:
-        """Grow trees from the states that the head has not read, `num_tokens` deep at most."""
+        """Grow trees from the states that the head has not read, at most `num_tokens` deep."""
 
     def draft(
         self,

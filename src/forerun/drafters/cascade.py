@@ -1,8 +1,8 @@
-"""Drafters in order: the first that is confident enough proposes, otherwise the last.
+"""Cascades: several drafters in order; the first that is confident enough proposes, otherwise the last.
 
-The choice follows from the committed tokens alone, before anything is drawn, so what is drawn then is
-verified like any other draft. Drafters that cost nothing and often have no proposal come first
-(suffixes of the text itself), a model that always has one comes last.
+The choice follows from the committed tokens alone, before anything is drawn, so the chosen draft is
+verified like any other. Drafters that cost nothing and often have no proposal come first (suffixes
+of the text itself); a model that always has one comes last.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from forerun.options import Text, options
 if TYPE_CHECKING:
     from forerun.randomness import Randomness
 
-# Tokens along a path at most.
+# Most tokens along a path.
 LONGEST = 64
 
 
 def parse_member(entry: str) -> tuple[str, int | None]:
-    """A method's name, and the tokens that it may draft along a path where the entry says so.
+    """A method's name, and the most tokens that it may draft along a path, if the entry limits them.
 
     Args:
         entry: `suffix`, or `draft_model:4`: looked-up tokens cost nothing, a model's do.
@@ -59,7 +59,7 @@ def parse_member(entry: str) -> tuple[str, int | None]:
 
 @options
 class CascadeOptions:
-    """Which methods a cascade asks, and how confident they must be."""
+    """The methods of a cascade, and the confidence that they need."""
 
     cascade: tuple[Text, ...] = Field(
         default=("suffix", "draft_model:4"),
@@ -77,7 +77,7 @@ class CascadeOptions:
 
     @property
     def entries(self) -> list[tuple[str, int | None]]:
-        """The methods with the tokens that they may draft along a path, None for any number."""
+        """The methods with the most tokens that they may draft along a path; None for any number."""
         return [parse_member(entry) for entry in self.cascade]
 
 
@@ -92,16 +92,16 @@ def _check_members(names: Sequence[str]) -> None:
 class CascadeDrafter(BaseDrafter):
     """Asks its members in turn how confident they are.
 
-    A member that runs layers of the target itself drafts for all requests of a round or for none: if it
-    is chosen for any, the requests for which it is not chosen decode plainly.
+    A member that runs layers of the target itself drafts for all requests of a round or for none:
+    if it is chosen for some, the requests for which it is not chosen decode plainly.
 
     Args:
-        members: from the first to be asked to the last, which is not asked.
-        confidence: the share of its draft that a member must expect to be accepted.
-        lengths: tokens that each may draft along a path; None is as many as are planned.
+        members: the drafters in the order in which they are asked; the last one is not asked.
+        confidence: share of its draft that a member must expect to be accepted.
+        lengths: most tokens that each may draft along a path; None is as many as are planned.
 
     Raises:
-        ConfigError: for fewer than two members, or a member that is there twice.
+        ConfigError: for fewer than two members, or a member that occurs twice.
     """
 
     name = "cascade"
@@ -216,12 +216,12 @@ class CascadeDrafter(BaseDrafter):
         return len(self.members) - 1
 
     def _fitted(self, plan: Plan, number: int) -> Plan:
-        """The plan as a member can follow it."""
+        """The plan in a form that a member can follow."""
         member, length = self.members[number], self.lengths[number]
         if not member.takes_trees:
             plan = replace(plan, tree=None, num_nodes=None)
         if plan.drawing not in member.drawings:
-            # What is not sampled needs no fixed shape.
+            # Drafts that are not sampled need no fixed shape.
             num_nodes = plan.num_nodes if plan.tree is None else len(plan.tree)
             plan = Plan(plan.num_tokens, Drawing.GREEDY, num_nodes=num_nodes)
         return plan if length is None else plan.cut(length)

@@ -13,7 +13,7 @@ from forerun.core import CONTEXT_FULL, MOST_NODES, NO_DRAFT, Draft, Drawing, Pla
 from forerun.drafters.base import BaseDrafter, fits_one_call
 from forerun.options import known, options
 
-# What needs torch is imported where it is used: options and help are read without it.
+# Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -33,7 +33,7 @@ def _precisions() -> tuple[str, ...]:
 
 @options
 class DraftModelOptions:
-    """How the draft model is kept; it is loaded so before the drafter is built."""
+    """Precision of the draft model, which is loaded before the drafter is built."""
 
     draft_dtype: Annotated[str, known("draft_dtype", _precisions)] = Field(
         default="auto",
@@ -46,15 +46,16 @@ class DraftModelDrafter(BaseDrafter):
     """Drafts chains and trees with a second model.
 
     With a model of another vocabulary it proposes only tokens that both have (Timor et al., arXiv
-    2502.05202): rows without the others, scaled to one, are what is drawn from and what is recorded.
+    2502.05202): tokens are drawn from rows restricted to these and scaled to sum to one, and these
+    rows are recorded.
 
     Args:
         model: the draft model.
-        rows: as many as the target's cache has.
-        capacity: tokens a row, drafted ones included.
-        vocab_size: the target's, where the two tables of logits are padded to different sizes.
-        tree_slots: slots a row for the nodes of trees.
-        translation: between the vocabularies, where they are not the same.
+        rows: number of rows of the target's cache.
+        capacity: tokens per row, drafted ones included.
+        vocab_size: the target's, if the two tables of logits are padded to different sizes.
+        translation: translation between the vocabularies, if they differ.
+        tree_slots: slots per row for the nodes of trees.
     """
 
     name = "draft_model"
@@ -78,8 +79,8 @@ class DraftModelDrafter(BaseDrafter):
         self.vocab_size = self._vocab_size = vocab_size or model.vocab_size
         self.rows = rows
         self.cache = DraftCache(model, rows, capacity, tree_slots)
-        # Padded to fewer rows than the target's, the draft's embedding lacks the last ids. By request, how
-        # many tokens were found to be there.
+        # The draft's embedding may be padded to fewer rows than the target's and lack the last ids. By
+        # request: the number of tokens whose ids were checked.
         self._lacks_ids = self.model.vocab_size < self._vocab_size
         self._known: dict[int, int] = {}
         self._drafts_chains = translation is None and drafts_chains(model)
@@ -117,7 +118,7 @@ class DraftModelDrafter(BaseDrafter):
             text = self._text(request) if plan.num_tokens else None
             if text is None:
                 continue
-            # A path goes as far as the draft model's context allows.
+            # A path is as long as the draft model's context allows.
             left = self.cache.capacity - len(text)
             if left > 0:
                 drafting[index] = plan.cut(left)
@@ -152,13 +153,13 @@ class DraftModelDrafter(BaseDrafter):
             self.translation.retokenizer.release(request.request_id)
 
     def _text(self, request: Request) -> list[int] | None:
-        """A request in the draft model's tokens; None where they cannot spell it (yet)."""
+        """A request in the draft model's tokens; None if they cannot spell it (yet)."""
         if self.translation is None:
             return None if self._lacks_ids and self._lacks(request) else request.token_ids
         return self.translation.retokenizer.ids(request.request_id, request.token_ids)
 
     def _lacks(self, request: Request) -> bool:
-        """Whether a text has an id that the draft model lacks; each token is looked at once."""
+        """True if a text has an id that the draft model lacks; each token is checked once."""
         new = request.token_ids[self._known.get(request.request_id, 0) :]
         if max(new, default=0) >= self.model.vocab_size:
             return True
@@ -168,7 +169,7 @@ class DraftModelDrafter(BaseDrafter):
     def _grow(
         self, growths: list[Growth], missing: list[list[int]], randomness: Randomness
     ) -> list[Draft]:
-        """Trees of any kind, level by level."""
+        """Grow trees of any kind, level by level."""
         from forerun.trees.growth import grow
 
         growing, rows = growths, [growth.request.row for growth in growths]

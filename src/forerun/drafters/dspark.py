@@ -1,4 +1,4 @@
-"""A block head drafts all tokens of a draft in one pass of its layers, then picks them one by one."""
+"""Drafting with a block head: all tokens in one pass of its layers, then picked one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forerun.contracts import DrafterSetup
 from forerun.core import Request
 from forerun.drafters.base import HeadDrafter, HeadOptions
 
-# What needs torch is imported where it is used: options and help are read without it.
+# Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -23,14 +23,14 @@ class DSparkDrafter(HeadDrafter):
     """Drafts with a block head: chains, and trees of what it finds most probable.
 
     Args:
-        head: on what the target runs on.
-        rows: requests at once.
-        capacity: tokens of prompt and output a request.
-        vocab_size: of the target.
+        head: the head, on its target's backend.
+        rows: number of requests at once.
+        capacity: prompt and output tokens per request.
+        vocab_size: the target's.
         least_confidence: see `HeadOptions`.
-        acceptance: by depth and rank, as it was measured when the head was trained.
-        calibration: scale and bias of the logits of its confidence, by position; further positions are as
-            the head has them.
+        acceptance: acceptance by depth and rank, measured when the head was trained.
+        calibration: scale and bias of the head's confidence logits, by position; further positions
+            are not calibrated.
     """
 
     name = "dspark"
@@ -78,7 +78,7 @@ class DSparkDrafter(HeadDrafter):
         num_tokens: int,
         randomness: Randomness,
     ) -> None:
-        """Run the block of each request, then give its tree level after level."""
+        """Run the block of each request, then grow its tree level by level."""
         from forerun.trees.growth import grow
 
         rows = [growth.request.row for growth in growths]
@@ -105,7 +105,7 @@ class DSparkDrafter(HeadDrafter):
                 places, before = [places[k] for k in nodes], [before[k] for k in nodes]
                 if not growing:
                     return
-            # A row that is alone is read once: it need not be copied.
+            # A single row is read only once and need not be copied.
             logits = levels[level] if len(base) == len(places) == 1 else base[places, level]
             self._head.add_markov(logits, before)
             grow(list(growing.values()), logits, randomness, self._head.vocabulary)
@@ -122,8 +122,12 @@ class DSparkDrafter(HeadDrafter):
         expected: list[float],
         level: int,
     ) -> list[int]:
-        """Which nodes of the frontiers get children: all of trees, and those of chains that are likely to
-        be reached and gone on from. It depends on nothing that is drawn after them."""
+        """The nodes of the frontiers that get children: all of trees, and those of chains worth
+        continuing.
+
+        A chain goes on while its next token is likely to be reached and accepted. The decision
+        depends on no token drawn after it.
+        """
         logits = self._head.confidence(hidden, before)
         if logits is None:
             return list(range(len(places)))

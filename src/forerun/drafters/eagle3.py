@@ -1,4 +1,4 @@
-"""EAGLE: a trained layer that runs ahead on the target's own hidden states."""
+"""Drafting with an EAGLE head: a trained layer that runs ahead on the target's own hidden states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forerun.contracts import ChainRequest, DrafterSetup
 from forerun.core import MOST_NODES, Draft, Plan, Request, Tree
 from forerun.drafters.base import HeadDrafter, HeadOptions, fits_one_call
 
-# What needs torch is imported where it is used: options and help are read without it.
+# Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Run:
-    """A tree in the making, and what the head carries from node to node.
+    """An unfinished tree, with the head's output at each of its nodes.
 
     Args:
         growth: the tree.
-        carried: after the text, then after each level that has been run, each [n, hidden_size].
-        parents: of the nodes that have been run, as indices among them; -1 is the text.
-        expected: that all of a chain is accepted.
+        carried: the head's output after the text, then after each level that has been run, each [n,
+            hidden_size].
+        parents: parents of the nodes that have been run, as indices among them; -1 is the text.
+        expected: probability that all tokens of a chain are accepted.
     """
 
     growth: Growth
@@ -37,7 +38,7 @@ class _Run:
     expected: float = 1.0
 
     def carried_to(self, nodes: list[int]) -> Tensor:
-        """What is carried to the children of some nodes, [n, hidden_size]."""
+        """The outputs that the children of some nodes read, [n, hidden_size]."""
         import torch
 
         if len(nodes) == 1 == len(self.carried[-1]) and nodes[0] == len(self.parents) - 1:
@@ -48,18 +49,18 @@ class _Run:
 class Eagle3Drafter(HeadDrafter):
     """Drafts chains and trees with an EAGLE head (arXiv 2503.01840; EAGLE-1 and -2 too).
 
-    Tokens that the target has run are run through the head with the target's states; drafted ones with
-    what the head made of the token before. The most probable nodes make trees for greedy text (EAGLE-2),
-    drawn ones have a fixed shape. It drafts nothing for a request until it has seen the state of the
+    The head reads tokens that the target has run with the target's states, and drafted tokens with
+    its own output for the token before. Greedy trees have the most probable nodes (EAGLE-2),
+    sampled ones a fixed shape. It drafts nothing for a request until it has seen the state of the
     newest token that the target has run.
 
     Args:
-        head: that runs where the target runs.
+        head: the head, on its target's backend.
         vocab_size: the target's.
-        rows: as many as the target's cache has.
-        capacity: tokens a row, drafted ones included.
-        tree_slots: slots a row for the nodes of trees.
-        acceptance: by depth and rank, as it was measured when the head was trained.
+        rows: number of rows of the target's cache.
+        capacity: tokens per row, drafted ones included.
+        tree_slots: slots per row for the nodes of trees.
+        acceptance: acceptance by depth and rank, measured when the head was trained.
         least_confidence: see `HeadOptions`.
     """
 
@@ -107,7 +108,7 @@ class Eagle3Drafter(HeadDrafter):
         missing: list[Missing],
         randomness: Randomness,
     ) -> list[Draft]:
-        """Draft chains in one call where that can be, else node by node."""
+        """Draft chains in one call if possible, otherwise node by node."""
         if not self.module.drafts_chains or not fits_one_call(requests, plans, randomness):
             return super().draft(requests, plans, missing, randomness)
         states = [self._run_most(*pair) for pair in zip(requests, missing, strict=True)]
@@ -150,7 +151,8 @@ class Eagle3Drafter(HeadDrafter):
             logits = self._extend(runs)
 
     def _catch_up(self, growths: list[Growth], missing: list[Missing]) -> tuple[list[_Run], Tensor]:
-        """Run the target's states that the head's cache lacks; logits [B, Vd] after the last of each row."""
+        """Run the target's states that the head's cache lacks; logits [B, Vd] after the last one of
+        each row."""
         import torch
 
         requests = [growth.request for growth in growths]
@@ -171,8 +173,11 @@ class Eagle3Drafter(HeadDrafter):
         return runs, self.module.logits(last[0] if len(last) == 1 else torch.cat(last))
 
     def _confident(self, runs: list[_Run], logits: Tensor) -> tuple[list[_Run], Tensor]:
-        """Those that grow further, with their logits: all trees, and chains that are likely to be accepted
-        with their next token. It depends on nothing that is drawn after it."""
+        """The runs that grow further, with their logits: all trees, and chains worth continuing.
+
+        A chain goes on while it is likely to be accepted with its next token. The decision depends
+        on no token drawn after it.
+        """
         from forerun.sampling import top_shares
 
         shares = iter(top_shares(logits))
@@ -187,7 +192,8 @@ class Eagle3Drafter(HeadDrafter):
         return kept, logits if all(rows) else logits[rows]
 
     def _run_most(self, request: Request, missing: Missing) -> Tensor:
-        """Run most of what a row lacks where that is much; the states that are left, one at least."""
+        """Run most of the states that a row lacks if there are many; return those that are left,
+        one at least."""
 
         def run(states: Tensor, start: int) -> None:
             tokens = request.token_ids[start + 1 : start + 1 + len(states)]
@@ -218,7 +224,7 @@ class Eagle3Drafter(HeadDrafter):
 
 
 def _unpadded(states: Tensor, token_ids: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The states of each row's tokens, of [B, n, size]."""
+    """The states of each row's tokens, out of [B, n, size]."""
     rows = list(states.unbind())
     if len(rows) == 1:
         return rows

@@ -1,4 +1,4 @@
-"""A decoder layer behind an exit, and what it has read of each row."""
+"""A trained decoder layer after an early exit, with its cache of each row."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from forerun.trees.growth import Growth
 class ExitLayer:
     """Reads the exit's states with a trained layer, whose cache holds the whole text.
 
-    What the target has run is read with the states that prompts and rounds bring, the newest token and
-    drafted ones with those of the drafter's own runs. Of these nothing stays after a round: accepted ones
-    are read again, with the states of the round.
+    Tokens that the target has run are read with the states that prompts and rounds bring, the
+    newest token and drafted ones with those of the drafter's own runs. The latter are removed after
+    a round: accepted tokens are read again, with the states of the round.
 
     Args:
-        head: the layer, on what the target runs on.
-        rows: requests at once.
-        capacity: tokens of prompt and output a request, drafted ones included.
+        head: the layer, on its target's backend.
+        rows: number of requests at once.
+        capacity: prompt and output tokens per request, drafted ones included.
     """
 
     def __init__(self, head: LayerSkipHead, rows: int, capacity: int) -> None:
@@ -34,7 +34,7 @@ class ExitLayer:
         self._missing: dict[int, Missing | None] = {}
 
     def longest(self, request: Request) -> int:
-        """Tokens of the coming draft of a request at most; none before the states of its text are known.
+        """Most tokens of a request's next draft; none before the states of its text are known.
 
         The cache is cut to the text.
         """
@@ -56,7 +56,7 @@ class ExitLayer:
         return logits
 
     def _run_most(self, request: Request) -> Tensor:
-        """Run most of what the cache lacks of a text where that is much; the states that are left."""
+        """Run most of the states that a text's row lacks if there are many; return those that are left."""
         missing = self._missing[request.row]
         assert missing is not None, "nothing is drafted without states"
         return self.features.run_most(

@@ -19,7 +19,7 @@ from forerun.drafters.own_layers import (
 from forerun.errors import ConfigError
 from forerun.options import options
 
-# What needs torch is imported where it is used: options and help are read without it.
+# Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @options
 class LayerSkipOptions:
-    """Which layers of the target draft; by default the first quarter."""
+    """The layers of the target that draft; by default the first quarter."""
 
     exit_layer: int | None = Field(
         default=None,
@@ -52,21 +52,22 @@ class LayerSkipOptions:
 class LayerSkipDrafter(OwnLayersDrafter):
     """Drafts chains with the target's own layers, less some that are skipped.
 
-    The layers before the first skipped one are run once for every token: their keys and values stay in
-    the target's cache and verification goes on from their output (`Draft.hidden`). Skipping all layers
-    from one on is an early exit (LayerSkip, arXiv 2404.16710); skipping some in the middle is Draft &
-    Verify (arXiv 2309.08168), whose later layers write keys of their own while drafting, which are
-    forgotten before verification.
+    The layers before the first skipped one are run once for every token: their keys and values stay
+    in the target's cache, and verification continues from their output (`Draft.hidden`). Skipping
+    all layers from one on is an early exit (LayerSkip, arXiv 2404.16710). Skipping some in the
+    middle is Draft & Verify (arXiv 2309.08168): its later layers write keys of their own while
+    drafting, which are removed before verification.
 
     Args:
-        target: the model that drafts for itself; its layers must run apart.
+        target: the model that drafts for itself; its layers must run separately.
         skip_layers: the layers that drafting leaves out, never the first.
-        layer: a trained decoder layer that reads the exit's states of the whole text, in place of the
-            target's own head.
+        layer: a trained decoder layer that reads the exit's states of the whole text, in place of
+            the target's own output head.
 
     Raises:
-        ConfigError: for layers that cannot be skipped, or a layer that was trained for another exit.
-        UnsupportedModelError: for a target whose layers cannot run apart.
+        ConfigError: for layers that cannot be skipped, or a layer that was trained for another
+            exit.
+        UnsupportedModelError: for a target whose layers cannot run separately.
     """
 
     name = "layer_skip"
@@ -105,10 +106,10 @@ class LayerSkipDrafter(OwnLayersDrafter):
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        """One chain a request, with the hidden states of all tokens run; the newest committed token is
-        run even where no draft is planned.
+        """Propose one chain per request, with the hidden states of all tokens run.
 
-        However it ends, the layers after the shared ones hold no more than what is committed.
+        The newest committed token is run even if no draft is planned. However the call ends, the
+        layers after the shared ones hold only committed tokens.
         """
         import torch
 
@@ -122,14 +123,14 @@ class LayerSkipDrafter(OwnLayersDrafter):
             running.append(start(request, replace(plan, num_tokens=room)))
         growths = running
         vocabulary = None if self.layer is None else self.layer.vocabulary
-        # By row, the shared layers' output for all tokens run.
+        # By row: the shared layers' output for all tokens run.
         states: dict[int, list[Tensor]] = {request.row: [] for request in requests}
         try:
             while running:
                 hidden, _ = self._run(running, _newest(running), range(self.shared_layers), None)
                 for growth, state in zip(running, hidden, strict=True):
                     states[growth.request.row].append(state)
-                # The last drafted token goes through the shared layers alone, for the verification.
+                # The last drafted token only runs through the shared layers, for verification.
                 growing = [index for index, growth in enumerate(running) if growth.frontier]
                 if len(growing) < len(running):
                     running, hidden = [running[index] for index in growing], hidden[growing]
@@ -137,7 +138,7 @@ class LayerSkipDrafter(OwnLayersDrafter):
                     grow(running, self._finish(running, hidden), randomness, vocabulary)
                 running = [g for g in running if len(g.token_ids) == len(states[g.request.row])]
         finally:
-            # What the later layers have written while drafting.
+            # Remove the tokens that the later layers have written while drafting.
             if self._rest:
                 later = range(self.shared_layers, self.target.num_layers)
                 for request in requests:
@@ -148,8 +149,10 @@ class LayerSkipDrafter(OwnLayersDrafter):
         ]
 
     def _finish(self, growths: list[Growth], hidden: Tensor) -> Tensor:
-        """Go on from the shared layers' output [B, 1, hidden_size]; logits [B, V], or of the tokens that a
-        trained layer drafts from."""
+        """Run the layers after the shared ones on their output [B, 1, hidden_size]; return logits.
+
+        The logits are [B, V], or those of the tokens that a trained layer drafts from.
+        """
         if self.layer is not None:
             return self.layer.logits(growths, hidden)
         logits: Tensor | None = None
@@ -166,7 +169,8 @@ def _newest(growths: list[Growth]) -> list[list[int]]:
 
 
 def _trained_layer(setup: DrafterSetup) -> ExitLayer | None:
-    """The trained layer that the user named; a head of another kind belongs to another drafter."""
+    """The trained layer that the user named; None for a head of another kind, which is another
+    drafter's."""
     if setup.head is None or setup.head.kind not in (None, LayerSkipDrafter.optional_head):
         return None
     from forerun.drafters.exit_layer import ExitLayer
@@ -176,10 +180,12 @@ def _trained_layer(setup: DrafterSetup) -> ExitLayer | None:
 
 
 def _skipped(own: LayerSkipOptions, target: CausalLM, trained_for: int | None) -> Collection[int]:
-    """The layers to skip: as the options say, else all from the exit on that a layer was trained for, else
-    three quarters.
+    """The layers to skip: those of the options, or all from a trained layer's exit on, or three
+    quarters.
 
     Args:
+        own: the options.
+        target: the target.
         trained_for: the exit of a trained layer.
 
     Raises:

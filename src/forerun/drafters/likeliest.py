@@ -1,4 +1,4 @@
-"""The tokens that logits make the likeliest."""
+"""Selection of the likeliest tokens from logits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Columns of a block: the likeliest tokens lie in the blocks of the largest maxima. Ten times faster over
+# Columns of a block: the likeliest tokens are in the blocks with the largest maxima. Ten times faster over
 # 150,000 columns, and no gain over few.
 _BLOCK, _LEAST_BLOCKS = 64, 128
 
 
 def likeliest(logits: Tensor, count: int) -> Tensor:
-    """The ids of the largest logits of each row, [n, V] -> [n, min(count, V)], the largest first."""
+    """Ids of the largest logits of each row, [n, V] -> [n, min(count, V)], the largest first."""
     import torch
 
     size = logits.shape[1]

@@ -1,4 +1,4 @@
-"""Medusa's heads draft all tokens of a draft from one state, each without knowing the others."""
+"""Drafting with Medusa's heads: all tokens from one state, each independent of the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forerun.contracts import DrafterSetup
 from forerun.core import Request
 from forerun.drafters.base import HeadDrafter
 
-# What needs torch is imported where it is used: options and help are read without it.
+# Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
     from forerun.heads.features import Missing
     from forerun.heads.medusa import MedusaHead
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 class MedusaDrafter(HeadDrafter):
     """Drafts chains and trees with Medusa's heads (Cai et al., arXiv 2401.10774).
 
-    All nodes of a level have the same row, whatever was drafted before them. Medusa's own tree is one
-    shape for every text, the best for the measured acceptance of each head's ranks: so are drawn trees
-    here, while the most probable nodes of each text make greedy ones. It drafts nothing for a request
-    until it has seen the state of the newest token that the target has run.
+    All nodes of a level have the same row, whatever was drafted before them. Medusa's own tree has
+    one shape for every text, the best for the measured acceptance of each head's ranks. Sampled
+    trees have such a shape here, while greedy ones have the most probable nodes of each text. It
+    drafts nothing for a request until it has seen the state of the newest token that the target has
+    run.
 
     Args:
-        head: on what the target runs on.
-        rows: requests at once.
-        layers: of the target.
-        vocab_size: of the target.
-        acceptance: by head and rank, as it was measured when they were trained.
+        head: the heads, on their target's backend.
+        rows: number of requests at once.
+        layers: number of the target's layers.
+        vocab_size: the target's.
+        acceptance: acceptance by head and rank, measured when they were trained.
     """
 
     name = "medusa"

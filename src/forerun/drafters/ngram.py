@@ -1,6 +1,6 @@
-"""Prompt lookup: what followed the same few tokens before is proposed again.
+"""Prompt lookup: the tokens that followed the same few tokens before are proposed again.
 
-Saxena, "Prompt Lookup Decoding", 2023; the longest match first, the latest of equal ones.
+Saxena, "Prompt Lookup Decoding", 2023; the longest match first, the latest among equals.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from forerun.errors import ConfigError
 from forerun.options import options
 from forerun.trees.host import Continuations, grow_on_host
 
-# Positions that a tree goes on from.
+# Most positions that a tree continues from.
 MOST_POSITIONS = 8
 # A position outweighs this many of the next shorter n-gram: more than all of them together.
 LONGER = 2 * MOST_POSITIONS
-# The share of its drafts of 8 tokens that the zoo's target accepted, by the size of the n-gram, greedy
-# and at temperature 0.7 over 60 held-out prompts: of sizes whose next larger one was looked for as
-# well, and of the largest, which stands for all longer matches.
+# Share of drafts of 8 tokens that the zoo's target accepted, by the size of the n-gram, greedy and at
+# temperature 0.7 over 60 held-out prompts. The first list is for sizes whose next larger one was looked up
+# as well, the second for the largest size, which includes all longer matches.
 CONFIDENCES = (0.0, 0.17, 0.25, 0.39, 0.45)
 CONFIDENCES_OF_LARGEST = (0.0, 0.48, 0.7, 0.78, 0.81)
 
 
 class _Index:
-    """Where each n-gram of a request was seen, grown as the request grows, and its match in a corpus."""
+    """Positions of each n-gram of a request, extended as the request grows, and its match in a corpus."""
 
     def __init__(self, sizes: range, corpus: Corpus | None) -> None:
         self.sizes = sizes
         self._quote = None if corpus is None else Quote(corpus)
         self.follows: dict[tuple[int, ...], int] = {}
-        # By size and position: the position of the same n-gram's occurrence before that; 0 for none.
+        # By size and position: the previous position of the same n-gram; 0 for none.
         self.earlier = {size: array("i", (0,)) for size in sizes}
         self.indexed = 1
 
@@ -57,8 +57,11 @@ class _Index:
         self.indexed = max(len(token_ids), 1)
 
     def match(self, token_ids: list[int]) -> tuple[int, int]:
-        """Where the text goes on after the latest earlier copy of its longest known ending, and the
-        size of that; zeros if it has none."""
+        """Position after the latest earlier copy of the text's longest known ending, and the
+        ending's size.
+
+        Zeros if there is none.
+        """
         for size in reversed(self.sizes):
             position = self.follows.get(tuple(token_ids[-size:]), 0)
             if position:
@@ -66,8 +69,11 @@ class _Index:
         return 0, 0
 
     def quoted(self, token_ids: list[int], size: int) -> tuple[Places, int]:
-        """The match in the corpus and the size that it counts as, where that is above `size`, that of
-        the text's own match; nothing and `size` otherwise."""
+        """Match in the corpus, and the size that it counts as, if that is above `size`.
+
+        `size` is the size of the text's own match; without a better one, nothing and `size` are
+        returned.
+        """
         if self._quote is not None and size < self.sizes[-1]:
             places, length = self._quote.longest(token_ids, max(size, self.sizes[0] - 1))
             if places:
@@ -75,7 +81,7 @@ class _Index:
         return (), size
 
     def matches(self, token_ids: list[int]) -> list[tuple[int, float]]:
-        """Positions where the text may go on, longer endings first, then later ones, with weights."""
+        """Positions where the text may continue, longer endings first, then later ones, with weights."""
         positions: dict[int, float] = {}
         weight = 1.0
         for size in reversed(self.sizes):
@@ -111,7 +117,7 @@ class NgramDrafter(LookupDrafter):
 
     Args:
         prompt_lookup_min, prompt_lookup_max: the n-gram sizes to look for.
-        corpus: texts to look into as well.
+        corpus: texts to look up tokens in as well.
 
     Raises:
         ConfigError: for sizes that `NgramOptions` refuses.
@@ -142,7 +148,7 @@ class NgramDrafter(LookupDrafter):
         return f"{type(self).__name__}({'corpus' if self._corpus else ''})"
 
     def confidence(self, request: Request) -> float:
-        """By the size of the n-gram alone."""
+        """Confidence by the size of the n-gram alone."""
         index = self._index_of(request)
         _, size = index.quoted(request.token_ids, index.match(request.token_ids)[1])
         shares = CONFIDENCES_OF_LARGEST if size == self.sizes[-1] else CONFIDENCES
@@ -167,9 +173,9 @@ class NgramDrafter(LookupDrafter):
             return grow_on_host(request, plan, (0, index.matches(token_ids)), follow.children)
         if not size:
             return NO_DRAFT
-        # A copy that runs into the end of the text goes on with its own beginning, as in trees.
+        # A copy that reaches the end of the text continues with its own beginning, as in trees.
         copied = list(islice(cycle(token_ids[start : start + count]), count))
-        # Nothing comes after a stop token.
+        # Nothing follows a stop token.
         ends = (at + 1 for at, token in enumerate(copied) if token in request.stop_token_ids)
         return Draft.chain(copied[: next(ends, count)])
 

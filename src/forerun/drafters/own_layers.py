@@ -1,4 +1,4 @@
-"""What drafters that run the target's own layers, in its own cache, have in common."""
+"""Base of drafters that run the target's own layers, in its own cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OwnLayersDrafter(BaseDrafter):
     def __init__(self, target: CausalLM) -> None:
         self.target = target
         self.vocab_size: int | None = target.vocab_size
-        # Weak, so that another engine can have the drafter when the first is gone.
+        # Weak, so that another engine can use the drafter after the first is deleted.
         self._attached: weakref.ref[Cache] | None = None
 
     def attach(self, cache: Cache) -> None:
@@ -63,8 +63,10 @@ class OwnLayersDrafter(BaseDrafter):
         trees: Sequence[Tree | None] | None = None,
         view: View | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run tokens of some growths through some layers: their output [B, n, hidden_size], and logits
-        [B, n, V] after the last layer."""
+        """Run tokens of some growths through some layers.
+
+        The result is their output [B, n, hidden_size] and, after the last layer, logits [B, n, V].
+        """
         batch = Batch.after(
             self._cache,
             [growth.request.row for growth in growths],
@@ -93,7 +95,7 @@ def drafting_layers(skip_layers: Collection[int], num_layers: int) -> list[range
 
 
 def no_such_layers(skip_layers: Collection[int], num_layers: int) -> ConfigError:
-    """The error for layers that a target of so many cannot leave out."""
+    """The error for layers that a target of `num_layers` layers cannot leave out."""
     return ConfigError(
         f"layers {sorted(skip_layers)} cannot be skipped in a target of {num_layers} layers; "
         f"give one or more from 1 to {num_layers - 1}: layer 0 always drafts."
@@ -101,10 +103,10 @@ def no_such_layers(skip_layers: Collection[int], num_layers: int) -> ConfigError
 
 
 def check_runs_apart(target: CausalLM, view: View | None = None) -> None:
-    """Run one token through one layer and the head, so that a target that cannot is refused now.
+    """Run one token through one layer and the output head, to refuse a target that cannot.
 
     Raises:
-        ForerunError: the target's own, saying what it lacks.
+        ForerunError: the target's error, saying what it lacks.
     """
     cache = target.new_cache(1, 1)
     batch = Batch.after(cache, [0], [[0]], layers=range(1), hidden_layers=(1,), view=view)

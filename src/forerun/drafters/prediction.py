@@ -1,7 +1,7 @@
-"""Drafts from an output that the user expects, and returns to it where the text departs from it.
+"""Drafts from an expected output, and returns to it after the text has departed from it.
 
-For edits: most of a file comes back as it was. What is emitted is followed through the prediction;
-after a difference it is looked up there again, near the position where the two diverged.
+For edits: most of a file comes back unchanged. The emitted text is followed through the prediction;
+after a difference it is searched for there again, near the position where the two diverged.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import LookupDrafter
 from forerun.trees.host import Continuations, grow_on_host
 
-# Matching tokens in a row from which on a position counts as certain.
+# Number of matching tokens in a row from which on a position counts as certain.
 CERTAIN = 8
-# Tokens before a position that are compared.
+# Number of tokens before a position that are compared.
 MOST_COMPARED = 16
-# Positions of the same token that are compared: after the point where the texts diverged, and before.
+# Number of positions of the same token that are compared: after the point of divergence, and before it.
 POSITIONS_AHEAD, POSITIONS_BEHIND = 16, 4
 # A matching token is worth this many doublings of the distance, which is counted from NEAR on.
 DOUBLINGS, NEAR = 2.0, 4
-# Until the position is certain: tokens drafted for each matching token and for one more; without a match
-# three in a hundred would be right.
+# Tokens drafted, until the position is certain, for each matching token and one more; without a match three
+# in a hundred would be right.
 TOKENS_PER_MATCHED = 2
-# Positions that a tree goes on from.
+# Most positions that a tree continues from.
 MOST_BRANCHES = 3
-# The share of its drafts of 16 tokens that was accepted, by the tokens in a row, where one line in ten
-# of held-out Python was replaced, inserted, deleted or changed in a word.
+# Share of drafts of 16 tokens that was accepted, by the number of matching tokens in a row, for held-out
+# Python in which one line in ten was replaced, inserted, deleted or changed in a word.
 CONFIDENCES = (0.0, 0.23, 0.43, 0.44, 0.44, 0.48, 0.6, 0.6, 0.88)
 
 
 class Alignment:
-    """Where an output is in its prediction.
+    """Position of an output in its prediction.
 
     Args:
         prediction: token ids.
@@ -45,23 +45,23 @@ class Alignment:
         self.prediction = prediction
         self.num_followed = 0
         self.position = 0
-        """The position in the prediction of the token that should come next."""
+        """Position in the prediction of the token that should come next."""
         self.matched = CERTAIN
-        """Tokens before it that were emitted, the beginning of the text counting as certain."""
+        """Number of tokens before it that were emitted; the beginning of the text counts as certain."""
         self.others: list[tuple[int, float]] = []
-        """Other positions that are possible, with how much lower they score."""
+        """Other possible positions, with the amount by which their scores are lower."""
         self._after: dict[int, list[int]] = {}
         for position, token in enumerate(prediction, 1):
             self._after.setdefault(token, []).append(position)
-        # Where the texts diverged, and how many tokens were emitted since.
+        # Position of the divergence, and number of tokens emitted since.
         self._diverged, self._since = 0, 0
 
     def follow(self, token_ids: list[int], start: int) -> None:
-        """Take in what has been emitted since the last call.
+        """Take in the tokens emitted since the last call.
 
         Args:
             token_ids: the whole text.
-            start: where its output begins.
+            start: index of the first output token.
         """
         for end in range(start + self.num_followed, len(token_ids)):
             position, token = self.position, token_ids[end]
@@ -77,7 +77,7 @@ class Alignment:
                 self.others = []
 
     def _look_around(self, token_ids: list[int], end: int) -> None:
-        """Move to the position of the highest score, if any scores higher than this one."""
+        """Move to the position of the highest score, if any scores higher than the present one."""
         after = self._after.get(token_ids[end], [])
         middle = bisect_left(after, self._diverged)
         lengths = {self.position: self.matched}
@@ -85,14 +85,14 @@ class Alignment:
             if position != self.position:
                 lengths[position] = self._compare(position, token_ids, end)
         scores = {position: self._score(position, matched) for position, matched in lengths.items()}
-        # Sorting is stable: of equal positions the present one stays.
+        # Sorting is stable: among equal positions the present one stays.
         ranked = sorted(scores, key=scores.__getitem__, reverse=True)[:MOST_BRANCHES]
         best = self.position = ranked[0]
         self.matched = lengths[best]
         self.others = [(position, scores[best] - scores[position]) for position in ranked[1:]]
 
     def _compare(self, position: int, token_ids: list[int], end: int) -> int:
-        """How many tokens before a position equal those up to `end`."""
+        """Number of tokens before a position that equal those up to `end`."""
         matched, prediction = 0, self.prediction
         most = min(position, self.num_followed, MOST_COMPARED)
         while matched < most and prediction[position - 1 - matched] == token_ids[end - matched]:
@@ -100,7 +100,8 @@ class Alignment:
         return matched
 
     def _score(self, position: int, matched: int) -> float:
-        """Matching tokens, less a penalty for what a few inserted or deleted tokens do not explain."""
+        """Number of matching tokens, less a penalty for distance that a few inserted or deleted
+        tokens do not explain."""
         if not matched:
             return -inf
         behind, ahead = self._diverged - position, position - self._diverged - self._since
@@ -110,7 +111,7 @@ class Alignment:
 class PredictionDrafter(LookupDrafter):
     """Drafts the rest of the prediction that a request was given; nothing for one without.
 
-    As a tree it goes on from several positions while it is not certain where the output is.
+    Trees continue from several positions while the position of the output is not certain.
     """
 
     name = "prediction"
@@ -124,7 +125,7 @@ class PredictionDrafter(LookupDrafter):
         return cls()
 
     def confidence(self, request: Request) -> float:
-        """By how many tokens in a row were as predicted."""
+        """Confidence by the number of predicted tokens in a row."""
         alignment = self._follow(request)
         if alignment is None or alignment.position >= len(alignment.prediction):
             return 0.0

@@ -31,7 +31,7 @@ from forerun.drafters.likeliest import likeliest
 from forerun.drafters.own_layers import OwnLayersDrafter, check_runs_apart, drafting_layers
 from forerun.options import options
 
-# What needs torch is imported where it is used: options and help are read without it.
+# Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -39,16 +39,19 @@ if TYPE_CHECKING:
     from forerun.trees.growth import Growth
 
 DRAFT_VOCAB_SIZE = 8192
-"""How many of the vocabulary's first tokens chains draft, besides those of the text and the likely ones."""
+"""Number of the vocabulary's first tokens that chains draft, besides those of the text and the
+likely ones."""
 LIKELY_TOKENS = 32
-"""How many of the likeliest tokens of each place chains draft from then on: of the tokens in 6 answers of
-SmolLM2 that a part of 8,192 lacks, three in five had been among them."""
+"""Number of likeliest tokens at each place that chains may draft from then on.
+
+Of the tokens in 6 answers of SmolLM2 that the first 8,192 lack, three in five had been among them.
+"""
 USUAL_VIEW = View(sinks=4, window=512, blocks=8)
 
 
 @options
 class SelfSparseOptions:
-    """What of its cache the target reads while it drafts, and in which layers."""
+    """The part of its cache that the target reads while it drafts, and the layers that draft."""
 
     sparse_sinks: int = Field(
         default=USUAL_VIEW.sinks,
@@ -89,25 +92,26 @@ class SelfSparseOptions:
 class SelfSparseDrafter(OwnLayersDrafter):
     """Drafts chains and trees with the target itself, which reads less of its own cache while it does.
 
-    The view of sinks and a window is StreamingLLM's (arXiv 2309.17453), as a draft MagicDec's (arXiv
-    2408.11049), here without a cache of its own; blocks are chosen as in MoBA (arXiv 2502.13189), and the
-    upper nibbles of an int8 cache are read as in QuantSpec (arXiv 2502.10424).
+    The view of sinks and a window is StreamingLLM's (arXiv 2309.17453); MagicDec drafts with it
+    (arXiv 2408.11049), but here it needs no cache of its own. Blocks are selected as in MoBA (arXiv
+    2502.13189), and the upper nibbles of an int8 cache are read as in QuantSpec (arXiv 2502.10424).
 
-    What drafting appends to the cache is forgotten before verification, which reads everything. It pays
-    where reading the keys and values takes longer than reading the weights.
+    Tokens that drafting appends to the cache are removed before verification, which reads
+    everything. It pays if reading the keys and values takes longer than reading the weights.
 
     Args:
-        target: the model that drafts for itself; it must read views, and its layers run apart where some
-            are skipped.
-        view: what it reads while it drafts.
+        target: the model that drafts for itself; it must read views, and if layers are skipped, its
+            layers must run separately.
+        view: the part of its cache that it reads while it drafts.
         skip_layers: layers that drafting leaves out, never the first.
-        draft_vocab_size: where the target drafts whole chains by itself, chains draft no tokens but the
-            first so many, those of the text, and up to as many that the target found likely; 0: any.
+        draft_vocab_size: limits the tokens of chains that the target drafts in one call: to the
+            first `draft_vocab_size` of the vocabulary, those of the text, and up to as many that
+            the target found likely; 0: any.
 
     Raises:
         ConfigError: for layers that cannot be skipped.
         CacheError: for a coarse view of a cache that is not in int8.
-        UnsupportedModelError: for a target that reads all that its cache holds.
+        UnsupportedModelError: for a target that always reads its whole cache.
     """
 
     name = "self_sparse"
@@ -126,7 +130,7 @@ class SelfSparseDrafter(OwnLayersDrafter):
         self._layers = drafting_layers(skip_layers, target.num_layers)
         check_runs_apart(target, view)
         self._drafts_chains = drafts_chains(target) and len(self._layers) == 1
-        # By request, each once and in the order in which they were found.
+        # Likely tokens by request, each once, in the order in which they were found.
         self._likely: dict[int, dict[int, None]] = {}
 
     @classmethod
@@ -139,7 +143,7 @@ class SelfSparseDrafter(OwnLayersDrafter):
         """Receive the cache to draft in.
 
         Raises:
-            ConfigError: while the cache before still exists.
+            ConfigError: while the previous cache still exists.
             CacheError: for one that evicts, of which no part can be read alone.
         """
         from forerun.kv_cache.evicting import Evicting
@@ -149,7 +153,7 @@ class SelfSparseDrafter(OwnLayersDrafter):
         super().attach(cache)
 
     def cost_share(self, request: Request) -> float | None:
-        """The bytes of weights, keys and values that a drafted token reads, over a plain token's."""
+        """Bytes of weights, keys and values that a drafted token reads, relative to a plain token."""
         assert reads_views(self.target)
         context, layers = len(request), sum(map(len, self._layers))
         plain = self.target.bytes_read(context, self.target.num_layers)
@@ -170,12 +174,12 @@ class SelfSparseDrafter(OwnLayersDrafter):
         verdicts: Sequence[Verdict],
         output: ForwardOutput,
     ) -> None:
-        """Note what the target found likely where it read drafts, in the part that became text."""
+        """Store the tokens that the target found likely at the accepted tokens of drafts."""
         if self.draft_vocab_size is None or not self._drafts_chains or output.logits is None:
             return
         rounds = zip(requests, drafts, verdicts, output.logits, strict=True)
         for request, draft, verdict, logits in rounds:
-            # A request that failed may have failed for its logits.
+            # A failed request is left out, because its logits may be the cause.
             if not draft.token_ids or not verdict.token_ids or not request.speculative:
                 continue
             likely = self._likely.setdefault(request.request_id, {})
@@ -189,7 +193,7 @@ class SelfSparseDrafter(OwnLayersDrafter):
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        """One draft a request. However it ends, the cache holds what it held before."""
+        """Propose one draft per request; however the call ends, the cache is left unchanged."""
         drafts = [NO_DRAFT] * len(requests)
         most = min(self._cache.capacity, self.target.max_context)
         drafting = {
@@ -231,7 +235,7 @@ class SelfSparseDrafter(OwnLayersDrafter):
     def _grown(
         self, requests: list[Request], plans: list[Plan], randomness: Randomness
     ) -> list[Draft]:
-        """Trees level by level; each row runs its newest token first, then the nodes."""
+        """Grow trees level by level; each row runs its newest token first, then the nodes."""
         from forerun.trees.growth import grow, start
 
         growths = [start(*pair) for pair in zip(requests, plans, strict=True)]
@@ -253,7 +257,7 @@ class SelfSparseDrafter(OwnLayersDrafter):
     def _logits(
         self, growing: list[Growth], tokens: list[list[int]], trees: dict[int, Tree]
     ) -> Tensor:
-        """Run tokens behind what each row holds, [N, V], row after row."""
+        """Run tokens after those that each row holds; logits [N, V], row after row."""
         import torch
 
         hidden: Tensor | None = None
@@ -270,6 +274,6 @@ class SelfSparseDrafter(OwnLayersDrafter):
 
 
 def _read_along(logits: Tensor, path: Sequence[int]) -> Tensor:
-    """The rows of a draft's logits [n, V] at its root and along a path, of a chain without a copy."""
+    """The rows of a draft's logits [n, V] at its root and along a path; without a copy for a chain."""
     nodes = [0, *(node + 1 for node in path)]
     return logits[: len(nodes)] if nodes == list(range(len(nodes))) else logits[nodes]

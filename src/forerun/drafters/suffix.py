@@ -1,7 +1,7 @@
-"""Drafts what most often followed the longest ending of the text that occurred before.
+"""Drafts the tokens that most often followed the longest earlier copy of the text's ending.
 
-Hu et al., "SAM Decoding", arXiv 2411.10666; Oliaro et al., "SuffixDecoding", arXiv 2411.04975. It looks
-into the text itself, and where asked to into earlier outputs and a corpus of given texts.
+Hu et al., "SAM Decoding", arXiv 2411.10666; Oliaro et al., "SuffixDecoding", arXiv 2411.04975. The
+copies are in the text itself and, if asked for, in earlier outputs and a corpus of given texts.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from forerun.trees.host import grow_on_host
 
 # Tokens drafted for each token of the match.
 TOKENS_PER_MATCHED = 3
-# What an automaton takes at most: two states of 36 bytes, their arrays' reserve included, and one
-# dict of 232 with the numbers in it, as at most one state a token has more than one transition. Python
-# source takes 122 (`benchmarks.drafter_cost`); a de Bruijn request of 131,000 bits, in which no
-# ending ever comes twice, 339.
+# Most bytes of an automaton per token: two states of 36 bytes, including their arrays' reserve, and one dict
+# of 232 with its numbers, because at most one state per token has more than one transition. Python source
+# takes 122 (`benchmarks.drafter_cost`); a de Bruijn request of 131,000 bits, in which no ending occurs
+# twice, 339.
 BYTES_PER_TOKEN = 400
-# The share of its drafts that the zoo's target accepted, by the length of the match, from each length
-# on: greedy and at temperature 0.7 over 60 held-out prompts, 16 tokens a draft at most.
+# Share of drafts that the zoo's target accepted, by the length of the match, from each length on: greedy and
+# at temperature 0.7 over 60 held-out prompts, at most 16 tokens per draft.
 CONFIDENCES = ((0, 0.0), (1, 0.32), (2, 0.38), (3, 0.45), (13, 0.56), (20, 0.7), (40, 0.92))
 _LEAST = [least for least, _ in CONFIDENCES]
 
 
 class _Found(NamedTuple):
-    """A match.
+    """A match of the text's ending.
 
     Args:
         source: the automaton or the corpus that holds it.
-        state: where that goes on.
-        length: of the match in tokens; of one in the corpus, of the match in the text that it counts as.
+        state: state or places from which it continues.
+        length: its length in tokens; in a corpus, the length that it counts as in the text itself.
     """
 
     source: Any
@@ -70,7 +70,7 @@ class _Known:
             }
 
     def longest(self, token_ids: list[int]) -> _Found:
-        """The longest match; of equals the text's own, then those of earlier outputs."""
+        """The longest match; among equals the text's own, then those in earlier outputs."""
         own = self.own
         state = max(own.link[own.last], 0)
         best = _Found(own, state, own.length[state])
@@ -87,7 +87,7 @@ class _Known:
 
 @options
 class SuffixOptions(CorpusOptions):
-    """What the suffix method looks into beside the text itself."""
+    """The sources of the suffix method beside the text itself."""
 
     suffix_store_tokens: int = Field(
         default=0,
@@ -100,11 +100,11 @@ class SuffixOptions(CorpusOptions):
 class SuffixDrafter(LookupDrafter):
     """Drafts chains and trees from what was written before: no model.
 
-    Outputs are kept when their requests end, in the store of their namespace, for later requests of
-    that namespace alone; prompts serve their own requests alone.
+    Outputs are stored when their requests end, by namespace, and used only for later requests of
+    the same namespace. Prompts are used only for their own requests.
 
     Args:
-        store_tokens: tokens of earlier outputs kept for each namespace; 0 keeps none.
+        store_tokens: tokens of earlier outputs stored for each namespace; 0 stores none.
         corpus: fixed texts.
     """
 
@@ -115,15 +115,15 @@ class SuffixDrafter(LookupDrafter):
         self.store = SuffixStore(store_tokens)
         self._corpus = corpus
         self._known: defaultdict[int, _Known] = defaultdict(lambda: _Known(corpus))
-        # By id, as long as they exist: a second release must not store an output again.
+        # Released requests by id, while they exist: a second release must not store an output again.
         self._released: WeakValueDictionary[int, Request] = WeakValueDictionary()
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
-        """Make one for an engine.
+        """Make a drafter for an engine.
 
         Raises:
-            ConfigError: as of `open_corpus`.
+            ConfigError: as `open_corpus` does.
         """
         return cls(setup.read(SuffixOptions).suffix_store_tokens, open_corpus(setup))
 
@@ -131,7 +131,7 @@ class SuffixDrafter(LookupDrafter):
         return f"{type(self).__name__}({'corpus' if self._corpus else ''})"
 
     def confidence(self, request: Request) -> float:
-        """By the length of the match alone."""
+        """Confidence by the length of the match alone."""
         length = self._longest(request).length
         return CONFIDENCES[bisect_right(_LEAST, length) - 1][1]
 

@@ -1,1 +1,1 @@
-"""Looking up earlier tokens: an index of texts, and what is kept between requests by namespace."""
+"""Lookup of earlier tokens: an index of texts, and stores between requests by namespace."""

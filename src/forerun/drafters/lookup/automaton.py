@@ -1,7 +1,7 @@
-"""A suffix automaton that grows token by token: all substrings of its texts, and what followed them.
+"""A suffix automaton that grows token by token: all substrings of its texts, and the tokens after them.
 
-Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985; as an index to draft
-from in Hu et al., "SAM Decoding", arXiv 2411.10666, and with counts in Oliaro et al.,
+Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985; as an index to
+draft from in Hu et al., "SAM Decoding", arXiv 2411.10666, and with counts in Oliaro et al.,
 "SuffixDecoding", arXiv 2411.04975.
 """
 
@@ -12,27 +12,28 @@ from collections.abc import Iterable
 from heapq import nlargest
 
 ROOT = 0
-# Suffixes that an append counts, the longest first. A text of real words has about ten that occurred
-# before; one token repeated has as many as the text is long, and the shorter ones then count too little.
+# Number of suffixes that an append counts, the longest first. A text of real words has about ten that
+# occurred before. A repeated token has as many as the text is long; the counts of the shorter ones are then
+# too low.
 MOST_COUNTED = 16
-# Children of a state at most, the most frequent: the first words of lines follow each other in hundreds
-# of ways, of which a draft needs a few.
+# Most children of a state, by frequency: hundreds of words may start the next line, of which a draft needs a
+# few.
 MOST_CHILDREN = 8
-# Up to so many children are sorted; of more, the most frequent are selected first.
+# Number of children up to which all are sorted; of more, the most frequent are selected first.
 MOST_SORTED = 32
-# Last tokens of the text that are looked up when a match in another automaton begins anew.
+# Number of the text's last tokens that are looked up when a match in another automaton starts again.
 MOST_REMATCHED = 64
 
 Child = tuple[int, float, int]
-"""A token, its share of what came next, and the state that it leads to."""
+"""A token, its share of the tokens that came next, and the state that it leads to."""
 
 
 class SuffixAutomaton:
-    """All substrings of a few texts, with how often each occurred.
+    """All substrings of a few texts, with the number of times that each occurred.
 
-    A state stands for the substrings that end at the same positions; `length` is that of its longest,
-    and its suffix link leads to the longest one that ends at more positions. A state with one transition
-    has it in two arrays; only those with more have a dict, for the others.
+    A state represents the substrings that end at the same positions; `length` is the length of the
+    longest, and its suffix link leads to the longest one that ends at more positions. A state with
+    one transition stores it in two arrays; only states with more have a dict, for the others.
 
     Args:
         token_ids: the beginning of the first text.
@@ -42,7 +43,7 @@ class SuffixAutomaton:
         self.length = array("i", (0,))
         self.link = array("i", (-1,))
         self.count = array("i", (0,))
-        """Positions where the substrings of each state end, or fewer; see MOST_COUNTED."""
+        """Number of positions where the substrings of each state end, or less; see MOST_COUNTED."""
         self.latest = array("i", (0,))
         """The last of these positions, or an earlier one."""
         self._token = array("i", (-1,))
@@ -54,7 +55,7 @@ class SuffixAutomaton:
         self.extend(token_ids)
 
     def end_text(self) -> None:
-        """Begin another text: no substring spans two texts."""
+        """Start another text: no substring spans two texts."""
         self.last = ROOT
 
     def extend(self, token_ids: Iterable[int]) -> None:
@@ -67,7 +68,7 @@ class SuffixAutomaton:
         state = self.last
         target = self.step(state, token)
         if target:
-            # Another text has gone on like this.
+            # Another text has continued in the same way.
             self.last = self._exact(state, token, target)
         else:
             self.last = new = self._new_state(self.length[state] + 1)
@@ -88,17 +89,20 @@ class SuffixAutomaton:
         self._count()
 
     def step(self, state: int, token: int) -> int:
-        """The state that a token leads to from a state; 0, to which no token leads, if it never followed."""
+        """The state that a token leads to from a state; 0 if it never followed, because no token
+        leads to 0."""
         if self._token[state] == token:
             return self._target[state]
         others = self._others[state]
         return others.get(token, 0) if others else 0
 
     def children(self, state: int) -> list[Child]:
-        """What came next, the most frequent first, of equals the latest; MOST_CHILDREN at most.
+        """The tokens that came next, the most frequent first, the latest among equals; at most
+        MOST_CHILDREN.
 
-        The shares leave room for one token that has never come next. At the end of a text it goes on
-        after the longest ending that came before, so that what repeats itself goes on doing so.
+        Their shares leave room for one token that has never come next. At the end of a text they
+        are the tokens after its longest ending that occurred before, so that a repetition is
+        continued.
         """
         while self._token[state] < 0:
             state = self.link[state]
@@ -118,7 +122,7 @@ class SuffixAutomaton:
         return [(token, often / total, to) for often, _, token, to in ranked[:MOST_CHILDREN]]
 
     def chain(self, state: int, length: int, stops: frozenset[int]) -> list[int]:
-        """The first of the children from `state` on: `length` tokens, or up to a stop token."""
+        """The first child of each state from `state` on: `length` tokens, or up to a stop token."""
         tokens, targets, others = self._token, self._target, self._others
         chain: list[int] = []
         while len(chain) < length:
@@ -137,7 +141,7 @@ class SuffixAutomaton:
         return chain
 
     def _first(self, token: int, target: int, others: dict[int, int]) -> tuple[int, int]:
-        """The most frequent of a token and others, of equals the latest, and where it leads."""
+        """The most frequent of a token and others, the latest among equals, and its target."""
         count, latest = self.count, self.latest
         for other, to in others.items():
             more = count[to] - count[target]
@@ -155,8 +159,10 @@ class SuffixAutomaton:
             left -= 1
 
     def _exact(self, state: int, token: int, target: int) -> int:
-        """The state of the longest substring of `state` and the token after it: its target, or a new
-        one for those of the target's substrings that are not longer than that."""
+        """The state of the longest substring of `state` extended by the token.
+
+        It is the target, or a new state for those of the target's substrings that are not longer.
+        """
         if self.length[target] == self.length[state] + 1:
             return target
         clone = self._new_state(self.length[state] + 1)
@@ -189,11 +195,11 @@ class SuffixAutomaton:
 class Match:
     """The longest ending of a growing text that an automaton of other texts holds.
 
-    The automaton may grow meanwhile; an ending that it has learned since is matched as the text grows
-    on, not at once. Each token takes constant time when seen over the whole text.
+    The automaton may grow meanwhile; an ending that it has learned since is matched as the text
+    grows, not at once. Each token takes constant time, averaged over the text.
 
     Args:
-        automaton: of the other texts.
+        automaton: automaton of the other texts.
         token_ids: the text so far, whose last MOST_REMATCHED tokens are looked up.
     """
 
@@ -203,7 +209,7 @@ class Match:
         self.extend(token_ids[-MOST_REMATCHED:])
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Follow the text by these tokens."""
+        """Extend the text by these tokens."""
         step, link, lengths = self.automaton.step, self.automaton.link, self.automaton.length
         state, length = self.longest()
         for token in token_ids:
@@ -217,9 +223,9 @@ class Match:
         self._state, self._length = state, length
 
     def longest(self) -> tuple[int, int]:
-        """The state of the match and its length in tokens; the root and 0 where there is none."""
+        """The state of the match and its length in tokens; the root and 0 if there is none."""
         lengths, link = self.automaton.length, self.automaton.link
-        # Meanwhile its state may have been left to longer substrings.
+        # Its state may have been split meanwhile and now belong to longer substrings.
         while self._state and self._length <= lengths[link[self._state]]:
             self._state = link[self._state]
         return self._state, self._length

@@ -1,7 +1,8 @@
-"""An index of fixed texts: where the longest ending of a growing text occurs in them, and what followed.
+"""An index of fixed texts: the places of a growing text's longest ending in them, and the tokens
+after it.
 
-A suffix array (Manber and Myers, 1993) of the texts read backwards: endings that are alike stand side by
-side, so that one binary search finds the longest match, whatever the text was before.
+A suffix array (Manber and Myers, 1993) of the texts read backwards: similar endings are adjacent,
+so that one binary search finds the longest match, whatever the text was before.
 """
 
 from __future__ import annotations
@@ -18,37 +19,37 @@ if TYPE_CHECKING:
     from numpy import int32
     from numpy.typing import NDArray
 
-# Tokens of a match at least.
+# Least tokens of a match.
 SHORTEST_MATCH = 3
-# Tokens of a match that count as one of a match in the text itself: in many texts short ones are chance.
-# Of 2, 3, 4 and 6 it yields most tokens a forward for SmolLM2's answers, from 0.9 M tokens of other
-# answers (2.30 without, 2.52 with 1, 2.64 with 3; 1.37, 1.42 and 1.47 at temperature 0.8), and loses
-# nothing where the texts are code that no answer quotes.
+# Tokens of a match that count as one token of a match in the text itself, because in many texts short matches
+# are chance. Among 2, 3, 4 and 6 this yields most tokens per forward for SmolLM2's answers, from 0.9 M tokens
+# of other answers (2.30 without, 2.52 with 1, 2.64 with 3; 1.37, 1.42 and 1.47 at temperature 0.8), and loses
+# nothing if the texts are code that no answer quotes.
 TOKENS_PER_OWN = 3
-# Tokens of an ending that are compared, a power of two: what matches further goes on anyhow.
+# Most tokens of an ending that are compared, a power of two; longer matches are continued anyhow.
 LONGEST_MATCH = 64
-# Places of a match that are looked at to each side of where it was found.
+# Number of adjacent places that are examined on each side of a match.
 MOST_PLACES = 4
-# Before each text and after the last; no token has this number.
+# Separator before each text and after the last; no token has this number.
 SEPARATOR = -1
-# Bits of a token where SHORTEST_MATCH of them are one number; no vocabulary has two million tokens.
+# Bits per token if SHORTEST_MATCH tokens form one number; no vocabulary has two million tokens.
 _BITS = 21
-# Bytes of a token in the texts read backwards, big-endian: their order is then that of the bytes.
+# Bytes of a token in the reversed texts, big-endian, so that tokens are in the order of their bytes.
 _WIDTH = 4
 
 Places = tuple[int, ...]
 """Positions in the texts."""
 Child = tuple[int, float, Places]
-"""A token, its share of what came next, and the places after it."""
+"""A token, its share of the tokens that come next, and the places after it."""
 
 
 class Corpus:
-    """Texts to quote from, 20 bytes a token.
+    """Texts to quote from, 20 bytes per token.
 
     Args:
-        token_ids: of all texts, with separators, int32 [n].
-        order: positions that a token stands before and another after, by what stands before, read
-            backwards; int32 [m]. `Corpus.of` sorts them.
+        token_ids: tokens of all texts, with separators, int32 [n].
+        order: positions with a token before and a token after them, sorted by the reversed text
+            before them; int32 [m]. `Corpus.of` sorts them.
     """
 
     def __init__(self, token_ids: NDArray[int32], order: NDArray[int32]) -> None:
@@ -60,7 +61,7 @@ class Corpus:
         self._tokens = np.ascontiguousarray(token_ids).data
         self._order = np.ascontiguousarray(order).data
         self._backwards = token_ids[::-1].astype(">u4").tobytes()
-        # By their place in the order: the SHORTEST_MATCH tokens before it as one number.
+        # For each place in the order: the SHORTEST_MATCH tokens before it as one number.
         keys = np.zeros(len(order), dtype=np.int64)
         for back in range(1, SHORTEST_MATCH + 1):
             keys = keys << _BITS | token_ids[order - back] & (1 << _BITS) - 1
@@ -71,13 +72,15 @@ class Corpus:
 
     @classmethod
     def of(cls, texts: Iterable[Sequence[int]]) -> Corpus:
-        """Index texts of token ids, in a second or two a million tokens."""
+        """Index texts of token ids, in a second or two per million tokens."""
         token_ids = with_separators(texts)
         return cls(token_ids, sorted_positions(token_ids))
 
     def match(self, token_ids: Sequence[int], least: int = SHORTEST_MATCH) -> tuple[Places, int]:
-        """Places where the texts go on after the longest ending of `token_ids` that they hold, and its
-        length, LONGEST_MATCH at most; nothing and 0 where that is less than `least`, SHORTEST_MATCH or more.
+        """Places after the longest ending of `token_ids` in the texts, and its length, at most
+        LONGEST_MATCH.
+
+        Nothing and 0 if it is shorter than `least`, which is SHORTEST_MATCH or more.
         """
         ending = token_ids[: -LONGEST_MATCH - 1 : -1]
         if len(ending) < least:
@@ -101,7 +104,7 @@ class Corpus:
         return self._around(found, wanted[: _WIDTH * length], low, high), length
 
     def _first(self, wanted: bytes, low: int, high: int) -> int:
-        """The first place in the order before which not less stands than `wanted`."""
+        """The first place in the order whose reversed text before it is not less than `wanted`."""
         backwards, size, end = self._backwards, len(wanted), len(self._backwards)
 
         def before(position: int) -> bytes:
@@ -111,12 +114,12 @@ class Corpus:
         return bisect_left(self._order, wanted, low, high, key=before)
 
     def _before(self, at: int, size: int) -> bytes:
-        """What stands before a place in the order, read backwards."""
+        """The reversed text before a place in the order."""
         start = len(self._backwards) - _WIDTH * self._order[at]
         return self._backwards[start : start + size]
 
     def _around(self, found: int, wanted: bytes, low: int, high: int) -> Places:
-        """The positions near a place in the order that `wanted` stands before: all stand side by side."""
+        """The positions near a place in the order that follow `wanted`; all of them are adjacent."""
         first = last = found
         size = len(wanted)
         while first > max(low, found - MOST_PLACES) and self._before(first - 1, size) == wanted:
@@ -126,16 +129,17 @@ class Corpus:
         return tuple(self._order[first:last])
 
     def after(self, places: Places, token: int) -> Places:
-        """Those of the places at which a token stands and another follows, one further."""
+        """The places at which `token` occurs and another token follows, moved on by one."""
         tokens = self._tokens
         return tuple(
             [at + 1 for at in places if tokens[at] == token and tokens[at + 1] != SEPARATOR]
         )
 
     def children(self, places: Places) -> list[Child]:
-        """What comes next, the most frequent first, of equals the first; MOST_CHILDREN at most.
+        """The tokens that come next, the most frequent first, the first among equals; at most
+        MOST_CHILDREN.
 
-        The shares leave room for one token that has never come next.
+        Their shares leave room for one token that has never come next.
         """
         groups: dict[int, list[int]] = {}
         for place in places:
@@ -148,7 +152,7 @@ class Corpus:
         ]
 
     def chain(self, places: Places, length: int, stops: frozenset[int]) -> list[int]:
-        """The first of the children from `places` on: `length` tokens, or up to a stop token."""
+        """The first child of each place from `places` on: `length` tokens, or up to a stop token."""
         chain: list[int] = []
         while len(places) > 1 and len(chain) < length:
             children = self.children(places)
@@ -176,9 +180,13 @@ class Quote:
         self._length = self._seen = 0
 
     def longest(self, token_ids: Sequence[int], above: int = 0) -> tuple[Places, int]:
-        """Places after the match of the text so far, and the length of a match in the text itself that it
-        counts as; nothing and 0 where that is not `above` another."""
-        # What goes on as one of the places does is the longest match again: none grows by more.
+        """Places after the match of the text so far, and the length that it counts as in the text
+        itself.
+
+        Nothing and 0 if that length is not above `above`.
+        """
+        # If the text continues like one of the places, its longest match is still there, because no match can
+        # grow faster.
         for token in token_ids[self._seen :] if self._places else ():
             self._places = self.corpus.after(self._places, token)
             self._length = min(self._length + 1, LONGEST_MATCH)
@@ -198,8 +206,8 @@ def with_separators(texts: Iterable[Sequence[int]]) -> NDArray[int32]:
 
 
 def sorted_positions(token_ids: NDArray[int32]) -> NDArray[int32]:
-    """Positions that a token stands before and another after, by the LONGEST_MATCH tokens before them,
-    read backwards.
+    """Positions with a token before and after them, sorted by the LONGEST_MATCH tokens before them,
+    reversed.
 
     Prefix doubling: endings of 2k tokens are in the order of pairs of endings of k tokens.
     """
@@ -207,7 +215,7 @@ def sorted_positions(token_ids: NDArray[int32]) -> NDArray[int32]:
 
     size = len(token_ids)
     ranks = token_ids.astype(np.int64)
-    # Separators come last, as their bytes do; 0 is what stands before the beginning.
+    # Separators come last, like their bytes; 0 represents the text before the beginning.
     ranks[token_ids == SEPARATOR] = ranks.max(initial=0) + 1
     ranks += 1
     length, order = 1, np.argsort(ranks, kind="stable")
@@ -226,7 +234,7 @@ def sorted_positions(token_ids: NDArray[int32]) -> NDArray[int32]:
 
 
 def _shared(one: bytes, other: bytes) -> int:
-    """Tokens that two endings begin with alike."""
+    """Number of tokens that two endings have in common from their beginning on."""
     size = min(len(one), len(other))
     differ = int.from_bytes(one[:size], "big") ^ int.from_bytes(other[:size], "big")
     return (8 * size - differ.bit_length()) // (8 * _WIDTH)

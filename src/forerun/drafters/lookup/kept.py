@@ -1,4 +1,4 @@
-"""From paths to the index of their texts, which is made once and kept on disk by their content."""
+"""Indexes of corpora on disk: each is made once and stored under a hash of its texts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of the files' form.
+# Version of the files' format.
 FORM = "1"
-# Bytes that all kept indexes take at most; those used last stay.
+# Most bytes of all stored indexes; the most recently used ones stay.
 MOST_KEPT = 2**29
 _ENDING = ".corpus"
 
@@ -51,10 +51,11 @@ class CorpusOptions:
 
 
 def open_corpus(setup: DrafterSetup) -> Corpus | None:
-    """The index of the texts that the options name; None where they name none.
+    """The index of the texts that the options name; None if they name none.
 
     Raises:
-        ConfigError: for what cannot be read, holds no text, or has no tokenizer that fits.
+        ConfigError: for a path that cannot be read or holds no text, and without a fitting
+            tokenizer.
     """
     paths = setup.read(CorpusOptions).corpus
     if not paths:
@@ -81,7 +82,7 @@ def open_corpus(setup: DrafterSetup) -> Corpus | None:
 
 @cache
 def _note(text: str) -> None:
-    """Say something once, however many engines are made."""
+    """Log a warning once, however many engines are made."""
     logger.warning("%s", text)
 
 
@@ -94,7 +95,7 @@ def _encoded(texts: list[str], encode: Callable[[str], list[int]]) -> Iterator[l
 
 
 def _path(texts: Iterable[str], tokenizer_id: str | None) -> Path | None:
-    """Where the index of some texts is kept; None for a tokenizer that is not known again."""
+    """Path of the stored index of some texts; None for a tokenizer that cannot be recognized."""
     if tokenizer_id is None:
         return None
     digest = hashlib.sha256(f"{FORM} {tokenizer_id}".encode())
@@ -105,7 +106,7 @@ def _path(texts: Iterable[str], tokenizer_id: str | None) -> Path | None:
 
 
 def _read(path: Path | None) -> tuple[NDArray[int32], NDArray[int32]] | None:
-    """What was kept; None where it is missing or broken."""
+    """A stored index; None if it is missing or broken."""
     from safetensors import SafetensorError, safe_open
 
     if path is None or not path.is_file():
@@ -124,7 +125,7 @@ def _read(path: Path | None) -> tuple[NDArray[int32], NDArray[int32]] | None:
 
 
 def _write(path: Path | None, token_ids: NDArray[int32], order: NDArray[int32]) -> None:
-    """Keep an index, and remove those that were not used for longest; a full disk takes nothing."""
+    """Store an index, and remove the least recently used ones; with a full disk nothing is stored."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 

@@ -1,4 +1,4 @@
-"""What drafters keep between requests, apart for each namespace."""
+"""Stores of drafters between requests, separate for each namespace."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from forerun.drafters.lookup.automaton import SuffixAutomaton
 
 T = TypeVar("T")
 
-# Namespaces that a `SuffixStore` keeps, those used last.
+# Number of namespaces in a `SuffixStore`; the most recently used ones stay.
 MOST_NAMESPACES = 64
 
 
 class Namespaces(Generic[T]):
-    """One thing for each namespace, for the namespaces that were used last.
+    """One object for each of the most recently used namespaces.
 
     Args:
-        make: a new one.
-        most: how many are kept.
+        make: makes a new object.
+        most: most namespaces.
     """
 
     def __init__(self, make: Callable[[], T], most: int) -> None:
@@ -27,13 +27,13 @@ class Namespaces(Generic[T]):
         self._kept: OrderedDict[str, T] = OrderedDict()
 
     def get(self, name: str) -> T | None:
-        """The namespace's own, marked as used now, or None."""
+        """The namespace's object, marked as used now, or None."""
         if name in self._kept:
             self._kept.move_to_end(name)
         return self._kept.get(name)
 
     def get_or_make(self, name: str) -> T:
-        """The namespace's own, marked as used now; a new one replaces the least recently used."""
+        """The namespace's object, marked as used now; a new one replaces the least recently used."""
         if name not in self._kept:
             if len(self._kept) == self._most:
                 self._kept.popitem(last=False)
@@ -43,11 +43,13 @@ class Namespaces(Generic[T]):
 
 
 class SuffixStore:
-    """Earlier outputs of each namespace, in two automata: the newer takes outputs up to half of what is
-    kept, then it becomes the older, and the one before is dropped, as an automaton cannot forget.
+    """Earlier outputs of each namespace, in two automata, because an automaton cannot forget.
+
+    The newer automaton takes outputs up to half of the limit. Then it becomes the older one, and
+    the older one before is dropped.
 
     Args:
-        most_tokens: kept for each namespace; 0 keeps nothing.
+        most_tokens: tokens stored for each namespace; 0 stores nothing.
     """
 
     def __init__(self, most_tokens: int) -> None:
@@ -57,7 +59,8 @@ class SuffixStore:
         )
 
     def add(self, namespace: str, token_ids: Sequence[int]) -> None:
-        """Keep an output for later requests of its namespace; of one longer than half, its end."""
+        """Store an output for later requests of its namespace; only the end of one longer than half
+        the limit."""
         if not self._half or not token_ids:
             return
         pair, kept = self._pairs.get_or_make(namespace), token_ids[-self._half :]

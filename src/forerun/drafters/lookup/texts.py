@@ -1,4 +1,4 @@
-"""Reading the texts of a corpus: files that are named, and what folders hold."""
+"""Texts of a corpus, read from named files and from folders."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 from forerun.errors import ConfigError
 from forerun.files import printable, read_text, size_text
 
-# Of all texts together.
+# Most bytes of all texts together.
 MOST_BYTES = 32 * 2**20
-# Files of folders that are opened.
+# Most files of folders that are opened.
 MOST_FILES = 50_000
-# First bytes by which a binary file is known.
+# Number of first bytes by which a binary file is recognized.
 _SNIFFED = 8192
 _WHAT = "corpus"
 # Keys of JSON lines that hold an answer or another text.
@@ -28,17 +28,17 @@ _KEYS = ("answer", "text", "content")
 
 
 class Texts:
-    """Texts of files, each once, and what of folders was left out.
+    """Texts of files, each once, and a record of the files in folders that were left out.
 
-    A file that is named must be UTF-8 text, no longer than MOST_BYTES; in a folder others are skipped and
-    counted. Folders are read recursively in the order of their names, without what is hidden in them and
-    without links to folders. Of JSON lines (`.jsonl`) only answers and other texts are taken.
+    A named file must be UTF-8 text of at most MOST_BYTES; in a folder, others are skipped and
+    counted. Folders are read recursively in the order of their names, without hidden files and
+    without links to folders. From JSON lines (`.jsonl`) only answers and other texts are taken.
 
     Args:
-        paths: of files and folders.
+        paths: files and folders.
 
     Raises:
-        ConfigError: for a named file that cannot be read or is not text, and where nothing is left.
+        ConfigError: for a named file that cannot be read or is not text, and if no text is left.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class Texts:
 
     @property
     def left_out(self) -> str:
-        """What was left out, in words; empty where it is nothing."""
+        """Files that were left out, in words; empty if there are none."""
         total, kinds = self._skipped.total(), sorted(self._skipped.items())
         parts = []
         if total:
@@ -76,7 +76,7 @@ class Texts:
         return ", ".join(parts)
 
     def _add(self, name: str, text: str | _Skipped) -> bool:
-        """Take in a file, if it is not too much."""
+        """Add a file, unless it exceeds the limits."""
         size = 0 if isinstance(text, _Skipped) or text in self._texts else len(text.encode())
         if size > self._bytes_left or not self._files_left:
             return False
@@ -92,7 +92,7 @@ class Texts:
 
 
 class _Skipped(Enum):
-    """Why a file in a folder is no text."""
+    """The reason why a file in a folder is not used."""
 
     BINARY = "binary"
     TOO_LONG = "too long"
@@ -100,7 +100,7 @@ class _Skipped(Enum):
 
 
 def _at(path: str) -> Iterator[tuple[str, str | _Skipped]]:
-    """The file or the files at a path, by their names.
+    """The file or the files at a path, with their names.
 
     Raises:
         ConfigError: for a file that cannot be read or is not text.
@@ -117,7 +117,7 @@ def _at(path: str) -> Iterator[tuple[str, str | _Skipped]]:
 
 
 def _in_folder(folder: str) -> Iterator[tuple[str, str | _Skipped]]:
-    """The files of a folder that have an end and are not empty."""
+    """The regular files of a folder that are not empty."""
     unreadable: list[OSError] = []
     for parent, folders, names in os.walk(folder, onerror=unreadable.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -154,7 +154,7 @@ def _in_brackets(text: str) -> str:
 
 
 def _of_lines(text: str) -> list[str]:
-    """The texts of JSON lines; of other lines, and where there are none, all as it is."""
+    """The texts of JSON lines; the whole text for other lines, or if there are none."""
     texts: list[str] = []
     try:
         for line in text.split("\n"):
@@ -162,12 +162,12 @@ def _of_lines(text: str) -> list[str]:
                 texts += _of_object(json.loads(line))
     except (ValueError, RecursionError):
         return [text]
-    # Half a character, which JSON can hold, is no text.
+    # JSON can hold half a character (a lone surrogate), which is replaced.
     return [one.encode(errors="replace").decode() for one in texts] or [text]
 
 
 def _of_object(content: Any) -> Iterator[str]:
-    """What a line of JSON holds under the keys of texts, in itself and in its messages."""
+    """Values of a JSON object under the keys of texts, including those in its messages."""
     if isinstance(content, Mapping):
         yield from (content[key] for key in _KEYS if isinstance(content.get(key), str))
         messages = content.get("messages")

@@ -1,1 +1,1 @@
-"""What the draft-model method is made of: its cache and drafts in another vocabulary."""
+"""Parts of the draft-model method: its cache, and drafts in another vocabulary."""

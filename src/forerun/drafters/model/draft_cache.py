@@ -1,9 +1,9 @@
-"""The cache of a draft model, which heals itself: it finds out by itself what was accepted.
+"""The cache of a draft model, which finds out by itself which tokens were accepted.
 
-Before drafting, a row is cut back to what it shares with the text, along whichever path of the last
-draft was accepted, and what is missing is run. Prompts are run at the first draft, so that a request
-that never speculates never pays for them; a row that holds the beginning of a text from an earlier
-request runs only the rest.
+Before drafting, a row is cut back to its common prefix with the text, along whichever path of the
+last draft was accepted, and the missing tokens are run. Prompts are run at the first draft, so that
+a request that never speculates never pays for them; a row that holds the beginning of a text from
+an earlier request runs only the rest.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from forerun.contracts import Cache, CausalLM, ChainRequest, drafts_chains
 from forerun.core import NO_DRAFT, Batch, Draft, Tree
 from forerun.models.running import common_prefix, prefill
 
-# Rows that miss more tokens than this run their prefill alone, so that no other row pays for padding.
+# Rows that lack more tokens than this run them separately, so that no other row pays for padding.
 LARGEST_SHARED_CATCH_UP = 16
 
 
 @dataclass
 class _Row:
-    """What one row of the cache holds: a text, then nodes of a draft in the order they were run."""
+    """Content of one row of the cache: a text, then nodes of a draft in the order in which they
+    were run."""
 
     token_ids: list[int]
     draft: Draft = NO_DRAFT
@@ -35,7 +36,7 @@ class _Row:
         return _Row(self.token_ids, Draft(tree, (*self.draft.token_ids, *token_ids)))
 
     def path_along(self, token_ids: Sequence[int]) -> list[int]:
-        """The nodes that go on from the text with these tokens, as far as there are any."""
+        """The nodes that continue the text with these tokens, as far as there are any."""
         path: list[int] = []
         for token in token_ids:
             children = self.draft.tree.children(path[-1] if path else -1)
@@ -49,14 +50,14 @@ class _Row:
 class DraftCache:
     """Keys and values of a draft model for the texts that it drafts for.
 
-    What is noted of a row shrinks before the row does and grows after it, so that after an
-    interruption the row holds at least that.
+    The record of a row shrinks before the row does and grows after it, so that after an
+    interruption the row holds at least the recorded tokens.
 
     Args:
         model: the draft model.
-        rows: as many as the target's cache has.
-        capacity: tokens a row, drafted ones included.
-        tree_slots: slots for nodes beyond that, where trees are drafted.
+        rows: number of rows of the target's cache.
+        capacity: tokens per row, drafted ones included.
+        tree_slots: additional slots for nodes, if trees are drafted.
     """
 
     def __init__(self, model: CausalLM, rows: int, capacity: int, tree_slots: int = 0) -> None:
@@ -66,16 +67,19 @@ class DraftCache:
         self._rows = [_Row([]) for _ in range(rows)]
 
     def pending(self, row: int, token_ids: list[int]) -> int:
-        """Tokens of a text, about, that a row lacks: by its first token and the numbers alone."""
+        """Approximate number of a text's tokens that a row lacks, from its first token and the
+        lengths alone."""
         held = self._rows[row].token_ids
         return len(token_ids) - (len(held) if held[:1] == token_ids[:1] else 0)
 
     def missing(self, row: int, token_ids: list[int]) -> list[int]:
-        """Cut a row back to what it shares with a text; the tokens that it lacks, the last one at
-        least and few enough to be run beside those of other rows.
+        """Cut a row back to its common prefix with a text and return the tokens that it lacks.
+
+        They include the last token of the text, and are few enough to be run beside those of other
+        rows.
 
         Args:
-            row: of the cache.
+            row: row of the cache.
             token_ids: the text, in the draft model's vocabulary.
         """
         held = self._rows[row]
@@ -92,7 +96,7 @@ class DraftCache:
         return token_ids[start:]
 
     def catch_up(self, rows: list[int], missing: list[list[int]]) -> Tensor:
-        """Run what `missing` has returned; logits after the last tokens, [B, V]."""
+        """Run the tokens that `missing` has returned; logits after the last tokens, [B, V]."""
         batch = Batch.after(self.cache, rows, missing, logits_for="last")
         output = self.model.forward(batch, self.cache)
         for row, tokens in zip(rows, missing, strict=True):
@@ -106,7 +110,7 @@ class DraftCache:
         drafts = self.model.draft_chains(self.cache, chains, vocab_size)
         for chain, draft in zip(chains, drafts, strict=True):
             self._rows[chain.row].token_ids += chain.pending
-            # The last token has been drawn and not run.
+            # The last token has been drawn but not run.
             self._rows[chain.row].draft = Draft.chain(draft.token_ids[:-1])
         return drafts
 
@@ -116,10 +120,10 @@ class DraftCache:
         """Run drafted nodes.
 
         Args:
-            rows: of the cache.
-            token_ids: of the nodes, by row.
-            parents: of the nodes, by row: indices of drafted nodes of the row in the order in which
-                they were run; -1 for the text.
+            rows: rows of the cache.
+            token_ids: tokens of the nodes, by row.
+            parents: parents of the nodes, by row: indices of the row's drafted nodes in the order
+                in which they were run; -1 for the text.
 
         Returns:
             Logits after each node, [N, V], row after row.
@@ -138,6 +142,6 @@ class DraftCache:
         return torch.cat([logits[:count] for logits, count in pairs])
 
     def clear(self, row: int) -> None:
-        """Forget what a row holds."""
+        """Forget the tokens that a row holds."""
         self._rows[row] = _Row([])
         self.cache.trim(row, 0)

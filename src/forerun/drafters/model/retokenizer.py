@@ -1,4 +1,4 @@
-"""Converts the target's tokens to those of a draft model with another vocabulary."""
+"""Conversion of the target's tokens to those of a draft model with another vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from forerun.drafters.model.vocabulary import SharedVocabulary, Vocabulary
 
-# Draft tokens at the end of a text that may still change as it grows. Only a rare word is longer.
+# Number of draft tokens at the end of a text that may still change as it grows. Few words are longer.
 _OPEN = 16
 # A text without spaces is cut between characters when this many tokens are open.
 _OPEN_AT_MOST = 64
@@ -27,24 +27,25 @@ class _Text:
     taken: list[int] = field(default_factory=list)
     """The target's tokens so far."""
     tail: bytearray = field(default_factory=bytearray)
-    """What follows the kept tokens, as the draft's tokens spell it."""
+    """Bytes after the kept tokens, as the draft's tokens spell them."""
     tail_ids: list[int] = field(default_factory=list)
     at_start: bool = True
     lost: bool = False
-    """Whether the draft's tokenizer cannot spell the text."""
+    """True if the draft's tokenizer cannot spell the text."""
 
 
 class Retokenizer:
-    """Converts the target's tokens to the draft's, incrementally: text whose tokens can no longer change
-    is not tokenized again, so that the cost of a round does not grow with the text.
+    """Converts the target's tokens to the draft's, incrementally.
 
-    The result spells exactly the bytes of the target's tokens, and is the draft tokenizer's own for the
-    whole text, unless the text has no space for a long way. Special tokens of the target become the
-    draft's where they are written alike or end a text; others are spelled out.
+    Text whose tokens can no longer change is not tokenized again, so the cost of a round does not
+    grow with the text. The result spells exactly the bytes of the target's tokens, and equals the
+    draft tokenizer's own tokens for the whole text, unless the text has no space for a long way.
+    Special tokens of the target become the draft's if they are written alike or end a text; others
+    are spelled out.
 
     Args:
         ours, theirs: the target's vocabulary and the draft model's.
-        draft_vocab_size: tokens that the draft model itself knows.
+        draft_vocab_size: number of tokens that the draft model itself knows.
     """
 
     def __init__(self, ours: Vocabulary, theirs: Vocabulary, draft_vocab_size: int) -> None:
@@ -57,14 +58,14 @@ class Retokenizer:
         """The draft's ids of a request's committed tokens, with the special tokens that open a text.
 
         Returns:
-            None if the text is empty, ends inside a character (until the next token completes it), or
-            holds what the draft's tokenizer cannot spell (for good).
+            None if the text is empty, ends inside a character (until the next token completes it),
+                or holds text that the draft's tokenizer cannot spell (for good).
         """
         text = self._texts.get(request_id)
         if text is None or token_ids[: len(text.taken)] != text.taken:
             text = self._texts[request_id] = _Text(kept=list(self._draft.opening))
         new = token_ids[len(text.taken) :]
-        # The draft's own opening stands for the target's beginning of text.
+        # The draft's own opening tokens replace the target's beginning of text.
         first = int(not text.taken and new[:1] == [self._target.bos])
         for token in new[first:]:
             self._take(text, token)
@@ -81,7 +82,7 @@ class Retokenizer:
     def _take(self, text: _Text, token: int) -> None:
         special, piece = self._special.get(token), self._target.bytes_of.get(token)
         if special is not None:
-            # A character that a special token interrupts is never completed.
+            # A character interrupted by a special token is never completed.
             text.lost = not self._encode(text)
             text.kept += [*text.tail_ids, special]
             text.tail, text.tail_ids = bytearray(), []
@@ -94,7 +95,7 @@ class Retokenizer:
         text.at_start = False
 
     def _encode(self, text: _Text) -> bool:
-        """Bring the tail's tokens up to date; whether that was possible."""
+        """Update the tail's tokens; return False if that is impossible."""
         if text.lost:
             return False
         try:
@@ -111,7 +112,7 @@ class Retokenizer:
         return not text.lost
 
     def _settle(self, text: _Text) -> None:
-        """Keep the tokens of the tail that later text can no longer change."""
+        """Move the tail's tokens that later text can no longer change to the kept ones."""
         cut = self._cut(text.tail_ids)
         if cut:
             del text.tail[: len(self._spell(text.tail_ids[:cut]))]
@@ -119,8 +120,11 @@ class Retokenizer:
             del text.tail_ids[:cut]
 
     def _cut(self, ids: list[int]) -> int:
-        """Where to cut a tail: before the space of a word, across which no tokenizer merges; after a long
-        way without one, between two characters; 0 for nowhere."""
+        """Index at which to cut a tail; 0 for nowhere.
+
+        The cut is before the space of a word, across which no tokenizer merges, or, after a long
+        way without a space, between two characters.
+        """
         if len(ids) <= 2 * _OPEN:
             return 0
         spelled = [self._draft.bytes_of[number] for number in ids]
@@ -137,15 +141,15 @@ class Retokenizer:
 
 
 class Translation:
-    """What a drafter needs to draft with a model of another vocabulary.
+    """The means to draft with a model of another vocabulary.
 
     Args:
         tokenizer, draft_tokenizer: the target's and the draft model's.
-        name: of the draft model.
+        name: name of the draft model.
         target_vocab_size, draft_vocab_size: columns of their logits.
 
     Raises:
-        IncompatibleDraftError: where too little is shared, or the tokenizers cannot be read.
+        IncompatibleDraftError: if too little is shared, or the tokenizers cannot be read.
     """
 
     def __init__(
@@ -163,7 +167,8 @@ class Translation:
 
 
 def _paired_specials(ours: Vocabulary, theirs: Vocabulary) -> dict[int, int]:
-    """The draft's special tokens by the target's that are written alike, and the ends of text."""
+    """The draft's special token for each of the target's that is written alike, and for the ends of
+    text."""
     numbers = {content: number for number, content in theirs.special.items()}
     pairs = {
         number: numbers[content] for number, content in ours.special.items() if content in numbers
@@ -174,8 +179,11 @@ def _paired_specials(ours: Vocabulary, theirs: Vocabulary) -> dict[int, int]:
 
 
 def _continuing(description: dict[str, Any]) -> Tokenizer:
-    """A tokenizer that takes its input for the middle of a text: it adds nothing before or after it, and
-    does not read special tokens from text that is only written like them."""
+    """A tokenizer that treats its input as the middle of a text.
+
+    It adds nothing before or after it, and does not read special tokens from text that is written
+    like them.
+    """
     nothing = dict.fromkeys(("post_processor", "truncation", "padding"))
     steps = {key: _without_prefix(description[key]) for key in ("normalizer", "pre_tokenizer")}
     tokenizer = Tokenizer.from_str(json.dumps({**description, **nothing, **steps}))

@@ -1,8 +1,9 @@
-"""Two vocabularies: the bytes of their tokens, and the tokens that they share.
+"""Vocabularies of two models: the bytes of their tokens, and the tokens that they share.
 
-A draft model of another vocabulary proposes shared tokens alone: token-level intersection (Timor et
-al., arXiv 2502.05202). Its rows of logits are restricted to them before anything is drawn, so what
-verification reads is what was drawn from, and the target's whole distribution comes out.
+A draft model of another vocabulary proposes only shared tokens: token-level intersection (Timor et
+al., arXiv 2502.05202). Its rows of logits are restricted to them before anything is drawn, so
+verification reads the rows that tokens were drawn from, and the output has the target's whole
+distribution.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from forerun.errors import IncompatibleDraftError
 
-# Of the smaller vocabulary: with less in common the two were made for different languages.
+# Least shared part of the smaller vocabulary: with less, the two were made for different languages.
 LEAST_OF_SMALLER = 1 / 4
-# Of the larger: a vocabulary of single bytes is contained in most others, and has none of their words.
+# Least shared part of the larger one: a vocabulary of single bytes is contained in most others, but has none
+# of their words.
 LEAST_OF_LARGER = 1 / 20
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -28,11 +30,11 @@ _SPELLED = {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
 
 
 class Vocabulary:
-    """The bytes that the tokens of a tokenizer stand for.
+    """The bytes of each token of a tokenizer.
 
     Args:
-        tokenizer: a fast tokenizer of transformers: byte-level, in the manner of SentencePiece, or of
-            plain words.
+        tokenizer: a fast tokenizer of transformers: byte-level, in the manner of SentencePiece, or
+            of plain words.
 
     Raises:
         IncompatibleDraftError: for any other.
@@ -53,12 +55,15 @@ class Vocabulary:
         self.eos: int | None = tokenizer.eos_token_id
         self.bos: int | None = tokenizer.bos_token_id
         self.opens_with_space = any(map(_drops_first_space, decoders)) or not decoders
-        """Whether the first token of a text brings a space that is not in the text."""
+        """True if the first token of a text adds a space that is not in the text."""
         self.opening = _opening(tokenizer)
         spare = {number for token, number in names.items() if _BYTE_TOKEN.fullmatch(token)}
         self.ordinary: dict[bytes, int] = {}
-        """The token of each string of bytes. Of several: the lowest that is not a fallback for a byte, as
-        a fallback stands for what has no token of its own."""
+        """The token of each string of bytes.
+
+        If there are several, it is the lowest that is not a fallback for a byte, because a fallback
+        stands for text without a token of its own.
+        """
         for number in sorted(self.bytes_of, key=lambda number: (number in spare, number)):
             if number not in self.special and self.bytes_of[number]:
                 self.ordinary.setdefault(self.bytes_of[number], number)
@@ -67,8 +72,8 @@ class Vocabulary:
 class SharedVocabulary:
     """The tokens of two models that stand for the same bytes.
 
-    Special tokens are never shared, but for the ends of text: proposing where a text ends saves the
-    target's last forward, and both models mean the same by it.
+    Special tokens are never shared, except for the ends of text: proposing the end of a text saves
+    the target's last forward, and both models mean the same by it.
 
     Args:
         ours, theirs: the target's vocabulary and the draft model's.
@@ -81,7 +86,7 @@ class SharedVocabulary:
     ) -> None:
         self.target_vocab_size = target_vocab_size
         self.sizes = (len(ours.ordinary), len(theirs.ordinary))
-        """Ordinary tokens of the target's vocabulary and of the draft's."""
+        """Number of ordinary tokens of the target's vocabulary and of the draft's."""
         both = ours.ordinary.keys() & theirs.ordinary.keys()
         pairs = [(ours.ordinary[spelled], theirs.ordinary[spelled]) for spelled in both]
         if ours.eos is not None and theirs.eos is not None:
@@ -113,8 +118,10 @@ class SharedVocabulary:
             )
 
     def to_target(self, logits: Tensor) -> Tensor:
-        """The draft's logits [N, draft V] as logits [N, target V] of the same dtype: those of shared
-        tokens in the target's columns, -inf elsewhere."""
+        """The draft's logits [N, draft V] as logits [N, target V] of the same dtype.
+
+        Shared tokens have theirs in the target's columns; all others have -inf.
+        """
         if self.target_ids.device != logits.device:
             self.target_ids = self.target_ids.to(logits.device)
             self.draft_ids = self.draft_ids.to(logits.device)
@@ -124,7 +131,7 @@ class SharedVocabulary:
 
 
 def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """A step of a tokenizer, or those of a sequence of them."""
+    """A step of a tokenizer as a list, or the steps of a sequence."""
     if step is None:
         return []
     return (
@@ -133,7 +140,7 @@ def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 
 def _reader(decoders: list[dict[str, Any]]) -> Callable[[str], bytes]:
-    """How to get from the name of a token to its bytes, by what the tokenizer decodes with."""
+    """Returns a function from the name of a token to its bytes, by the decoders of the tokenizer."""
     kinds = {step["type"] for step in decoders}
     if not decoders:
         # Without a decoder tokens are joined by spaces.
@@ -142,7 +149,7 @@ def _reader(decoders: list[dict[str, Any]]) -> Callable[[str], bytes]:
         alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
         def from_alphabet(token: str) -> bytes:
-            # Added tokens are not written in the alphabet; its decoder, too, takes them as they are.
+            # Added tokens are not written in the alphabet; like its decoder, take them unchanged.
             written = alphabet.keys() >= set(token)
             return bytes(alphabet[letter] for letter in token) if written else token.encode()
 
@@ -187,6 +194,6 @@ def _special(tokenizer: Any, description: dict[str, Any]) -> dict[int, str]:
 
 
 def _opening(tokenizer: Any) -> list[int]:
-    """The token for the beginning of a text, if the tokenizer puts it there."""
+    """The token for the beginning of a text, if the tokenizer adds it."""
     first: list[int] = tokenizer.encode("", add_special_tokens=True)[:1]
     return first if first == [tokenizer.bos_token_id] else []
