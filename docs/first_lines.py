@@ -19,7 +19,6 @@ NOT_YET = (
     "bench",
     "cli",
     "compare",
-    "diffusion",
     "tuning",
 )
 

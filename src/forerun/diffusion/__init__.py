@@ -1,7 +1,7 @@
-"""Diffusion pipelines of the diffusers library with fewer network passes, one way of them exact.
+"""Sampling from diffusers pipelines with fewer network passes, exactly or approximately.
 
-Speculative sampling keeps the law of a stochastic sampler; caches, key frames and distilled students are
-approximate, and say so. Needs `forerun[diffusion]`.
+Speculative sampling keeps the distribution of a stochastic sampler exactly. Caches, key frames and
+distilled students are approximate, and marked so. Needs `forerun[diffusion]`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from forerun.diffusion.transitions import Transitions
     from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig, sample_clips
 
-# Looked up when first used: the names alone load neither torch nor diffusers.
+# Names are imported when first used, so that the package alone loads neither torch nor diffusers.
 _HOMES = {
     "CFGCacheConfig": "cfg_cache",
     "DistillationConfig": "step_distillation",

@@ -1,9 +1,10 @@
 """Classifier-free guidance with the unconditional prediction reused between steps. Approximate.
 
-Guidance runs the denoiser twice a step, once without the condition. What that run adds changes slowly,
-so it can be kept for some steps: with both runs at every k-th step only, 2k/(k+1) times fewer
-evaluations are left. An *error-gated* schedule instead watches the conditional prediction, which is run at
-every step anyway, and runs both again once it has drifted further than a bound that the user sets.
+Guidance runs the denoiser twice per step, with and without the condition. The contribution of the
+unconditional run changes slowly, so it can be reused for some steps. With both runs at every k-th step
+only, 2k/(k+1) times fewer evaluations remain. An *error-gated* schedule instead watches the conditional
+prediction, which is computed at every step anyway. Both runs are repeated once it has drifted further than
+a bound set by the user.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ Reuse = Literal["difference", "unconditional"]
 
 @dataclass(frozen=True)
 class CFGCacheConfig:
-    """When the unconditional prediction is reused, and how.
+    """Schedule and form in which the unconditional prediction is reused.
 
     Args:
-        interval: both are run at every `interval`-th step at the least; 1 never reuses. `None` sets no
-            such limit, and then `drift_bound` must be given.
+        interval: both halves are run at least at every `interval`-th step; 1 never reuses. `None` sets no
+            such limit, and requires `drift_bound`.
         drift_bound: reuse while the conditional prediction of every sample differs from that of the last
-            full step by at most this share of its norm; 0 never reuses. `None` does not look.
-        window: the share of the steps in which reuse is allowed, from 0 to 1.
-        reuse: keep the unconditional prediction itself, or its difference from the conditional one.
-        extrapolate: continue the last two full steps linearly, instead of keeping the last.
-        guidance: whether the pipeline runs both halves in one call; `auto` for those that are known.
-        unconditional_first: the order of the halves, or of the calls; `None` for those that are known.
+            full step by at most this share of its norm; 0 never reuses. `None` ignores drift.
+        window: range of the run in which reuse is allowed, as shares of the steps from 0 to 1.
+        reuse: reuse the unconditional prediction itself, or its difference from the conditional one.
+        extrapolate: extrapolate the last two full steps linearly, instead of repeating the last.
+        guidance: whether the pipeline runs both halves in one call or in two; `auto` for known pipelines.
+        unconditional_first: whether the unconditional half or call comes first; `None` for known pipelines.
 
     Raises:
         ConfigError: for values out of range, or without any schedule.
@@ -71,7 +72,7 @@ class CFGCacheConfig:
 
 @dataclass(frozen=True)
 class _Full:
-    """A step at which both halves were run: what is kept of it."""
+    """Predictions kept from a step at which both halves were run."""
 
     step: int
     timestep: float
@@ -80,7 +81,7 @@ class _Full:
 
 
 class _Memory:
-    """The last full steps of a run, when they may be reused, and what they predict."""
+    """The last full steps of a run, which decide on reuse and predict the unconditional half."""
 
     def __init__(self, config: CFGCacheConfig, steps: StepTracker) -> None:
         self.config, self.steps = config, steps
@@ -88,7 +89,7 @@ class _Memory:
         self.full: list[_Full] = []
 
     def may_reuse(self) -> bool:
-        """Whether this step can do without its unconditional half, the drift apart."""
+        """True if the schedule allows this step to skip its unconditional half, apart from drift."""
         config = self.config
         if len(self.full) < 1 + config.extrapolate or config.drift_bound == 0.0:
             return False
@@ -98,8 +99,10 @@ class _Memory:
         return config.interval is None or self.steps.step - self.full[-1].step < config.interval
 
     def within_bound(self, conditional: Tensor) -> bool:
-        """Whether every sample's conditional prediction has drifted little enough since the last
-        full step."""
+        """True if the conditional prediction of every sample has drifted within the bound.
+
+        Drift is measured since the last full step.
+        """
         if self.config.drift_bound is None:
             return True
         last = self.full[-1].conditional.flatten(1)
@@ -109,7 +112,7 @@ class _Memory:
         return drift <= self.config.drift_bound
 
     def remember(self, conditional: Tensor, unconditional: Tensor) -> None:
-        """Keep a full step; the one before it serves to extrapolate."""
+        """Keep a full step; the one before it stays for extrapolation."""
         kept = unconditional
         if self.config.reuse == "difference":
             kept = unconditional - conditional
@@ -117,7 +120,7 @@ class _Memory:
         self.full = [*self.full[-1:], full]
 
     def unconditional(self, conditional: Tensor | None) -> Tensor:
-        """What stands in for the unconditional prediction of this step."""
+        """The replacement for the unconditional prediction of this step."""
         last = self.full[-1]
         kept = last.kept
         if self.config.extrapolate:
@@ -131,9 +134,9 @@ class _Memory:
 
 
 class CFGCache(Handle):
-    """A CFG cache on a pipeline. Its counters cover all sampling runs since it was applied.
+    """A CFG cache on a pipeline, with counters over all sampling runs since it was applied.
 
-    `full_steps` and `reused_steps` count the steps with both halves and those with one.
+    `full_steps` counts the steps with both halves, `reused_steps` the steps with one.
     """
 
     def __init__(self, pipeline: Any, config: CFGCacheConfig) -> None:
@@ -144,13 +147,13 @@ class CFGCache(Handle):
         self._halves = Halves.of(pipeline, config.guidance, config.unconditional_first)
         two_call = self._halves.two_call
         self._check_order()
-        # Of a two-call step: what its first call predicted, and whether its other half is replaced.
+        # State of a two-call step: prediction of the first call, and whether the other half is replaced.
         self._first: Tensor | None = None
         self._reusing = False
         self._shape: torch.Size | None = None
-        # What an unconditional call returned, whose form a replaced one takes.
+        # An output of an unconditional call; replaced outputs have the same form.
         self._template: Any = None
-        # Of a run: whether the halves of a batched step are run one by one.
+        # State of a run: whether the halves of a batched step are run one by one.
         self._apart: bool | None = None
         self._steps = StepTracker(pipeline, self._reset, 2 if two_call else 1)
         self._memory = _Memory(config, self._steps)
@@ -159,17 +162,17 @@ class CFGCache(Handle):
 
     @property
     def drifts(self) -> list[float]:
-        """Drifts of the conditional prediction, the largest of a batch, wherever it was looked at."""
+        """Drift of the conditional prediction at each step where it was measured, the largest of a batch."""
         return self._memory.drifts
 
     @property
     def evaluations(self) -> int:
-        """Halves that were run: without the cache, two a step."""
+        """Number of halves that were run; without the cache, two per step."""
         return 2 * self.full_steps + self.reused_steps
 
     @property
     def factor(self) -> float:
-        """How many times fewer evaluations than without the cache: from 1 to 2."""
+        """Evaluations without the cache / evaluations with it, from 1 to 2."""
         steps = self.full_steps + self.reused_steps
         return 2 * steps / self.evaluations if steps else 1.0
 
@@ -194,7 +197,7 @@ class CFGCache(Handle):
         self._shape = shape
 
     def _one_call(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
-        """A step of a pipeline that gives both halves in one batch."""
+        """Run a step of a pipeline that passes both halves in one batch."""
         self._observe(args, kwargs)
         self._halves.check_batched(self._pipeline, sample_argument(args, kwargs))
         if self._apart is None:
@@ -225,7 +228,7 @@ class CFGCache(Handle):
         return self._halves.join(output, unconditional)
 
     def _two_calls(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
-        """One of the two calls of a step."""
+        """Run one of the two calls of a step."""
         self._observe(args, kwargs)
         is_first = self._steps.call == 0
         is_unconditional = is_first == self._halves.unconditional_first
@@ -233,7 +236,7 @@ class CFGCache(Handle):
             self._check_pair()
             self._reusing = self._memory.may_reuse()
         if is_unconditional and self._reusing:
-            # Called second, its step's conditional prediction is known, and may have drifted too far.
+            # If this is the second call, the conditional prediction is known and may have drifted too far.
             if is_first or self._memory.within_bound(self._known()):
                 prediction = self._memory.unconditional(None if is_first else self._known())
                 self.reused_steps += 1
@@ -253,7 +256,7 @@ class CFGCache(Handle):
         return output
 
     def _known(self) -> Tensor:
-        """What the first call of this step predicted."""
+        """The prediction of the first call of this step."""
         assert self._first is not None
         return self._first
 
@@ -273,8 +276,8 @@ def apply_cfg_cache(pipeline: Any, config: CFGCacheConfig) -> CFGCache:
     """Let a pipeline reuse its unconditional predictions, until the returned handle is removed.
 
     Raises:
-        ConfigError: for a pipeline without guidance, of a class that is not known, or whose order of
-            calls the schedule does not allow; when sampling, if guidance is off.
+        ConfigError: for a pipeline without guidance, of an unknown class, or with an order of calls that
+            the schedule does not allow; also while sampling, if guidance is off.
         UnsupportedModelError: for a pipeline without a denoiser.
     """
     return CFGCache(pipeline, config)

@@ -1,4 +1,4 @@
-"""The small digit classifier in whose feature space samples are compared, and its file."""
+"""A small digit classifier, in whose feature space samples are compared, and its file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CHANNELS = (8, 16, 32)
 
 
 class Classifier(nn.Module):
-    """Three levels of convolutions, features from all that is left of the picture, and a linear head.
+    """A digit classifier: three levels of convolutions, a feature layer, and a linear head.
 
-    Images are `[B, 1, 32, 32]` in [0, 1]; features `[B, 32]`; logits `[B, 10]`.
+    Images are `[B, 1, 32, 32]` in [0, 1], features `[B, 32]`, logits `[B, 10]`.
     """
 
     def __init__(self) -> None:
@@ -47,23 +47,23 @@ class Classifier(nn.Module):
         return nn.functional.silu(self.to_features(hidden))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits `[B, 10]`."""
+        """Logits `[B, 10]` of images `[B, 1, 32, 32]` in [0, 1]."""
         logits: Tensor = self.head(self.features(images))
         return logits
 
 
 def save_classifier(classifier: Classifier, path: Path) -> None:
-    """Write its weights, in half precision, atomically."""
+    """Write a classifier's weights in half precision, atomically."""
     weights = {name: t.detach().half().contiguous() for name, t in classifier.state_dict().items()}
     with atomic_path(path) as temporary:
         save_file(weights, temporary)
 
 
 def load_classifier(path: str | os.PathLike[str]) -> Classifier:
-    """Read its weights.
+    """Read a classifier from its file.
 
     Raises:
-        CheckpointError: for a file that is missing or is not one.
+        CheckpointError: for a missing file, or one that is not a classifier.
     """
     if not is_regular(path):
         raise CheckpointError(f"there is no classifier at {printable(path)}.")
@@ -71,7 +71,7 @@ def load_classifier(path: str | os.PathLike[str]) -> Classifier:
     try:
         weights = {name: tensor.float() for name, tensor in load_file(path).items()}
         classifier.load_state_dict(weights)
-    except Exception as problem:  # safetensors raises an error of its own, torch a RuntimeError.
+    except Exception as problem:  # safetensors raises its own error, torch a RuntimeError.
         raise CheckpointError(f"{printable(path)} is not a digit classifier.") from problem
     return classifier.eval().requires_grad_(False)
 

@@ -1,4 +1,4 @@
-"""Targets whose score is known: a Gaussian, whose sampler has a law in closed form, and a mixture."""
+"""Targets with a known score: a Gaussian, whose sampler's law has a closed form, and a mixture."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from forerun.diffusion.transitions import Transitions
 
 @dataclass(frozen=True)
 class Law:
-    """Gaussians of a sampler's states: before step k that of index k, and after the last one the last.
+    """Gaussian distributions of a sampler's states; index k is the state before step k.
 
     Args:
-        means: `[K + 1, D]`.
-        covariances: `[K + 1, D, D]`.
+        means: means, `[K + 1, D]`.
+        covariances: covariances, `[K + 1, D, D]`.
     """
 
     means: Tensor
     covariances: Tensor
 
     def whiten(self, index: int, states: Tensor) -> Tensor:
-        """States `[N, D]` of that law as standard normal ones."""
+        """Transform states `[N, D]` at an index so that they are standard normal under this law."""
         factor = torch.linalg.cholesky(self.covariances[index])
         centred = (states - self.means[index]).T
         whitened: Tensor = torch.linalg.solve_triangular(factor, centred, upper=False)
@@ -35,9 +35,9 @@ class GaussianTarget:
     """The perfect denoiser of a Gaussian, as a network that predicts noise.
 
     Args:
-        mean: `[D]`.
-        covariance: `[D, D]`.
-        cumulated: of the scheduler's alphas, by timestep.
+        mean: mean, `[D]`.
+        covariance: covariance, `[D, D]`.
+        cumulated: the scheduler's cumulated alphas, by timestep.
     """
 
     def __init__(self, mean: Tensor, covariance: Tensor, cumulated: Tensor) -> None:
@@ -45,7 +45,7 @@ class GaussianTarget:
         self.cumulated = cumulated.double()
 
     def matrix(self, timestep: Tensor) -> tuple[Tensor, Tensor]:
-        """With `w`, `b`: the noise in `x` is `w x + b`."""
+        """Matrix `w` and offset `b` of the predicted noise `w x + b` at a timestep."""
         kept = self.cumulated[timestep.long()]
         noisy = kept * self.covariance + (1 - kept) * torch.eye(len(self.mean), dtype=kept.dtype)
         weights = (1 - kept).sqrt() * torch.linalg.inv(noisy)
@@ -60,14 +60,14 @@ class GaussianTarget:
         return predicted
 
     def law(self, transitions: Transitions) -> Law:
-        """Of a sampler that runs this network: each step is linear, and adds Gaussian noise."""
+        """Law of a sampler with this network; each of its steps is linear and adds Gaussian noise."""
         identity = torch.eye(len(self.mean), dtype=torch.float64)
         mean, covariance = torch.zeros_like(self.mean), transitions.start**2 * identity
         means, covariances = [mean], [covariance]
         for step, timestep in enumerate(transitions.timesteps):
             weights, offset = self.matrix(timestep)
             at = torch.tensor([step])
-            # Of x and the network's output, by what they make of unit vectors and of nothing.
+            # Matrices of x and of the network's output, found by applying the step to unit vectors.
             of_sample = transitions.mean(at, identity, torch.zeros_like(identity))
             of_output = transitions.mean(at, torch.zeros_like(identity), identity)
             scale = transitions.input_scale[step]
@@ -83,9 +83,9 @@ class MixtureTarget:
     """The perfect denoiser of a mixture of Gaussians of one variance, as a network that predicts noise.
 
     Args:
-        centres: `[M, D]`, equally likely.
-        variance: of each around its centre, in every dimension.
-        cumulated: of the scheduler's alphas, by timestep.
+        centres: centres of the Gaussians, `[M, D]`, equally likely.
+        variance: variance of each Gaussian in every dimension.
+        cumulated: the scheduler's cumulated alphas, by timestep.
     """
 
     def __init__(self, centres: Tensor, variance: float, cumulated: Tensor) -> None:
@@ -101,7 +101,7 @@ class MixtureTarget:
 
 
 def gaussian(dimensions: int, scheduler: Any) -> GaussianTarget:
-    """One with correlated dimensions, the same each time."""
+    """A Gaussian target with correlated dimensions, the same at every call."""
     generator = torch.Generator().manual_seed(dimensions)
     factor = torch.randn(dimensions, dimensions, generator=generator) / dimensions**0.5
     covariance = 0.5 * factor @ factor.T + 0.05 * torch.eye(dimensions)
@@ -110,7 +110,7 @@ def gaussian(dimensions: int, scheduler: Any) -> GaussianTarget:
 
 
 def mixture(dimensions: int, scheduler: Any) -> MixtureTarget:
-    """Of five, the same each time."""
+    """A mixture target of five Gaussians, the same at every call."""
     generator = torch.Generator().manual_seed(dimensions)
     centres = torch.randn(5, dimensions, generator=generator)
     return MixtureTarget(centres, 0.15, scheduler.alphas_cumprod)

@@ -1,7 +1,7 @@
 """DDIM in closed form: noising, steps between any two timesteps, and the prediction behind a step.
 
-As in diffusers, a prediction is of the noise (`epsilon`) or of the velocity (`v_prediction`), and a timestep
-below zero is the clean sample.
+As in diffusers, a prediction is of the noise (`epsilon`) or of the velocity (`v_prediction`). A timestep
+below zero stands for the clean sample.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import Tensor
 
 from forerun.errors import ConfigError
 
-# A prediction of the noise says almost nothing where all is noise; no weight is larger.
+# Upper bound of weights: where all is noise, a prediction of the noise says almost nothing.
 _MOST_WEIGHT = 100.0
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A DDIM scheduler's noise levels.
+    """Noise levels of a DDIM scheduler.
 
     Args:
-        alphas_cumprod: the share of the signal's variance by timestep, `[T]`.
-        final: that of the clean sample.
-        prediction: what the denoiser predicts.
-        spacing: how timesteps are chosen: `trailing` or `leading`.
-        offset: added to leading timesteps.
+        alphas_cumprod: share of the signal in the variance, by timestep, `[T]`.
+        final: the same share for the clean sample.
+        prediction: prediction type of the denoiser: `epsilon` or `v_prediction`.
+        spacing: spacing of timesteps: `trailing` or `leading`.
+        offset: number added to leading timesteps.
     """
 
     alphas_cumprod: Tensor
@@ -38,10 +38,10 @@ class Schedule:
 
     @classmethod
     def of(cls, scheduler: Any) -> Schedule:
-        """That of a scheduler of diffusers.
+        """The schedule of a scheduler from diffusers.
 
         Raises:
-            ConfigError: for one that is not DDIM, or with settings that have no closed form here.
+            ConfigError: for a scheduler that is not DDIM, or has settings without a closed form.
         """
         name, config = type(scheduler).__name__, scheduler.config
         if name != "DDIMScheduler":
@@ -68,10 +68,10 @@ class Schedule:
         )
 
     def check_steps(self, steps: int) -> None:
-        """Raise where the timesteps of `steps` steps are not evenly spaced.
+        """Check that the timesteps of `steps` steps are evenly spaced.
 
         Raises:
-            ConfigError: for such a number of steps.
+            ConfigError: if they are not.
         """
         total = len(self.alphas_cumprod)
         if total % steps:
@@ -82,17 +82,17 @@ class Schedule:
             )
 
     def stride(self, steps: int) -> int:
-        """Timesteps between two steps."""
+        """Number of timesteps between two steps."""
         return len(self.alphas_cumprod) // steps
 
     def timesteps(self, steps: int) -> Tensor:
-        """Where each step begins, ascending: `[steps]`."""
+        """Timestep at which each step begins, ascending, `[steps]`."""
         stride = self.stride(steps)
         first = stride - 1 if self.spacing == "trailing" else self.offset
         return torch.arange(steps) * stride + first
 
     def levels(self, times: Tensor) -> tuple[Tensor, Tensor]:
-        """The shares of signal and noise `(α, σ)` at timesteps `[B]`, for samples `[B, C, H, W]`."""
+        """Factors of signal and noise `(α, σ)` at timesteps `[B]`, for samples `[B, C, H, W]`."""
         known = self.alphas_cumprod[times.clamp_min(0)]
         share = torch.where(times < 0, torch.full_like(known, self.final), known).view(-1, 1, 1, 1)
         return share.sqrt(), (1.0 - share).sqrt()
@@ -103,19 +103,19 @@ class Schedule:
         return alpha * clean + sigma * noise
 
     def clean(self, noisy: Tensor, predicted: Tensor, times: Tensor) -> Tensor:
-        """The clean sample that a prediction stands for."""
+        """The clean sample implied by a prediction."""
         alpha, sigma = self.levels(times)
         if self.prediction == "epsilon":
             return (noisy - sigma * predicted) / alpha
         return alpha * noisy - sigma * predicted
 
     def noise(self, noisy: Tensor, predicted: Tensor, times: Tensor) -> Tensor:
-        """The noise that a prediction stands for."""
+        """The noise implied by a prediction."""
         alpha, sigma = self.levels(times)
         return predicted if self.prediction == "epsilon" else alpha * predicted + sigma * noisy
 
     def step(self, noisy: Tensor, predicted: Tensor, times: Tensor, ends: Tensor) -> Tensor:
-        """A deterministic step from timesteps `times` to `ends`, both `[B]`."""
+        """Take a deterministic step from timesteps `times` to `ends`, both `[B]`."""
         alpha, sigma = self.levels(ends)
         return alpha * self.clean(noisy, predicted, times) + sigma * self.noise(
             noisy, predicted, times
@@ -127,15 +127,17 @@ class Schedule:
         """The prediction with which a step from `noisy` ends at `landed`."""
         alpha, sigma = self.levels(times)
         alpha_end, sigma_end = self.levels(ends)
-        # Solved for the prediction: by way of the clean sample it loses digits where all is noise.
+        # Solved for the prediction directly, because the clean sample loses digits where all is noise.
         if self.prediction == "epsilon":
             return (landed - alpha_end / alpha * noisy) / (sigma_end - alpha_end / alpha * sigma)
         turned = alpha_end * alpha + sigma_end * sigma
         return (landed - turned * noisy) / (sigma_end * alpha - alpha_end * sigma)
 
     def weights(self, times: Tensor) -> Tensor:
-        """What a squared error of the prediction counts, `[B]`: that of the clean sample times the larger
-        of the signal-to-noise ratio and 1."""
+        """Weights of squared errors of the prediction, `[B]`.
+
+        The weighted error equals the squared error of the clean sample times max(signal-to-noise ratio, 1).
+        """
         alpha, sigma = (level.flatten() for level in self.levels(times))
         if self.prediction == "epsilon":
             return (sigma / alpha).square().clamp(1.0, _MOST_WEIGHT)

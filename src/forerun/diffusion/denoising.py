@@ -1,4 +1,4 @@
-"""A pipeline's denoiser with its guidance, at samples that are at different steps."""
+"""A pipeline's denoiser with its guidance, for samples that are at different steps."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 from forerun.diffusion.pipelines import denoiser_of, kind_of, label_embeds
 from forerun.errors import ConfigError, UnsupportedModelError
 
-# As DiTPipeline has it.
+# The index for no label in DiTPipeline.
 _NO_LABEL = 1000
 
 
 class GuidedDenoiser:
-    """The `Network` of speculative_sampling.py that a pipeline runs, both halves of guidance in one call.
+    """A pipeline's denoiser as a `Network`, with both halves of guidance in one call.
 
     Args:
-        pipeline: of diffusers: StableDiffusionPipeline with prompt embeddings, DiTPipeline or DDPMPipeline.
-        labels: one a row; for a pipeline that takes prompt embeddings they become one-hot rows.
-        prompt_embeds: `[B, tokens, width]`, in place of labels.
-        negative_prompt_embeds: for guidance; zeros if not given.
-        guidance_scale: 1 or less is no guidance.
+        pipeline: StableDiffusionPipeline with prompt embeddings, DiTPipeline or DDPMPipeline.
+        labels: one label per row; for a pipeline with prompt embeddings they become one-hot rows.
+        prompt_embeds: prompt embeddings `[B, tokens, width]`, in place of labels.
+        negative_prompt_embeds: negative prompt embeddings for guidance; zeros if not given.
+        guidance_scale: guidance scale; 1 or less is no guidance.
 
     Raises:
         UnsupportedModelError: for another pipeline.
-        ConfigError: for conditions that it does not take, or lacks.
+        ConfigError: for conditions that the pipeline does not take, and for missing ones.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class GuidedDenoiser:
     def _take_labels(self, labels: Sequence[int] | None, embeds: Tensor | None) -> None:
         if labels is None or embeds is not None:
             raise ConfigError(f"{self.kind.name} takes labels, one a sample, and no embeddings.")
-        # The index behind the last label stands for none.
+        # The index after the last label stands for no label.
         classes = self.denoiser.config.num_embeds_ada_norm
         if self.guided and classes != _NO_LABEL:
             raise UnsupportedModelError(
@@ -117,14 +117,17 @@ class GuidedDenoiser:
             output = self.denoiser(samples, timestep=timesteps, class_labels=conditions)
         else:
             output = self.denoiser(samples, timesteps)
-        # A transformer may predict variances behind the noise.
+        # A transformer may predict variances after the noise channels.
         predicted: Tensor = output.sample[:, : samples.shape[1]]
         return predicted
 
 
 @torch.no_grad()
 def decode(pipeline: Any, latents: Tensor) -> Tensor:
-    """Images in [0, 1], `[B, C, H, W]`, of clean latents; without an autoencoder they are pixels already."""
+    """Decode clean latents to images `[B, C, H, W]` in [0, 1].
+
+    Without an autoencoder, the latents are pixels already.
+    """
     vae = getattr(pipeline, "vae", None)
     pixels = latents.float()
     if vae is not None:

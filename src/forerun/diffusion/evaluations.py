@@ -1,4 +1,4 @@
-"""Counting what a pipeline's denoiser really computes, whatever caches lie around it."""
+"""Counts what a pipeline's denoiser really computes, below any caches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from forerun.diffusion.wrapping import Wrapper
 
 @dataclass
 class Evaluations:
-    """Runs of a denoiser.
+    """Counts of a denoiser's runs.
 
     Args:
-        calls: of the network, whatever their batch.
-        samples: that were denoised by one step, over all calls: a call with a batch of 8 counts 8.
-        frames: of these samples: a clip counts as many as it has, an image 1.
-        flops: floating-point operations of these calls, if asked for; else 0.
+        calls: number of calls of the network, of any batch size.
+        samples: number of samples denoised by one step, over all calls; a call with a batch of 8 counts 8.
+        frames: number of frames in these samples; an image counts 1.
+        flops: floating-point operations of these calls, if counted; else 0.
     """
 
     calls: int = 0
@@ -31,7 +31,7 @@ class Evaluations:
 
 
 def sample_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The noisy samples among the arguments of a denoiser: `[B, ...]`."""
+    """The noisy samples `[B, ...]` among the arguments of a denoiser."""
     found = args[0] if args else kwargs.get("sample", kwargs.get("hidden_states"))
     assert isinstance(found, Tensor)
     return found
@@ -42,9 +42,9 @@ def count_evaluations(pipeline: Any, *, flops: bool = False) -> Iterator[Evaluat
     """Count the evaluations of a pipeline's denoiser while the block runs.
 
     Args:
-        pipeline: of diffusers.
-        flops: count floating-point operations too, which slows the block down. A feature cache skips
-            parts of an evaluation: only these show it.
+        pipeline: pipeline from diffusers.
+        flops: True to count floating-point operations too, which slows the block down. A feature cache
+            skips parts of an evaluation, which only this count shows.
 
     Raises:
         UnsupportedModelError: for a pipeline without a denoiser.

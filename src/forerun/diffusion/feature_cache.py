@@ -1,8 +1,8 @@
 """Deep features of a UNet reused between steps. Approximate.
 
-The idea of DeepCache (Ma et al., arXiv 2312.00858): the features of the deep levels change slowly from
-step to step, so they are computed at every n-th step only; at the others just the outermost levels
-run, fed with the kept ones. For transformers diffusers has caches of its own (`enable_cache`).
+The idea is that of DeepCache (Ma et al., arXiv 2312.00858): the features of the deep levels change slowly
+from step to step, so they are computed at every n-th step only. At the other steps only the outermost
+levels run, fed with the kept features. For transformers, diffusers has its own caches (`enable_cache`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from forerun.errors import ConfigError, UnsupportedModelError
 
 @dataclass(frozen=True)
 class FeatureCacheConfig:
-    """When deep features are reused.
+    """Schedule on which deep features are reused.
 
     Args:
         interval: the deep levels run at every `interval`-th step; 1 never reuses.
-        shallow_levels: how many of the outermost levels run at every step.
-        window: the share of the steps in which reuse is allowed, from 0 to 1.
+        shallow_levels: number of outermost levels that run at every step.
+        window: range of the run in which reuse is allowed, as shares of the steps from 0 to 1.
 
     Raises:
         ConfigError: for values out of range.
@@ -51,16 +51,16 @@ class FeatureCacheConfig:
 
 @dataclass
 class _Features:
-    """What the deep blocks returned at a full step, in the order in which they run."""
+    """Outputs of the deep blocks at a full step, by their place in the order of execution."""
 
     step: int
     outputs: dict[int, Any]
 
 
 class FeatureCache(Handle):
-    """A feature cache on a pipeline. Its counters cover all sampling runs since it was applied.
+    """A feature cache on a pipeline, with counters over all sampling runs since it was applied.
 
-    `full_calls` and `reused_calls` count the calls of the UNet with its deep levels and without.
+    `full_calls` counts the calls of the UNet with its deep levels, `reused_calls` those without.
     """
 
     def __init__(self, pipeline: Any, config: FeatureCacheConfig) -> None:
@@ -73,7 +73,7 @@ class FeatureCache(Handle):
         self._reusing = False
         blocks = _deep_blocks(pipeline, config.shallow_levels)
         self._steps = StepTracker(pipeline, self._kept.clear)
-        # Below a CFG cache, whichever was applied first: that one decides which branches are run.
+        # Always below a CFG cache, which decides the branches that run.
         forward = Wrapper(denoiser_of(pipeline), "forward", self._forward, innermost=True)
         deep = [
             Wrapper(block, "forward", partial(self._deep, place))
@@ -83,7 +83,7 @@ class FeatureCache(Handle):
 
     @property
     def reused_share(self) -> float:
-        """The share of the calls that went without the deep levels."""
+        """Share of the calls that ran without the deep levels."""
         calls = self.full_calls + self.reused_calls
         return self.reused_calls / calls if calls else 0.0
 
@@ -112,8 +112,11 @@ class FeatureCache(Handle):
 
 
 def _branch(args: tuple[Any, ...], kwargs: dict[str, Any], call: int) -> tuple[Any, ...]:
-    """What tells the branches of guidance apart: the batch, and where the condition is stored; without
-    one, the place of the call in its step."""
+    """Key that tells the branches of guidance apart.
+
+    It consists of the batch and the address of the condition; without a condition, of the batch and the
+    place of the call in its step.
+    """
     samples = sample_argument(args, kwargs)
     condition = kwargs.get("encoder_hidden_states", args[2] if len(args) > 2 else None)
     stored = condition.data_ptr() if isinstance(condition, torch.Tensor) else None
@@ -121,7 +124,7 @@ def _branch(args: tuple[Any, ...], kwargs: dict[str, Any], call: int) -> tuple[A
 
 
 def _deep_blocks(pipeline: Any, shallow_levels: int) -> list[Any]:
-    """The blocks below the outermost levels, in the order in which they run."""
+    """Blocks below the outermost levels, in the order in which they run."""
     unet = denoiser_of(pipeline)
     parts = [getattr(unet, name, None) for name in ("down_blocks", "up_blocks")]
     if denoiser_name(pipeline) != "unet" or None in parts:
@@ -141,7 +144,7 @@ def apply_feature_cache(pipeline: Any, config: FeatureCacheConfig) -> FeatureCac
     """Let a UNet pipeline reuse its deep features, until the returned handle is removed.
 
     Raises:
-        ConfigError: for as many shallow levels as the UNet has.
+        ConfigError: if `shallow_levels` is not below the UNet's number of levels.
         UnsupportedModelError: for a pipeline without a UNet of down and up blocks.
     """
     return FeatureCache(pipeline, config)

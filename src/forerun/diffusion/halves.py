@@ -1,4 +1,4 @@
-"""The two halves of classifier-free guidance: with the condition and without, in one call or in two."""
+"""The conditional and unconditional halves of classifier-free guidance, in one call or in two."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from forerun.diffusion.evaluations import sample_argument
 from forerun.diffusion.pipelines import is_guided
 from forerun.errors import ConfigError
 
-# By pipeline class: whether it calls the denoiser twice a step, and whether the half without the
-# condition comes first. Read from diffusers 0.42.
+# By pipeline class: whether it calls the denoiser twice per step, and whether the unconditional half comes
+# first. Read from diffusers 0.42.
 _KNOWN = {
     "StableDiffusionPipeline": (False, True),
     "StableDiffusionXLPipeline": (False, True),
@@ -31,11 +31,11 @@ _SHARED = {"image_rotary_emb", "img_ids", "txt_ids"}
 
 @dataclass(frozen=True)
 class Halves:
-    """How a pipeline runs both halves.
+    """The way a pipeline runs both halves of guidance.
 
     Args:
-        two_call: in two calls of the denoiser, not in one with twice the batch.
-        unconditional_first: the half without the condition comes first.
+        two_call: True for two calls of the denoiser, False for one call with twice the batch.
+        unconditional_first: True if the unconditional half comes first.
     """
 
     two_call: bool
@@ -43,16 +43,16 @@ class Halves:
 
     @classmethod
     def of(cls, pipeline: Any, guidance: str, unconditional_first: bool | None) -> Halves:
-        """As the caller says, else as is known of the pipeline's class.
+        """The halves of a pipeline, as given by the caller or known for the pipeline's class.
 
         Raises:
-            ConfigError: for a pipeline without guidance, or of a class that is not known.
+            ConfigError: for a pipeline without guidance, or of an unknown class.
         """
         if not is_guided(pipeline):
             raise ConfigError(
                 f"{type(pipeline).__name__} has no classifier-free guidance; there is nothing to cache."
             )
-        # A subclass with a loop of its own may run its guidance otherwise.
+        # A subclass with its own loop may run guidance differently.
         loop = next(base for base in type(pipeline).__mro__ if "__call__" in vars(base))
         known = _KNOWN.get(loop.__name__)
         said = guidance != "auto" and unconditional_first is not None
@@ -68,10 +68,10 @@ class Halves:
         )
 
     def check_batched(self, pipeline: Any, samples: Tensor) -> None:
-        """Raise where a call does not hold both halves.
+        """Check that a call holds both halves.
 
         Raises:
-            ConfigError: when the pipeline runs without guidance.
+            ConfigError: if the pipeline runs without guidance.
         """
         guided = getattr(pipeline, "do_classifier_free_guidance", None)
         if guided is None:
@@ -83,8 +83,10 @@ class Halves:
             )
 
     def apart(self, denoiser: Any) -> bool:
-        """Whether a batched call must run its halves one by one: a cache of diffusers on the denoiser
-        keeps a state for each `cache_context`, and a half would meet what it kept of both.
+        """True if a batched call must run its halves one by one.
+
+        That is so if a cache of diffusers on the denoiser keeps a state for each `cache_context`. A half
+        alone would otherwise read the state of both.
 
         Raises:
             ConfigError: for a cache that keeps one state for the whole batch.
@@ -101,7 +103,7 @@ class Halves:
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], conditional: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a batched call for one half alone."""
+        """Arguments of a batched call, cut to one half."""
         batch = len(sample_argument(args, kwargs))
         first = conditional != self.unconditional_first
 
@@ -119,28 +121,28 @@ class Halves:
         return tuple(half(value) for value in args), kept
 
     def join(self, conditional: Any, unconditional: Tensor) -> Any:
-        """The output of a batched call, from the conditional half's output and the other's prediction."""
+        """Output of a batched call, from the conditional half's output and the other's prediction."""
         mine = prediction_of(conditional)
         order = (unconditional, mine) if self.unconditional_first else (mine, unconditional)
         return with_prediction(conditional, torch.cat(order))
 
 
 def _stateful_hooks(module: Any) -> list[Any]:
-    """What diffusers has put around a module and keeps something from call to call."""
+    """Hooks of diffusers on a module that keep state from call to call."""
     registry = getattr(module, "_diffusers_hook", None)
     hooks = () if registry is None else registry.hooks.values()
     return [hook for hook in hooks if hook._is_stateful]
 
 
 def prediction_of(output: Any) -> Tensor:
-    """The prediction in what a denoiser returned: `[B, ...]`."""
+    """The prediction `[B, ...]` in a denoiser's output."""
     found = output[0]
     assert isinstance(found, Tensor)
     return found
 
 
 def with_prediction(output: Any, prediction: Tensor) -> Any:
-    """What a denoiser would have returned with another prediction."""
+    """A denoiser's output with another prediction."""
     if isinstance(output, tuple):
         return (prediction, *output[1:])
     return type(output)(sample=prediction)

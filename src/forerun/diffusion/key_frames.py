@@ -1,4 +1,4 @@
-"""Key frames of a clip: which they are, and what lies between them."""
+"""Choice of key frames in a clip, and interpolation between them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forerun.errors import ConfigError
 
 Interpolation = Literal["slerp", "linear", "nearest"]
 
-# Sine of the angle below which two directions count as one, or as opposite.
+# Sine of the angle below which two directions count as parallel or opposite.
 _LEAST_SINE = 1e-4
-# Of the mean motion: what every frame counts besides its own, so that a still clip is split evenly.
+# Share of the mean motion added to every frame's motion, so that a still clip is split evenly.
 _LEAST_MOTION = 1e-3
 
 
 def spaced_key_frames(num_frames: int, interval: int) -> Tensor:
-    """Every `interval`-th frame and the last: `[K]`, ascending.
+    """Key frames at every `interval`-th frame and at the last, ascending, `[K]`.
 
     Raises:
         ConfigError: for an interval longer than the clip.
@@ -32,20 +32,20 @@ def spaced_key_frames(num_frames: int, interval: int) -> Tensor:
 
 
 def spread_key_frames(num_frames: int, count: int) -> Tensor:
-    """`count` frames spread evenly, among them the first and the last: `[K]`, ascending.
+    """Key frames spread evenly, including the first and the last frame, ascending, `[K]`.
 
     Raises:
-        ConfigError: for fewer than 2, or more than the clip has.
+        ConfigError: for a `count` below 2 or above the number of frames.
     """
     check_count(num_frames, count)
     return torch.linspace(0, num_frames - 1, count, dtype=torch.float64).round().long()
 
 
 def check_count(num_frames: int, count: int) -> None:
-    """Raise where a clip cannot have so many key frames.
+    """Check that a clip can have `count` key frames.
 
     Raises:
-        ConfigError: for fewer than 2, or more than the clip has.
+        ConfigError: for a `count` below 2 or above the number of frames.
     """
     if not 2 <= count <= num_frames:
         raise ConfigError(
@@ -54,26 +54,26 @@ def check_count(num_frames: int, count: int) -> None:
 
 
 def motion_of(latents: Tensor) -> Tensor:
-    """How far each frame lies from the one before: norms `[B, F - 1]` of clips `[B, C, F, H, W]`."""
+    """Distance of each frame from the one before, `[B, F - 1]`, for clips `[B, C, F, H, W]`."""
     differences = latents[:, :, 1:] - latents[:, :, :-1]
     return differences.square().sum((1, 3, 4)).sqrt()
 
 
 def key_frames_by_motion(motion: Tensor, count: int) -> Tensor:
-    """Key frames between which about equal motion lies, for each clip.
+    """Key frames with about equal motion between them, for each clip.
 
-    Of all choices the one with the least sum of squares of the motion in its stretches; that sum is
-    least where all are equal.
+    They minimize the sum over stretches of the squared motion in the stretch, which is least if all
+    stretches have equal motion.
 
     Args:
-        motion: between neighbouring frames, `[B, F - 1]`.
-        count: of key frames, the first and the last among them.
+        motion: motion between neighbouring frames, `[B, F - 1]`.
+        count: number of key frames, including the first and the last frame.
 
     Returns:
-        Frames `[B, K]`, ascending.
+        Key frames of each clip, ascending, `[B, K]`.
 
     Raises:
-        ConfigError: for fewer than 2, or more than the clip has; for motion that is not finite.
+        ConfigError: for a `count` below 2 or above the number of frames, and for motion that is not finite.
     """
     check_count(motion.shape[1] + 1, count)
     if not bool(motion.isfinite().all()):
@@ -84,12 +84,12 @@ def key_frames_by_motion(motion: Tensor, count: int) -> Tensor:
 
 
 def _even_stretches(motion: list[float], count: int) -> list[int]:
-    """The key frames of one clip, by dynamic programming over the last stretch."""
+    """Key frames of one clip, by dynamic programming over the last stretch."""
     least = _LEAST_MOTION * sum(motion) / len(motion) or 1.0
     places = [0.0]
     for step in motion:
         places.append(places[-1] + step + least)
-    # By frame: the cost of the best stretches that end there, and the key frames between them.
+    # By frame: cost of the best stretches that end there, and their key frames.
     best = {0: (0.0, [0])}
     for done in range(1, count):
         longer = {}
@@ -104,12 +104,12 @@ def _even_stretches(motion: list[float], count: int) -> list[int]:
 
 
 def frames_at(clips: Tensor, frames: Tensor) -> Tensor:
-    """Some frames `[B, K]` of clips `[B, C, F, H, W]`: `[B, C, K, H, W]`."""
+    """Select frames `[B, K]` from clips `[B, C, F, H, W]`; result `[B, C, K, H, W]`."""
     return clips.gather(2, _index(clips, frames))
 
 
 def with_frames(clips: Tensor, frames: Tensor, values: Tensor) -> Tensor:
-    """Clips `[B, C, F, H, W]` with other values `[B, C, K, H, W]` at frames `[B, K]`."""
+    """Replace frames `[B, K]` of clips `[B, C, F, H, W]` by values `[B, C, K, H, W]`."""
     return clips.scatter(2, _index(clips, frames), values)
 
 
@@ -120,17 +120,17 @@ def _index(clips: Tensor, frames: Tensor) -> Tensor:
 
 
 def fill_between(values: Tensor, keys: Tensor, num_frames: int, how: Interpolation) -> Tensor:
-    """Whole clips from their key frames; each frame lies between its neighbours by its place in time.
+    """Interpolate whole clips from their key frames, by each frame's place in time.
 
     Args:
-        values: of the key frames, `[B, C, K, H, W]`.
-        keys: their places, `[B, K]`, ascending, from 0 to `num_frames` - 1.
-        num_frames: of the clips.
-        how: `slerp` along the arc between two frames, each seen as one vector; `linear` along the line;
-            `nearest` repeats the nearer key frame, the later one half-way.
+        values: values of the key frames, `[B, C, K, H, W]`.
+        keys: indices of the key frames, ascending from 0 to `num_frames` - 1, `[B, K]`.
+        num_frames: number of frames of the clips.
+        how: `slerp` goes along the arc between two frames, each taken as one vector; `linear` goes along
+            the line; `nearest` repeats the nearer key frame, and half-way the later one.
 
     Returns:
-        `[B, C, F, H, W]`; key frames as they were given.
+        Clips `[B, C, F, H, W]` with unchanged key frames.
     """
     keys = keys.to(values.device).contiguous()
     places = torch.arange(num_frames, device=keys.device).expand(len(keys), -1).contiguous()
@@ -153,15 +153,15 @@ def _between(first: Tensor, second: Tensor, weights: Tensor, how: Interpolation)
 
 
 def slerp(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
-    """Spherical interpolation (Shoemake, SIGGRAPH 1985): direction and length both change evenly.
+    """Interpolate spherically (Shoemake, SIGGRAPH 1985): direction and length both change evenly.
 
-    On a line between two vectors the middle is shorter than both, and latents that are too short are
-    denoised to pale pictures; on the arc it is not. Vectors without an arc between them, parallel,
-    opposite or zero, are interpolated linearly.
+    The middle of a line between two vectors is shorter than both, and latents that are too short are
+    denoised to pale pictures. The middle of the arc is not too short. Vectors without an arc between them
+    (parallel, opposite or zero) are interpolated linearly.
 
     Args:
         first, second: vectors `[..., n]`.
-        weights: `[...]`; 0 gives the first, 1 the second.
+        weights: weights `[...]`; 0 gives the first vector, 1 the second.
     """
     lengths = first.norm(dim=-1), second.norm(dim=-1)
     product = (lengths[0] * lengths[1]).clamp_min(torch.finfo(first.dtype).tiny)

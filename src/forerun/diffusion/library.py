@@ -1,4 +1,4 @@
-"""The diffusers library, imported when it is needed, with an error that says how to install it."""
+"""Lazy import of the diffusers library, with an error that says how to install it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def diffusers() -> Any:
     """The module `diffusers`.
 
     Raises:
-        ConfigError: where it is not installed.
+        ConfigError: if it is not installed.
     """
     try:
         import diffusers

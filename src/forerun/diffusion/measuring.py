@@ -1,4 +1,4 @@
-"""What each method costs and saves beside the full sampler, and where its network lies on a roofline."""
+"""Measures each method's cost and quality against the full sampler, and its network's roofline."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from forerun.progress import report
 
 @dataclass(frozen=True)
 class Setting:
-    """A method with its configuration, or the sampler as it is.
+    """A method with its configuration, or the plain sampler.
 
     Args:
-        name: for tables.
-        config: None: no method.
-        eta: of the sampler that it is compared with; speculative sampling needs noise.
+        name: name in tables.
+        config: configuration of the method; None for the plain sampler.
+        eta: eta of the sampler in the comparison; speculative sampling needs noise.
     """
 
     name: str
@@ -41,22 +41,24 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """A setting beside the full sampler.
+    """Measurements of a setting, compared with the full sampler. Intervals are 95 % intervals.
 
     Args:
-        setting: its name.
-        exactness: exact, or approximate.
-        calls, full_calls: of the network, one after the other.
-        evaluations, full_evaluations: samples in them.
-        speedup, least, most: the full sampler's seconds over these, of pairs in turns.
-        seconds: the median.
-        psnr, mse: of the samples beside the full sampler's from the same noise, with 95 % intervals; an
-            exact method's samples are others of the same law.
-        frechet: distance of the samples' features from those of the full sampler's, likewise; None where no
-            classifier fits, or for fewer samples than features.
-        accuracy: share that the classifier takes for their label, likewise; None where none fits.
-        consistency: of neighbouring frames, likewise; None of images.
-        facts: of the method.
+        setting: name of the setting.
+        exactness: `exact` or `approximate`.
+        calls, full_calls: number of successive calls of the network, here and by the full sampler.
+        evaluations, full_evaluations: number of samples in these calls.
+        speedup, least, most: median, least and largest of the full sampler's seconds / the setting's
+            seconds, over pairs of runs.
+        seconds: median time of a run.
+        psnr, mse: peak signal-to-noise ratio and mean squared error, with intervals, against the full
+            sampler's samples from the same noise. An exact method makes other samples of the same law.
+        frechet: distance between the features of the samples and of the full sampler's samples, with an
+            interval; None without a classifier, or for fewer samples than features.
+        accuracy: share of samples that the classifier assigns to their label, with an interval; None
+            without a classifier or labels.
+        consistency: similarity of neighbouring frames, with an interval; None for images.
+        facts: facts of the method.
     """
 
     setting: str
@@ -85,15 +87,15 @@ def measure(
     classifier: Classifier | None = None,
     keep: Callable[[str, Tensor], object] = lambda *_: None,
 ) -> Iterator[Row]:
-    """A row for each setting; it and the full sampler take turns.
+    """Measure settings, each in turns with the full sampler, and yield a row for each.
 
     Args:
-        pipeline: of diffusers.
+        pipeline: pipeline from diffusers.
         job: samples to make.
-        settings: to measure.
-        pairs: of timed runs, after one run each that is not timed.
-        classifier: for distance, accuracy and consistency; None leaves these out.
-        keep: given the images of the full sampler and of each setting, by name.
+        settings: settings to measure.
+        pairs: number of pairs of timed runs, after one untimed run each.
+        classifier: classifier for distance, accuracy and consistency; None leaves these out.
+        keep: called with name and images of the full sampler and of each setting.
     """
     for number, setting in enumerate(settings):
         own = Job(**{**vars(job), "eta": setting.eta})
@@ -155,7 +157,7 @@ def _row(
 
 
 def _passes(made: Made) -> int:
-    """Samples that the network ran, of clips frames."""
+    """Number of samples that the network ran; for clips, number of frames."""
     return made.evaluations.frames if made.images.ndim == 5 else made.evaluations.samples
 
 
@@ -164,10 +166,10 @@ class Run:
     """One run of a denoiser at a batch size.
 
     Args:
-        batch: samples.
+        batch: number of samples.
         flops: floating-point operations.
-        bytes: of the weights, which are read once, the least that it reads.
-        seconds: the median.
+        bytes: bytes of the weights, which are the least that a run reads.
+        seconds: median time.
     """
 
     batch: int
@@ -177,14 +179,14 @@ class Run:
 
     @property
     def intensity(self) -> float:
-        """Operations a byte, at the most: activations are read too."""
+        """Upper bound of the operations per byte; activations are read too."""
         return self.flops / self.bytes
 
 
 def runs_by_batch(
     pipeline: Any, batches: Sequence[int], num_frames: int | None = None, times: int = 7
 ) -> list[Run]:
-    """Runs of a pipeline's denoiser, for a roofline."""
+    """Time runs of a pipeline's denoiser at some batch sizes, for a roofline."""
     from torch.utils.flop_counter import FlopCounterMode
 
     weights = denoiser_of(pipeline).parameters()
@@ -205,7 +207,7 @@ def runs_by_batch(
 
 
 def machine_limits() -> tuple[float, float]:
-    """Bytes that this machine reads and operations in fp32 that it does a second, by torch, at best."""
+    """Best measured limits of this machine with torch: bytes read and fp32 operations per second."""
     numbers, square = torch.zeros(64 << 20), torch.zeros(1024, 1024)
 
     def best(run: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""Every way to sample behind one call, with what it took: for the command line and its bench."""
+"""One call for all sampling methods, with their costs, for the command line and its bench."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ SCHEDULERS = {
     "ddim": "DDIMScheduler",
     "euler_ancestral": "EulerAncestralDiscreteScheduler",
 }
-"""By name: schedulers that a pipeline's own can be exchanged for."""
+"""Schedulers that can replace a pipeline's own, by name."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Samples to make.
+    """Description of the samples to make.
 
     Args:
-        seeds: of their noise, one each.
-        steps: of the sampler.
-        labels: one each; None for a pipeline that takes none, or with prompts.
-        prompt_embeds, negative_prompt_embeds: `[B, tokens, width]`, in place of labels.
-        guidance_scale: 1 is no guidance.
-        eta: of DDIM: the share of DDPM's noise; 0 is deterministic.
-        num_frames: of clips.
+        seeds: seed of the noise of each sample.
+        steps: number of steps of the sampler.
+        labels: label of each sample; None for a pipeline without labels, or with prompts.
+        prompt_embeds, negative_prompt_embeds: embeddings `[B, tokens, width]`, in place of labels.
+        guidance_scale: guidance scale; 1 is no guidance.
+        eta: eta of DDIM, which is the share of DDPM's noise; 0 is deterministic.
+        num_frames: number of frames of clips; None for images.
     """
 
     seeds: Sequence[int]
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What steers the samples, as keyword arguments."""
+        """Labels, prompts and guidance of the samples, as keyword arguments."""
         return {
             "labels": self.labels,
             "prompt_embeds": self.prompt_embeds,
@@ -75,14 +75,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Made:
-    """Samples, and what they took.
+    """Samples, and the costs of making them.
 
     Args:
-        images: in [0, 1]: `[B, C, H, W]`, clips `[B, F, C, H, W]`.
-        exact: whether they have the law of the sampler as it is.
-        evaluations: runs of the network, one after the other, and samples in them.
-        seconds: from the noise to the images.
-        facts: of the method.
+        images: images `[B, C, H, W]` or clips `[B, F, C, H, W]` in [0, 1].
+        exact: True if the samples have the distribution of the plain sampler.
+        evaluations: successive runs of the network, and samples in them.
+        seconds: time from the noise to the images.
+        facts: facts of the method.
     """
 
     images: Tensor
@@ -96,8 +96,8 @@ def exchange_scheduler(pipeline: Any, name: str) -> None:
     """Give a pipeline another scheduler with the same noise levels.
 
     Raises:
-        UnknownNameError: for a name that is not one of SCHEDULERS.
-        UnsupportedModelError: where the pipeline's own has no such levels: flow matching.
+        UnknownNameError: for a name that is not in SCHEDULERS.
+        UnsupportedModelError: if the pipeline's own scheduler has no betas, as in flow matching.
     """
     if name not in SCHEDULERS:
         raise UnknownNameError("scheduler", name, SCHEDULERS)
@@ -106,19 +106,19 @@ def exchange_scheduler(pipeline: Any, name: str) -> None:
         raise UnsupportedModelError(
             f"{type(pipeline.scheduler).__name__} has no betas, so its noise levels are not {name}'s."
         )
-    # DDPM and DDIM clip unless they are told not to.
+    # DDPM and DDIM clip by default.
     config.setdefault("clip_sample", False)
     pipeline.scheduler = getattr(diffusers(), SCHEDULERS[name]).from_config(config)
 
 
 def make(pipeline: Any, job: Job, config: Config | None = None) -> Made:
-    """Sample by one method, or by none: as the sampler is.
+    """Make samples by one method, or by the plain sampler.
 
-    All methods start from the same noise and add the same, each sample's by its own seed.
+    All methods start from the same noise and add the same noise, given by each sample's seed.
 
     Raises:
         UnsupportedModelError: for a network whose samples are not finite.
-        ForerunError: for what the method does not take; see its own module.
+        ForerunError: for settings that the method does not take; see the method's module.
     """
     started = perf_counter()
     with count_evaluations(pipeline) as counted:
@@ -157,7 +157,10 @@ def _run(pipeline: Any, job: Job, config: Config | None) -> tuple[Tensor, bool, 
 
 @contextmanager
 def _steps_draw(pipeline: Any, draws: Draws | None) -> Iterator[None]:
-    """Let a scheduler's steps add this noise: each calls `randn_tensor` of its own module once."""
+    """Let a scheduler's steps add given noise.
+
+    Each step calls `randn_tensor` of the scheduler's module once.
+    """
     if draws is None:
         yield
         return
@@ -171,7 +174,7 @@ def _steps_draw(pipeline: Any, draws: Draws | None) -> Iterator[None]:
 
 
 def is_stochastic(pipeline: Any, eta: float) -> bool:
-    """Whether a pipeline's sampler adds noise at its steps, and is one that is known to."""
+    """True if a pipeline's sampler is known to add noise at its steps."""
     name = type(pipeline.scheduler).__name__
     return name in STOCHASTIC and (name != "DDIMScheduler" or eta > 0)
 
@@ -194,13 +197,13 @@ def _speculate(
 
 @torch.no_grad()
 def call_denoiser(pipeline: Any, batch: int, num_frames: int | None = None) -> None:
-    """One run of a pipeline's denoiser over `batch` samples, as its sampler calls it without guidance."""
+    """Run a pipeline's denoiser once over `batch` samples, as its sampler does without guidance."""
     kind = kind_of(pipeline)
     samples = torch.zeros(kind.noise_shape(batch, num_frames))
     labels = None if kind.conditioning == "none" else [0] * batch
     if kind.video:
         width = denoiser_of(pipeline).config.cross_attention_dim
-        # One for each frame.
+        # One condition for each frame.
         conditions = torch.zeros(len(samples) * samples.shape[2], 1, width)
         denoiser_of(pipeline)(samples, torch.tensor(1), encoder_hidden_states=conditions)
         return

@@ -1,6 +1,6 @@
-"""Pipeline directories of diffusers: opened without running any code of theirs, told apart, sampled.
+"""Opens, inspects and samples pipeline directories of diffusers, without running their code.
 
-Noise is always given, so that two ways to sample can be compared from the same start.
+Noise is always given, so that two methods can be compared from the same start.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ Conditioning = Literal["prompt", "class", "none"]
 
 @dataclass(frozen=True)
 class PipelineKind:
-    """What a pipeline is.
+    """Kind of a pipeline.
 
     Args:
-        name: of its class.
-        denoiser: the component that is run at each step.
-        conditioning: what steers it: prompt embeddings, class labels or nothing.
-        video: whether it makes clips.
-        latent_shape: of one sample's latents, `(C, H, W)`; a clip has its frames after the channels.
-        guided: whether it knows classifier-free guidance.
+        name: name of the pipeline's class.
+        denoiser: component that is run at each step.
+        conditioning: `prompt` for prompt embeddings, `class` for labels, or `none`.
+        video: True if the pipeline makes clips.
+        latent_shape: shape of one sample's latents, `(C, H, W)`; a clip has its frames after the channels.
+        guided: True if the pipeline supports classifier-free guidance.
     """
 
     name: str
@@ -59,10 +59,10 @@ class PipelineKind:
     guided: bool
 
     def noise_shape(self, count: int, num_frames: int | None = None) -> tuple[int, ...]:
-        """The shape of the noise that `count` samples start from.
+        """Shape of the noise that `count` samples start from.
 
         Raises:
-            ConfigError: for frames of an image, or a clip without.
+            ConfigError: for frames of images, or clips without a number of frames.
         """
         if self.video != (num_frames is not None):
             what = "clips; say how many frames" if self.video else "images, which have no frames"
@@ -75,14 +75,15 @@ class PipelineKind:
 def open_pipeline(directory: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Any:
     """Load a pipeline directory that diffusers wrote.
 
-    Only classes of diffusers and transformers and only safetensors are loaded; components that the
+    Only classes of diffusers and transformers are loaded, and only safetensors. Components that the
     directory leaves out, such as the text encoder, stay `None`.
 
     Raises:
-        CheckpointError: for what is no pipeline, has code of its own, or lacks files.
+        CheckpointError: for a directory that is not a pipeline, has its own code, or lacks files.
         UnknownNameError: for a scheduler class that the installed diffusers lacks.
-        UnsupportedModelError: for a pipeline class that it lacks, or one without a denoiser.
-        ConfigError: where diffusers is not installed.
+        UnsupportedModelError: for a pipeline class that the installed diffusers lacks, or a pipeline
+            without a denoiser.
+        ConfigError: if diffusers is not installed.
     """
     folder = Path(directory)
     where = printable(folder)
@@ -117,10 +118,10 @@ def save_pipeline(pipeline: Any, directory: Path) -> None:
 
 
 def denoiser_name(pipeline: Any) -> Denoiser:
-    """The name of the component that is run at each step.
+    """Name of the component that is run at each step.
 
     Raises:
-        UnsupportedModelError: for a pipeline that has none.
+        UnsupportedModelError: for a pipeline without a denoiser.
     """
     for name in _DENOISERS:
         if isinstance(getattr(pipeline, name, None), torch.nn.Module):
@@ -136,12 +137,12 @@ def denoiser_of(pipeline: Any) -> Any:
 
 
 def is_guided(pipeline: Any) -> bool:
-    """Whether a pipeline knows classifier-free guidance."""
+    """True if a pipeline supports classifier-free guidance."""
     return "guidance_scale" in inspect.signature(type(pipeline).__call__).parameters
 
 
 def kind_of(pipeline: Any) -> PipelineKind:
-    """What a pipeline is, from its components and what it can be called with.
+    """Kind of a pipeline, from its components and the arguments of its call.
 
     Raises:
         UnsupportedModelError: for a pipeline without a denoiser, or one of unknown size.
@@ -171,10 +172,10 @@ def kind_of(pipeline: Any) -> PipelineKind:
 
 
 def label_embeds(labels: Sequence[int], width: int) -> Tensor:
-    """Labels as prompt embeddings `[B, 1, width]`: one-hot, and zeros for the label -1, which is none.
+    """Labels as prompt embeddings `[B, 1, width]`: one-hot rows, and zeros for -1, which is no label.
 
     Raises:
-        ConfigError: for a label that does not fit.
+        ConfigError: for a label out of range.
     """
     embeds = torch.zeros(len(labels), 1, width)
     for row, label in enumerate(labels):
@@ -186,19 +187,19 @@ def label_embeds(labels: Sequence[int], width: int) -> Tensor:
 
 
 def draw_noise(kind: PipelineKind, seeds: Sequence[int], num_frames: int | None = None) -> Tensor:
-    """Noise `[B, ...]` to start from: each sample's follows from its own seed alone."""
+    """Draw the initial noise `[B, ...]`; each sample's noise depends on its own seed alone."""
     shape = kind.noise_shape(1, num_frames)
     return torch.cat([torch.randn(shape, generator=Generator().manual_seed(s)) for s in seeds])
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a pipeline made.
+    """Samples made by a pipeline.
 
     Args:
-        latents: as the last step left them: `[B, C, H, W]`, clips `[B, C, F, H, W]`; `None` for a
-            pipeline that does not hand them out.
-        images: in [0, 1]: `[B, C, H, W]`, clips `[B, F, C, H, W]`; `None` unless they were decoded.
+        latents: latents after the last step, `[B, C, H, W]`, or clips `[B, C, F, H, W]`; `None` for
+            decoded samples.
+        images: images `[B, C, H, W]`, or clips `[B, F, C, H, W]`, in [0, 1]; `None` unless decoded.
     """
 
     latents: Tensor | None
@@ -222,19 +223,19 @@ def sample(
     """Run a pipeline's own loop from given noise.
 
     Args:
-        pipeline: of diffusers.
-        noise: `[B, C, H, W]`, for clips `[B, C, F, H, W]`.
-        steps: of the scheduler.
-        labels: one a sample; for a pipeline that takes prompt embeddings they become one-hot rows.
-        prompt_embeds: `[B, tokens, width]`, in place of labels.
-        negative_prompt_embeds: for guidance; zeros if not given.
-        guidance_scale: 1 is no guidance; the pipeline's own default if not given.
-        eta: of DDIM: 0 is deterministic.
-        generator: for the noise that a stochastic scheduler adds.
-        latent: leave the latents as they are, undecoded.
+        pipeline: pipeline from diffusers.
+        noise: initial noise `[B, C, H, W]`, for clips `[B, C, F, H, W]`.
+        steps: number of steps of the scheduler.
+        labels: one label per sample; for a pipeline with prompt embeddings they become one-hot rows.
+        prompt_embeds: prompt embeddings `[B, tokens, width]`, in place of labels.
+        negative_prompt_embeds: negative prompt embeddings for guidance; zeros if not given.
+        guidance_scale: guidance scale; 1 is no guidance, and the default is the pipeline's own.
+        eta: eta of DDIM; 0 is deterministic.
+        generator: generator of the noise that a stochastic scheduler adds.
+        latent: True to return latents without decoding them.
 
     Raises:
-        ConfigError: for arguments that this pipeline does not take.
+        ConfigError: for arguments that the pipeline does not take.
     """
     kind = kind_of(pipeline)
     if noise.ndim != (5 if kind.video else 4):
@@ -270,7 +271,7 @@ def _conditions(
     embeds: Tensor | None,
     negative: Tensor | None,
 ) -> dict[str, Any]:
-    """The arguments that steer a pipeline."""
+    """Arguments of a pipeline's call for its labels or prompts."""
     if kind.conditioning == "none":
         if labels is not None or embeds is not None:
             raise ConfigError(
@@ -302,9 +303,10 @@ def _check_accepted(kind: PipelineKind, arguments: dict[str, Any], accepted: Any
 
 @contextmanager
 def _given_noise(pipeline: Any, noise: Tensor | None) -> Iterator[None]:
-    """Let a pipeline that draws its own noise start from this.
+    """Let a pipeline that draws its own noise start from given noise.
 
-    Its first call to `randn_tensor` gives the noise; a scheduler's calls are its own module's.
+    The pipeline's call to `randn_tensor` of its module returns the noise. Schedulers call `randn_tensor` of
+    their own modules.
     """
     if noise is None:
         yield
@@ -343,7 +345,7 @@ def _is_null(value: Any) -> bool:
 
 
 def _check_classes(index: dict[str, Any], where: str, library: Any) -> None:
-    """Refuse code of the checkpoint's own and classes that are not installed."""
+    """Refuse a checkpoint's own code, and classes that are not installed."""
     name = index["_class_name"]
     if not isinstance(name, str):
         raise CheckpointError(f"{where} brings a pipeline class of its own; its code is not run.")
@@ -378,7 +380,7 @@ def _is_pipeline(name: str, library: Any) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the remarks of diffusers on components that are left out on purpose."""
+    """Silence the warnings of diffusers about components that are left out on purpose."""
     logging_of = diffusers().utils.logging
     before, shown = logging_of.get_verbosity(), logging_of.is_progress_bar_enabled()
     logging_of.set_verbosity(logging.ERROR)

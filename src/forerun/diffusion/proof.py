@@ -1,12 +1,12 @@
-"""Is speculative sampling exact here? Tests of every step against the law that the target's own passes say.
+"""Tests of whether speculative sampling is exact, step by step against the target's own passes.
 
-Given the states before it, each step of the sampler adds a standard normal *innovation*: its outcome, less
-the target's mean, over the step's deviation. That holds for any network. A coupling acts along one
-direction, from the draft's mean to the target's, so innovations are tested along it, where every error must
-show, and as a whole. The passes of the target are made anew, at the states of the path.
+The *innovation* of a step is (outcome - the target's mean) / standard deviation of the step. Given the
+states before, it is standard normal, for any network. A coupling acts along one direction, from the draft's
+mean to the target's. So innovations are tested along that direction, where every error must show, and as a
+whole. The target's passes are computed again, at the states of the path.
 
-Where the law is known in closed form (a Gaussian through a linear network), every marginal is tested too;
-and final samples are compared with those of the plain sampler.
+If the law has a closed form (a Gaussian through a linear network), every marginal is tested too. Final
+samples are compared with those of the plain sampler.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.progress import report
 
 ALPHA = 1e-4
-"""The chance, at the most, that an exact sampler is refused, over all of its checks."""
+"""Upper bound of the probability that an exact sampler fails, over all checks."""
 LIMIT = ALPHA / 6
-"""Each check's share: there are six at the most."""
+"""Share of ALPHA for each check; there are at most six."""
 POWER = 0.99
 _FEWEST = 50
 _PROJECTIONS = 8
-# Of the noisiest step's deviation: below, a network's rounding counts.
+# Share of the noisiest step's deviation below which a network's rounding matters.
 _LEAST_NOISE = 1e-4
-# From the seeds of the samples to those of the plain ones that they are compared with.
+# Offset between the seeds of the samples and those of the plain samples in the comparison.
 _OTHERS = 1_000_003
 
 
 @dataclass(frozen=True)
 class Check:
-    """One test.
+    """Result of one test.
 
     Args:
-        name: of what is tested.
-        p_value: the chance of what was seen, or worse, with an exact sampler.
-        count: of numbers that it looks at.
-        finds: the smallest error that it finds with a chance of POWER, in words.
+        name: hypothesis that is tested.
+        p_value: probability of this result or a worse one with an exact sampler.
+        count: number of values tested.
+        finds: smallest error that the test detects with probability POWER, in words.
     """
 
     name: str
@@ -67,20 +67,20 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether this is what an exact sampler gives."""
+        """True if the result is compatible with an exact sampler."""
         return self.p_value >= LIMIT
 
 
 @dataclass(frozen=True)
 class Proof:
-    """All checks of one setting.
+    """Result of all checks of one setting.
 
     Args:
-        checks: each at its share of ALPHA.
-        samples, steps: that were run.
-        untested_steps: that add no noise, or too little to be told from rounding; final samples and marginals
-            are tested all the same.
-        fewer: steps for each pass of the target, one after the other.
+        checks: checks, each at its share of ALPHA.
+        samples, steps: number of samples and of steps that were run.
+        untested_steps: number of steps that add no noise, or too little to tell from rounding. Final samples
+            and marginals are tested all the same.
+        fewer: steps per sequential pass of the target.
         acceptance: share of drafted steps that were kept.
     """
 
@@ -93,19 +93,19 @@ class Proof:
 
     @property
     def passed(self) -> bool:
-        """Whether no check found a defect."""
+        """True if no check found a defect."""
         return all(check.passed for check in self.checks)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tested.
+    """A target and its sampler, as the subject of a proof.
 
     Args:
-        network: the target.
-        transitions: its sampler.
-        shape: of one sample.
-        law: of the sampler's states, where it is known.
+        network: target network.
+        transitions: steps of its sampler.
+        shape: shape of one sample.
+        law: law of the sampler's states; None if it is not known.
     """
 
     network: Network
@@ -115,7 +115,7 @@ class Subject:
 
 
 class Paths:
-    """All states of a batch on its way, and the means that its steps were drafted around."""
+    """Record of all states of a batch, and of the draft means of its steps."""
 
     def __init__(self, start: Tensor, num_steps: int) -> None:
         self.states = torch.zeros(len(start), num_steps + 1, *start.shape[1:], dtype=torch.float64)
@@ -124,7 +124,7 @@ class Paths:
         self.kept = torch.zeros(len(start), num_steps, dtype=torch.bool)
 
     def observe(self, committed: Committed) -> None:
-        """Write down the steps of a round."""
+        """Record the steps of a round."""
         rows, steps = committed.rows, committed.steps
         self.states[rows, steps + 1] = committed.outcomes
         self.draft_means[rows, steps] = committed.draft_means
@@ -138,12 +138,12 @@ def prove(
 
     Args:
         subject: target and sampler.
-        config: how to draft, and the coupling.
-        samples: to run; more find smaller errors.
-        seed: of all randomness.
+        config: settings of the draft and coupling.
+        samples: number of samples to run; more find smaller errors.
+        seed: seed of all randomness.
 
     Raises:
-        ConfigError: for fewer than 50 samples, or steps without noise.
+        ConfigError: for fewer than 50 samples, or a sampler without noise.
         UnsupportedModelError: for a network whose predictions are not finite.
     """
     if samples < _FEWEST:
@@ -184,7 +184,10 @@ def prove(
 
 
 def _innovations(subject: Subject, paths: Paths) -> Iterator[Check]:
-    """Of all steps that add noise: along the draft's direction, as a whole, and how many were kept."""
+    """Checks of the innovations, as a whole and along the draft's direction, and of the kept steps.
+
+    Only steps that add enough noise are tested.
+    """
     transitions = subject.transitions
     along, squares, chances, kept, numbers = [], 0.0, [], 0, 0
     for step in range(len(transitions)):
@@ -199,7 +202,7 @@ def _innovations(subject: Subject, paths: Paths) -> Iterator[Check]:
         drafted = paths.draft_means[:, step].flatten(1)
         apart = (drafted - target) / std
         length = apart.norm(dim=1)
-        # What the passes' rounding alone sets apart has no direction.
+        # A distance due to rounding alone has no direction.
         real = length > 1e-3
         along.append(((innovations * apart).sum(1) / length)[real])
         chances.append(chance_kept(drafted, target, std)[real])
@@ -211,7 +214,7 @@ def _innovations(subject: Subject, paths: Paths) -> Iterator[Check]:
         f"a deviation wrong by {_shift_found() / math.sqrt(2 * numbers):.1e} of its own size",
     )
     if not len(torch.cat(along)):
-        return  # The draft was right everywhere.
+        return  # The draft equalled the target everywhere.
     values = torch.cat(along).numpy()
     yield Check(
         "innovations along the draft's direction are standard normal",
@@ -229,12 +232,12 @@ def _innovations(subject: Subject, paths: Paths) -> Iterator[Check]:
 
 
 def is_tested(transitions: Transitions, step: int) -> bool:
-    """Whether a step adds enough noise for its innovation to be told from the network's rounding."""
+    """True if a step adds enough noise to tell its innovation from the network's rounding."""
     return float(transitions.std[step]) > _LEAST_NOISE * float(transitions.std.max())
 
 
 def _marginals(law: Law, paths: Paths) -> Iterator[Check]:
-    """Of every state on the way, from a law in closed form: length and mean, of all steps together."""
+    """Checks of variance and mean of every intermediate state, against a law in closed form."""
     lengths, means = [], []
     samples, steps = len(paths.states), paths.states.shape[1] - 1
     dimensions = paths.states[0, 0].numel()
@@ -243,7 +246,7 @@ def _marginals(law: Law, paths: Paths) -> Iterator[Check]:
         lengths.append(_two_sided(stats.chi2, float(whitened.square().sum()), whitened.numel()))
         mean = whitened.mean(0) * math.sqrt(samples)
         means.append(float(stats.chi2.sf(float(mean.square().sum()), dimensions)))
-    # Bonferroni over the steps, which depend on each other.
+    # Bonferroni correction over the steps, which depend on each other.
     limit = LIMIT / steps
     spread = _shift_found(limit) / math.sqrt(2 * samples * dimensions)
     yield Check(
@@ -261,7 +264,7 @@ def _marginals(law: Law, paths: Paths) -> Iterator[Check]:
 
 
 def _two_samples(ours: Tensor, plain: Tensor, seed: int) -> Iterator[Check]:
-    """Final samples against those of the plain sampler with other seeds, by projections of both."""
+    """Check of final samples against the plain sampler's with other seeds, by random projections."""
     ours, plain = ours.flatten(1), plain.flatten(1)
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(_PROJECTIONS, ours.shape[1], generator=generator, dtype=torch.float64)
@@ -279,7 +282,7 @@ def _two_samples(ours: Tensor, plain: Tensor, seed: int) -> Iterator[Check]:
 
 
 def _means(subject: Subject, states: Tensor, step: int) -> Tensor:
-    """The target's means of a step from these states, by passes of its own."""
+    """The target's means of a step from given states, by passes of the target itself."""
     transitions = subject.transitions
     rows = torch.arange(len(states))
     steps = torch.full_like(rows, step)
@@ -295,9 +298,9 @@ def _two_sided(law: Any, value: float, degrees: int) -> float:
 
 
 def _count_p_value(count: int, chances: NDArray[np.float64]) -> float:
-    """At most this likely: a count as far from what independent events of these chances give.
+    """Upper bound of the p-value of a count of independent events with given probabilities.
 
-    Chernoff's bound of the rarer of the two outcomes, which holds for small counts as for large ones.
+    It is Chernoff's bound for the rarer of the two outcomes, which holds for small counts too.
     """
     mean = float(chances.sum())
     if mean > len(chances) / 2:
@@ -309,20 +312,22 @@ def _count_p_value(count: int, chances: NDArray[np.float64]) -> float:
 
 
 def _shift_found(limit: float = LIMIT) -> float:
-    """The shift of one standard normal number that a two-sided test finds with a chance of POWER."""
+    """Shift of one standard normal number that a two-sided test detects with probability POWER."""
     return float(stats.norm.isf(limit / 2) + stats.norm.isf(1 - POWER))
 
 
 def _shift_found_by_ks(count: float, limit: float = LIMIT) -> float:
-    """The same of `count` numbers by a Kolmogorov-Smirnov test: its critical distance, and what it varies by,
-    over the distance that a small shift makes."""
+    """Shift of `count` standard normal numbers that a Kolmogorov-Smirnov test detects so often.
+
+    It is (critical distance + variation) / distance caused by a unit shift, for small shifts.
+    """
     critical = math.sqrt(math.log(2 / limit) / 2)
     varies = float(stats.norm.isf(1 - POWER)) / 2
     return (critical + varies) / math.sqrt(count) / float(stats.norm.pdf(0))
 
 
 def _mean_found(samples: int, dimensions: int, limit: float) -> float:
-    """The length of a shift of the mean, in deviations, that a chi-squared test finds so."""
+    """Length of a shift of the mean, in deviations, that a chi-squared test detects with POWER."""
     critical = float(stats.chi2.isf(limit, dimensions))
 
     def missing(shift: float) -> float:
@@ -332,7 +337,7 @@ def _mean_found(samples: int, dimensions: int, limit: float) -> float:
 
 
 def _share_found(chances: NDArray[np.float64]) -> float:
-    """About what Chernoff's bound finds: of the rarer outcome, by its mean."""
+    """Approximate error of a share that `_count_p_value` detects with probability POWER."""
     mean = min(float(chances.sum()), len(chances) - float(chances.sum()))
     spread = math.sqrt(2 * math.log(2 / LIMIT)) + float(stats.norm.isf(1 - POWER))
     return spread * math.sqrt(max(mean, 1.0)) / len(chances)
@@ -341,7 +346,7 @@ def _share_found(chances: NDArray[np.float64]) -> float:
 def keep_all(
     draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A wrong coupling, planted: the draft's steps as they are."""
+    """Planted wrong coupling that keeps every step of the draft."""
     del target_mean
     return draft_mean + std * noise, torch.ones_like(uniform, dtype=torch.bool)
 
@@ -349,9 +354,9 @@ def keep_all(
 def redraw(
     draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A wrong coupling, planted: what is refused is drawn again from the target, not from what is missing.
+    """Planted wrong coupling that draws rejected steps again from the target, not from the residual.
 
-    The mistake that speculative decoding without its recovered distribution makes.
+    Speculative decoding without recovered tokens would make the same mistake.
     """
     drafted, kept = couple(draft_mean, target_mean, std, noise, uniform)
     fresh = torch.randn(noise.shape, generator=torch.Generator().manual_seed(7), dtype=noise.dtype)
@@ -361,7 +366,7 @@ def redraw(
 def not_mirrored(
     draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A wrong coupling, planted: what is refused keeps its noise, which was refused for being what it is."""
+    """Planted wrong coupling that keeps the noise of rejected steps instead of mirroring it."""
     drafted, kept = couple(draft_mean, target_mean, std, noise, uniform)
     return torch.where(kept[:, None], drafted, target_mean + std * noise), kept
 
@@ -371,4 +376,4 @@ PLANTED: dict[str, Coupling] = {
     "redraw": redraw,
     "not_mirrored": not_mirrored,
 }
-"""Wrong couplings, which `prove` must find."""
+"""Wrong couplings, which `prove` must detect."""

@@ -1,6 +1,6 @@
-"""How good samples are: beside the full sampler's from the same noise, and by themselves.
+"""Quality of samples, compared with the full sampler's from the same noise and by themselves.
 
-Every figure that is a mean over samples comes with a bootstrap interval.
+Every mean over samples comes with a bootstrap interval.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its bootstrap interval.
+    """A statistic with its bootstrap interval.
 
     Args:
-        value: of all samples.
-        low, high: between which 95 of 100 resamplings lie.
+        value: value over all samples.
+        low, high: bounds between which 95 % of the resamplings lie.
     """
 
     value: float
@@ -39,7 +39,11 @@ class Interval:
 def bootstrap(
     count: int, statistic: Callable[[NDArray[np.int64]], float], *, rounds: int = 400, seed: int = 0
 ) -> Interval:
-    """A statistic of `count` samples with its interval; it is given the indices that were drawn."""
+    """A statistic of `count` samples with its interval.
+
+    Args:
+        statistic: function from the drawn indices to the statistic.
+    """
     draws = np.random.default_rng(seed)
     found = [statistic(draws.integers(0, count, count)) for _ in range(rounds)]
     low, high = np.quantile(found, (0.025, 0.975))
@@ -47,10 +51,10 @@ def bootstrap(
 
 
 def squared_errors(samples: Tensor, reference: Tensor) -> Array:
-    """Mean squared error of each sample against the reference at the same noise: `[B]`.
+    """Mean squared error of each sample against its reference from the same noise, `[B]`.
 
     Raises:
-        ConfigError: for samples of another shape, such as clips of another number of frames.
+        ConfigError: for samples of another shape, such as clips with another number of frames.
     """
     if samples.shape != reference.shape:
         raise ConfigError(
@@ -61,13 +65,13 @@ def squared_errors(samples: Tensor, reference: Tensor) -> Array:
 
 
 def mean_squared_error(samples: Tensor, reference: Tensor) -> Interval:
-    """Over samples in [0, 1]: `[B, ...]`, each beside its reference."""
+    """Mean squared error of samples `[B, ...]` in [0, 1] against their references."""
     errors = squared_errors(samples, reference)
     return bootstrap(len(errors), lambda index: float(errors[index].mean()))
 
 
 def psnr(samples: Tensor, reference: Tensor) -> Interval:
-    """Peak signal-to-noise ratio in dB of samples in [0, 1]: of their mean squared error."""
+    """Peak signal-to-noise ratio in dB of samples in [0, 1], from their mean squared error."""
     errors = squared_errors(samples, reference)
 
     def decibels(index: NDArray[np.int64]) -> float:
@@ -77,15 +81,15 @@ def psnr(samples: Tensor, reference: Tensor) -> Interval:
 
 
 def frechet_distance(first: Array, second: Array) -> float:
-    """The Fréchet distance of the Gaussians with the means and covariances of two sets `[B, n]`.
+    """Fréchet distance of the Gaussians with the means and covariances of two sets `[B, n]`.
 
-    Of feature vectors of Inception it is known as FID; here the features are a small classifier's, so
-    figures compare with each other alone.
+    With features of Inception it is known as FID. Here the features are a small classifier's, so values
+    can be compared with each other only.
     """
     means = first.mean(0), second.mean(0)
     covariances = np.cov(first, rowvar=False), np.cov(second, rowvar=False)
-    # The trace of the root of a product of two: the sum of the roots of its eigenvalues, which are
-    # real and not negative but for rounding.
+    # The trace of the root of a product is the sum of the roots of its eigenvalues, which are real and not
+    # negative apart from rounding.
     eigenvalues = np.linalg.eigvals(covariances[0] @ covariances[1]).real.clip(0.0)
     gap = float(np.square(means[0] - means[1]).sum())
     traces = float(np.trace(covariances[0]) + np.trace(covariances[1]))
@@ -95,10 +99,11 @@ def frechet_distance(first: Array, second: Array) -> float:
 def feature_distance(
     classifier: Classifier, samples: Tensor, real: Tensor, *, rounds: int = 100
 ) -> Interval:
-    """The Fréchet distance of samples from real images, both `[B, 1, 32, 32]` in [0, 1].
+    """Fréchet distance of samples from real images, both `[B, 1, 32, 32]` in [0, 1].
 
-    Samples and real images are resampled. That repeats some, which moves the distance up: the interval is
-    shifted back, so that its middle is the figure. Take many more samples than features, 32.
+    Samples and real images are resampled for the interval. Resampling repeats some, which increases the
+    distance, so the interval is shifted until its median is the value. Use many more samples than the 32
+    features.
     """
     sets = [in_batches(classifier, images)[0].double().numpy() for images in (samples, real)]
     draws = np.random.default_rng(0)
@@ -112,17 +117,17 @@ def feature_distance(
 
 
 def label_accuracy(classifier: Classifier, samples: Tensor, labels: Sequence[int]) -> Interval:
-    """The share of samples `[B, 1, 32, 32]` in [0, 1] that the classifier takes for their label."""
+    """Share of samples `[B, 1, 32, 32]` in [0, 1] that the classifier assigns to their label."""
     right = (in_batches(classifier, samples)[1] == torch.as_tensor(labels)).double().numpy()
     return bootstrap(len(right), lambda index: float(right[index].mean()))
 
 
 def temporal_consistency(classifier: Classifier, clips: Tensor) -> Interval:
-    """How alike neighbouring frames are to the classifier: the mean cosine of their features.
+    """Similarity of neighbouring frames: the mean cosine of their features.
 
     Args:
-        classifier: whose features are compared; they depend on the digit more than on its place.
-        clips: `[B, F, 1, 32, 32]` in [0, 1], of at least 2 frames.
+        classifier: classifier whose features are compared; they depend on the digit more than on its place.
+        clips: clips `[B, F, 1, 32, 32]` in [0, 1], of at least 2 frames.
 
     Raises:
         ConfigError: for clips of a single frame.
@@ -137,10 +142,10 @@ def temporal_consistency(classifier: Classifier, clips: Tensor) -> Interval:
 
 
 def roughness(clips: Tensor) -> Interval:
-    """How unevenly clips move: the mean acceleration of the digit's centre, in pixels a frame².
+    """Unevenness of motion in clips: mean acceleration of the digit's centre, in pixels per frame².
 
-    The centre is that of brightness. A digit that moves straight on has none; one that jumps between
-    frames has much. Clips are `[B, F, 1, H, W]` in [0, 1], of at least 3 frames.
+    The centre is the centre of brightness. A digit in uniform motion has no acceleration; a digit that
+    jumps between frames has a large one. Clips are `[B, F, 1, H, W]` in [0, 1], of at least 3 frames.
 
     Raises:
         ConfigError: for shorter clips.
@@ -154,7 +159,7 @@ def roughness(clips: Tensor) -> Interval:
 
 
 def brightness_centres(clips: Tensor) -> Tensor:
-    """The centre of brightness of each frame in pixels: `[B, F, 2]` of clips `[B, F, 1, H, W]`."""
+    """Centre of brightness of each frame in pixels, `[B, F, 2]`, of clips `[B, F, 1, H, W]`."""
     light = clips[:, :, 0].double().clamp_min(0.0)
     total = light.sum((-2, -1)).clamp_min(1e-9)
     rows = torch.arange(light.shape[-2], dtype=torch.float64)

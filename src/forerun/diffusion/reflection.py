@@ -1,9 +1,10 @@
-"""Reflection-maximal coupling: a draw from one Gaussian becomes one from another, mostly itself.
+"""Reflection-maximal coupling: turns a draw from one Gaussian into a draw from another, mostly unchanged.
 
-Two Gaussians with the same deviation in all dimensions and means apart: what was drawn from the one is kept
-with probability min(1, q/p) and else mirrored in the plane between the means. The result has exactly the
-law of the other, and no coupling keeps more often (Bou-Rabee, Eberle and Zimmer, arXiv 1805.00452; its use
-for diffusion: De Bortoli et al., arXiv 2501.05370).
+The two Gaussians have the same standard deviation in all dimensions, and different means. A draw from the
+first is kept with probability min(1, q/p), where p is the first density and q the second, and otherwise
+mirrored in the plane between the means. The result has exactly the second distribution, and no coupling
+keeps draws more often (Bou-Rabee, Eberle and Zimmer, arXiv 1805.00452; for diffusion: De Bortoli et al.,
+arXiv 2501.05370).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor
 
 Coupling = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps draft means, target means, deviations, noise and uniform numbers to draws, and says which of these are
-the draft's; see `couple`."""
+"""Function from draft means, target means, deviations, noise and uniform numbers to draws and a mask.
+
+The mask is True for draws equal to the draft's; see `couple`.
+"""
 
 
 def couple(
@@ -25,20 +28,20 @@ def couple(
     """Turn `draft_mean + std * noise` into draws from the Gaussian around `target_mean`.
 
     Args:
-        draft_mean, target_mean: `[N, D]`.
-        std: of both in each dimension, `[N, 1]`; where it is 0 the outcome is the target's mean.
-        noise: standard normal, `[N, D]`.
-        uniform: in [0, 1), `[N]`, independent of the noise.
+        draft_mean, target_mean: means, `[N, D]`.
+        std: standard deviation of both in each dimension, `[N, 1]`; if 0, the outcome is the target's mean.
+        noise: standard normal numbers, `[N, D]`.
+        uniform: uniform numbers in [0, 1), independent of the noise, `[N]`.
 
     Returns:
-        The draws `[N, D]`, and which of them are those of the draft, `[N]`.
+        The draws `[N, D]`, and a mask of those equal to the draft's, `[N]`.
     """
-    # What was drafted from nothing that is a number is redrawn; that it was is decided by the past alone.
+    # Steps with non-finite draft means are drawn from the target. That choice depends on the past alone.
     usable = draft_mean.isfinite().all(-1, keepdim=True)
     draft_mean = torch.where(usable, draft_mean, target_mean)
     apart = draft_mean - target_mean
     moved = apart / torch.where(std > 0, std, 1.0)
-    # log of q/p at the draft's draw, which is at noise + moved as the target sees it.
+    # log(q/p) at the draft's draw, which relative to the target's mean is noise + moved.
     log_ratio = -((noise * moved).sum(-1) + moved.square().sum(-1) / 2)
     kept = torch.log(uniform) < log_ratio
     kept = torch.where(std[:, 0] > 0, kept, ~apart.any(-1))
@@ -51,7 +54,7 @@ def couple(
 
 
 def chance_kept(draft_mean: Tensor, target_mean: Tensor, std: Tensor) -> Tensor:
-    """The chance that a draw is kept, `[N]`: one less the total variation between the two Gaussians.
+    """Probability that a draw is kept, `[N]`: 1 - total variation between the two Gaussians.
 
     The arguments are those of `couple`, with a `std` above 0.
     """

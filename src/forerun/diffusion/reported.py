@@ -1,4 +1,4 @@
-"""Progress of a pipeline's own loop, told to whoever watches."""
+"""Reports the progress of a pipeline's own loop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from forerun.progress import report
 
 
 class _Steps:
-    """In place of the bar that a pipeline makes: it goes through the steps itself, or says after each that it
-    is done."""
+    """Replacement for a pipeline's progress bar that reports the steps.
+
+    A pipeline either iterates over it, or calls `update` after each step.
+    """
 
     def __init__(self, iterable: Sequence[Any] | None = None, total: int | None = None) -> None:
         self.steps = () if iterable is None else iterable
@@ -37,6 +39,6 @@ class _Steps:
 
 @contextmanager
 def reported(pipeline: Any) -> Iterator[None]:
-    """Report the steps of a pipeline's loop while the block runs, in place of its own bar."""
+    """Report the steps of a pipeline's loop while the block runs, in place of its progress bar."""
     with patch.object(pipeline, "progress_bar", _Steps):
         yield

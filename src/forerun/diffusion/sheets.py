@@ -16,11 +16,11 @@ _GAP = 1
 
 
 def sheet(rows: Tensor, scale: int = 2) -> Any:
-    """Images in rows, as one picture.
+    """A contact sheet: images in rows, as one picture.
 
     Args:
-        rows: `[rows, columns, C, H, W]` in [0, 1]; C is 1 or 3.
-        scale: the pixels that each pixel becomes, across and down.
+        rows: images `[rows, columns, C, H, W]` in [0, 1]; C is 1 or 3.
+        scale: factor of enlargement, across and down.
 
     Raises:
         ConfigError: for another shape, or pixels that are not numbers.
@@ -40,7 +40,7 @@ def sheet(rows: Tensor, scale: int = 2) -> Any:
 
 
 def to_picture(pixels: Tensor, scale: int = 1) -> Any:
-    """A PIL image of pixels `[C, H, W]` in [0, 1]; what lies outside is cut."""
+    """A PIL image of pixels `[C, H, W]`, clamped to [0, 1]."""
     levels = (pixels.float().clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
     values = levels[0].numpy() if len(levels) == 1 else levels.permute(1, 2, 0).numpy()
     picture = Image.fromarray(values)
@@ -56,13 +56,13 @@ def save_sheet(rows: Tensor, path: Path, scale: int = 2) -> None:
 
 
 def save_clips(rows: Tensor, path: Path, scale: int = 2, milliseconds: int = 100) -> None:
-    """Write clips side by side as one GIF that repeats, atomically.
+    """Write clips side by side as one repeating GIF, atomically.
 
     Args:
-        rows: `[rows, columns, F, C, H, W]` in [0, 1].
-        path: of the file.
-        scale: the pixels that each pixel becomes, across and down.
-        milliseconds: that each frame is shown.
+        rows: clips `[rows, columns, F, C, H, W]` in [0, 1].
+        path: path of the file.
+        scale: factor of enlargement, across and down.
+        milliseconds: time for which each frame is shown.
     """
     if rows.ndim != 6:
         raise ConfigError(f"clips are [rows, columns, F, C, H, W], got {list(rows.shape)}.")

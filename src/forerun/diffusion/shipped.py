@@ -1,4 +1,4 @@
-"""The small diffusion models that come with forerun-zoo: ordinary pipelines of diffusers."""
+"""Paths of the small diffusion models that come with forerun-zoo, as ordinary diffusers pipelines."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ CLASSIFIER = "classifier.safetensors"
 
 
 def shipped(name: str) -> Path:
-    """A file or folder of theirs.
+    """Path of a file or folder among forerun-zoo's diffusion models.
 
     Raises:
-        CheckpointError: where forerun-zoo is not installed, or lacks it.
+        CheckpointError: if forerun-zoo is not installed, or lacks it.
     """
     package = find_spec("forerun_zoo")
     if package is None or not package.submodule_search_locations:
@@ -29,5 +29,5 @@ def shipped(name: str) -> Path:
 
 
 def resolve(name: str) -> Path:
-    """A shipped pipeline by its name, else a directory."""
+    """Path of a shipped pipeline by its name; any other name is a directory."""
     return shipped(name) if name in PIPELINES else Path(name)

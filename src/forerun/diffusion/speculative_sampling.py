@@ -1,10 +1,10 @@
-"""Speculative sampling for diffusion: several denoising steps are drafted, one batched pass checks them.
+"""Speculative sampling for diffusion: drafts several denoising steps, and checks them in one batched pass.
 
-Exact: each sample has the law of the plain stochastic sampler (De Bortoli et al., arXiv 2501.05370). A step
-of such a sampler draws from a Gaussian whose mean takes a pass of the network. A draft's means come without
-one, from predictions that are there already. The network then runs at all drafted samples at once, and a
-reflection-maximal coupling (reflection.py) turns each drafted step into one of the target's: mostly the same
-one. The first that it has to change is the last of its round.
+It is exact: each sample has the distribution of the plain stochastic sampler (De Bortoli et al., arXiv
+2501.05370). A step of such a sampler draws from a Gaussian whose mean needs a pass of the network. The
+means of a draft come from earlier predictions, without a pass. The network then runs at all drafted samples
+at once, and a reflection-maximal coupling (reflection.py) turns each drafted step into a step of the target,
+mostly unchanged. A round ends with the first step that is changed.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ DRAFTS: tuple[Draft, ...] = ("frozen", "extrapolated")
 
 
 class Network(Protocol):
-    """A denoiser, guidance included."""
+    """A denoiser with its guidance."""
 
     def __call__(self, samples: Tensor, timesteps: Tensor, rows: Tensor) -> Tensor:
-        """Predictions, `[N, ...]`.
+        """Predictions for samples, `[N, ...]`.
 
         Args:
-            samples: `[N, ...]`, scaled as the network takes them.
-            timesteps: of each, `[N]`.
-            rows: of the batch that each belongs to, `[N]`: which label or prompt is its own.
+            samples: samples `[N, ...]`, scaled as the network takes them.
+            timesteps: timestep of each sample, `[N]`.
+            rows: row of the batch that each sample belongs to, `[N]`, which selects its label or prompt.
         """
         ...
 
 
 @dataclass(frozen=True)
 class SpeculativeSamplingConfig:
-    """How to draft.
+    """Settings of speculative sampling.
 
     Args:
-        num_draft_steps: denoising steps that a round drafts at most, which the network checks at once.
-        draft: `frozen` drafts as if the network would find the clean sample that it found last;
-            `extrapolated` goes on with the change between its last two.
-        student: a cheaper network, which drafts step by step in place of these.
-        coupling: with the arguments and results of `reflection.couple`; others are there to be tried, and
-            `proof.prove` says whether one is exact.
+        num_draft_steps: most denoising steps that a round drafts and the network checks at once.
+        draft: `frozen` assumes that the network finds the same clean sample as in its last pass;
+            `extrapolated` continues the change between its last two clean samples.
+        student: a cheaper network that drafts step by step instead.
+        coupling: function with the arguments and results of `reflection.couple`. Others are for
+            experiments; `proof.prove` tests whether one is exact.
 
     Raises:
-        ConfigError: for another draft, or fewer than one step.
+        ConfigError: for an unknown draft, or fewer than one step.
     """
 
     num_draft_steps: int = 8
@@ -68,14 +68,15 @@ class SpeculativeSamplingConfig:
 
 @dataclass
 class Passes:
-    """What a sampling run took.
+    """Costs and acceptance of a sampling run.
 
     Args:
-        steps: of the sampler.
-        sequential: passes of the network one after the other.
-        evaluations: samples that they ran, over all passes.
-        student: passes of the student.
-        drafted, kept: steps, by place in their draft; what follows one that is not kept is not either.
+        steps: number of steps of the sampler.
+        sequential: number of sequential passes of the network.
+        evaluations: number of samples in all passes.
+        student: number of passes of the student.
+        drafted, kept: numbers of drafted and kept steps by place in their draft. After a step that is not
+            kept, no further step of the draft is.
     """
 
     steps: int = 0
@@ -87,26 +88,26 @@ class Passes:
 
     @property
     def fewer(self) -> float:
-        """Steps a sequential pass: how many times fewer passes than plain sampling takes."""
+        """Steps per sequential pass, which is the factor by which passes are fewer than in plain sampling."""
         return self.steps / max(self.sequential, 1)
 
     @property
     def acceptance(self) -> float:
-        """The share of drafted steps that were kept."""
+        """Share of drafted steps that were kept."""
         return sum(self.kept) / max(sum(self.drafted), 1)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The randomness of a batch: each sample's follows from its own seed alone.
+    """Random numbers of a batch; each sample's depend on its own seed alone.
 
-    Every step has noise of its own, however often it is drafted: what a decision looks at is never
-    what a later step is drawn from.
+    Every step has its own noise, however often it is drafted. So the noise behind a decision is never used
+    to draw a later step.
 
     Args:
-        start: `[B, ...]`, standard normal, that of `pipelines.draw_noise`.
-        noise: `[B, K, ...]`, standard normal.
-        uniform: `[B, K]`.
+        start: initial noise as in `pipelines.draw_noise`, standard normal, `[B, ...]`.
+        noise: noise of each step, standard normal, `[B, K, ...]`.
+        uniform: uniform number of each step, `[B, K]`.
     """
 
     start: Tensor
@@ -115,10 +116,10 @@ class Draws:
 
     @classmethod
     def of(cls, seeds: Sequence[int], num_steps: int, shape: Sequence[int]) -> Draws:
-        """For samples of a shape `[...]`."""
+        """Draw the random numbers for samples of a shape `[...]`."""
         start, noise, uniform = [], [], []
         for seed in seeds:
-            # One stream, one after the other: two of the same seed would not be independent.
+            # All from one stream, because two streams of one seed would not be independent.
             generator = Generator().manual_seed(seed)
             start.append(torch.randn(1, *shape, generator=generator)[0])
             noise.append(torch.randn(num_steps, *shape, generator=generator, dtype=torch.float64))
@@ -126,10 +127,10 @@ class Draws:
         return cls(torch.stack(start), torch.stack(noise), torch.stack(uniform))
 
     def check(self, transitions: Transitions) -> None:
-        """Raise for randomness of another number of steps.
+        """Check that the random numbers match the sampler's number of steps.
 
         Raises:
-            ConfigError: then.
+            ConfigError: if they do not.
         """
         if self.uniform.shape[1] != len(transitions):
             raise ConfigError(
@@ -139,13 +140,13 @@ class Draws:
 
 @dataclass(frozen=True)
 class Committed:
-    """Steps of a round that stand, N of them.
+    """N committed steps of a round.
 
     Args:
-        rows, steps: whose and which, `[N]`.
-        draft_means: that they were drafted around, `[N, ...]`; the target's own where nothing was drafted.
-        outcomes: the samples after them, `[N, ...]`.
-        kept: which are as drafted, `[N]`.
+        rows, steps: sample and step index of each, `[N]`.
+        draft_means: means that they were drafted around, `[N, ...]`; the target's if nothing was drafted.
+        outcomes: samples after the steps, `[N, ...]`.
+        kept: True for steps equal to the draft's, `[N]`.
     """
 
     rows: Tensor
@@ -161,12 +162,12 @@ Observer = Callable[[Committed], None]
 
 @torch.no_grad()
 def sample_plainly(network: Network, transitions: Transitions, draws: Draws) -> Tensor:
-    """The sampler as it is, a pass for each step: what speculation has the law of.
+    """Sample plainly, with a pass for each step; speculative sampling has the same distribution.
 
     Args:
-        network: to run.
-        transitions: its steps.
-        draws: of as many steps.
+        network: network to run.
+        transitions: steps of the sampler.
+        draws: random numbers for as many steps.
 
     Returns:
         Samples `[B, ...]` in float64.
@@ -194,18 +195,18 @@ def sample_speculatively(
     progress: Progress | None = None,
     observer: Observer | None = None,
 ) -> tuple[Tensor, Passes]:
-    """The same law in fewer passes one after the other.
+    """Sample with the same distribution as `sample_plainly`, in fewer sequential passes.
 
-    Samples of a batch go ahead each at its own pace; those that are done leave the batch.
+    Each sample of a batch advances at its own pace; finished samples leave the batch.
 
     Args:
-        network, transitions, draws: those of `sample_plainly`.
-        config: how to draft.
-        progress: told the steps that the slowest sample has done, and all.
-        observer: given the steps of each round.
+        network, transitions, draws: as in `sample_plainly`.
+        config: settings of the draft and coupling.
+        progress: called with the number of steps done by the slowest sample, and the total number.
+        observer: called with the committed steps of each round.
 
     Returns:
-        Samples `[B, ...]` in float64, and what they took.
+        Samples `[B, ...]` in float64, and the costs of the run.
 
     Raises:
         ConfigError: for draws of another number of steps.
@@ -220,7 +221,7 @@ def sample_speculatively(
 
 
 class _Run:
-    """A batch on its way: what `sample_speculatively` keeps between rounds."""
+    """State of `sample_speculatively` between rounds."""
 
     def __init__(
         self,
@@ -235,17 +236,17 @@ class _Run:
         self.samples = draws.start.double() * transitions.start
         self.done = torch.zeros(len(self.samples), dtype=torch.long)
         self.passes = Passes(steps=len(transitions))
-        # The clean samples of the last two passes along each path, and the steps that they belong to.
+        # Clean samples of the last two passes along each path, and their steps.
         self.clean = torch.zeros(2, *self.samples.shape, dtype=torch.float64)
         self.clean_steps = torch.full((2, len(self.samples)), -1, dtype=torch.long)
 
     @property
     def active(self) -> Tensor:
-        """The rows that are not done."""
+        """Rows that are not finished."""
         return (self.done < len(self.transitions)).nonzero().flatten()
 
     def round(self) -> None:
-        """Draft, check, couple."""
+        """Run one round: draft, check and couple."""
         rows = self.active
         drafted, means, valid = self._draft(rows)
         steps = self.done[rows] + torch.arange(len(drafted))[:, None]
@@ -258,10 +259,10 @@ class _Run:
         target = torch.zeros_like(drafted)
         target[valid] = self.transitions.mean(steps[valid], drafted[valid], outputs[valid])
         was_drafted = means is not None
-        if means is None:  # Nothing was known yet: one plain step.
+        if means is None:  # Without an earlier prediction, the round is one plain step.
             means = target
         outcomes, kept = self._couple(steps, rows, valid, means, target)
-        # Each sample goes on to the first outcome that was changed, or to the last.
+        # Each sample advances to the first changed outcome, or to the last.
         last = torch.minimum(kept.long().cumprod(0).sum(0), valid.sum(0) - 1)
         stands = torch.arange(len(valid))[:, None] <= last
         if was_drafted:
@@ -276,8 +277,12 @@ class _Run:
         self.done[rows] += last + 1
 
     def _draft(self, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Samples at which the network is to run, `[L, n, ...]`, the means of the steps from them, and
-        which of them are steps at all, `[L, n]`."""
+        """Draft steps for some rows.
+
+        Returns:
+            Samples at which the network is to run, `[L, n, ...]`, the means of the steps from them (None
+            for a plain step), and a mask of valid steps, `[L, n]`.
+        """
         samples = self.samples[rows]
         first = self.config.student is None and bool((self.clean_steps[1, rows] < 0).any())
         length = 1 if first else self.config.num_draft_steps
@@ -300,7 +305,7 @@ class _Run:
         return torch.stack(at), torch.stack(means), torch.stack(valid)
 
     def _guess(self, steps: Tensor, samples: Tensor, rows: Tensor) -> Tensor:
-        """The output that the draft expects of the network."""
+        """The network's output as the draft predicts it."""
         if self.config.student is not None:
             self.passes.student += 1
             return _run(self.config.student, self.transitions, steps, samples, rows)
@@ -317,7 +322,7 @@ class _Run:
     def _couple(
         self, steps: Tensor, rows: Tensor, valid: Tensor, means: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Outcomes of all drafted steps `[L, n, ...]`, and which are the draft's, `[L, n]`."""
+        """Outcomes of all drafted steps, `[L, n, ...]`, and a mask of those as drafted, `[L, n]`."""
         own = rows.expand(len(steps), -1)[valid]
         noise, uniform = self.draws.noise[own, steps[valid]], self.draws.uniform[own, steps[valid]]
         std = self.transitions.std[steps[valid]][:, None]
@@ -333,7 +338,7 @@ class _Run:
     def _remember(
         self, rows: Tensor, steps: Tensor, last: Tensor, drafted: Tensor, outputs: Tensor
     ) -> None:
-        """The clean samples that the last two passes along each path found."""
+        """Store the clean samples of the last two passes along each path."""
         each = torch.arange(len(rows))
         for at in (last - 1, last):
             here = at >= 0

@@ -1,10 +1,10 @@
-"""Progressive distillation: a student learns to do two steps of its teacher in one. Approximate.
+"""Progressive distillation: a student learns to take two steps of its teacher in one. Approximate.
 
-Salimans & Ho, arXiv 2202.00512: each halving starts from the teacher's weights and trains until one DDIM
-step of the student lands where two of the teacher's do; the student is then the next teacher. Guidance is
-distilled in the first halving (Meng et al., arXiv 2210.03142): the student is given the guidance scale beside
-the timestep, and needs one run of the network a step where its teacher needed two. The result is an
-ordinary StableDiffusionPipeline, in which `guidance_scale` means what it meant.
+Salimans & Ho, arXiv 2202.00512: each halving starts from the teacher's weights, and trains until one DDIM
+step of the student lands where two of the teacher's do. The student is then the next teacher. Guidance is
+distilled in the first halving (Meng et al., arXiv 2210.03142): the student gets the guidance scale besides
+the timestep, and needs one run of the network per step instead of two. The result is an ordinary
+StableDiffusionPipeline, in which `guidance_scale` has the same meaning as before.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from forerun.errors import ConfigError, TrainingError, UnsupportedModelError
 from forerun.progress import report
 
 GUIDANCE_WIDTH = 32
-"""Width of the embedding by which the student is told the guidance scale."""
+"""Width of the embedding that gives the guidance scale to the student."""
 
 
 @dataclass(frozen=True)
 class DistillationConfig:
-    """How to distill.
+    """Settings of a distillation.
 
     Args:
-        start_steps: of the teacher, in the first halving.
-        end_steps: of the last student; `start_steps` is this times a power of two.
-        guidance: the range of guidance scales that the student learns.
-        batch_size: of a training step.
-        training: of each halving.
-        final_factor: how many times longer the last halving, the hardest, trains.
+        start_steps: steps of the teacher in the first halving.
+        end_steps: steps of the last student; `start_steps` is this times a power of two.
+        guidance: range of guidance scales that the student learns.
+        batch_size: samples of a training step.
+        training: training settings of each halving.
+        final_factor: factor by which the last halving, the hardest, trains longer.
 
     Raises:
         ConfigError: for values out of range.
@@ -72,7 +72,7 @@ class DistillationConfig:
             raise ConfigError(f"guidance must be two scales in order, from 1, got {self.guidance}.")
 
     def halvings(self) -> list[int]:
-        """The student's steps in each halving."""
+        """Number of the student's steps in each halving."""
         steps, found = self.start_steps, []
         while steps > self.end_steps:
             steps //= 2
@@ -82,12 +82,12 @@ class DistillationConfig:
 
 @dataclass(frozen=True)
 class Examples:
-    """What is denoised in training.
+    """Training examples: latents with their prompts.
 
     Args:
-        latents: scaled as the denoiser sees them, `[N, C, H, W]`.
-        prompt_embeds: `[N, tokens, width]`.
-        negative_prompt_embeds: of no prompt, `[1, tokens, width]`; zeros if not given.
+        latents: latents scaled as the denoiser sees them, `[N, C, H, W]`.
+        prompt_embeds: prompt embeddings, `[N, tokens, width]`.
+        negative_prompt_embeds: embeddings of an empty prompt, `[1, tokens, width]`; zeros if not given.
     """
 
     latents: Tensor
@@ -99,7 +99,7 @@ class Examples:
         return self.latents[index], self.prompt_embeds[index]
 
     def negative(self, count: int) -> Tensor:
-        """The embeddings of `count` empty prompts."""
+        """Embeddings of `count` empty prompts."""
         if self.negative_prompt_embeds is None:
             return torch.zeros(count, *self.prompt_embeds.shape[1:])
         return self.negative_prompt_embeds.expand(count, -1, -1)
@@ -114,15 +114,15 @@ def sampled_examples(
     seed: int = 0,
     batch_size: int = 64,
 ) -> Examples:
-    """Examples of the teacher's own making, for a pipeline whose training data are not at hand.
+    """Sample examples from the teacher, for a pipeline without available training data.
 
     Args:
-        pipeline: the teacher.
-        prompt_embeds: one for each example, `[N, tokens, width]`.
-        steps: of its scheduler.
-        guidance_scale: 1 makes the most various ones.
-        seed: of the noise; each example has its own.
-        batch_size: that are sampled at once.
+        pipeline: teacher.
+        prompt_embeds: prompt embeddings of each example, `[N, tokens, width]`.
+        steps: number of steps of the scheduler.
+        guidance_scale: guidance scale; 1 makes the most diverse examples.
+        seed: seed of the first example's noise; each example has its own.
+        batch_size: number of examples sampled at once.
 
     Raises:
         UnsupportedModelError: for a pipeline that cannot be distilled.
@@ -148,7 +148,7 @@ def sampled_examples(
 
 @dataclass(frozen=True)
 class Student:
-    """A denoiser distilled to `steps` steps, and whether its samples differ from the teacher's."""
+    """A pipeline distilled to `steps` steps, whose samples differ from the teacher's."""
 
     steps: int
     pipeline: Any
@@ -167,17 +167,17 @@ def distill(
     """Distill a pipeline to few steps.
 
     Args:
-        pipeline: the teacher, a StableDiffusionPipeline with a DDIM scheduler.
-        examples: to train on.
-        config: how.
-        work: where each halving keeps its state; a call with the same arguments goes on from there and
-            ends with the same weights.
-        student: to start from, in place of a copy of the teacher; it takes a guidance scale too.
+        pipeline: teacher, a StableDiffusionPipeline with a DDIM scheduler.
+        examples: examples to train on.
+        config: settings of the distillation.
+        work: folder with the state of each halving. A call with the same arguments resumes from it and ends
+            with the same weights.
+        student: initial student, in place of a copy of the teacher; it must take a guidance scale.
         after: called with the student after each halving.
 
     Raises:
-        UnsupportedModelError: for a pipeline that cannot be distilled like this.
-        ConfigError: for steps that do not fit the scheduler, or a student of another shape.
+        UnsupportedModelError: for a pipeline that cannot be distilled.
+        ConfigError: for a number of steps that does not match the scheduler, or a student of another shape.
         TrainingError: for a loss that is not finite, or a state of another run.
     """
     _check_teacher(pipeline)
@@ -215,7 +215,7 @@ def distill(
 
 
 class Halving:
-    """One halving: what the teacher does in two steps, and how far the student is from it."""
+    """One halving: the teacher's result after two steps, and the student's loss against it."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class Halving:
         self.guided_twice = guided_twice
 
     def loss(self, student: Any, generator: Generator) -> Tensor:
-        """The squared error of the student's prediction, with the paper's truncated weights."""
+        """Squared error of the student's prediction, with the paper's truncated weights."""
         count = self.config.batch_size
         latents, embeds = self.examples.draw(count, generator)
         starts = self.schedule.timesteps(self.steps)
@@ -252,7 +252,7 @@ class Halving:
 
     @torch.no_grad()
     def target(self, noisy: Tensor, times: Tensor, embeds: Tensor, scales: Tensor) -> Tensor:
-        """The prediction with which one step lands where two of the teacher's do: `[B, C, H, W]`."""
+        """The prediction with which one step lands where two of the teacher's do, `[B, C, H, W]`."""
         stride = self.schedule.stride(self.steps)
         middle, end = times - stride // 2, times - stride
         half = self.schedule.step(noisy, self.predict(noisy, times, embeds, scales), times, middle)
@@ -276,7 +276,7 @@ class Halving:
         return guided
 
     def told(self, model: Any, scales: Tensor) -> Tensor:
-        """The embedding of guidance scales, as the pipeline itself makes it."""
+        """Embedding of guidance scales, as made by the pipeline itself."""
         width = model.config.time_cond_proj_dim
         embedding: Tensor = self.pipeline.get_guidance_scale_embedding(
             scales - 1.0, embedding_dim=width
@@ -285,10 +285,10 @@ class Halving:
 
 
 def guided_copy(unet: Any) -> Any:
-    """A copy of a UNet that is told the guidance scale; at first it makes no use of it."""
+    """A copy of a UNet with the guidance scale as an input, which at first has no effect."""
     if unet.config.get("time_cond_proj_dim") is not None:
         return copy.deepcopy(unet)
-    # Its private entries would set what was left to a default back to it.
+    # Private entries of the config would reset values that were left at their default.
     config = {key: value for key, value in unet.config.items() if not key.startswith("_")}
     twin = type(unet).from_config({**config, "time_cond_proj_dim": GUIDANCE_WIDTH})
     twin.load_state_dict(unet.state_dict(), strict=False)
@@ -297,7 +297,7 @@ def guided_copy(unet: Any) -> Any:
 
 
 def with_denoiser(pipeline: Any, unet: Any) -> Any:
-    """The same pipeline around another UNet."""
+    """A pipeline with another UNet in place of its own."""
     parts = {**pipeline.components, "unet": unet}
     kept = {name: pipeline.config[name] for name in ("requires_safety_checker",)}
     made = type(pipeline)(**parts, **kept)
@@ -306,10 +306,10 @@ def with_denoiser(pipeline: Any, unet: Any) -> Any:
 
 
 def save_student(student: Student, directory: Path) -> None:
-    """Write a student as a pipeline directory: all of it, or nothing.
+    """Write a student as a pipeline directory, completely or not at all.
 
     Raises:
-        TrainingError: where the directory exists already.
+        TrainingError: if the directory exists already.
     """
     if directory.exists():
         raise TrainingError(f"{directory} exists already; remove it or name another.")
@@ -347,7 +347,7 @@ def _check_examples(unet: Any, examples: Examples) -> None:
 
 
 def _check_student(teacher: Any, student: Any) -> None:
-    """Refuse a student that the teacher's latents, prompts or guidance do not fit."""
+    """Refuse a student that does not take the teacher's latents, prompts or guidance."""
     names = ("in_channels", "out_channels", "sample_size", "cross_attention_dim")
     for name in names:
         mine, other = student.config.get(name), teacher.config.get(name)

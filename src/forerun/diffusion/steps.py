@@ -1,4 +1,4 @@
-"""Which step of which sampling run a call of the denoiser belongs to."""
+"""Tracks the sampling run and step that each call of the denoiser belongs to."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from forerun.diffusion.wrapping import Wrapper
 
 
 def timestep_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """The timestep among the arguments of a denoiser; all samples of a call share it."""
+    """Timestep among the arguments of a denoiser, which all samples of a call share."""
     found = args[1] if len(args) > 1 else kwargs["timestep"]
     return float(found.flatten()[0]) if isinstance(found, torch.Tensor) else float(found)
 
 
 class StepTracker:
-    """Counts the steps of a sampling run, and notices when another begins.
+    """Counts the steps of a sampling run, and notices when another run begins.
 
-    A run begins when the pipeline sets its scheduler's timesteps, and also when a timestep is earlier
-    in the run than the one before, for a scheduler that was exchanged.
+    A run begins when the pipeline sets its scheduler's timesteps. If the scheduler was exchanged, a run
+    begins when a timestep belongs to an earlier step than the one before.
 
     Args:
-        pipeline: of diffusers.
+        pipeline: pipeline from diffusers.
         reset: called when a run begins.
-        calls_per_step: of the denoiser; `None`: as many as come with the same timestep.
+        calls_per_step: number of calls of the denoiser per step; `None` counts calls with equal timesteps.
 
-    Its fields: `step` counts from 0, `call` from 0 within the step, `total` is the number of steps if known.
+    Attributes:
+        step: index of the step in its run, from 0.
+        call: index of the call in its step, from 0.
+        timestep: timestep of the last call.
     """
 
     def __init__(
@@ -42,23 +45,23 @@ class StepTracker:
         return inner(*args, **kwargs)
 
     def reset(self) -> None:
-        """A sampling run begins."""
+        """Begin a new sampling run."""
         self.step, self.call, self.timestep = -1, 0, float("inf")
         self._on_reset()
 
     @property
     def total(self) -> int:
-        """The number of steps of this run."""
+        """Number of steps of this run, as far as known."""
         timesteps = getattr(self._pipeline.scheduler, "timesteps", None)
         return max(self.step + 1, 0 if timesteps is None else len(timesteps))
 
     @property
     def share(self) -> float:
-        """The share of the run that lies before this step."""
+        """Share of the run that lies before this step."""
         return self.step / self.total
 
     def observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take note of a call of the denoiser."""
+        """Record a call of the denoiser."""
         timestep = timestep_argument(args, kwargs)
         if timestep > self.timestep:
             self.reset()

@@ -1,7 +1,7 @@
-"""A small training loop: a fixed number of steps, averaged weights, and a state that it resumes from.
+"""A small training loop with a fixed number of steps, averaged weights, and a state to resume from.
 
-Every random number of a step follows from the seed and the step's index, so a run that was
-interrupted ends with the same weights, bit for bit, as one that was not.
+Every random number of a step depends on the seed and the step's index alone. So a run that was interrupted
+ends with the same weights, bit for bit, as one that was not.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from forerun.progress import report
 logger = logging.getLogger(__name__)
 
 Loss = Callable[[nn.Module, Generator], Tensor]
-"""The loss of one step, a scalar; it draws its batch with the generator and nothing else."""
+"""Function that computes the scalar loss of one step, and draws its batch by the generator alone."""
 
 _PRIME = 1_000_003
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How to train. The learning rate rises over the warm-up and then falls as a cosine to zero.
+    """Settings of a training; the learning rate rises over the warm-up, then falls as a cosine to zero.
 
     Args:
-        steps: of the optimizer.
-        learning_rate: at its peak.
-        warmup_steps: until the peak.
-        ema_decay: of the averaged weights; smaller at first, so that the average forgets the start.
-        clip: the largest norm of a gradient.
-        seed: of all that is drawn.
-        save_every_seconds: between two saved states.
-        log_every_steps: between two lines of the log.
+        steps: number of steps of the optimizer.
+        learning_rate: peak learning rate.
+        warmup_steps: number of steps until the peak.
+        ema_decay: decay of the averaged weights; smaller at first, so that the average forgets the start.
+        clip: largest norm of the gradient.
+        seed: seed of all random numbers.
+        save_every_seconds: seconds between two saved states.
+        log_every_steps: steps between two lines of the log.
     """
 
     steps: int
@@ -61,7 +61,7 @@ class TrainingSettings:
             raise ConfigError(f"ema_decay must lie in [0, 1), got {self.ema_decay}.")
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Learning rate of a step."""
         rise = min(1.0, (step + 1) / max(1, self.warmup_steps))
         return self.learning_rate * rise * 0.5 * (1.0 + math.cos(math.pi * step / self.steps))
 
@@ -70,15 +70,15 @@ class Trainer:
     """Trains `model` and leaves the averaged weights in it.
 
     Args:
-        model: whose parameters that need a gradient are trained.
-        loss: of a step.
-        settings: how to train.
-        state: the file that a run resumes from; written atomically.
-        what: how the log and the progress call this run.
+        model: module to train; only parameters that require a gradient change.
+        loss: function that computes the loss of a step.
+        settings: training settings.
+        state: file that a run resumes from, written atomically.
+        what: name of the run in log and progress.
 
     Raises:
-        TrainingError: for a state of another run, and when the loss is not finite; the state on disk
-            is then the last good one.
+        TrainingError: for a state of another run, and for a loss that is not finite; the last good state is
+            then on disk.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Trainer:
             self._load()
 
     def run(self) -> None:
-        """Train what is left of the steps, then put the averaged weights into the model."""
+        """Train for the remaining steps, then put the averaged weights into the model."""
         started = saved = time.monotonic()
         first, total = self.step, 0.0
         self.model.train()

@@ -1,10 +1,10 @@
-"""The steps of a stochastic sampler as Gaussians around means that the network's predictions give.
+"""Steps of a stochastic sampler, as Gaussians around means that follow from the network's predictions.
 
-Each scheduler's own step, written as `mean = from_clean * clean + from_sample * x + from_output * output`
-with `clean = clean_from_sample * x + clean_from_output * output`, clipped where the scheduler clips it, so
-that samples at different steps go through one call. Tests hold the means and deviations against those of
-the schedulers' `step`. Sources: DDPM (Ho et al., arXiv 2006.11239, equation 7), DDIM (Song et al., arXiv
-2010.02502, equations 12 and 16), Euler ancestral (Karras et al., arXiv 2206.00364, as in k-diffusion).
+Each scheduler's step is written as `mean = from_clean * clean + from_sample * x + from_output * output` with
+`clean = clean_from_sample * x + clean_from_output * output`, clipped if the scheduler clips. So samples at
+different steps go through one call. Tests compare the means and deviations with those of the schedulers'
+`step`. Sources: DDPM (Ho et al., arXiv 2006.11239, equation 7), DDIM (Song et al., arXiv 2010.02502,
+equations 12 and 16), Euler ancestral (Karras et al., arXiv 2206.00364, as in k-diffusion).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Transitions:
     """All steps of a sampler, in its order; each field but the last two is `[K]`.
 
     Args:
-        timesteps: as the network takes them.
-        input_scale: what samples are multiplied by for the network.
-        clean_from_sample, clean_from_output: the clean sample that an output of the network means.
-        from_clean, from_sample, from_output: the mean of the step's outcome.
-        std: its standard deviation, the same in all dimensions; 0 where a step adds no noise (DDPM that
-            does not end at timestep 0 has 1e-10 there).
-        clip: the largest clean value, where the scheduler clips; else None.
-        start: standard deviation of what the first step takes.
+        timesteps: timesteps as the network takes them.
+        input_scale: factors by which samples are multiplied for the network.
+        clean_from_sample, clean_from_output: coefficients of the clean sample implied by an output.
+        from_clean, from_sample, from_output: coefficients of the mean of the step's outcome.
+        std: standard deviation of the outcome, the same in all dimensions; 0 for a step that adds no noise
+            (1e-10 for DDPM that does not end at timestep 0).
+        clip: largest clean value if the scheduler clips; else None.
+        start: standard deviation of the samples before the first step.
     """
 
     timesteps: Tensor
@@ -50,18 +50,18 @@ class Transitions:
 
     @classmethod
     def of(cls, scheduler: Any, num_steps: int, eta: float = 0.0) -> Transitions:
-        """The steps that a scheduler of diffusers takes.
+        """The steps of a scheduler from diffusers.
 
         Args:
-            scheduler: DDPM, DDIM or Euler ancestral; it is left as it is.
-            num_steps: of the sampling run.
-            eta: of DDIM: the share of DDPM's noise that it adds.
+            scheduler: DDPM, DDIM or Euler ancestral; it is not changed.
+            num_steps: number of steps of the sampling run.
+            eta: eta of DDIM, which is the share of DDPM's noise that it adds.
 
         Raises:
             UnknownNameError: for another scheduler.
             ConfigError: for a deterministic sampler, or a number of steps that the scheduler refuses.
-            UnsupportedModelError: for a noise that the network predicts, dynamic thresholding, or a kind
-                of prediction that is not known.
+            UnsupportedModelError: for a variance predicted by the network, dynamic thresholding, or an
+                unknown prediction type.
         """
         name = type(scheduler).__name__
         if name not in STOCHASTIC:
@@ -90,7 +90,7 @@ class Transitions:
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
-        """What each step multiplies with."""
+        """Coefficients and standard deviations of the steps."""
         clean = (self.clean_from_sample, self.clean_from_output)
         return (*clean, self.from_clean, self.from_sample, self.from_output, self.std)
 
@@ -98,12 +98,12 @@ class Transitions:
         return len(self.timesteps)
 
     def clean(self, steps: Tensor, samples: Tensor, outputs: Tensor) -> Tensor:
-        """The clean samples that outputs mean, unclipped.
+        """Clean samples implied by outputs, unclipped.
 
         Args:
-            steps: of each sample, `[N]`.
-            samples: `[N, ...]`, as the sampler has them.
-            outputs: of the network, likewise.
+            steps: step index of each sample, `[N]`.
+            samples: samples of the sampler, `[N, ...]`.
+            outputs: outputs of the network, `[N, ...]`.
         """
         from_sample, from_output = self._at(
             steps, samples, self.clean_from_sample, self.clean_from_output
@@ -111,14 +111,14 @@ class Transitions:
         return from_sample * samples + from_output * outputs
 
     def output_for(self, steps: Tensor, samples: Tensor, clean: Tensor) -> Tensor:
-        """The output of a network that finds these clean samples: the inverse of `clean`."""
+        """Outputs of the network that imply given clean samples: the inverse of `clean`."""
         from_sample, from_output = self._at(
             steps, samples, self.clean_from_sample, self.clean_from_output
         )
         return (clean - from_sample * samples) / from_output
 
     def mean(self, steps: Tensor, samples: Tensor, outputs: Tensor) -> Tensor:
-        """The means of the next samples; the arguments are those of `clean`."""
+        """Means of the next samples; the arguments are those of `clean`."""
         clean = self.clean(steps, samples, outputs)
         if self.clip is not None:
             clean = clean.clamp(-self.clip, self.clip)
@@ -128,12 +128,12 @@ class Transitions:
         return from_clean * clean + from_sample * samples + from_output * outputs
 
     def scaled(self, steps: Tensor, samples: Tensor) -> Tensor:
-        """Samples as the network takes them."""
+        """Samples scaled as the network takes them."""
         (scale,) = self._at(steps, samples, self.input_scale)
         return scale * samples
 
     def deviation(self, steps: Tensor, samples: Tensor) -> Tensor:
-        """Standard deviations, to multiply samples with."""
+        """Standard deviations of the steps, in a shape that broadcasts with samples."""
         (std,) = self._at(steps, samples, self.std)
         return std
 
@@ -145,7 +145,7 @@ class Transitions:
 
 @dataclass(frozen=True)
 class _Levels:
-    """Signal and noise at the start and the end of each step, `[K]` in float64: squares add up to 1."""
+    """Signal and noise at the start and end of each step, `[K]` in float64; their squares sum to 1."""
 
     alpha: Tensor
     sigma: Tensor
@@ -159,7 +159,7 @@ class _Levels:
 
 
 def _clean(scheduler: Any, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """By prediction type, what makes clean samples of samples and outputs."""
+    """Coefficients of sample and output in the clean sample, by prediction type."""
     kind = scheduler.config.prediction_type
     if kind == "epsilon":
         return 1 / alpha, -sigma / alpha
@@ -217,7 +217,7 @@ def _ddim(scheduler: Any, eta: float) -> Transitions:
     variance = (levels.sigma_end / levels.sigma).square() * (1 - kept)
     std = eta * variance.clamp(min=0).sqrt()
     direction = (levels.sigma_end.square() - std.square()).clamp(min=0).sqrt()
-    # Noise is (x - alpha * clean) / sigma, of the clean sample before it is clipped.
+    # The noise is (x - alpha * clean) / sigma, with the clean sample before clipping.
     clean_from_sample, clean_from_output = _clean(scheduler, levels.alpha, levels.sigma)
     return _with_tables(
         scheduler,

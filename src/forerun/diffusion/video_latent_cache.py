@@ -1,9 +1,8 @@
-"""Clips from key frames: those are denoised as a shorter clip, the others interpolated. Approximate.
+"""Clips from key frames, which are denoised as a shorter clip; the rest is interpolated. Approximate.
 
-Neighbouring frames differ little, so most of the early steps, which settle what is seen and where it
-moves, need not be run on all of them. The key frames alone take these steps. The latents between are
-interpolated, noised again as SDEdit does (Meng et al., arXiv 2108.01073), and the whole clip takes the
-last steps together.
+Neighbouring frames differ little. So most of the early steps, which settle content and motion, are run on
+the key frames alone. The latents between them are interpolated and noised again as in SDEdit (Meng et al.,
+arXiv 2108.01073), and the whole clip takes the last steps together.
 """
 
 from __future__ import annotations
@@ -34,21 +33,22 @@ from forerun.errors import ConfigError, UnsupportedModelError
 
 @dataclass(frozen=True)
 class VideoLatentCacheConfig:
-    """Which frames are denoised fully, and how the others follow from them.
+    """Settings of key frames, which are denoised fully, and of the frames between them.
 
     Args:
-        key_interval: every `key_interval`-th frame is a key frame, and the last; or
-        key_frames: how many key frames there are, the first and the last among them.
-        choose: `fixed` spaces them evenly; `motion` so that about equal motion lies between them, in
-            each clip its own.
-        motion_steps: taken by all frames before key frames are chosen by motion.
-        interpolation: of the latents between: along the arc, along the line, or not at all (`nearest`).
-        refine_steps: the last steps of the schedule, which all frames take together; 0 leaves the
-            latents as they were interpolated.
-        refine_stride: each of these is so many steps of the schedule at once, so that refinement begins at
-            more noise; what was interpolated wrongly is mended there, in few passes.
-        finish_key_frames: the key frames take the last steps among themselves too, before the others
-            are interpolated; otherwise what they are expected to become is interpolated.
+        key_interval: every `key_interval`-th frame and the last are key frames. Give this or `key_frames`.
+        key_frames: number of key frames, including the first and the last frame.
+        choose: `fixed` spaces key frames evenly; `motion` chooses them in each clip so that about equal
+            motion lies between them.
+        motion_steps: steps that all frames take before key frames are chosen by motion.
+        interpolation: interpolation of the latents between key frames: `slerp` along the arc, `linear` along
+            the line, or `nearest` for none.
+        refine_steps: number of last steps that all frames take together; 0 leaves interpolated latents
+            unchanged.
+        refine_stride: number of the schedule's steps in one refining step. With more, refinement begins at
+            more noise and repairs larger errors of interpolation, in few passes.
+        finish_key_frames: True if the key frames first take the last steps by themselves, and are then
+            interpolated; otherwise their predicted clean latents are interpolated.
 
     Raises:
         ConfigError: for values out of range, or without a number of key frames.
@@ -85,16 +85,16 @@ class VideoLatentCacheConfig:
 
     @property
     def steps_of_all(self) -> int:
-        """The first steps that all frames take."""
+        """Number of first steps that all frames take."""
         return self.motion_steps if self.choose == "motion" else 0
 
     @property
     def refined_share(self) -> int:
-        """The last steps of the schedule, in place of which all frames are refined."""
+        """Number of last steps of the schedule that refinement replaces."""
         return self.refine_steps * self.refine_stride
 
     def fixed_key_frames(self, num_frames: int) -> Tensor:
-        """Evenly spaced key frames of a clip: `[K]`; by motion there are as many.
+        """Evenly spaced key frames of a clip, `[K]`; key frames by motion are as many.
 
         Raises:
             ConfigError: for an interval longer than the clip, or more key frames than frames.
@@ -105,10 +105,10 @@ class VideoLatentCacheConfig:
         return spread_key_frames(num_frames, self.key_frames)
 
     def check_steps(self, steps: int) -> None:
-        """Raise where a schedule of so many steps is too short.
+        """Check that a schedule of `steps` steps is long enough, and divisible by the stride.
 
         Raises:
-            ConfigError: for such a schedule.
+            ConfigError: if it is not.
         """
         if steps % self.refine_stride:
             raise ConfigError(
@@ -123,10 +123,10 @@ class VideoLatentCacheConfig:
             )
 
     def passes(self, num_frames: int, steps: int) -> int:
-        """Passes of the denoiser for one clip without guidance: frames times steps.
+        """Number of passes of the denoiser for one clip without guidance, as frames times steps.
 
         Raises:
-            ConfigError: where the clip or the schedule is too short.
+            ConfigError: if the clip or the schedule is too short.
         """
         self.check_steps(steps)
         keys = len(self.fixed_key_frames(num_frames))
@@ -139,14 +139,14 @@ class VideoLatentCacheConfig:
 
 @dataclass(frozen=True)
 class CachedClips:
-    """Clips from key frames.
+    """Clips sampled from key frames.
 
     Args:
-        latents: `[B, C, F, H, W]`.
-        images: in [0, 1], `[B, F, C, H, W]`; `None` unless they were decoded.
-        key_frames: of each clip, `[B, K]`, ascending.
-        passes: of the denoiser: frames times steps, over all clips and both halves of guidance.
-        full_passes: what the full sampler takes.
+        latents: latents, `[B, C, F, H, W]`.
+        images: images in [0, 1], `[B, F, C, H, W]`; `None` unless decoded.
+        key_frames: key frames of each clip, ascending, `[B, K]`.
+        passes: passes of the denoiser: frames times steps, over all clips and both halves of guidance.
+        full_passes: passes of the full sampler.
     """
 
     latents: Tensor
@@ -156,21 +156,21 @@ class CachedClips:
     full_passes: int
 
     approximate = True
-    """These clips differ from those of the full sampler."""
+    """Always True, because the clips differ from the full sampler's."""
 
     @property
     def factor(self) -> float:
-        """How many times fewer passes than the full sampler takes."""
+        """Passes of the full sampler / passes used."""
         return self.full_passes / self.passes
 
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Where some steps of the schedule ended.
+    """Result of some steps of the schedule.
 
     Args:
-        latents: after the last of them.
-        clean: what the last of them expected the clean latents to be.
+        latents: latents after the last step.
+        clean: clean latents predicted at the last step.
     """
 
     latents: Tensor
@@ -186,7 +186,7 @@ class _Sampler:
         self._clean = torch.empty(0)
 
     def run(self, latents: Tensor, first: int, last: int) -> _Stretch:
-        """Take the steps from `first` up to `last`, without it."""
+        """Take the steps from `first` up to, but not including, `last`."""
         with self._stretch(first, last):
             found = sample(
                 self.pipeline, latents, steps=self.steps, latent=True, **self._conditions
@@ -195,25 +195,25 @@ class _Sampler:
         return _Stretch(found, self._clean)
 
     def with_steps(self, steps: int) -> _Sampler:
-        """The same with a schedule of another number of steps."""
+        """A sampler of the same pipeline with another number of steps."""
         return _Sampler(self.pipeline, steps, self._conditions)
 
     def decode(self, latents: Tensor) -> Tensor:
-        """The images of clean latents: the pipeline's loop without a step."""
+        """Decode clean latents to images, by the pipeline's loop without a step."""
         with self._stretch(self.steps, self.steps):
             found = sample(self.pipeline, latents, steps=self.steps, **self._conditions).images
         assert found is not None
         return found
 
     def noisy(self, clean: Tensor, noise: Tensor, step: int) -> Tensor:
-        """Clean latents with the noise that belongs to the beginning of a step."""
+        """Clean latents with noise added, at the noise level at the beginning of a step."""
         when = self.timesteps[step : step + 1]
         mixed: Tensor = self.pipeline.scheduler.add_noise(clean, noise, when)
         return mixed
 
     @contextmanager
     def _stretch(self, first: int, last: int) -> Iterator[None]:
-        """Let the scheduler offer these steps alone, and note what its steps expect."""
+        """Limit the scheduler to some steps, and record the clean latents that its steps predict."""
         scheduler = self.pipeline.scheduler
 
         def set_timesteps(inner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -253,24 +253,25 @@ def sample_clips(
 ) -> CachedClips:
     """Sample clips from given noise, most steps on key frames alone.
 
-    Caches that lie around the pipeline stay in force. With all frames as key frames the result is
-    that of the full sampler, bit for bit.
+    Caches applied to the pipeline stay active. With all frames as key frames, the result equals the full
+    sampler's, bit for bit.
 
     Args:
-        pipeline: AnimateDiff with DDIM.
-        noise: `[B, C, F, H, W]`.
-        steps: of the full schedule.
-        config: which frames are key frames, and what happens to the others.
-        labels: one a clip; see `forerun.diffusion.pipelines.sample`.
-        prompt_embeds: in place of labels.
-        negative_prompt_embeds: for guidance.
-        guidance_scale: 1 is no guidance; the pipeline's own default if not given.
-        latent: leave the latents undecoded.
+        pipeline: AnimateDiff pipeline with DDIM.
+        noise: initial noise, `[B, C, F, H, W]`.
+        steps: number of steps of the full schedule.
+        config: settings of key frames and of the frames between them.
+        labels: one label per clip; see `forerun.diffusion.pipelines.sample`.
+        prompt_embeds: prompt embeddings, in place of labels.
+        negative_prompt_embeds: negative prompt embeddings for guidance.
+        guidance_scale: guidance scale; 1 is no guidance, and the default is the pipeline's own.
+        latent: True to return latents without decoding them.
 
     Raises:
-        ConfigError: for noise, a number of frames or steps that do not fit, for a scheduler other than
+        ConfigError: for noise or a number of frames or steps that do not match, for a scheduler other than
             DDIM, and for conditions that the pipeline does not take.
-        UnsupportedModelError: for a pipeline that does not make clips, or not from fewer frames.
+        UnsupportedModelError: for a pipeline that does not make clips, or cannot make them from fewer
+            frames.
     """
     _check_pipeline(pipeline)
     _check_noise(pipeline, noise)
@@ -298,7 +299,7 @@ def sample_clips(
 def _denoise(
     sampler: _Sampler, noise: Tensor, config: VideoLatentCacheConfig
 ) -> tuple[Tensor, Tensor]:
-    """Clean latents `[B, C, F, H, W]` and the key frames `[B, K]`."""
+    """Denoise clips: the clean latents `[B, C, F, H, W]` and the key frames `[B, K]`."""
     count, frames = noise.shape[0], noise.shape[2]
     keys = config.fixed_key_frames(frames).expand(count, -1)
     start = noise
@@ -316,7 +317,7 @@ def _denoise(
     filled = fill_between(clean, keys, frames, config.interpolation)
     if not config.refine_steps:
         return filled, keys
-    # Key frames go on from where they are, which noise on their clean latents would not give back.
+    # Key frames continue from their own latents, which noise on their clean latents would not restore.
     noisy = with_frames(sampler.noisy(filled, noise, split), keys, own.latents)
     coarse = sampler.with_steps(sampler.steps // config.refine_stride)
     return coarse.run(noisy, split // config.refine_stride, coarse.steps).latents, keys

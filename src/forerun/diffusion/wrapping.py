@@ -1,7 +1,7 @@
-"""Wrapping a method of a module or a scheduler, so that it can be unwrapped in any order.
+"""Wrappers for methods of modules and schedulers, which can be removed in any order.
 
-Several wrappers may lie around one method: a cache for guidance around a counter of evaluations, say.
-Each can be removed while the others stay, and with the last one gone the object is as it was.
+Several wrappers may lie around one method, such as a guidance cache around a counter of evaluations. Each
+can be removed while the others stay. Without the last one, the object is as it was before.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Self
 
 
 class Wrapper:
-    """Stands in for a method; `call(inner, *args, **kwargs)` decides what runs.
+    """Replacement for a method; `call(inner, *args, **kwargs)` decides what runs.
 
     Args:
-        owner: the module or scheduler.
-        name: of its method.
-        call: given what is wrapped, then the method's own arguments.
-        innermost: whether to lie below the wrappers that are there already.
+        owner: module or scheduler.
+        name: name of its method.
+        call: function that takes the wrapped method and then the method's own arguments.
+        innermost: True to lie below the existing wrappers.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Wrapper:
             self.own, self.inner = lowest.own, lowest.inner
             lowest.inner = self
             return
-        # Whether the object itself, not its class, held the method: `remove` restores just that.
+        # True if the object itself, not its class, held the method; `remove` restores that.
         self.own = outer.own if isinstance(outer, Wrapper) else name in vars(owner)
         self.inner = outer
         setattr(owner, name, self)
@@ -44,7 +44,7 @@ class Wrapper:
         return self.call(self.inner, *args, **kwargs)
 
     def remove(self) -> None:
-        """Take this wrapper out; without effect when it is out already."""
+        """Remove this wrapper; without effect if it is removed already."""
         outer = getattr(self.owner, self.name)
         if outer is self:
             if isinstance(self.inner, Wrapper) or self.own:
@@ -60,10 +60,10 @@ class Wrapper:
 
 
 class Handle:
-    """What is applied to a pipeline: `remove` takes it off again, as does leaving a `with` block."""
+    """Base of changes applied to a pipeline, which `remove` or leaving a `with` block undoes."""
 
     approximate = True
-    """Whether the samples differ from those of the pipeline without it."""
+    """True if the samples differ from those of the unchanged pipeline."""
 
     def __init__(self) -> None:
         self._wrappers: list[Wrapper] = []
@@ -76,7 +76,7 @@ class Handle:
 
     @property
     def applied(self) -> bool:
-        """Whether it has not been removed."""
+        """True until the change is removed."""
         return bool(self._wrappers)
 
     def __enter__(self) -> Self:
